@@ -19,9 +19,9 @@ from ipygpumem.shell.commands.declarations import (
     CommandGroup,
     CommandModule,
     CommandTable,
+    Features,
     Magic,
 )
-from ipygpumem.shell.commands.features import Features
 
 # -- the core --------------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ ATOMS = frozenset(
 """Types of plain numbers, text and None, by identity: comparing or hashing a type may run its
 metaclass's code.
 """
+NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None)))
+"""Types of plain numbers and None, by identity."""
 
 HEAP_TYPE = 1 << 9
 """CPython's flag of classes created at run time."""
@@ -278,8 +280,25 @@ def attribute_of(value: object, name: str) -> Any:
 
 def module_of(value: object) -> str:
     """Return the name of the module in which the type of ``value`` claims to be defined."""
-    name = class_dict(type(value)).get("__module__")
-    return name if type(name) is str else ""
+    return claimed_module(type(value))
+
+
+def claimed_module(kind: type) -> str:
+    """Return the name of the module in which a class claims to be defined; empty for a class of C
+    that has no such attribute.
+    """
+    return text_of(class_dict(kind).get("__module__"))
+
+
+def module_attribute(kind: type) -> str:
+    """Return the ``__module__`` of a class, also of one of C: "builtins" if it names no module.
+
+    Empty for a class that was made by code without a module.
+    """
+    try:
+        return text_of(type.__dict__["__module__"].__get__(kind))
+    except AttributeError:
+        return ""
 
 
 _LONGEST_KEY = 60
@@ -361,7 +380,7 @@ def is_users_class(kind: Any) -> bool:
     """Return True for a class of the notebook, a script, or a user's module."""
     module = ""
     if is_instance(kind, type):
-        module = text_of(class_dict(kind).get("__module__"))
+        module = claimed_module(kind)
     return module == "__main__" or is_users_module(sys.modules.get(module))
 
 

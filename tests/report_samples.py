@@ -40,7 +40,7 @@ from ipygpumem.records import (
     TraceRecord,
     Usage,
 )
-from ipygpumem.report import content, history
+from ipygpumem.report import content, growth_lines, history
 from ipygpumem.report import inventory as listing
 from ipygpumem.report.autofit import autofit_report
 from ipygpumem.report.estimate import estimate_report, summary_report
@@ -217,7 +217,7 @@ def reports_over_time(word: str, ended: ExperimentRecord) -> list[Report]:
         history.history_report([record], total=2, experiment=word),
         history.experiments_report([noted, noted], [word]),
         history.comparison_report(history.numbered([noted, noted])),
-        note(history.growth_line(Growth(word, 3, MIB, GIB))),
+        note(growth_lines.growth_line(Growth(word, 3, MIB, GIB))),
         postmortem.postmortem_report(gone, Verdict(word, "likely", word)),
     ]
 

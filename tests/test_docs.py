@@ -187,7 +187,10 @@ def test_the_front_page_has_no_links_that_break_on_pypi() -> None:
     assert "](" not in read(".github/description.md")
 
 
-@pytest.mark.parametrize("folder", ["ipygpumem", "ipygpumem/shell"])
+_ROOMS = ["estimating", "fitting", "inventory", "meter", "reclaim", "report", "scope", "shell"]
+
+
+@pytest.mark.parametrize("folder", ["ipygpumem", *(f"ipygpumem/{room}" for room in _ROOMS)])
 def test_the_rooms_of_the_package_are_listed(folder: str) -> None:
     _, table = read("CONTRIBUTING.md").split(f" of `{folder}/` | does |\n| --- | --- |\n")
     rooms = "".join(re.findall(r"^\| (`.+?) \| ", table.split("\n\n")[0], re.MULTILINE))

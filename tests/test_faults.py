@@ -33,10 +33,11 @@ from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.code_observer import CodeObserver, OpenExperiments
 from ipygpumem.shell.display import Display
 from ipygpumem.shell.ending import ExperimentEnd
+from ipygpumem.shell.experiment_log import ExperimentLog
 from ipygpumem.shell.experiments import Experiment, ExperimentManager
 from ipygpumem.shell.ipython import rewriting
 from ipygpumem.shell.ipython.caches import Outputs
-from ipygpumem.shell.measured_scope import ExperimentLog, MeasuredScope
+from ipygpumem.shell.measured_scope import MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.session import Session
 from tests.steps import plain

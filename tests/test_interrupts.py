@@ -36,12 +36,12 @@ from tests.tracing import interrupted_at
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 PACKAGE = Path(ipygpumem.__file__).parent
 ENTERING = (
-    "session experiments measured_scope code_observer allocation_file cell scope seeding meter "
-    "budgets baseline survivors name_snapshot garbage"
+    "session experiments measured_scope experiment_log code_observer allocation_file cell scope "
+    "seeding meter budgets baseline survivors name_snapshot garbage"
 )
 LEAVING = (
-    "experiments ending measured_scope code_observer scope reclaim caches recovery session arrays "
-    "survivors"
+    "experiments ending measured_scope experiment_log code_observer scope reclaim caches "
+    "last_errors recovery session arrays survivors"
 )
 
 

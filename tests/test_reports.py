@@ -498,7 +498,7 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
 
 
 def test_leaks_are_a_table_with_a_column_for_the_line_that_frees() -> None:
-    output = ReclaimableItem(MIB, "cuda:0", "Out[3]", "to free it: %xdel _3", MIB)
+    output = ReclaimableItem(MIB, "cuda:0", "Out[3]", "%xdel _3", MIB)
     report = content.leaks_report(
         [dataclasses.replace(leak("x", name="a"), cell=7)], MIB, (), [output]
     )

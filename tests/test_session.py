@@ -271,7 +271,7 @@ def timed(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Interacti
     def wait(seconds: float) -> None:
         passed[0] += seconds
 
-    for module in ("session", "cell", "experiments", "measured_scope"):
+    for module in ("session", "cell", "experiments", "experiment_log"):
         monkeypatch.setattr(f"ipygpumem.shell.{module}.perf_counter", lambda: passed[0])
     shell.user_ns["wait"] = wait
     shell.run_cell("%load_ext ipygpumem")

@@ -19,7 +19,7 @@ from ipygpumem.inventory.trends import Growing, Trends
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.children import Child
 from ipygpumem.records import CellRecord, Growth, Usage
-from ipygpumem.report.history import free_heap_line, process_lines, unknown_line
+from ipygpumem.report.growth_lines import free_heap_line, process_lines, unknown_line
 from ipygpumem.shell import growth_search
 from ipygpumem.units import MIB
 from tests.fakes import FakeProbe

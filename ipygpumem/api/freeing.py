@@ -9,7 +9,7 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure
 from ipygpumem.notebook import current_shell
 from ipygpumem.reclaim.tracebacks import release
-from ipygpumem.shell.ipython.caches import release_stored, stored_errors
+from ipygpumem.shell.ipython.last_errors import release_stored, stored_errors
 
 # -- tracebacks ----------------------------------------------------------------------------------
 

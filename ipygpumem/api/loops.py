@@ -22,7 +22,8 @@ from ipygpumem.introspect import type_name
 from ipygpumem.inventory.trends import Growing
 from ipygpumem.meter.meter import Meter
 from ipygpumem.records import TraceRecord
-from ipygpumem.report.history import iteration_report, loop_growth_line, loop_report
+from ipygpumem.report.growth_lines import loop_growth_line
+from ipygpumem.report.history import iteration_report, loop_report
 from ipygpumem.report.layout import clean_name, count, note
 from ipygpumem.shell.growth_search import look_for_growth, note_processes
 
@@ -178,6 +179,7 @@ class _Loop:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
+        """Tell our own failure, and measure no further iterations; raise any other error."""
         if not is_own_failure(error):
             raise error
         self._is_measured = False

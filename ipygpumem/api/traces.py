@@ -85,7 +85,7 @@ class Trace(GuardedBlock):
         """
         if self.record is not None:
             return self.record.usages
-        _, span = self._open()
+        _, span = self._traces_and_span()
         return span.read()
 
     def report(self, note: str = "") -> None:
@@ -101,7 +101,7 @@ class Trace(GuardedBlock):
         the measurement.
         """
         record = self._lap()
-        self._open()[0].finished.append(record)
+        self._traces_and_span()[0].finished.append(record)
         self._show(record, note)
 
     def stop(self) -> TraceRecord:
@@ -123,7 +123,8 @@ class Trace(GuardedBlock):
         return f"<trace {clean_name(self.label)}: {state}>".replace(" :", ":")
 
     def _stop(self, error: BaseException | None) -> TraceRecord:
-        traces, span = self._open()
+        """Stop measuring, and store and return the record; ``error`` has ended the code."""
+        traces, span = self._traces_and_span()
         error_type = None if error is None else type_name(error)
         self.record = self._record(span.stop(), error_type)
         self._span = self._traces = None
@@ -131,18 +132,21 @@ class Trace(GuardedBlock):
         return self.record
 
     def _lap(self) -> TraceRecord:
-        _, span = self._open()
+        """Return the usage since the start or the last reset, and restart the measurement."""
+        _, span = self._traces_and_span()
         record = self._record(span.lap())
         self._started_at = time.time()
         self._started = time.perf_counter()
         return record
 
-    def _open(self) -> tuple[Traces, Span]:
+    def _traces_and_span(self) -> tuple[Traces, Span]:
+        """Return where the record of this running trace will be stored, and its measurement."""
         if self._traces is None or self._span is None:
             raise TraceError("this trace is not running: start() it first")
         return self._traces, self._span
 
     def _record(self, usages: tuple[Usage, ...], error: str | None = None) -> TraceRecord:
+        """Return the record of what was used since the start or the last reset."""
         return TraceRecord(
             self.label, self._started_at, time.perf_counter() - self._started, error, usages
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ipygpumem.errors import traceback_of_steps
-from ipygpumem.heap.knowledge.frames import stack, steps
+from ipygpumem.heap.knowledge.frames import frames_of_other_threads, stack, steps
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.notebook import cell_of_file, current_shell, running_cell
 
@@ -53,8 +53,8 @@ def _is_not_ours(name: str) -> bool:
 
 
 def _innermost_of_estimates() -> types.FrameType | None:
-    """Return the innermost frame of the user's code in a thread that runs an estimate."""
-    for top in sys._current_frames().values():
+    """Return the innermost frame of the user's code in another thread, which runs an estimate."""
+    for top in frames_of_other_threads().values():
         here = _innermost(top, is_users)
         if here is None:
             continue

@@ -72,9 +72,9 @@ class FreePieces:
     A piece joins its free neighbours when it is freed, but never across the start of a segment.
     """
 
-    def __init__(self, most_split_bytes: int = NO_LIMIT, *, is_expandable: bool = False) -> None:
+    def __init__(self, most_split_bytes: int = NO_LIMIT) -> None:
         self._most_split_bytes = most_split_bytes
-        self.is_expandable = is_expandable
+        self.is_expandable = False
         """True if segments grow in place: then blocks of all sizes are split."""
         self._sizes: dict[int, int] = {}
         """Sizes of the pieces by their addresses."""

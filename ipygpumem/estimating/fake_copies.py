@@ -309,6 +309,7 @@ class FakeCopies:
     # -- containers and objects ------------------------------------------------------------------
 
     def _container(self, value: Any) -> Any:
+        """Return the copy of a list, dict, set or deque, with copies of its items."""
         copy = _new(value)
         self._keep(value, copy)  # before its items, which may lead back to it
         # The base class's methods, because a user's class may override them.
@@ -342,6 +343,9 @@ class FakeCopies:
         return self._keep(value, copy)
 
     def _instance(self, value: Any) -> Any:
+        """Return the copy of an object with copies of its attributes, or the object itself if it
+        cannot be copied.
+        """
         if is_script(value):
             self._unfollowed.scripted()
         if not _can_be_copied(type(value), module_of(value)):
@@ -401,6 +405,7 @@ class FakeCopies:
     # -- code ------------------------------------------------------------------------------------
 
     def _function(self, value: Any) -> Any:
+        """Return the copy of a function; one without state of the user's stays as it is."""
         attributes = value.__dict__
         compiled = attributes.get("_torchdynamo_orig_callable")
         if compiled is not None:

@@ -41,11 +41,11 @@ from ipygpumem.introspect import (
     is_atom,
     is_instance,
     is_users,
+    is_users_class,
     is_users_module,
     module_dict,
     module_of,
     name_of,
-    text_of,
     type_name,
 )
 from ipygpumem.probes.host import available_bytes
@@ -235,7 +235,7 @@ class Rollback(Walk):
 
     def _save_class(self, value: Any) -> list[Any]:
         """Save the attributes of a class of the user; return them and its base classes."""
-        if not _is_users_class(value):
+        if not is_users_class(value):
             return []
 
         def attributes() -> dict[str, Any]:
@@ -387,7 +387,7 @@ class Rollback(Walk):
         """
         items: list[Any] = []
         for base in type.mro(type(value)):
-            if not _is_users_class(base):
+            if not is_users_class(base):
                 continue
             members = class_dict(base).values()
             slots = [member for member in members if type(member) is types.MemberDescriptorType]
@@ -495,6 +495,9 @@ class Rollback(Walk):
             gc.unfreeze()
 
     def _name_holders(self) -> None:
+        """Note the objects that hold fake tensors after the estimate, after emptying the caches
+        that do.
+        """
         if not self._fakes_that_survive():
             return
         if self._unfreezes:  # older objects hold them, or garbage among these
@@ -682,7 +685,7 @@ def _is_shared_by_threads(value: Any) -> bool:
     on copies of them.
     """
     library, _, _ = module_of(value).partition(".")
-    if library == "torch" or _is_users_class(type(value)):
+    if library == "torch" or is_users_class(type(value)):
         return False
     if library in _FOREIGN:
         return True
@@ -695,15 +698,6 @@ def _is_users_module(module: Any) -> bool:
     if not is_users_module(module):
         return False
     return module_dict(module).get("__name__") != "__main__"
-
-
-def _is_users_class(kind: Any) -> bool:
-    name = text_of(class_dict(kind).get("__module__"))
-    if name == "__main__":
-        return True
-    if name not in sys.modules:
-        return False
-    return _is_users_module(sys.modules[name])
 
 
 def _alive(mode: FakeTensorMode) -> list[Any]:

@@ -97,6 +97,7 @@ def free_bytes(name: str) -> int | None:
 
 
 def _free_bytes(device: torch.device) -> int | None:
+    """Return the free memory of a device, of which the allocator's cache is a part."""
     figures = memory(device)
     free = figures.free_bytes
     reserved = figures.reserved_bytes

@@ -177,6 +177,7 @@ class Estimation:
         return self._devices.assumed_for(tensor.device)
 
     def _estimate_of(self, run: Callable[[], Any]) -> Estimate:
+        """Return the estimate of a run, which is undone afterwards."""
         __tracebackhide__ = True  # of the user's errors
         started = time.perf_counter()
         figures = self.with_rollback(lambda: self._figures(run))

@@ -128,6 +128,7 @@ class StorageLog:
         return life
 
     def _born(self, size_bytes: int, device: str, *, existed_before: bool) -> StorageLife:
+        """Log the birth of memory, and raise the peak of its device."""
         born = 0
         if not existed_before:
             self.clock += 1

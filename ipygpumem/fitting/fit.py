@@ -235,7 +235,7 @@ class Fit:
     def _free_since(self, since: GcMark | None) -> dict[str, int]:
         """Collect garbage created since the mark; return the bytes in use on each device."""
         reclaim.run_steps(self._meter, reclaim.steps_that_free(self._garbage, lambda: since), [])
-        return reclaim.current(self._meter.now())
+        return reclaim.bytes_in_use(self._meter.now())
 
     def check(self) -> None:
         """Raise ``AutofitError`` if nothing fits."""

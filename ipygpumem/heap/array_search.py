@@ -8,6 +8,7 @@ from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import Array, describe, described
+from ipygpumem.heap.bulk import without_objects
 from ipygpumem.heap.knowledge.barriers import globals_among
 from ipygpumem.heap.walk import MOST_OBJECTS, Group, Walk
 from ipygpumem.introspect import type_name
@@ -44,8 +45,7 @@ class ArraySearch(Walk):
         namespaces = globals_among(objects)
         if namespaces:
             self.pass_over(*namespaces)
-            namespace_ids = set(map(id, namespaces))
-            objects = [item for item in objects if id(item) not in namespace_ids]
+            objects = without_objects(namespaces, objects)
         yield from super().enter(objects, path)
 
     def find(self, value: object) -> Iterator[tuple[object, Array]]:

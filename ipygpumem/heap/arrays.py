@@ -164,6 +164,9 @@ def is_array(value: object) -> bool:
 
 
 def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
+    """Return the description of a tensor; None for a wrapper, whose memory belongs to the tensors
+    inside it.
+    """
     with torch._C.DisableTorchFunction():  # a subclass's own code must not run
         reader = reader_of(torch)
         memory = reader.own(tensor)
@@ -214,6 +217,7 @@ def read_array(name: str, array: Any) -> Any:
 
 
 def _describe_ndarray(array: Any) -> Array:
+    """Return the description of an array; a tensor's memory has the key of the tensor's storage."""
     owner = owner_of(array)
     size = 0
     if is_array(owner):

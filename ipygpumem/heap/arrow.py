@@ -86,6 +86,9 @@ def buffers(export: Callable[[int, int], object]) -> list[tuple[int, int]]:
 
 
 def _inside(array: Any, schema: Any) -> Iterator[tuple[int, int]]:
+    """Yield the address and bytes of each buffer of an exported array, of its children and its
+    dictionary.
+    """
     text = schema.format.decode()
     rows = array.offset + array.length
     count = array.n_buffers

@@ -71,6 +71,12 @@ def without_types(unwanted: Collection[int], items: Sequence[T]) -> Sequence[T]:
     return list(compress(items, map(not_, is_unwanted)))
 
 
+def without_objects(unwanted: Iterable[object], items: Iterable[T]) -> list[T]:
+    """Return the items that are none of some objects."""
+    unwanted_ids = set(map(id, unwanted))
+    return [item for item in items if id(item) not in unwanted_ids]
+
+
 def one_of_each(items: Sequence[T]) -> dict[int, T]:
     """Return one item of each type, by the type's identity."""
     return dict(zip(map(id, map(type, items)), items, strict=True))
@@ -392,17 +398,17 @@ def instances_among(items: Sequence[T], *bases: type) -> list[T]:
     return of_types(kinds_of(items, *bases), items)
 
 
-def subtypes(bases: Iterable[type]) -> set[int]:
-    """Return the identities of classes, and of all classes that derive from them."""
+def subtypes(bases: Iterable[type]) -> dict[int, type]:
+    """Return classes, and all classes that derive from them, by identity."""
     classes = list(bases)
-    identities_of_classes = set(map(id, classes))
+    by_key = by_identity(classes)
     for base in classes:  # the list grows
         below: list[type] = type.__subclasses__(base)
         for kind in below:
-            if id(kind) not in identities_of_classes:
-                identities_of_classes.add(id(kind))
+            if id(kind) not in by_key:
+                by_key[id(kind)] = kind
                 classes.append(kind)
-    return identities_of_classes
+    return by_key
 
 
 def held_once() -> int:

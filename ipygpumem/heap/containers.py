@@ -8,7 +8,9 @@ from typing import Any
 CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
 """Base classes of all containers that are read: no type derives from two of them."""
 CONTAINER_TYPES = frozenset(map(id, CONTAINERS))
-"""Identities of the built-in containers themselves, without subclasses."""
+"""Identities of the built-in containers themselves: asking for the number of their items runs no
+user code, as it may for subclasses.
+"""
 SEQUENCES: tuple[Any, ...] = (list, tuple, deque)
 """Containers whose items have positions."""
 GROWING: tuple[Any, ...] = (list, dict, set, deque)
@@ -17,5 +19,7 @@ APPENDED: tuple[Any, ...] = (list, dict, deque)
 """Containers whose new items come last; those of a set may come anywhere."""
 UNTRACKED: tuple[Any, ...] = (dict, tuple)
 """Containers that the collector stops tracking if they contain only arrays, numbers and text."""
+UNTRACKED_TYPES = frozenset(map(id, UNTRACKED))
+"""Identities of these types."""
 LARGE: tuple[Any, ...] = (dict, list, set)
 """Tracked containers that a heap lists as large ones if they hold much."""

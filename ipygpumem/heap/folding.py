@@ -28,6 +28,7 @@ from ipygpumem.heap.bulk import (
     of_types,
     parts_of_container,
     types_of,
+    without_objects,
     without_types,
 )
 from ipygpumem.heap.containers import CONTAINER_TYPES
@@ -203,8 +204,7 @@ class Folder:
                 shared = [item for item in shared if id(item) not in constants]
         apart = self._apart(singles, type_ids)
         if apart:
-            keys = set(map(id, apart))
-            singles = [item for item in singles if id(item) not in keys]
+            singles = without_objects(apart, singles)
             shared = [*shared, *apart]
         return singles, shared
 

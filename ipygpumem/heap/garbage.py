@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -29,7 +28,12 @@ from typing import Any
 from ipygpumem import interrupts
 from ipygpumem.heap.bulk import instances_among, of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
-from ipygpumem.heap.knowledge.frames import SUSPENDED, is_started, stack
+from ipygpumem.heap.knowledge.frames import (
+    SUSPENDED,
+    frames_of_other_threads,
+    is_started,
+    stack,
+)
 from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
 from ipygpumem.introspect import class_dict, is_exactly, mro_of
 from ipygpumem.probes.host import fall_during
@@ -96,6 +100,7 @@ def young_generations() -> tuple[int, ...]:
 
 
 def _tried_generations() -> tuple[int, ...]:
+    """Return the generations in which a new object stands before and after collections."""
     for _ in range(_ROUNDS):  # another thread may have collected between two steps
         probe = _Probe()
         try:
@@ -270,6 +275,9 @@ class Garbage:
             self._falls = None
 
     def _collect_since(self, since: GcMark | None) -> int:
+        """Collect the objects that are younger than a mark, or all of them if a finaliser may have
+        freed older ones; return the number that died.
+        """
         young = objects_since(since)
         if young is None:
             return self._collect_all()
@@ -382,9 +390,10 @@ def _let_collect() -> None:
 
 def _progress_of_others() -> dict[int, list[int]]:
     """Return the current instructions of the other threads."""
-    this_thread = threading.get_ident()
-    tops = {thread: top for thread, top in sys._current_frames().items() if thread != this_thread}
-    return {thread: [frame.f_lasti for frame in stack(top)] for thread, top in tops.items()}
+    progress = dict[int, list[int]]()
+    for thread, top in frames_of_other_threads().items():
+        progress[thread] = [frame.f_lasti for frame in stack(top)]
+    return progress
 
 
 def objects_since(mark: GcMark | None) -> list[object] | None:

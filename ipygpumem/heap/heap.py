@@ -43,7 +43,7 @@ from ipygpumem.heap.bulk import (
     of_types,
     subtypes,
 )
-from ipygpumem.heap.containers import UNTRACKED
+from ipygpumem.heap.containers import UNTRACKED_TYPES
 from ipygpumem.heap.knowledge.frames import emptied_locals, running_locals
 from ipygpumem.heap.knowledge.text_keys import referents_of
 from ipygpumem.heap.large import LargeObjects
@@ -498,7 +498,7 @@ class _Instances:
         """
         if base is None:
             return []
-        of_class = _OfClass(base, [], subtypes([base]))
+        of_class = _OfClass(base, [], set(subtypes([base])))
         self._classes.append(of_class)
         return of_class.instances
 
@@ -530,7 +530,7 @@ class _OfClass(NamedTuple):
     """Identities of the class, and of the types that derive from it."""
 
 
-_UNTRACKED = AddressFilter(set(map(id, UNTRACKED)))
+_UNTRACKED = AddressFilter(UNTRACKED_TYPES)
 
 
 def _array_types() -> set[int]:
@@ -570,11 +570,7 @@ def live_instances(*bases: type) -> list[object]:
     Takes 50 ns for each live object and next to no memory: an instance of such a class refers to
     the class, so the collector finds it as a referrer.
     """
-    kinds: list[type] = list(bases)
-    for kind in kinds:  # the list grows
-        below: list[type] = type.__subclasses__(kind)
-        kinds += [item for item in below if all(item is not other for other in kinds)]
-    referrers = gc.get_referrers(*kinds)
+    referrers = gc.get_referrers(*subtypes(bases).values())
     return instances_among(referrers, *bases)
 
 

@@ -42,7 +42,7 @@ class LargeObjects:
         """The tracked containers by identity."""
         self._smallest = smallest
         self._shortest = smallest // _MOST_BYTES_EACH
-        self._of_libraries = subtypes(of_libraries)
+        self._of_libraries = set(subtypes(of_libraries))
         self._rare = AddressFilter(_BYTES | self._of_libraries)
 
     def read(self, untracked: TypesOfMany[Any], containers: Sequence[Any]) -> None:

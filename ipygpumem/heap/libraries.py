@@ -29,13 +29,14 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.arrow import buffers
 from ipygpumem.heap.attributes import slots
-from ipygpumem.heap.bulk import instances_among, kinds_of, of_types, types_of
+from ipygpumem.heap.bulk import instances_among, kinds_of, of_types, subtypes, types_of
 from ipygpumem.heap.mapped import MappedFiles, note_on_pages
 from ipygpumem.heap.tensors import Reader, each, tensors_of_script
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import (
     instance_dict,
     is_instance,
+    module_attribute,
     module_dict,
     mro_of,
     name_of,
@@ -175,6 +176,7 @@ def _h5py_file(item: Any) -> Iterator[object]:
 
 
 def _jax_array(array: Any) -> Iterator[object]:
+    """Yield the memory of an array of JAX; with an address if it is in one place."""
     if array.is_deleted():
         return
     devices = sorted(array.devices(), key=_number_of_device)
@@ -219,6 +221,7 @@ def _matplotlib_renderer(renderer: Any) -> Iterator[object]:
 
 
 def _memory_map(mapped: Any) -> Iterator[object]:
+    """Yield the memory of an ``mmap``: the pages in RAM if they can be counted."""
     if mmap.mmap.closed.__get__(mapped):  # type: ignore[attr-defined]  # typeshed has a property
         return
     size = mmap.mmap.__len__(mapped)
@@ -610,9 +613,7 @@ def sharing_kinds() -> set[int]:
         base = library_type(module, name)
         if base is not None:
             kinds.append(base)
-    for kind in kinds:  # the list grows
-        kinds += type.__subclasses__(kind)
-    return set(map(id, kinds))
+    return set(subtypes(kinds))
 
 
 _SHARING = {"_ctypes", "h5py", "io", "jax", "polars", "pyarrow", "sqlite3", "torch"}
@@ -757,11 +758,7 @@ def library_of(kind: type) -> str:
     """Return the package of the module that has the class; a user's class can claim any, but is not
     found there.
     """
-    try:
-        # C classes have no entry of that name
-        name = text_of(type.__dict__["__module__"].__get__(kind))
-    except AttributeError:  # ctypes made it for code without a module
-        return ""
+    name = module_attribute(kind)  # one of ctypes may have none
     module: Any = sys.modules.get(name)
     if not is_instance(module, ModuleType):
         return ""

@@ -237,6 +237,7 @@ class MemoryReader:
         return [Piece(("memory", id(owner)), end - start, address=start)]
 
     def _add(self, pieces: Sequence[Piece], edges: dict[NodeKey, None]) -> None:
+        """Add memory to the graph, each piece once, and the edges that lead to it."""
         graph = self._graph
         for piece in pieces:
             edges[piece.key] = None

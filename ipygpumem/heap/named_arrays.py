@@ -26,6 +26,7 @@ from ipygpumem.heap.attributes import (
 from ipygpumem.heap.bulk import (
     by_identity,
     types_of,
+    without_objects,
 )
 from ipygpumem.heap.containers import SEQUENCES
 from ipygpumem.heap.knowledge.barriers import are_globals
@@ -161,6 +162,7 @@ class NamedArrays(Walk):
             yield objects, _by_position(path)
 
     def _dict(self, item: Any, path: str) -> Iterator[Group]:
+        """Yield the values of a dict and its keys; nothing of a module's namespace."""
         if are_globals(item):
             return
         views: tuple[Iterable[object], ...] = (dict.keys(item), dict.values(item))
@@ -207,8 +209,7 @@ class NamedArrays(Walk):
         if not has_nameless_attributes(item):
             return
         named = [attributes, type(item), *attributes.values(), *in_slots.values()]
-        named_ids = set(map(id, named))
-        nameless = [value for value in referents if id(value) not in named_ids]
+        nameless = without_objects(named, referents)
 
         def by_mark(position: int) -> str:
             return self._unread(item, nameless[position], path)

@@ -90,6 +90,7 @@ def _of_dict(value: Any) -> Iterator[ObjectPart]:
 
 
 def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:
+    """Yield the items of each type as a part, or all as one part if the types are too many."""
     kinds = one_of_each(items)
     if len(kinds) == 1 or length > len(items) or len(kinds) > MOST_PARTS:
         examples = islice(kinds.values(), _MOST_TYPES_SHOWN)
@@ -153,6 +154,9 @@ def _cached_results(cache: Any) -> Iterator[ObjectPart]:
 
 
 def _pandas_columns(frame: Any) -> Iterator[ObjectPart]:
+    """Yield the columns of each block of a frame, and the index; nothing for a frame of many
+    blocks.
+    """
     attributes = instance_dict(frame) or {}
     manager: Any = attributes.get("_mgr")
     for item in (manager, manager.items):

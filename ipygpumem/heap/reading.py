@@ -161,6 +161,9 @@ class GraphReader:
             self._lead_to_tasks(futures_before)
 
     def _read_all(self) -> None:
+        """Read waiting nodes, one by one while there are few, until none is left or a limit is
+        reached.
+        """
         while self._frontier.waiting:
             if self.limits.is_reached():
                 return

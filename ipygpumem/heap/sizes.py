@@ -87,7 +87,6 @@ class Sizes:
         named: objects by label. Each of these objects is counted only when it is measured itself.
         region: a region to which the measurements add objects; by default an empty one.
         limit: maximum number of objects to examine in one measurement.
-        progress: called again and again during a measurement.
         allowance: time and memory for all measurements; without it they are not limited.
 
     Attributes:
@@ -103,16 +102,13 @@ class Sizes:
         *,
         region: Region | None = None,
         limit: int = MOST_NODES,
-        progress: Callable[[], object] = bool,
         allowance: Allowance | None = None,
     ) -> None:
         self.complete = True
         if region is None and allowance is None:
-            region = Region(most=limit, progress=progress)
+            region = Region(most=limit)
         elif region is None:
-            region = Region(
-                (), allowance, most=limit, sampled_from=_SAMPLED_IN_HASTE, progress=progress
-            )
+            region = Region((), allowance, most=limit, sampled_from=_SAMPLED_IN_HASTE)
         self.region = region
         objects = dict(named or {})
         measured = sizeable(list(objects.values()))
@@ -297,6 +293,7 @@ class Sizes:
         return self.region.bytes_of(reached).total() >= _LARGE
 
     def _parts(self, value: object) -> list[ObjectPart]:
+        """Return the parts of an object; none if it is too long to sort, or cannot be read."""
         base = container_base(type(value))
         if self.allowance is not None and base is not None:
             is_long = base.__len__(value) > _MOST_SORTED
@@ -391,6 +388,7 @@ class _Measurement:
         return size + after_bytes - before_bytes
 
     def _added(self, read: Callable[[], list[NodeKey]]) -> int:
+        """Return the bytes of the nodes that ``read`` adds to the region, and count these nodes."""
         region = self._region
         region.graph.notes.clear()
         try:

@@ -223,6 +223,9 @@ def _sqlite() -> Any:
 
 
 def _memory_of_database(library: Any, database: int) -> Iterator[tuple[int, int]]:
+    """Yield the memory of a connection of SQLite: the address of the object that owns it, or 0, and
+    the bytes.
+    """
     mutex = library.sqlite3_db_mutex(database)
     if not mutex or library.sqlite3_mutex_try(mutex):  # a thread may run a statement for minutes
         raise UnknownLayoutError

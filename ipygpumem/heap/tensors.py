@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import Kinds, chunks, of_types, one_of_each, without_types
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.introspect import class_dict, instance_dict, is_instance, text_of
+from ipygpumem.introspect import claimed_module, class_dict, instance_dict, is_instance, text_of
 
 
 def answers_itself(torch: Any, kind: type) -> bool:
@@ -257,6 +257,7 @@ class Reader:
         return self._in_storage(storage, foreign=is_foreign)
 
     def _in_storage(self, storage: Any, *, foreign: bool) -> Memory:
+        """Return the memory of a tensor with a storage; a ``foreign`` one owns none on ``meta``."""
         device = self.text(storage.device)
         if device == "meta":
             if foreign:
@@ -381,7 +382,7 @@ def each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
 
 
 def _is_torchs(kind: type) -> bool:
-    module = text_of(class_dict(kind).get("__module__"))
+    module = claimed_module(kind)
     return module == "torch" or module.startswith("torch.")
 
 

@@ -157,12 +157,16 @@ class BaselineSnapshot:
             self._add_arrays(array_type, arrays)
 
     def _add_tensors(self, torch: Any, tensors: Sequence[Any]) -> None:
+        """Record the storages of tensors, and the tensors without one."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             without_storage = self._storages.add_of(Reader(torch), tensors)
             for tensor in without_storage:
                 self._objects[id(tensor)] = weakref.ref(tensor)
 
     def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
+        """Record the places of large arrays, and the identities of small ones; of a view, those of
+        the array that owns its memory.
+        """
         base_of = array_type.__dict__["base"].__get__
         owners = [array if base_of(array) is None else _owning_array(array) for array in arrays]
         are_large = list(map(_LARGE.__lt__, _bytes_of(owners)))

@@ -180,6 +180,7 @@ class _Cover:
             self._add(block)
 
     def _add(self, block: SnapshotBlock) -> None:
+        """Add a block: the bytes that storages cover, by kind, and the bytes that are left."""
         end = block.address + block.size_bytes
         first = bisect.bisect_left(self._starts, block.address)
         last = bisect.bisect_left(self._starts, end)
@@ -429,6 +430,7 @@ _IN_USE_OUTSIDE = "within the container's limit, but in use by the rest of the m
 
 
 def _of_machine(figures: HostFigures) -> _HostBasis:
+    """Return the machine's memory as the one to break down."""
     return _HostBasis(
         name="the machine's RAM",
         total_bytes=figures.ram_bytes,
@@ -442,6 +444,7 @@ def _of_machine(figures: HostFigures) -> _HostBasis:
 
 
 def _of_container(figures: HostFigures, group: cgroup.Group) -> _HostBasis:
+    """Return the memory within a container's limit as the one to break down."""
     free_bytes = max(0, group.limit_bytes - group.used_bytes)
     file_bytes = min(figures.file_bytes, group.mapped_bytes)
     return _HostBasis(

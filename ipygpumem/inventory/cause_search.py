@@ -54,19 +54,19 @@ def find(
     if figures is not None:
         with suppress(RuntimeError):  # an allocator without snapshots
             snapshot = snapshots("cuda").get(figures.device)
-        shortage = _on_card(figures, snapshot)
+        shortage = _shortage_on_card(figures, snapshot)
     elif failure.place == "shm":
         usage = shutil.disk_usage(MOUNT)
         return cause_of(Shortage("shm", None, usage.total, usage.free))
     else:
-        shortage = _on_host(failure.requested_bytes)
+        shortage = _shortage_on_host(failure.requested_bytes)
     cause = cause_of(shortage)
     if shortage.requested_bytes is None or cause is None or cause.kind not in ("too much", "limit"):
         return cause
     bytes_to_limit = _bytes_to_limit(shortage, figures)
     holders = list[Holder]()
     if figures is not None:
-        holders += _processes(shortage, bytes_to_limit)
+        holders += _other_processes(shortage, bytes_to_limit)
     note = ""
     try:
         names = _names_to_delete(
@@ -105,7 +105,7 @@ def _bytes_to_limit(shortage: Shortage, figures: FailedAllocation | None) -> int
 # -- figures --------------------------------------------------------------------------------------
 
 
-def _on_host(requested: int | None) -> Shortage:
+def _shortage_on_host(requested: int | None) -> Shortage:
     """Return the figures of the machine's memory and of the limits on this process."""
     memory = psutil.virtual_memory()
     swap = psutil.swap_memory()
@@ -126,7 +126,7 @@ def _on_host(requested: int | None) -> Shortage:
     )
 
 
-def _on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> Shortage:
+def _shortage_on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> Shortage:
     """Return the figures of a card, with gaps that existed when the request failed, not those left
     by its frames.
     """
@@ -247,7 +247,7 @@ def _sizes_of_free_runs(blocks: Sequence[SnapshotBlock], gone: Collection[int]) 
 # -- other processes ------------------------------------------------------------------------------
 
 
-def _processes(shortage: Shortage, bytes_to_limit: int | None) -> Iterator[Holder]:
+def _other_processes(shortage: Shortage, bytes_to_limit: int | None) -> Iterator[Holder]:
     """Yield the largest other process on a card, and all of them if they are several.
 
     Args:

@@ -98,6 +98,7 @@ def _cause_on_device(shortage: Shortage, asked: int, free: int) -> Cause | None:
 
 
 def _full(shortage: Shortage) -> Cause:
+    """Return the cause of an error in full shared memory."""
     free = format_bytes(shortage.free_bytes or 0)
     total = format_bytes(shortage.total_bytes or 0)
     text = f"{free} of the {total} of shared memory ({MOUNT}) were left: too little"
@@ -106,6 +107,9 @@ def _full(shortage: Shortage) -> Cause:
 
 
 def _limit(shortage: Shortage, bound: Bound) -> Cause:
+    """Return the cause of a request beyond a limit, and its largest holder if that would have made
+    room.
+    """
     asked = shortage.requested_bytes
     free = shortage.free_bytes or 0
     if asked is None:
@@ -122,6 +126,9 @@ def _limit(shortage: Shortage, bound: Bound) -> Cause:
 
 
 def _fragmentation(shortage: Shortage, asked: int, free: int) -> Cause:
+    """Return the cause of a request that fits into the free memory as a whole, but into no piece of
+    it.
+    """
     together = format_bytes(free + shortage.gap_bytes)
     largest = format_bytes(max(free, shortage.largest_gap_bytes))
     text = (
@@ -135,6 +142,9 @@ def _fragmentation(shortage: Shortage, asked: int, free: int) -> Cause:
 
 
 def _too_much(shortage: Shortage, asked: int, free: int) -> Cause:
+    """Return the cause of a request that is larger than all free memory, and the largest holder
+    that would have made room.
+    """
     text = (
         f"{_request(asked)}, but {format_bytes(free)} of {shortage.device} were free: "
         f"{format_bytes(asked - free)} too much"

@@ -27,13 +27,15 @@ from ipygpumem.heap.bulk import (
     of_types,
     one_of_each,
     types_of,
+    without_objects,
     without_types,
 )
-from ipygpumem.heap.containers import APPENDED
+from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES
 from ipygpumem.heap.knowledge.barriers import globals_among, types_not_entered
 from ipygpumem.introspect import (
     ATOMS,
     HEAP_TYPE,
+    NUMBERS,
     class_dict,
     flags_of,
     instance_dict,
@@ -61,20 +63,20 @@ _AT_ONCE = 500
 _LONG_AT_ONCE = 20
 """Number of long containers whose items are listed at once: a million at most."""
 _APPENDED = set(map(id, APPENDED))
-
-
-_COUNTED = _APPENDED | {id(kind) for kind in (tuple, set, frozenset)}
-"""Types that count their items without the user's code."""
 _RECORDS = {id(kind) for kind in (tuple, list, dict)}
 """Types of the items of a long container in which untracked data is recorded."""
+
+
+Chain = tuple[object, ...]
+"""A named object, and the objects from there to another one: each refers to the next."""
 
 
 class Received(NamedTuple):
     """New objects in an old one."""
 
     name: str
-    chain: tuple[object, ...]
-    """The path: objects from the named one to the holder of the new ones."""
+    chain: Chain
+    """The objects from the named one to the holder of the new ones."""
     items: list[object]
 
 
@@ -82,8 +84,8 @@ class GrownContainer(NamedTuple):
     """An old container that has grown, which may keep only numbers or bytes."""
 
     name: str
-    chain: tuple[object, ...]
-    """The path: objects from the named one to the container."""
+    chain: Chain
+    """The objects from the named one to the container."""
     grown: Grown
 
 
@@ -121,7 +123,7 @@ class Contents:
         newest_first = islice(reversed(namespace.values()), _MOST_NAMES)
         values = list(newest_first)[::-1]
         self._add(values)
-        level = leading_objects(values) + self._record_spaces(values)
+        level = leading_objects(values) + self._record_namespaces(values)
         level = self._record_contents(level) + self._record_modules()
         for _ in range(_LEVELS - 1):
             level = self._record_contents(level)
@@ -135,12 +137,12 @@ class Contents:
             self._extents.add(part)
         self.earlier.add(objects)
 
-    def _record_spaces(self, values: Sequence[Any]) -> list[object]:
+    def _record_namespaces(self, values: Sequence[Any]) -> list[object]:
         """Record the namespaces of named modules and classes; return the user's namespaces, whose
         contents are recorded, too. A library's leads to everything.
         """
         of_user = list[object]()
-        for owner, space in _spaces(values):
+        for owner, space in _modules_and_classes(values):
             self._known[id(space)] = None
             if is_users_module(owner) or is_users_class(owner):
                 of_user.append(space)
@@ -181,13 +183,13 @@ class Contents:
         """
         short, long = _by_length(level)
         self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
-        counted = of_types(_COUNTED, long)
+        counted = of_types(CONTAINER_TYPES, long)
         with_records = [item for item in counted if len(item) <= _MOST]
         self._with_records.update(dict.fromkeys(ids_of(with_records)))
         for part in chunks(with_records, _LONG_AT_ONCE):
             items = gc.get_referents(*part)
             self._extents.add(items)
-            self.earlier.add([*items, *_in_records(items)])
+            self.earlier.add([*items, *_contents_of_records(items)])
         contents = list[object]()
         for part in chunks(short, _AT_ONCE):
             if len(self._known) >= _MOST:
@@ -243,34 +245,34 @@ class Contents:
         """
         now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
-        ways = self._ways_from(list(map(now.get, names.values())))
+        chains = self._chains_from(list(map(now.get, names.values())))
         long = list[object]()
-        for item, children in self._older_with_contents(ways, made):
-            way = ways[id(item)]
+        for item, children in self._older_with_contents(chains, made):
+            chain = chains[id(item)]
             if id(item) in self._ends:
                 long.append(item)
             new = self._new_in(item, children, made)
             if new:
-                yield Received(names[id(way[0])], way, new)
+                yield Received(names[id(chain[0])], chain, new)
         new_data = self._new_data_in_records(long, made, own_references or {})
         if is_older_array is not None:
             # Modules have arrays that no snapshot has seen.
-            of_names = [item for item in long if not is_instance(ways[id(item)][0], ModuleType)]
+            of_names = [item for item in long if not is_instance(chains[id(item)][0], ModuleType)]
             new_data += self._arrays_in_records(of_names, made, is_older_array)
         if new_data:
             yield Received("", (), list(by_identity(new_data).values()))
 
     def _older_with_contents(
-        self, ways: dict[int, tuple[object, ...]], made: Set[int]
+        self, chains: dict[int, Chain], made: Set[int]
     ) -> Iterator[tuple[object, list[object]]]:
         """Yield the objects that were within reach, each with its contents.
 
         Args:
-            ways: the ways from the names, by the identity of the object at the end; it receives
-                those to the objects.
+            chains: the chains from the names, by the identity of the object at the end; those to
+                the objects are added.
             made: as for ``received``.
         """
-        level = [way[-1] for key, way in ways.items() if key in self._known]
+        level = [chain[-1] for key, chain in chains.items() if key in self._known]
         for _ in range(_LEVELS):
             following = dict[int, object]()
             for item in level:
@@ -281,19 +283,19 @@ class Contents:
                 if id(item) not in self._parents or not children:
                     continue
                 for child in leading_objects(children):
-                    if id(child) not in ways and self._is_old(child, made):
-                        ways[id(child)] = (*ways[id(item)], child)
+                    if id(child) not in chains and self._is_old(child, made):
+                        chains[id(child)] = (*chains[id(item)], child)
                         following[id(child)] = child
             level = list(following.values())
 
-    def _ways_from(self, values: Sequence[object]) -> dict[int, tuple[object, ...]]:
-        """Return the ways from named objects, and those to the namespaces of the recorded modules'
-        classes, by the identity of the object at the end.
+    def _chains_from(self, values: Sequence[object]) -> dict[int, Chain]:
+        """Return the chains from named objects, and those to the namespaces of the recorded
+        modules' classes, by the identity of the object at the end.
         """
-        ways = _ways_to_first(values)
-        for way_to_class in self._classes_of(self._live_modules().values()):
-            ways.setdefault(id(way_to_class[-1]), way_to_class)
-        return ways
+        chains = _first_chains(values)
+        for chain_to_class in self._classes_of(self._live_modules().values()):
+            chains.setdefault(id(chain_to_class[-1]), chain_to_class)
+        return chains
 
     def grown(
         self, namespace: dict[str, Any], smallest: int, made: Set[int] = frozenset()
@@ -309,7 +311,11 @@ class Contents:
         now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
         values = list(map(now.get, names.values()))
-        spaces = [(owner, space) for owner, space in _spaces(values) if id(space) in self._parents]
+        spaces = [
+            (owner, space)
+            for owner, space in _modules_and_classes(values)
+            if id(space) in self._parents
+        ]
         levels: list[list[Any]] = [values]
         listed = set[int]()
         for number in range(_LEVELS + 1):
@@ -317,10 +323,10 @@ class Contents:
             found = self._grown_in(level, listed)
             large = [grown for grown in found if grown.size_bytes >= smallest]
             small = [grown for grown in found if grown.size_bytes < smallest]
-            large += self._in_long(level, smallest, made)
+            large += self._long_with_grown_items(level, smallest, made)
             yield from _with_chains(large, levels, spaces, names)
             if number > 0:
-                with_small = _together(small, levels[-2], smallest, made)
+                with_small = _with_grown_items(small, levels[-2], smallest, made)
                 yield from _with_chains(with_small, levels[:-1], spaces, names)
             if number == _LEVELS:
                 return
@@ -342,15 +348,17 @@ class Contents:
                 found.append(grown)
         return found
 
-    def _in_long(self, level: Sequence[Any], smallest: int, made: Set[int]) -> Iterator[Grown]:
+    def _long_with_grown_items(
+        self, level: Sequence[Any], smallest: int, made: Set[int]
+    ) -> Iterator[Grown]:
         """Yield the long containers whose items have grown, as far as they were no short ones."""
-        for container in by_identity(of_types(_COUNTED, level)).values():
+        for container in by_identity(of_types(CONTAINER_TYPES, level)).values():
             is_new = id(container) in made and type(container) is not dict
             if id(container) not in self._ends or is_new or len(container) > _MOST:
                 continue
             items = list(filter(self._extents.has, gc.get_referents(container)))
             grown_items = list(self._extents.grown(items, 1))
-            yield from _together(grown_items, [container], smallest, made)
+            yield from _with_grown_items(grown_items, [container], smallest, made)
 
     def _recorded_children(self, level: Sequence[Any]) -> dict[int, Any]:
         """Return the objects to which some objects refer whose contents were recorded, by
@@ -369,7 +377,7 @@ class Contents:
             children = [child for child in children if child is not attributes]
             if attributes is not None:
                 children += attributes.values()
-        wanted = types_of(children) - _NUMBERS
+        wanted = types_of(children) - NUMBERS
         return of_types(wanted, children)
 
     def _is_old(self, item: object, made: Set[int]) -> bool:
@@ -394,7 +402,7 @@ class Contents:
         """
         if not made or id(container) not in self._with_records:
             return []
-        if id(type(container)) not in _COUNTED or len(container) > _MOST:
+        if id(type(container)) not in CONTAINER_TYPES or len(container) > _MOST:
             return []  # another object in the place of a dead one, or too many
         items = gc.get_referents(container)
         tracked = by_identity(list(filter(gc.is_tracked, items)))
@@ -412,7 +420,7 @@ class Contents:
         """
         new = list[object]()
         for container in containers:
-            in_records = _in_records(self._older_records_in(container, made))
+            in_records = _contents_of_records(self._older_records_in(container, made))
             new += self.earlier.added_to(_without_shared(in_records, own_references))
         return new
 
@@ -423,7 +431,7 @@ class Contents:
         array_type = library_type("numpy", "ndarray")
         new = list[object]()
         for container in containers if array_type is not None else ():
-            in_records = _in_records(self._older_records_in(container, made))
+            in_records = _contents_of_records(self._older_records_in(container, made))
             arrays = by_identity(of_types({id(array_type)}, in_records))
             new += filterfalse(is_older, arrays.values())
         return new
@@ -441,7 +449,7 @@ class Contents:
         return added
 
 
-def _in_records(items: Sequence[object]) -> list[object]:
+def _contents_of_records(items: Sequence[object]) -> list[object]:
     """Return the contents of the records among the items of a long container: of dicts, lists and
     tuples, and of instances of the user's classes, without the dicts of their attributes.
     """
@@ -478,7 +486,7 @@ def _without_shared(
     return unshared
 
 
-def _together(
+def _with_grown_items(
     grown_items: Sequence[Grown], parents: Sequence[object], smallest: int, made: Set[int]
 ) -> Iterator[Grown]:
     """Yield the objects in which several items have grown by ``smallest`` bytes together.
@@ -519,7 +527,7 @@ def _chain_to(
     item: object,
     levels: Sequence[Sequence[object]],
     spaces: Sequence[tuple[object, dict[str, object]]],
-) -> tuple[object, ...]:
+) -> Chain:
     """Return the objects from a named one to ``item``, which is in the last of some levels of
     references.
     """
@@ -550,28 +558,25 @@ def _names_by_identity(namespace: dict[str, Any]) -> dict[int, str]:
     return {id(namespace[name]): name for name in reversed(ownable(namespace))}
 
 
-def _ways_to_first(values: Sequence[Any]) -> dict[int, tuple[object, ...]]:
-    """Return the way to each named object that may refer to more, and to the namespace of each
+def _first_chains(values: Sequence[Any]) -> dict[int, Chain]:
+    """Return the chain to each named object that may refer to more, and to the namespace of each
     named module and class, by identity.
     """
-    ways: dict[int, tuple[object, ...]] = {}
+    chains: dict[int, Chain] = {}
     for item in leading_objects(values):
-        ways[id(item)] = (item,)
-    for owner, space in _spaces(values):
-        ways[id(space)] = (owner, space)
-    return ways
+        chains[id(item)] = (item,)
+    for owner, space in _modules_and_classes(values):
+        chains[id(space)] = (owner, space)
+    return chains
 
 
-def _spaces(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str, object]]]:
+def _modules_and_classes(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str, object]]]:
     """Yield the modules and classes among ``values`` with their namespaces."""
     kinds = Kinds(values)
     for module in kinds.instances(ModuleType):
         yield module, module_dict(module)
     for kind in kinds.instances(type):
         yield kind, gc.get_referents(class_dict(kind))[0]
-
-
-_NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None)))
 
 
 def leading_objects(items: Sequence[Any]) -> list[Any]:
@@ -581,11 +586,7 @@ def leading_objects(items: Sequence[Any]) -> list[Any]:
     kinds = Kinds(items)
     leading_kinds = kinds.examples.keys() - kinds.derived_from(*skipped) - ATOMS
     leading = list(by_identity(kinds.of_types(leading_kinds)).values())
-    namespaces = globals_among(leading)
-    if not namespaces:
-        return leading
-    namespace_ids = set(map(id, namespaces))
-    return [item for item in leading if id(item) not in namespace_ids]
+    return without_objects(globals_among(leading), leading)
 
 
 def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:

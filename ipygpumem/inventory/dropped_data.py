@@ -30,7 +30,7 @@ from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.parts import cached
 from ipygpumem.heap.paths.cuts import Cut, Kind, outermost
 from ipygpumem.heap.region import Region
-from ipygpumem.introspect import is_exactly
+from ipygpumem.introspect import NUMBERS, is_exactly
 from ipygpumem.inventory.earlier_data import EarlierData
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.units import format_bytes
@@ -39,8 +39,6 @@ _MOST_NEW = 300_000
 """Maximum number of new objects behind one line to look at."""
 _MOST_LEAKS = 50
 """Maximum number of leaks, the largest ones, whose lines are examined."""
-_NUMBERS = set(map(id, (int, float, complex, bool, type(None))))
-"""Types of objects of which no line need say that it drops older ones."""
 _UNSURE = 0.1
 """Share of a row's bytes by which two measurements may differ."""
 _LARGE = 1 << 16
@@ -120,7 +118,7 @@ class OlderData:
             older.update(older_here)
             plain = _plain_arrays(items)
             leading_on = [waiting[key] for key in waiting.keys() - older_here.keys() - plain]
-            below = by_identity(without_types(_NUMBERS, references.of(leading_on).of_python))
+            below = by_identity(without_types(NUMBERS, references.of(leading_on).of_python))
             waiting = {key: below[key] for key in below.keys() - seen}
         return older
 

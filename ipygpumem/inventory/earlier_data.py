@@ -14,16 +14,13 @@ from operator import eq, itemgetter
 from typing import Any
 
 from ipygpumem.heap.bulk import by_identity, of_types
+from ipygpumem.heap.containers import UNTRACKED_TYPES
 from ipygpumem.heap.remembered import sample_of_text
 
 _LARGE = 1 << 6
 """Minimum length of a text that is recorded: a sentence, not a name."""
 _MOST = 50_000
 """Maximum number of texts and containers that are recorded: 50 ms of work."""
-_CONTAINERS = {id(tuple), id(dict)}
-"""Types of containers that the collector does not track while they have nothing but text and
-numbers.
-"""
 _LONG = 1 << 12
 """Length of texts of which only parts are compared."""
 _TEXTS = {id(str), id(bytes), id(bytearray)}
@@ -72,7 +69,7 @@ class EarlierData:
         waiting = () if self.is_empty else items
         while waiting:
             earlier += self.among(waiting)
-            untracked = filterfalse(gc.is_tracked, of_types(_CONTAINERS, waiting))
+            untracked = filterfalse(gc.is_tracked, of_types(UNTRACKED_TYPES, waiting))
             waiting = gc.get_referents(*by_identity(list(untracked)).values())
         return earlier
 
@@ -100,7 +97,7 @@ def _untracked_data(items: Sequence[object]) -> list[Any]:
     """Return the large texts among some objects, and the containers that the collector does not
     track, without empty ones.
     """
-    untracked = filterfalse(gc.is_tracked, filter(None, of_types(_CONTAINERS, items)))
+    untracked = filterfalse(gc.is_tracked, filter(None, of_types(UNTRACKED_TYPES, items)))
     return [*_large_texts(items), *untracked]
 
 

@@ -110,15 +110,17 @@ def reconcile(
     nvml = Nvml()
     for device, reading in findings.readings.items():
         if device == "cpu":
-            ask = functools.partial(_host, figures, storages, everything, of_ipython or {})
+            ask = functools.partial(
+                _host_breakdown, figures, storages, everything, of_ipython or {}
+            )
         elif device.partition(":")[0] in TORCH_DEVICES:
             snapshot = snapshots_of.get(device)
-            ask = functools.partial(_device, nvml, reading, snapshot, storages, findings)
+            ask = functools.partial(_device_breakdown, nvml, reading, snapshot, storages, findings)
         else:
             continue  # a library's pool, which is part of its device; a user's probe
         findings.reconciliations += findings.attempt(device, ask, [])
     if not any(device.startswith("cuda:") for device in findings.readings):
-        ask = functools.partial(_cards, nvml, findings)
+        ask = functools.partial(_breakdowns_of_other_cards, nvml, findings)
         findings.reconciliations += findings.attempt("NVML", ask, [])
     findings.attempt("NVML", nvml.close, None)
     return findings
@@ -164,14 +166,22 @@ def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
     return reconcile(functools.partial(meter.now, detail=True), look, count, of_ipython)
 
 
-def _host(
+def _host_breakdown(
     figures: list[HostFigures],
-    held: list[Storage] | None,
+    storages: list[Storage] | None,
     everything: Total | None,
     of_ipython: Mapping[str, int],
 ) -> list[Reconciliation]:
+    """Return the breakdown of the host's memory; nothing without the system's ``figures``.
+
+    Args:
+        figures: the system's figures, or an empty list.
+        storages: the storages of tensors and arrays; None if they are unknown.
+        everything: the memory of all objects; None if it is unknown.
+        of_ipython: bytes of Python objects that IPython keeps, by the name of their part.
+    """
     objects = Counter[str]()
-    buffers = list(held or ())
+    buffers = list(storages or ())
     if everything is not None:
         objects.update(of_ipython)
         without_ipython = everything.objects_bytes - sum(of_ipython.values())
@@ -187,7 +197,7 @@ def _host(
     return [host_parts(item, buffers, anonymous_bytes, large) for item in figures]
 
 
-def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
+def _breakdowns_of_other_cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
     """Return the driver's cards that torch has not used: querying the driver creates no context."""
     cards = nvml.cards()
     pools: tuple[Part, ...] = ()
@@ -207,7 +217,7 @@ def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
     return reconciliations
 
 
-def _device(
+def _device_breakdown(
     nvml: Nvml,
     reading: Reading,
     snapshot: Snapshot | None,
@@ -230,9 +240,9 @@ def _device(
         if why:
             notes.append(f"{why}: its tensors are part of the driver's figure for this process")
     if reading.reserved_bytes:  # only then does a context exist
-        notes += _broken_context(module, index)
+        notes += _note_on_broken_context(module, index)
     if backend == "cuda" and snapshot is not None:
-        notes += _gaps(snapshot, reading.total_bytes or 0)
+        notes += _note_on_gaps(snapshot, reading.total_bytes or 0)
     return [device_parts(reading, snapshot, wide, storages, notes, pools)]
 
 
@@ -247,7 +257,7 @@ def _device_wide(nvml: Nvml, module: Any, index: int, reading: Reading) -> Whole
     return wide._replace(own_bytes=None, other_processes=(), note=note)
 
 
-def _broken_context(module: Any, index: int) -> list[str]:
+def _note_on_broken_context(module: Any, index: int) -> list[str]:
     """Return a note if this process can no longer use a card, because a kernel of it failed."""
     if not hasattr(module, "mem_get_info"):
         return []
@@ -259,7 +269,7 @@ def _broken_context(module: Any, index: int) -> list[str]:
     return []
 
 
-def _gaps(snapshot: Snapshot, total_bytes: int) -> list[str]:
+def _note_on_gaps(snapshot: Snapshot, total_bytes: int) -> list[str]:
     """Return a note with the setting that reduces gaps, if there are many."""
     if not _has_many_gaps(snapshot, total_bytes):
         return []
@@ -311,6 +321,9 @@ def _place_of(array: object) -> tuple[str, int, int] | None:
 
 
 def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
+    """Return the device, address and bytes of a tensor's storage; None if it has no memory of its
+    own.
+    """
     with torch._C.DisableTorchFunction():  # a subclass's own code must not run
         storage = torch.Tensor.untyped_storage(tensor)
         device = storage.device

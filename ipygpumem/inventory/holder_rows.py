@@ -150,8 +150,8 @@ class HolderRows:
         """Containers whose items have been added, by identity."""
         self._asked: set[int] = set()
         """Identities of the objects whose holders are asked for."""
-        self._named: dict[str, object] = {}
-        """Objects around these, by the line that deletes all variables of each."""
+        self._items_by_deletion: dict[str, object] = {}
+        """Objects around the objects asked for, by the line that deletes all variables of each."""
 
     def add(self, key: NodeKey, items: Sequence[object]) -> None:
         """Add the holders of a node; ``items`` are its object, and objects that show its memory,
@@ -164,8 +164,8 @@ class HolderRows:
             # its partner here.
             self.without_holder.add(key)
         for found_chain in chains:
-            for steps, references in _ways_of(found_chain):
-                row = self._row(key, found_chain.roots, steps, references)
+            for steps, references in _steps_through_each_attribute(found_chain):
+                row = self._row_for(key, found_chain.roots, steps, references)
                 if row is not None:
                     row.add(key, steps)
                     if references > 1:
@@ -232,7 +232,7 @@ class HolderRows:
         """Return the rows whose lines delete an object around those that were asked for."""
         deletions = list[_Deletion]()
         for position, (row, holder) in enumerate(zip(rows, holders, strict=True)):
-            item = self._named.get(holder.remedy.line)
+            item = self._items_by_deletion.get(holder.remedy.line)
             if item is None or id(item) in self._asked:
                 continue  # objects that were asked for have rows of their own
             on_the_way = by_identity(list(chain.from_iterable(row.chains())))
@@ -298,20 +298,22 @@ class HolderRows:
             cuts += of_place
         return cuts
 
-    def _row(
-        self, key: NodeKey, names: Sequence[Root], steps: Sequence[object], number: int
+    def _row_for(
+        self, key: NodeKey, roots: Sequence[Root], steps: Sequence[object], references: int
     ) -> _Row | None:
-        """Return the row for a way to a node; None if the root has too many places."""
-        root = names[0]
+        """Return the row of a root that does not have a node yet, or a new one; None if the root
+        has too many places.
+        """
+        root = roots[0]
         rows = self._by_root.setdefault(root.text or str(id(steps[0])), [])
         for row in rows:
             if key not in row.keys:
                 return row
         if len(rows) == _MOST_PLACES:
-            rows[-1].more += number
+            rows[-1].more += references
             return None
         way = self._way(root, steps)
-        of_single, of_many = self._texts(way, names, steps, number)
+        of_single, of_many = self._holders_of_way(way, roots, steps, references)
         if of_single.remedy.deletes:
             for row in rows:
                 # Another way through an object that is deleted as a whole.
@@ -321,7 +323,7 @@ class HolderRows:
         frees_first = any(cut.removed_id == first_id for cut in way.cuts)
         deletes_name = of_many.remedy != way.holder.remedy
         is_whole = not way.cuts or frees_first or deletes_name
-        rows.append(_Row(root, of_single, of_many, number - 1, is_whole))
+        rows.append(_Row(root, of_single, of_many, references - 1, is_whole))
         return rows[-1]
 
     def _way(self, root: Root, steps: Sequence[object]) -> Way:
@@ -339,23 +341,23 @@ class HolderRows:
                 return replace(to_whole, holder=replace(way.holder, remedy=remedy))
         return way
 
-    def _texts(
-        self, way: Way, names: Sequence[Root], steps: Sequence[object], number: int
+    def _holders_of_way(
+        self, way: Way, roots: Sequence[Root], steps: Sequence[object], references: int
     ) -> tuple[Holder, Holder]:
         """Return the holder with the line that frees one object, and with the line for several."""
         first = steps[0]
         holder = way.holder
         may_delete = self._may_delete(first)
-        of_whole = _named(holder, names, first, may_delete=may_delete)
+        of_whole = _with_names(holder, roots, first, may_delete=may_delete)
         if len(steps) > 1 and of_whole.remedy.deletes:
-            self._named[of_whole.remedy.line] = first
+            self._items_by_deletion[of_whole.remedy.line] = first
         if of_whole.remedy != holder.remedy and _may_have_other_data(first):
             self._removed_objects[id(first)] = first
-            remedy = replace(of_whole.remedy, cuts=_cuts_of_names(names, first))
+            remedy = replace(of_whole.remedy, cuts=_cuts_of_variables(roots, first))
             of_whole = replace(of_whole, remedy=remedy)
-        if self._is_deleted_as_a_whole(steps, number):
+        if self._is_deleted_as_a_whole(steps, references):
             return of_whole, of_whole
-        of_single = _named(holder, names[:1], first, may_delete=False)
+        of_single = _with_names(holder, roots[:1], first, may_delete=False)
         is_whole = _is_whole_of_torch(first) or is_instance(first, type)
         if not of_single.remedy.text and is_whole:
             return of_whole, of_whole
@@ -372,17 +374,17 @@ class HolderRows:
             return True
         return all(root.rank is not Rank.IPYTHON for root in roots)
 
-    def _is_deleted_as_a_whole(self, steps: Sequence[object], number: int) -> bool:
+    def _is_deleted_as_a_whole(self, steps: Sequence[object], references: int) -> bool:
         """Return True if an object has nothing that its user may want to keep.
 
         Args:
             steps: the chain from it to an object that was asked about.
-            number: number of its references to that object.
+            references: number of its references to that object.
         """
         first = steps[0]
-        if len(steps) == 1 or (self._is_name and not _is_users(first)):
+        if len(steps) == 1 or (self._is_name and not _may_hold_more(first)):
             return True
-        return number > 1 and _is_container(first) and number == _number_of_items(first)
+        return references > 1 and _is_container(first) and references == _number_of_items(first)
 
     def _add_neighbours(self, row: _Row, steps: Sequence[object]) -> None:
         """Add the objects of a container that were not searched: it may hold many more than the one
@@ -415,7 +417,7 @@ def _with_repeated(cuts: Sequence[Cut], steps: Sequence[object]) -> list[Cut]:
     return every
 
 
-def _ways_of(found_chain: FoundChain) -> list[tuple[Sequence[object], int]]:
+def _steps_through_each_attribute(found_chain: FoundChain) -> list[tuple[Sequence[object], int]]:
     """Return the steps to an object through each attribute of its holder that leads to it, with
     the number of references; those through the first item of a container, such as one of many
     views.
@@ -435,10 +437,10 @@ def _are_attributes(steps: Sequence[object]) -> bool:
     return len(steps) > 1 and instance_dict(steps[-2]) is steps[-1]
 
 
-def _cuts_of_names(names: Sequence[Root], item: object) -> tuple[Cut, ...]:
+def _cuts_of_variables(roots: Sequence[Root], item: object) -> tuple[Cut, ...]:
     """Return the references that a line removes which deletes the variables of an object."""
     cuts = list[Cut]()
-    for root in names:
+    for root in roots:
         if root.cut is not None and root.rank is Rank.VARIABLE:
             cuts.append(replace(root.cut, removed_id=id(item)))
     return tuple(cuts)
@@ -448,9 +450,9 @@ def _is_no_variable(row: _Row) -> bool:
     return not row.of_single.is_variable
 
 
-def _is_users(item: object) -> bool:
-    """Return True for a container, a user's object, a class or a cached function: it may hold more,
-    so that no advice deletes all of it.
+def _may_hold_more(item: object) -> bool:
+    """Return True for a container, a user's object, a class or a cached function: what else it
+    holds may be wanted, so that no advice deletes all of it.
     """
     if is_instance(item, type) or is_exactly(item, functools._lru_cache_wrapper):
         return True
@@ -486,7 +488,7 @@ def _is_container(item: object) -> bool:
     return container_base(type(item)) is not None
 
 
-def _named(holder: Holder, roots: Sequence[Root], item: object, *, may_delete: bool) -> Holder:
+def _with_names(holder: Holder, roots: Sequence[Root], item: object, *, may_delete: bool) -> Holder:
     """Return a holder with all names that refer to its object directly.
 
     Args:

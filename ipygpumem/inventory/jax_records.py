@@ -58,6 +58,7 @@ def _live_of_jax() -> list[Any]:
 
 
 def _record(array: Any, labels: Labels) -> TensorRecord:
+    """Return the record of one of JAX's arrays."""
     devices = sorted(array.devices(), key=lambda device: int(device.id))
     note = ""
     storage = id(array)

@@ -12,11 +12,9 @@ from operator import not_
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import ONCE_IN_LIST, Batch, chunks, ids_of, of_types
-from ipygpumem.heap.containers import UNTRACKED
+from ipygpumem.heap.containers import UNTRACKED_TYPES
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes
 from ipygpumem.inventory.remaining import new_behind
-
-_CONTAINERS = set(map(id, UNTRACKED))
 
 
 class KeptObjects(NamedTuple):
@@ -59,7 +57,7 @@ def _add_untracked(objects: Sequence[object], own_bytes: OwnBytes, identities: s
         identities.update(map(id, compress(untracked, map(not_, are_held_once))))
         waiting = list(compress(untracked, are_held_once))
         size += _requested(waiting, own_bytes)
-        waiting = of_types(_CONTAINERS, waiting)
+        waiting = of_types(UNTRACKED_TYPES, waiting)
     return size
 
 

@@ -1,4 +1,4 @@
-"""Makes one row of the rows that one container holds, with one line that frees them all.
+"""Joins the rows of memory that one container holds into one, with one line that frees all of it.
 
 Lines of their own would fail after the first one: ``del runs[0]`` moves the list's later items up.
 The arrays of an object and its other memory, which are found separately, are one row, too.
@@ -57,16 +57,16 @@ _MOVING = {Kind.ITEM, Kind.ELEMENT, Kind.QUEUED}
 
 
 def merged(rows: Sequence[HeldRow]) -> list[HeldRow]:
-    """Return the rows, the largest first, those of one object and of one container as one."""
+    """Return the rows, the largest first, with one row for each object and each container."""
     alone = list[HeldRow]()
     removable = list[HeldRow]()
-    for row in _one_of_each_object(rows):
+    for row in _one_row_per_object(rows):
         if row.cuts:
             removable.append(row)
         else:
             alone.append(row)
     for group in _groups(_with_arrays_inside(removable)):
-        alone += _rows_of(group)
+        alone += _rows_of_group(group)
     rows = _joined_by_lines(_joined_by_positions(_joined_by_deletion(alone)))
     return _largest_first(rows)
 
@@ -146,8 +146,8 @@ def holder_of_registered(roots: Sequence[Root]) -> Holder:
 # -- objects --------------------------------------------------------------------------------------
 
 
-def _one_of_each_object(rows: Sequence[HeldRow]) -> list[HeldRow]:
-    """Return the rows, those of one name with one holder as one."""
+def _one_row_per_object(rows: Sequence[HeldRow]) -> list[HeldRow]:
+    """Return the rows, with one in place of those that have the same name and the same holder."""
     by_object = dict[tuple[str, Holder], list[HeldRow]]()
     unnamed = list[HeldRow]()
     for row in rows:
@@ -155,10 +155,10 @@ def _one_of_each_object(rows: Sequence[HeldRow]) -> list[HeldRow]:
             by_object.setdefault((row.row.name, row.holder), []).append(row)
         else:
             unnamed.append(row)
-    return [*map(_whole_object, by_object.values()), *unnamed]
+    return [*map(_row_of_object, by_object.values()), *unnamed]
 
 
-def _whole_object(rows: Sequence[HeldRow]) -> HeldRow:
+def _row_of_object(rows: Sequence[HeldRow]) -> HeldRow:
     """Return one row for the arrays of an object and for its other memory."""
     if len(rows) == 1:
         return rows[0]
@@ -168,13 +168,13 @@ def _whole_object(rows: Sequence[HeldRow]) -> HeldRow:
         if row.arrays:
             shown = row
     whole = replace(
-        _sum_of(of_object, shown), device=_devices_of(of_object), parts=_parts_of(of_object)
+        _sum_of(of_object, shown), device=_devices_of(of_object), parts=_largest_parts(of_object)
     )
     return HeldRow(whole, rows[0].holder)
 
 
 def _with_arrays_inside(rows: Sequence[HeldRow]) -> list[HeldRow]:
-    """Return the rows, those of an object and of the arrays inside it as one.
+    """Return the rows, with one in place of those of an object and of the arrays inside it.
 
     Two frames in a dict are two objects, although each of their arrays was found by itself.
     """
@@ -199,8 +199,8 @@ def _records(rows: Iterable[HeldRow]) -> list[RetainedArray]:
     return [row.row for row in rows]
 
 
-def _parts_of(rows: Iterable[RetainedArray]) -> dict[str, int]:
-    """Return the largest parts of rows, those with equal names as one."""
+def _largest_parts(rows: Iterable[RetainedArray]) -> dict[str, int]:
+    """Return the largest parts of rows, with the sum of those that have the same name."""
     parts = Counter[str]()
     for row in rows:
         parts.update(row.parts)
@@ -230,7 +230,7 @@ def _devices_of(rows: Sequence[RetainedArray]) -> str:
 # -- groups ---------------------------------------------------------------------------------------
 
 
-class _Moved(NamedTuple):
+class _MovedItems(NamedTuple):
     """The identities of containers whose other items move when a row is removed."""
 
     containers: set[int]
@@ -247,7 +247,7 @@ class _Moved(NamedTuple):
     """
 
     @classmethod
-    def of(cls, rows: Sequence[HeldRow]) -> _Moved:
+    def of(cls, rows: Sequence[HeldRow]) -> _MovedItems:
         """Return the containers and lists to which the lines of some rows lead."""
         containers = Counter[int]()
         called, passed = set[int](), set[int]()
@@ -258,10 +258,12 @@ class _Moved(NamedTuple):
                     containers[cut.owner_id] += 1
                 if cut.kind is Kind.CALL and cut.owner_id:
                     called.add(cut.owner_id)
-                passed.update(outer.owner_id for outer in _outer(cut) if outer.kind is Kind.CALL)
-                on_the_way.update(map(_reference, _outer(cut)))
+                passed.update(
+                    outer.owner_id for outer in _outer_references(cut) if outer.kind is Kind.CALL
+                )
+                on_the_way.update(map(_key_of_reference, _outer_references(cut)))
             of_row = chain.from_iterable(cut.each() for cut in row.cuts)
-            removed.update(set(map(_reference, of_row)))
+            removed.update(set(map(_key_of_reference, of_row)))
         twice = {reference for reference, count in removed.items() if count > 1}
         crowded = {owner_id for owner_id, count in containers.items() if count > 1}
         return cls(set(containers), crowded, called & passed, twice | removed.keys() & on_the_way)
@@ -271,15 +273,15 @@ def _groups(rows: Sequence[HeldRow]) -> list[list[HeldRow]]:
     """Return the rows in groups that one line may free."""
     if len(rows) < 2:
         return [list(rows)] if rows else []
-    moved = _Moved.of(rows)
+    moved = _MovedItems.of(rows)
     group_of = dict[object, list[HeldRow]]()
     for row in rows:
         group = [row]
-        for place in _places(row, moved):
+        for place in _keys_of_groups(row, moved):
             other = group_of.setdefault(place, group)
             if other is not group:
                 other += group
-                _replace(group_of, group, other)
+                _replace_group(group_of, group, other)
                 group = other
     groups = list[list[HeldRow]]()
     for row in rows:
@@ -289,7 +291,7 @@ def _groups(rows: Sequence[HeldRow]) -> list[list[HeldRow]]:
     return groups
 
 
-def _replace(
+def _replace_group(
     group_of: dict[object, list[HeldRow]], group: list[HeldRow], other: list[HeldRow]
 ) -> None:
     """Put a group that has been added to another one at all of its places."""
@@ -298,7 +300,7 @@ def _replace(
             group_of[place] = other
 
 
-def _places(row: HeldRow, moved: _Moved) -> Iterator[object]:
+def _keys_of_groups(row: HeldRow, moved: _MovedItems) -> Iterator[object]:
     """Yield the keys of the groups to which a row belongs."""
     yield row.cuts  # one line frees both
     for cut in row.cuts:
@@ -306,12 +308,12 @@ def _places(row: HeldRow, moved: _Moved) -> Iterator[object]:
             yield cut.owner_id
         elif cut.kind is Kind.KEY and cut.owner_id in moved.crowded:
             yield cut.owner_id  # ``del outer["x"]`` moves the keys of the other line
-        for other in (cut, *_outer(cut)):
+        for other in (cut, *_outer_references(cut)):
             if other.kind is Kind.CALL and other.owner_id in moved.registries:
                 yield other.owner_id
-            if _reference(other) in moved.passed:
-                yield _reference(other)
-        for outer in _outer(cut):
+            if _key_of_reference(other) in moved.passed:
+                yield _key_of_reference(other)
+        for outer in _outer_references(cut):
             if outer.kind in WITH_POSITIONS and outer.owner_id in moved.containers:
                 yield outer.owner_id  # another row's removal moves the items of this list
         container = cut.outer
@@ -326,14 +328,14 @@ def _is_in_container(row: HeldRow, cut: Cut) -> bool:
     return cut.kind in _MOVING or bool(cut.all_of) or not row.row.name
 
 
-def _reference(cut: Cut) -> tuple[int, str]:
+def _key_of_reference(cut: Cut) -> tuple[int, str]:
     """Return the key of a reference, which a row may remove, and another one's line lead
     through.
     """
     return cut.owner_id, cut.target
 
 
-def _outer(cut: Cut) -> Iterator[Cut]:
+def _outer_references(cut: Cut) -> Iterator[Cut]:
     """Yield the references on the way to a reference."""
     outer = cut.outer
     while outer is not None:
@@ -344,11 +346,11 @@ def _outer(cut: Cut) -> Iterator[Cut]:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-def _rows_of(group: list[HeldRow]) -> list[HeldRow]:
+def _rows_of_group(group: list[HeldRow]) -> list[HeldRow]:
     """Return one row for a group, or rows for its parts if no line can free all of it."""
     if len(group) == 1:
         return group
-    whole = _as_one(group)
+    whole = _row_with_one_line(group)
     if whole is not None:
         return [whole]
     by_owner = dict[int, list[HeldRow]]()
@@ -358,11 +360,11 @@ def _rows_of(group: list[HeldRow]) -> list[HeldRow]:
         return group
     rows = list[HeldRow]()
     for part in by_owner.values():
-        rows += _rows_of(part)
+        rows += _rows_of_group(part)
     return rows
 
 
-def _as_one(group: list[HeldRow]) -> HeldRow | None:
+def _row_with_one_line(group: list[HeldRow]) -> HeldRow | None:
     """Return one row for a group; None if no line can free all of it."""
     cuts = _cuts_of(group)
     # A long line is better than two, of which the first moves the items of the second.
@@ -371,7 +373,7 @@ def _as_one(group: list[HeldRow]) -> HeldRow | None:
     if not statement or first is None:
         return None
     remedy = Remedy(statement, _comment_of(group), tuple(cuts))
-    return _whole(group, replace(first, path=_path(group, first), remedy=remedy))
+    return _row_of_several(group, replace(first, path=_path_to_group(group, first), remedy=remedy))
 
 
 def _comment_of(rows: Iterable[HeldRow]) -> str:
@@ -384,7 +386,7 @@ def _cuts_of(rows: Iterable[HeldRow]) -> list[Cut]:
     return list(chain.from_iterable(row.cuts for row in rows))
 
 
-def _whole(rows: Sequence[HeldRow], holder: Holder) -> HeldRow:
+def _row_of_several(rows: Sequence[HeldRow], holder: Holder) -> HeldRow:
     """Return one row for several, with the holder of all."""
     records = _records(rows)
     first = records[0]
@@ -395,8 +397,8 @@ def _whole(rows: Sequence[HeldRow], holder: Holder) -> HeldRow:
         objects=sum(row.objects for row in records),
         cell=first.cell if _are_equal(row.cell for row in records) else None,
     )
-    if _are_equal(map(_look, records)):
-        whole = replace(whole, parts=_parts_of(records))
+    if _are_equal(map(_shown_fields, records)):
+        whole = replace(whole, parts=_largest_parts(records))
     else:
         whole = _of_many_kinds(whole, records)
     return HeldRow(whole, holder)
@@ -434,7 +436,7 @@ def _of_many_kinds(whole: RetainedArray, rows: Sequence[RetainedArray]) -> Retai
     whole = replace(whole, shape=None, dtype="", device=_devices_of(rows), arrays=0, parts={})
     if len(sizes) == 1:
         if all(row.parts for row in rows):
-            return replace(whole, parts=_parts_of(rows))
+            return replace(whole, parts=_largest_parts(rows))
         return whole
     return replace(whole, type_name=SEVERAL_TYPES, parts=dict(sizes.most_common(_MOST_NAMES)))
 
@@ -447,12 +449,12 @@ def _names_of(rows: Sequence[RetainedArray]) -> str:
     return ", ".join(names)
 
 
-def _look(row: RetainedArray) -> tuple[object, ...]:
+def _shown_fields(row: RetainedArray) -> tuple[object, ...]:
     """Return all that a row shows besides its size and holder."""
     return row.type_name, row.dtype, row.shape, row.device
 
 
-def _path(group: Sequence[HeldRow], first: Holder) -> str:
+def _path_to_group(group: Sequence[HeldRow], first: Holder) -> str:
     """Return the path to the object that holds all rows of a group.
 
     Args:
@@ -498,8 +500,8 @@ def _text_of_several(first: Holder, number: int) -> str:
 
 
 def _joined_by_deletion(rows: list[HeldRow]) -> list[HeldRow]:
-    """Return the rows, as one those that the same line deletes or clears: run again, it would fail
-    or free nothing.
+    """Return the rows, with one in place of those that the same line deletes or clears: run again,
+    the line would fail or free nothing.
 
     Examples are ``%xdel _4`` for each part of a model that a cell has shown, and
     ``layers.zero_grad()`` for each module of a ``ModuleDict``.
@@ -519,7 +521,9 @@ def _joined_by_deletion(rows: list[HeldRow]) -> list[HeldRow]:
         holders = [row.holder for row in largest_first if row.holder is not None]
         path = _text_of_several(holders[0], len({holder.path for holder in holders}))
         remedy = replace(holders[0].remedy, comment=_comment_of(largest_first))
-        remaining.append(_whole(largest_first, replace(holders[0], path=path, remedy=remedy)))
+        remaining.append(
+            _row_of_several(largest_first, replace(holders[0], path=path, remedy=remedy))
+        )
     return remaining
 
 
@@ -527,7 +531,8 @@ def _joined_by_deletion(rows: list[HeldRow]) -> list[HeldRow]:
 
 
 def _joined_by_positions(rows: list[HeldRow]) -> list[HeldRow]:
-    """Return the rows, as one those whose lines delete items of one list, or clear their gradients.
+    """Return the rows, with one in place of those whose lines delete items of one list, or clear
+    their gradients.
 
     After ``del runs[0]``, ``del runs[1]`` would delete another item. A list may have a hundred
     modules, each with a gradient.
@@ -572,7 +577,7 @@ def _row_of_items(owner: str, ending: str, rows_at: Mapping[int, list[HeldRow]])
         line = f"for _position in {listed}: {statement}{deletion}"
     remedy = Remedy(line, _comment_of(rows), tuple(_cuts_of(rows)))
     path = _text_of_several(first, len(positions))
-    return [_whole(_largest_first(rows), replace(first, path=path, remedy=remedy))]
+    return [_row_of_several(_largest_first(rows), replace(first, path=path, remedy=remedy))]
 
 
 def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
@@ -584,7 +589,8 @@ def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
 
 
 def _joined_by_lines(rows: list[HeldRow]) -> list[HeldRow]:
-    """Return the rows, as one those of which one's line names an object that another's removes.
+    """Return the rows, with one in place of two if the line of the first names an object that the
+    line of the second removes.
 
     Run in any order, one of their lines would fail: ``del runs["opt"]`` and
     ``runs["opt"].zero_grad()``.
@@ -606,7 +612,7 @@ def _joined_by_lines(rows: list[HeldRow]) -> list[HeldRow]:
             tuple(chain.from_iterable(paths.values())),
         )
         remaining = [row for row in remaining if all(row is not other for other in pair)]
-        remaining.append(_whole(_largest_first(pair), holder))
+        remaining.append(_row_of_several(_largest_first(pair), holder))
 
 
 def _user_and_remover(rows: Sequence[HeldRow]) -> tuple[HeldRow, HeldRow] | None:
@@ -686,7 +692,7 @@ def with_arrays(
     """
     sizes = Counter(row.parts)
     search = ArraySearch(lambda _, array: array.storage not in storages)
-    for part in _parts(value):
+    for part in _parts_of_object(value):
         items = [value] if part.objects is None else part.objects
         part_bytes = 0
         for item in items:
@@ -696,7 +702,7 @@ def with_arrays(
     return replace(row, parts=dict((+sizes).most_common(_MOST_NAMES)))
 
 
-def _parts(value: object) -> Sequence[ObjectPart]:
+def _parts_of_object(value: object) -> Sequence[ObjectPart]:
     """Return the parts of an object, those with unknown objects last."""
     try:
         parts = list(parts_of(value))

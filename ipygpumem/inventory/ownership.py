@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -11,7 +11,7 @@ from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.backward import BackwardSearch
-from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE
+from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE, NOT_REACHED, OUT_OF_SIGHT
 from ipygpumem.heap.holders.kept_by_graphs import graph_holders
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.barriers import is_never_followed
@@ -19,7 +19,7 @@ from ipygpumem.heap.libraries import OUTLIVES, segments
 from ipygpumem.heap.paths.cuts import WITH_POSITIONS, Cut, Kind
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end
 from ipygpumem.heap.paths.remedies import MORE_THERE, NO_REMEDY, Holder, Remedy
-from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
+from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Root, RootOf, Roots
 from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import Partners, partners, types_to_compare
@@ -40,10 +40,8 @@ _PARTS_SHOWN = 5
 _LEAST_SHARE = 0.01
 _ALL_LINES = "all lines"
 _SMALL = Holder("small objects that something else uses, too", NO_REMEDY)
-_NOT_REACHED = Holder("something that the search did not reach within its limits", NO_REMEDY)
-_UNSEEN = Holder(
-    "something that cannot be seen from Python: a running function or compiled code", NO_REMEDY
-)
+_NOT_REACHED = replace(NOT_REACHED, remedy=NO_REMEDY)
+_OUT_OF_SIGHT = replace(OUT_OF_SIGHT, remedy=NO_REMEDY)
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,7 @@ def _other_holders(
     owned: _Owned, references: int, every: Collection[NodeKey], roots: Roots
 ) -> tuple[Groups, set[int]]:
     """Return the nodes that something other than the name keeps alive by their holders, and all
-    nodes that are held from outside.
+    nodes that are held from outside; small objects and hidden cycles need no search.
     """
     groups = Groups()
     region, holding = owned.region, owned.holding
@@ -212,7 +210,7 @@ def _other_holders(
         # Our own containers refer to the object, too.
         ours = {id(region.objects), id(region.folded), id(holding)}
         without_ours = replace(roots, hidden=roots.hidden | ours)
-        groups, held_outside = _holders(owned, held_outside, without_ours)
+        groups, held_outside = _searched_holders(owned, held_outside, without_ours)
     cycles = region.in_hidden_cycles()
     if cycles:
         groups[_hidden_cycle(owned, cycles)] = set(cycles)
@@ -233,9 +231,11 @@ def _hidden_cycle(owned: _Owned, cycles: set[int]) -> Holder:
     return replace(HIDDEN_CYCLE, remedy=Remedy("; ".join(lines)))
 
 
-def _holders(owned: _Owned, held_outside: set[int], roots: Roots) -> tuple[Groups, set[int]]:
-    """Return the nodes that something else keeps alive by their holders, and all nodes that are
-    held from outside.
+def _searched_holders(
+    owned: _Owned, held_outside: set[int], roots: Roots
+) -> tuple[Groups, set[int]]:
+    """Search the heap for the holders of an object; return the nodes that each of them keeps alive,
+    and all nodes that are held from outside, with those in graphs and in shared memory.
     """
     region, holding = owned.region, owned.holding
     heap = Heap(types=types_to_compare())  # after counting, because it refers to every object
@@ -248,10 +248,10 @@ def _holders(owned: _Owned, held_outside: set[int], roots: Roots) -> tuple[Group
     }
     members = region.objects.keys() | set(map(id, region.folded))  # these refer to each other
     outside = replace(roots, namespaces=namespaces, hidden=roots.hidden | members)
-    groups = _by_holder(region, named, shared, heap, outside, is_name=owned.is_name)
+    groups = _nodes_by_holder(region, named, shared, heap, outside, is_name=owned.is_name)
     if owned.is_name:
         groups = _ended_by_name(groups, target_of(owned.name), holding[0], roots)
-    groups = {**_of_segments(region, groups, heap, roots), **groups}
+    groups = {**_shared_segments(region, groups, heap, roots), **groups}
     heap.drop()
     return groups, held_outside
 
@@ -443,10 +443,7 @@ def _worth_naming(region: Region, held_outside: set[int], every: Collection[Node
     return large
 
 
-_RootOf = Callable[[object], Root | None]
-
-
-def _without(name: str, root_of: _RootOf) -> _RootOf:
+def _without(name: str, root_of: RootOf) -> RootOf:
     """Return a function that names the roots of a namespace, except a name itself."""
     text = f"{NOTEBOOK}{name}"  # a module of %run may have a global of the same name
 
@@ -462,7 +459,7 @@ def _without(name: str, root_of: _RootOf) -> _RootOf:
 # -- the search for holders -----------------------------------------------------------------------
 
 
-def _by_holder(
+def _nodes_by_holder(
     region: Region, held: set[int], shared: Partners, heap: Heap, roots: Roots, *, is_name: bool
 ) -> Groups:
     """Return the held nodes, and the memory that partners share, by holder; variables first."""
@@ -477,13 +474,13 @@ def _by_holder(
     groups = rows.groups()
     missing = rows.without_holder
     in_graphs = region.held_in_torch().intersection(held) - missing
-    missing -= _add_graphs(groups, region, missing, heap, roots)
-    _add_more_graphs(groups, region, in_graphs, heap, roots)
+    missing -= _add_tensors_of_graphs(groups, region, missing, heap, roots)
+    _add_graphs_of_held_tensors(groups, region, in_graphs, heap, roots)
     not_reached = missing if search.is_cut else missing.intersection(too_many)
     if not_reached:
         groups[_NOT_REACHED] = set(not_reached)
     if missing - not_reached:
-        groups[_UNSEEN] = missing - not_reached
+        groups[_OUT_OF_SIGHT] = missing - not_reached
     return groups
 
 
@@ -507,15 +504,11 @@ def _objects_to_search(
     return searched
 
 
-def _add_graphs(
+def _add_tensors_of_graphs(
     groups: Groups, region: Region, missing: set[NodeKey], heap: Heap, roots: Roots
 ) -> set[NodeKey]:
-    """Add the holders of tensors that autograd keeps to the groups; return these tensors."""
-    tensors = dict[StorageKey, NodeKey]()
-    for tensor in region.tensors(missing):
-        storage = storage_key(tensor)
-        if storage is not None:
-            tensors[storage] = id(tensor)
+    """Add the holders of tensors that only autograd keeps to the groups; return these tensors."""
+    tensors = _nodes_by_storage(region, missing)
     if tensors:
         for storage, holder in explain(tensors, heap, roots).items():
             groups.setdefault(holder, set()).add(tensors[storage])
@@ -525,15 +518,11 @@ def _add_graphs(
 _GRAPH = Holder("the graph of another tensor", NO_REMEDY)
 
 
-def _add_more_graphs(
+def _add_graphs_of_held_tensors(
     groups: Groups, region: Region, keys: set[int], heap: Heap, roots: Roots
 ) -> None:
     """Add the tensors whose graphs keep tensors that have Python holders, too."""
-    tensors = dict[StorageKey, int]()
-    for tensor in region.tensors(keys):
-        storage = storage_key(tensor)
-        if storage is not None:
-            tensors[storage] = id(tensor)
+    tensors = _nodes_by_storage(region, keys)
     if not tensors:
         return
     holders = graph_holders(set(tensors), heap, roots)
@@ -541,7 +530,17 @@ def _add_more_graphs(
         groups.setdefault(holders.get(storage, _GRAPH), set()).add(key)
 
 
-def _of_segments(region: Region, groups: Groups, heap: Heap, roots: Roots) -> Groups:
+def _nodes_by_storage(region: Region, keys: Collection[NodeKey]) -> dict[StorageKey, NodeKey]:
+    """Return the node of a tensor on each storage, of the tensors among some nodes."""
+    nodes = dict[StorageKey, NodeKey]()
+    for tensor in region.tensors(keys):
+        storage = storage_key(tensor)
+        if storage is not None:
+            nodes[storage] = id(tensor)
+    return nodes
+
+
+def _shared_segments(region: Region, groups: Groups, heap: Heap, roots: Roots) -> Groups:
     """Return the shared memory, which stays until it is unlinked, and the line that frees it after
     all views of it.
     """

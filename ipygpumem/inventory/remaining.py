@@ -353,6 +353,7 @@ class _Search:
         name: str,
         chain: tuple[object, ...],
     ) -> None:
+        """Add a row with its objects, which explains a part of the memory to find."""
         self._left_bytes -= row.size_bytes
         self._with_row.update(map(id, items))
         self.remaining.append(Remaining(row, tuple(items), name, chain, self._may_be_older))

@@ -246,7 +246,7 @@ class Retained:
             if graph_tensors[0].kind == "output":
                 self._graphs_of_outputs[name] = keys
             else:
-                yield from self._memory.findings(keys, *_words(graph_tensors))
+                yield from self._memory.findings(keys, *_words_on_graphs(graph_tensors))
 
     # -- outputs ---------------------------------------------------------------------------------
 
@@ -267,9 +267,7 @@ class Retained:
             if self._memory.is_referred(value, self._inside_outputs):
                 continue
             keys = [key for key in storages.get(name, ()) if key not in listed]
-            what = f"{name}: {type_name(value)} that only IPython holds"
-            remedy = f"to free it: {deletion_of_output(cell_of_output(name))}"
-            yield from self._memory.findings(keys, what, remedy)
+            yield from self._memory.findings(keys, *words_on_output(name, value))
 
     def _storages_of_outputs(self) -> dict[StorageKey, str]:
         """Return the storages whose arrays have paths from one output only, with its name."""
@@ -283,6 +281,14 @@ class Retained:
             if len(names) == 1 and not names.isdisjoint(self._outputs):
                 by_output[key] = names.pop()
         return by_output
+
+
+def words_on_output(name: str, value: object) -> tuple[str, str]:
+    """Return the description of an output that only IPython refers to, and the line that frees
+    it.
+    """
+    what = f"{name}: {type_name(value)} that only IPython holds"
+    return what, deletion_of_output(cell_of_output(name))
 
 
 def _any_is(items: Iterable[object], kind: type) -> bool:
@@ -557,7 +563,7 @@ def _kinds_in(nodes: Iterable[Any]) -> frozenset[str]:
     return frozenset(name_of(type(node)) for node in nodes if not is_leaf(node))
 
 
-def _words(graph_tensors: Sequence[_GraphTensor]) -> tuple[str, str]:
+def _words_on_graphs(graph_tensors: Sequence[_GraphTensor]) -> tuple[str, str]:
     """Return a description of a group of tensors with graphs, and a remedy."""
     evaluations = [
         graph_tensor.instead for graph_tensor in graph_tensors if graph_tensor.kind == "evaluation"

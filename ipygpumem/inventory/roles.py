@@ -54,6 +54,7 @@ def roles_of_each(
 
 
 def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
+    """Yield the parameters, also those of subclasses that only have torch's mark."""
     base = library_type("torch.nn", "Parameter")
     if base is None:
         return
@@ -67,6 +68,7 @@ def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
 
 
 def _buffers(reader: Reader, heap: Heap | TrackedInstances) -> Iterator[Any]:
+    """Yield the buffers of all live modules."""
     for module in heap.modules:
         attributes = instance_dict(module) or {}
         buffers: Any = attributes.get("_buffers")

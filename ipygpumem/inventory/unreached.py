@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, islice
 from operator import attrgetter, itemgetter
@@ -25,7 +24,9 @@ from ipygpumem.heap.bulk import (
     ids_of,
     instances_among,
     of_types,
+    without_objects,
 )
+from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.frames import SUSPENDED, code_of, failed, locals_of
 from ipygpumem.heap.knowledge.slices import Slices, is_view
@@ -42,7 +43,7 @@ from ipygpumem.introspect import (
     module_dict,
     module_of,
 )
-from ipygpumem.reclaim.frames import frames, names_in
+from ipygpumem.reclaim.frames import frames_of, names_in
 
 _MOST = 2000
 """Maximum number of large objects to measure that only libraries hold."""
@@ -70,9 +71,6 @@ _OF_PYTHON = {
 """Modules of classes whose objects are no plain containers: a task holds its coroutine's frame."""
 
 
-_COUNTED = set(map(id, (list, tuple, dict, set, frozenset, deque)))
-"""Identities of the types whose number of items can be asked without running a user's code."""
-
 OF_PLACES: tuple[type, ...] = (
     FunctionType,
     functools._lru_cache_wrapper,
@@ -90,7 +88,7 @@ class Places:
     """
 
     def __init__(self, heap: Heap) -> None:
-        self.items: list[Any] = list(_places(heap))
+        self.items: list[Any] = list(_users_places(heap))
         self.contents: dict[int, object] = {}
         """The objects in these places, and those of running functions, by identity."""
         for place in self.items:
@@ -175,15 +173,14 @@ def led_to_by_names(names: Iterable[object], wanted: set[int]) -> set[int]:
 
 def _without_wide(items: Sequence[Any], wide: list[Any]) -> Sequence[Any]:
     """Return the objects without containers of many items, which are added to ``wide``."""
-    containers = of_types(_COUNTED, items)
+    containers = of_types(CONTAINER_TYPES, items)
     # In C: most objects have a dict of attributes, and a loop would take ten times as long.
     are_wide = list(map(_WIDE.__lt__, map(len, containers)))
     if True not in are_wide:
         return items
     new = list(compress(containers, are_wide))
     wide += new
-    waiting = set(map(id, new))
-    return [item for item in items if id(item) not in waiting]
+    return without_objects(new, items)
 
 
 def _taken_from(wide: list[Any]) -> list[Any]:
@@ -244,8 +241,10 @@ def count_named(
         sizes.together(values)
 
 
-def _places(heap: Heap) -> Iterator[Any]:
-    """Yield the user's functions and their caches, generators and errors."""
+def _users_places(heap: Heap) -> Iterator[Any]:
+    """Yield the user's functions, their caches, the user's generators, and all errors that have a
+    traceback.
+    """
     functions = heap.instances(FunctionType)
     files = list(map(attrgetter("__code__.co_filename"), functions))
     users_files = set(filter(is_users, set(files)))
@@ -266,7 +265,7 @@ def _contents(place: Any) -> list[object]:
     """Return the objects that a function, a cache, a generator or an error keeps."""
     if is_instance(place, BaseException):
         values = list[object]()
-        for frame, _ in frames(place):
+        for frame in frames_of(place):
             values += names_in(frame).values()
         return values
     if is_exactly(place, *SUSPENDED):

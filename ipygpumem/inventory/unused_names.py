@@ -21,7 +21,7 @@ from ipygpumem.introspect import is_users, is_users_class
 from ipygpumem.inventory.causes import Holder, Shortage, exceeds
 from ipygpumem.inventory.findings import storages_of
 from ipygpumem.inventory.top import NamedSize, measure_names
-from ipygpumem.reclaim.frames import frames
+from ipygpumem.reclaim.frames import frames_of
 from ipygpumem.units import MIB, format_bytes
 
 _MAPPED = 32 * MIB
@@ -242,7 +242,7 @@ def _running_code(code: FailedCode) -> Iterator[CodeType]:
     """Yield the code of the notebook and of the user's files among the frames of an error and the
     running ones.
     """
-    of_error = [frame for frame, _ in frames(code.error)]
+    of_error = frames_of(code.error)
     for frame in [*of_error, *stack(sys._getframe())]:
         if frame.f_globals is code.namespace or is_users(frame.f_code.co_filename):
             yield frame.f_code

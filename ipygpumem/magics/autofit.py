@@ -30,7 +30,7 @@ from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.commands.declarations import Options, argument, command, integer, option
-from ipygpumem.shell.ipython.caches import last_error_id, shown_since
+from ipygpumem.shell.ipython.last_errors import last_error_id, shown_since
 from ipygpumem.shell.ipython.rewriting import FIT_NAME, first_lines
 from ipygpumem.units import format_bytes
 
@@ -270,7 +270,7 @@ class CellFit:
             try:
                 with interrupts.reraise_swallowed():
                     self._take_back()
-                self._check()
+                self._stop_if_none_fits()
             except AutofitError as error:
                 raise UsageError(clean(f"%%autofit: {error}")) from None
         scopes = [experiment.scope for experiment in self._experiments.here()]
@@ -330,8 +330,8 @@ class CellFit:
                 last.close(self._enclosing())
         self._fit.free_memory()
 
-    def _check(self) -> None:
-        """Restore the variables and raise ``AutofitError`` if no further try can fit."""
+    def _stop_if_none_fits(self) -> None:
+        """If no further try can fit, restore the variables and raise ``AutofitError``."""
         if self._fit.more and not self._undone:
             return
         for name, value in self._before.items():

@@ -206,7 +206,7 @@ def _named_on_engines(app: App, name: str) -> Any:
     if not on_engines:
         return None
     here = app.experiments.here()
-    if not name and here and here[-1].elapsed_seconds < on_engines[-1].elapsed_seconds:
+    if not name and here and here[-1].log.elapsed_seconds < on_engines[-1].elapsed_seconds:
         return None
     return on_engines[-1]
 
@@ -292,11 +292,12 @@ def lines_of_open(experiments: ExperimentManager) -> list[str]:
 
 def _description(experiment: Experiment, names: list[str]) -> str:
     """Return the line about one open experiment, which has made ``names``."""
-    seconds = experiment.seconds(experiment.seconds_here())
-    parts = [f"experiment {experiment.name}", *times(seconds, experiment.elapsed_seconds)]
+    log = experiment.log
+    seconds = log.seconds(experiment.seconds_here())
+    parts = [f"experiment {experiment.name}", *times(seconds, log.elapsed_seconds)]
     parts += usage_parts(experiment.usage())
     parts.append(f"names: {listed(names) or 'none yet'}")
-    saved = experiment.saved_memory()
+    saved = experiment.measured_scope.saved_memory()
     if saved:
         items = [f"{item.name} {format_bytes(item.size_bytes)}" for item in saved]
         parts.append(f"restored at the end: {', '.join(items)}")

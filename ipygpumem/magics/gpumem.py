@@ -176,7 +176,7 @@ def short_status(app: App, options: Options) -> list[Report]:
     commands to try.
     """
     on_or_off, measured = _headline(app)
-    used = reclaim.current(app.context.meter.now())
+    used = reclaim.bytes_in_use(app.context.meter.now())
     named = largest_names(app.context.shell).names
     lines = lines_of_open(app.experiments)
     shown = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named[:_LARGEST_SHOWN]]

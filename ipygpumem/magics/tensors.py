@@ -81,7 +81,7 @@ def tensors(app: App, options: Options) -> list[Report]:
     if not names and options.min is None:
         inventory = _with_memory(inventory)
     if options.by is None:
-        holders = _holders_without_name(app, inventory)
+        holders = _holders_of_nameless(app, inventory)
         return [reports.tensors_report(inventory, top=rows, holders=holders)]
     groups = records.group(inventory.tensors, options.by)
     return [reports.groups_report(inventory, options.by, groups, top=rows)]
@@ -99,8 +99,8 @@ def _with_memory(inventory: Inventory) -> Inventory:
     return replace(inventory, tensors=tuple(tensors))
 
 
-def _holders_without_name(app: App, inventory: Inventory) -> dict[StorageKey, str]:
-    """Return the holders of the largest tensors without a name, by storage; none if all of them
+def _holders_of_nameless(app: App, inventory: Inventory) -> dict[StorageKey, str]:
+    """Return the holders of the largest tensors without a name, by storage; none if these tensors
     are small together, because the search takes another pass over the heap.
     """
     nameless = [row for row in inventory.tensors if row.name is None]

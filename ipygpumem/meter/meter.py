@@ -207,11 +207,20 @@ class Meter:
         for other in dropped:
             other.close()
 
-    def readings(self, **how: bool) -> dict[str, Reading]:
-        """Read all probes into all open spans."""
+    def readings(
+        self, *, detail: bool = False, peak: bool = True, rearm: bool = False
+    ) -> dict[str, Reading]:
+        """Read all probes into all open spans; one that fails is left out and named in
+        ``failures``.
+
+        Args:
+            detail: add figures that take longer, as for ``Probe.read``.
+            peak: False if no span is open, so that no peak is needed.
+            rearm: begin new peaks.
+        """
         if self._find_more is not None:  # probes of libraries that were imported since
             self._probes += self._find_more()
-        return self._read(self._probes, **how)
+        return self._read(self._probes, detail=detail, peak=peak, rearm=rearm)
 
     def _open_spans(self) -> list[Span]:
         """Return the open spans."""
@@ -230,9 +239,7 @@ class Meter:
         peak: bool = True,
         rearm: bool = False,
     ) -> dict[str, Reading]:
-        """Read ``probes`` into all open spans; one that fails is left out and named in
-        ``failures``.
-        """
+        """Do the same with some probes; see ``readings``."""
         by_device = dict[str, Reading]()
         spans = self._open_spans()
         for probe in probes:

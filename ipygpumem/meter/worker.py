@@ -32,8 +32,8 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def add(self, job: Job) -> None:
-        """Run ``job`` as soon as possible, and again when it asks to; a job that is already there
-        is not changed.
+        """Run ``job`` as soon as possible, and again when it asks to; adding a job twice changes
+        nothing.
         """
         # In a forked child, the thread and the lock's owner have stayed in the parent process.
         if os.getpid() != self._pid:
@@ -50,7 +50,7 @@ class Worker:
             self._changed.notify()
 
     def wake(self, job: Job) -> None:
-        """Run ``job`` as soon as possible, if it is there."""
+        """Run ``job`` as soon as possible, unless it was removed."""
         if os.getpid() == self._pid:
             with self._changed:
                 if job in self._due:
@@ -76,6 +76,7 @@ class Worker:
             thread.join(_CLOSE_SECONDS)  # a job that hangs in a driver must not hang the shell
 
     def _run(self) -> None:
+        """Run the jobs in the thread, until there are none."""
         leave_signals_to_others()
         while (job := self._next()) is not None:
             pause = job()

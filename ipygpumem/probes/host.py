@@ -86,6 +86,7 @@ class HostProbe(Probe):
         self._open(exact=exact)
 
     def _open(self, *, exact: bool) -> None:
+        """Open the file of the mark, if the peak is to be ``exact`` and a reset lowers the mark."""
         forked = self._pid != os.getpid()
         self._exact = exact
         self._pid = os.getpid()

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import kinds_of, of_types
+from ipygpumem.heap.paths.literals import call_of_magic
 from ipygpumem.introspect import target_of
 from ipygpumem.notebook import cell_of_output, deletion_of_output
 from ipygpumem.reclaim.stored_errors import (
@@ -62,10 +63,7 @@ def line_that_removes(references: Iterable[ErrorReference], *, collects: bool) -
 
 def _as_code(statement: str) -> str:
     """Return a statement that can follow another one in a line, as a magic cannot."""
-    if not statement.startswith("%"):
-        return statement
-    name, _, argument = statement.removeprefix("%").partition(" ")
-    return f"get_ipython().run_line_magic({name!r}, {argument!r})"
+    return call_of_magic(statement) if statement.startswith("%") else statement
 
 
 def reference_to(name: str, container: Any, path: Path) -> ErrorReference:

@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import gc
 import inspect
-import re
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from types import FrameType
 from typing import Any
 
-from ipygpumem.heap.knowledge.frames import peek, stack, steps
-from ipygpumem.introspect import is_exactly, is_users, type_name
+from ipygpumem.heap.knowledge.frames import (
+    SUSPENDED,
+    frame_of,
+    peek,
+    running_ids,
+    stack,
+    steps,
+)
+from ipygpumem.introspect import is_exactly, type_name
 from ipygpumem.reclaim.exceptions import chain, traceback_of
 
 
-def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of ``error`` and its chain with their lines, outermost first, each once."""
+def frames_of(error: BaseException) -> list[FrameType]:
+    """Return the frames of ``error`` and its chain, outermost first, each once."""
+    return [frame for frame, _ in _frames_and_lines(error)]
+
+
+def _frames_and_lines(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Yield the same frames, each with its line."""
     yielded: set[int] = set()
     for item in chain(error):
         for step in steps(traceback_of(item)):
@@ -38,10 +49,10 @@ def cells_line(error: BaseException) -> int | None:
     return None
 
 
-def finished(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+def finished_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """Yield the frames that ``tracebacks.release`` clears, with their lines; not IPython's own."""
-    busy = unfinished_frames([frame for frame, _ in frames(error)]) - running_here()
-    for frame, line in frames(error):
+    busy = unfinished_frames(frames_of(error)) - running_here()
+    for frame, line in _frames_and_lines(error):
         if not is_shells(frame) and id(frame) not in busy:
             yield frame, line
 
@@ -67,20 +78,6 @@ def is_resumed(frame: FrameType) -> bool:
     return bool(frame.f_code.co_flags & _RESUMED)
 
 
-def frame_of(item: object) -> FrameType | None:
-    """Return the frame of a generator or coroutine that has not finished; None for any other
-    object.
-    """
-    kind = type(item)
-    if kind is GeneratorType:
-        return item.gi_frame  # type: ignore[attr-defined,no-any-return]  # its kind says so
-    if kind is CoroutineType:
-        return item.cr_frame  # type: ignore[attr-defined,no-any-return]
-    if kind is AsyncGeneratorType:
-        return item.ag_frame  # type: ignore[attr-defined,no-any-return]
-    return None
-
-
 def running_here() -> set[int]:
     """Return the identities of the frames running in this thread."""
     return {id(frame) for frame in stack(sys._getframe(1))}
@@ -92,9 +89,7 @@ def unfinished_frames(candidates: Sequence[FrameType]) -> set[int]:
     """
     if sys.version_info >= (3, 11):
         return {id(frame) for frame in candidates if not _refers_to_its_code(frame)}
-    busy = set[int]()
-    for innermost in sys._current_frames().values():
-        busy.update(map(id, stack(innermost)))
+    busy = running_ids()
     generators_frames = list[FrameType]()
     for frame in candidates:
         if not is_resumed(frame):
@@ -107,7 +102,8 @@ def unfinished_frames(candidates: Sequence[FrameType]) -> set[int]:
             generators_frames.append(frame)
     if generators_frames:
         owners = gc.get_referrers(*generators_frames)
-        busy.update(id(frame_of(owner)) for owner in owners)
+        suspended = [owner for owner in owners if is_exactly(owner, *SUSPENDED)]
+        busy.update(map(id, map(frame_of, suspended)))
     return busy
 
 
@@ -160,6 +156,9 @@ def _references_to_itself(names: dict[str, object]) -> int:
     return sum(value is names for value in list(names.values()))
 
 
+# -- an optimizer that they left incomplete --------------------------------------------------------
+
+
 def find_incomplete_optimizer(error: BaseException) -> tuple[str, weakref.ref[Any]] | None:
     """Return the type of and a reference to the optimizer whose state ``error`` left incomplete;
     None if there is none.
@@ -167,7 +166,7 @@ def find_incomplete_optimizer(error: BaseException) -> tuple[str, weakref.ref[An
     torch first records that a parameter has state, and then fills it in. If memory runs out in
     between, the next step relies on the record and raises a ``KeyError``.
     """
-    for frame, _ in frames(error):
+    for frame in frames_of(error):
         if not _initialises_optimizer(frame):
             continue
         names = names_in(frame)
@@ -184,62 +183,3 @@ def _initialises_optimizer(frame: FrameType) -> bool:
         return False
     module = frame.f_globals.get("__name__")
     return type(module) is str and module.startswith("torch.optim.")
-
-
-# -- numbers and texts among the locals ---------------------------------------------------------
-
-_FRAMES_SHOWN = 12
-_LOCALS_SHOWN = 12
-"""Maximum number of plain locals to show of each frame."""
-_LONGEST_TEXT = 40
-"""Maximum number of letters of a local text to show."""
-_LONGEST_NUMBER = 128
-"""Maximum number of bits of an integer to show."""
-_SECRET = re.compile(
-    r"passw|credential|token|secret_|_secret|(api|access|private)_?key", re.IGNORECASE
-)
-
-
-def plain_locals(error: BaseException) -> tuple[str, ...]:
-    """Return the numbers and short texts among the locals of the innermost user frames, one line
-    per frame.
-    """
-    lines = list[str]()
-    for frame, line in reversed(list(finished(error))):
-        if len(lines) == _FRAMES_SHOWN:  # a deep recursion has many thousand frames
-            break
-        if not is_users(frame.f_code.co_filename):
-            continue
-        assignments = _plain_assignments(frame)
-        if assignments:
-            values = ", ".join(assignments)
-            lines.append(f"{frame.f_code.co_name}, line {line}: {values}")
-    return tuple(reversed(lines))
-
-
-def _plain_assignments(frame: FrameType) -> list[str]:
-    """Return the first plain locals of a frame, as in ``step = 3``."""
-    assignments = list[str]()
-    for name, value in names_in(frame).items():
-        if len(assignments) == _LOCALS_SHOWN:
-            break
-        if type(name) is str and name.isidentifier():
-            text = _plain_text(name, value)
-            if text:
-                assignments.append(f"{name} = {text}")
-    return assignments
-
-
-def _plain_text(name: str, value: object) -> str:
-    """Return the source text of a number or a text, without secrets; empty for any other object."""
-    if type(value) is str:
-        if _SECRET.search(name):
-            return "…"
-        if len(value) > _LONGEST_TEXT:
-            return repr(value[:_LONGEST_TEXT]) + "…"
-        return repr(value)
-    if type(value) is int and value.bit_length() > _LONGEST_NUMBER:
-        return ""
-    if is_exactly(value, int, float, bool, type(None)):
-        return repr(value)
-    return ""

@@ -24,7 +24,7 @@ from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR
 from ipygpumem.introspect import ATOMS, instance_dict, is_instance, type_name
 from ipygpumem.reclaim import exceptions
 from ipygpumem.reclaim.error_references import ErrorReference, line_that_removes, reference_to
-from ipygpumem.reclaim.frames import finished, names_in
+from ipygpumem.reclaim.frames import finished_frames, names_in
 from ipygpumem.reclaim.listing import Place, held_by_places
 from ipygpumem.reclaim.stored_errors import READ_TYPES, stored_errors
 from ipygpumem.records import KeptError, RetainedArray
@@ -100,8 +100,9 @@ def _each_once(texts: Iterable[str]) -> str:
 
 # -- the errors that can be reached -------------------------------------------------------------
 
-_ARGUMENTS, _CLASS = {id(tuple), id(dict)}, {id(type)}
-"""Types of an error's arguments and attributes, and of its class."""
+_CONTAINERS = {id(tuple), id(dict)}
+"""Types of the containers of an error's arguments and attributes."""
+_CLASS = {id(type)}
 
 
 def _reachable(
@@ -113,21 +114,23 @@ def _reachable(
     for error in last:
         yield error, ErrorReference("", FORGET_LAST_ERROR)
     for entries in chunks(stored_errors(named, allowance)):
-        if not _hold_more([entry[0] for entry in entries]):
+        if not _may_hold_memory([entry[0] for entry in entries]):
             continue
         for error, name, container, path in entries:
-            if _hold_more([error]):
+            if _may_hold_memory([error]):
                 yield error, reference_to(name, container, path)
 
 
-def _hold_more(errors: Sequence[BaseException]) -> bool:
-    """Return True if one of some errors may lead to more than numbers and text."""
+def _may_hold_memory(errors: Sequence[BaseException]) -> bool:
+    """Return True if one of some errors may lead to more than numbers and text, or to a MiB of
+    these.
+    """
     referents = gc.get_referents(*errors)
-    arguments = gc.get_referents(*of_types(_ARGUMENTS, referents))
-    types = (types_of(referents) - _ARGUMENTS) | types_of(arguments)
-    if not types <= ATOMS | _CLASS:
+    contents = gc.get_referents(*of_types(_CONTAINERS, referents))
+    types = (types_of(referents) - _CONTAINERS) | types_of(contents)
+    if not types <= ATOMS | _CLASS:  # such as a traceback, or a list among the arguments
         return True
-    numbers_and_texts = of_types(ATOMS, [*referents, *arguments])
+    numbers_and_texts = of_types(ATOMS, [*referents, *contents])
     return max(map(sys.getsizeof, numbers_and_texts), default=0) >= MIB
 
 
@@ -224,7 +227,7 @@ def _places_in(errors: Sequence[BaseException]) -> Iterator[Place]:
         if id(error) in with_frames_listed:
             continue
         with_frames_listed.update(map(id, exceptions.chain(error)))
-        for frame, _ in finished(error):
+        for frame, _ in finished_frames(error):
             for name, value in names_in(frame).items():
                 label = f"{name} of {frame.f_code.co_name}()"
                 yield Place(label, value, str(id(frame)))

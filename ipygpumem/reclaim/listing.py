@@ -24,7 +24,7 @@ from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS
 from ipygpumem.introspect import ATOMS, type_name
 from ipygpumem.reclaim.exceptions import chain
-from ipygpumem.reclaim.frames import finished, frames, names_in
+from ipygpumem.reclaim.frames import finished_frames, frames_of, names_in
 from ipygpumem.records import CutListing, RetainedArray
 from ipygpumem.units import MIB
 
@@ -81,7 +81,7 @@ def held_by_frames(
     """
     places, unread = _places_in_frames(error, allowance)
     errors = list(chain(error))
-    its_frames = [frame for frame, _ in frames(error)]  # the notebook may refer to them, too
+    its_frames = frames_of(error)  # the notebook may refer to them, too
     return held_by_places(places, notebook, errors, its_frames, allowance, unread)
 
 
@@ -92,7 +92,7 @@ def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[
     places = list[Place]()
     unread = 0
     reading = allowance.share(2)
-    for call, (frame, line) in enumerate(finished(error)):
+    for call, (frame, line) in enumerate(finished_frames(error)):
         if reading.is_spent() and (reading.reason == "time" or len(places) > _MOST_UNTIMED):
             unread += frame.f_code.co_nlocals
             continue
@@ -120,14 +120,14 @@ def held_by_places(
         allowance: the time and memory for it.
         unread: number of places that are missing from ``places``.
     """
-    if notebook and not unread and not _is_much_at_once(places):
+    if notebook and not unread and not _surely_have_rows(places):
         first = _PlaceSearch(places, (), errors, passed_over, allowance.share(3))
         first.run()
         if not first.rows and not first.uncounted:
             return HeldMemory()  # as after most errors, without a search of the notebook's names
     search = _PlaceSearch(places, list(notebook.values()), errors, passed_over, allowance)
     search.run()
-    rows = sorted(_of_each_line(search.rows.values()), key=lambda row: -row.size_bytes)
+    rows = sorted(_one_row_for_each_line(search.rows.values()), key=lambda row: -row.size_bytes)
     uncounted = len(search.uncounted) + unread
     if not uncounted:
         return HeldMemory(tuple(rows))
@@ -135,9 +135,9 @@ def held_by_places(
     return HeldMemory(tuple(rows), cut)
 
 
-def _is_much_at_once(places: Sequence[Place]) -> bool:
-    """Return True if one of the objects is an array, or has at least a MiB of its own, so that
-    there will be rows.
+def _surely_have_rows(places: Sequence[Place]) -> bool:
+    """Return True if one of the objects is an array, or has at least a MiB without its items: a
+    search will make a row of it.
     """
     values = [place.value for place in places]
     array_types = [library_type("torch", "Tensor"), library_type("numpy", "ndarray")]
@@ -304,8 +304,10 @@ class _PlaceSearch:
         )
 
 
-def _of_each_line(rows: Iterable[RetainedArray]) -> list[RetainedArray]:
-    """Return the rows; of a name in several calls of a function, at the same line, one for all."""
+def _one_row_for_each_line(rows: Iterable[RetainedArray]) -> list[RetainedArray]:
+    """Return the rows, with one in place of those of a name in several calls of a function that
+    are at the same line.
+    """
     by_line = dict[tuple[str, ...], list[RetainedArray]]()
     for row in rows:
         key = (row.name, row.function, str(row.line), row.type_name, row.dtype, row.device)

@@ -27,8 +27,8 @@ from ipygpumem.records import FREE_HEAP_PAGES, FreeingStep, Reading
 Step = tuple[str, Callable[[], object]]
 """A step's name and function.
 
-It returns 0 if there was nothing to do, True if it caused the whole decrease, ``AtMost`` if an
-allocator limits that.
+It returns 0 if there was nothing to do, True if it caused the whole decrease, ``AtMost`` if it
+knows a limit of that. Any other result says nothing about it.
 """
 
 
@@ -43,7 +43,7 @@ def run_steps(meter: Meter, steps: list[Step], done: list[FreeingStep]) -> None:
         seconds = perf_counter() - started
         after = _now(meter)
         freed = _credit(before, after, outcome)
-        freed_reserved = decrease(reserved(before), reserved(after))
+        freed_reserved = decrease(bytes_reserved(before), bytes_reserved(after))
         done.append(FreeingStep(name, freed, freed_reserved, seconds, error))
         before = after
 
@@ -67,7 +67,7 @@ def _credit(
     """Return each device's decrease by a step alone; other threads free memory too, and allocators
     free late.
     """
-    freed = decrease(current(before), current(after))
+    freed = decrease(bytes_in_use(before), bytes_in_use(after))
     freed.pop("children", None)  # processes end some time after their names are deleted
     if type(outcome) in (int, bool) and not outcome:
         return dict.fromkeys(freed, 0)
@@ -85,8 +85,10 @@ def _credit(
     return freed
 
 
-def _collect(garbage: Garbage, since: GcMark | None) -> object:
-    """Collect garbage; return at most the decreases of RAM while it ran, if these are known."""
+def _collect(garbage: Garbage, since: GcMark | None) -> int | AtMost:
+    """Collect garbage; return the number of objects that died, or the decrease of RAM while it ran,
+    if that is known.
+    """
     decreases: list[int] = []
     died = garbage.collect(since, decreases)
     if died and decreases:
@@ -125,17 +127,17 @@ def free_now(
     device's decrease.
     """
     steps = list[FreeingStep]()
-    before = current(meter.now())
+    before = bytes_in_use(meter.now())
     run_steps(meter, [*first, *steps_that_free(garbage)], steps)
-    return steps, decrease(before, current(meter.now()))
+    return steps, decrease(before, bytes_in_use(meter.now()))
 
 
-def current(readings: Mapping[str, Reading]) -> dict[str, int]:
+def bytes_in_use(readings: Mapping[str, Reading]) -> dict[str, int]:
     """Return each device's current bytes: RSS for the host, live tensors for an accelerator."""
     return {device: reading.current_bytes for device, reading in readings.items()}
 
 
-def reserved(readings: Mapping[str, Reading]) -> dict[str, int]:
+def bytes_reserved(readings: Mapping[str, Reading]) -> dict[str, int]:
     """Return each accelerator's reserved bytes, without the host."""
     return {
         device: reading.reserved_bytes

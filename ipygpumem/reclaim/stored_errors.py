@@ -7,7 +7,6 @@ the heap. Of 100,000 names without errors, few cost a Python call.
 from __future__ import annotations
 
 import gc
-import math
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.bulk import chunks, kinds_of, of_types, types_of
 from ipygpumem.heap.containers import CONTAINER_TYPES
+from ipygpumem.heap.paths.literals import literal
 from ipygpumem.introspect import ATOMS, is_exactly
 
 _MOST_ITEMS = 10_000
@@ -168,6 +168,7 @@ class _Contents:
     def _add_inner(
         self, key: object, container: Any, errors: list[tuple[object, BaseException]]
     ) -> None:
+        """Add the errors of one inner container, with their keys in it; ``key`` is its own."""
         for inner_key, error in errors:
             self.errors.append(((key, inner_key), error))
         self.items_with_errors += 1
@@ -238,22 +239,8 @@ def has_places(container: Any) -> bool:
 
 
 def key_code(key: object) -> str:
-    """Return the source text of a plain key; empty for any other key."""
-    if key is None or is_exactly(key, int, bool):
-        return repr(key)
-    if type(key) is float:
-        if math.isfinite(key):
-            return repr(key)
+    """Return the source text of a short key; empty for a long one, and for a user's object."""
+    if type(key) is tuple and len(key) > _LONGEST_TUPLE:
         return ""
-    if type(key) is str:
-        if len(key) <= _LONGEST_KEY:
-            return repr(key)
-        return ""
-    if type(key) is tuple and 0 < len(key) <= _LONGEST_TUPLE:
-        codes = list(map(key_code, key))
-        if not all(codes):
-            return ""
-        if len(codes) == 1:
-            return f"({codes[0]},)"
-        return f"({', '.join(codes)})"
-    return ""
+    code = literal(key)
+    return code if len(code) <= _LONGEST_KEY else ""

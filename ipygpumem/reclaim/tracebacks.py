@@ -10,7 +10,7 @@ from typing import Any
 from ipygpumem.introspect import is_instance
 from ipygpumem.reclaim.exceptions import chain, traceback_of
 from ipygpumem.reclaim.frames import (
-    frames,
+    frames_of,
     is_function,
     is_resumed,
     kept_by_frames_alone,
@@ -37,7 +37,7 @@ def release(error: BaseException) -> int:
     for item in chain(error):
         _clear_functions(traceback_of(item))
     running = running_here()
-    cleared = _clear_all([frame for frame, _ in frames(error)])
+    cleared = _clear_all(frames_of(error))
     for item in list(chain(error)):
         if is_instance(item, AttributeError):
             AttributeError.__dict__["obj"].__set__(item, None)  # such as a model

@@ -686,7 +686,7 @@ def _kept_row(item: ReclaimableItem) -> dict[str, str]:
         "device": accelerator(item.device),
         "cell": "",
         "held by": "",
-        TO_FREE: clean(item.remedy.removeprefix(f"{TO_FREE}: ")),
+        TO_FREE: clean(item.remedy),
     }
 
 

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from ipygpumem.inventory.children import ProcessGrowth
-from ipygpumem.inventory.growth_holders import (
-    LEAST_SHARE,
-    ArrayHolder,
-    GrowthHolder,
-    holders_of_growth,
-)
-from ipygpumem.inventory.records import Inventory, TensorRecord
-from ipygpumem.inventory.top import LargestNames
 from ipygpumem.records import (
     CellRecord,
     ExperimentRecord,
-    Growth,
     TraceRecord,
     Usage,
     devices_of,
     usage_on,
 )
 from ipygpumem.report.content import end_labels, has_pauses, trace_segments
-from ipygpumem.report.inventory import kind_of
 from ipygpumem.report.layout import (
     Report,
     Table,
@@ -35,19 +24,16 @@ from ipygpumem.report.layout import (
     count,
     device_label,
     is_worth_reporting,
-    listed,
     number_text,
     peak_label,
     shorten,
 )
-from ipygpumem.units import format_bytes, format_change, format_seconds
+from ipygpumem.units import format_change, format_seconds
 
 Spans = Sequence[CellRecord | ExperimentRecord | TraceRecord]
 
 _SOURCE_SHOWN = 40
 _VALUE_SHOWN = 24
-_HOLDERS_SHOWN = 3
-STATUS_LISTS_PROCESSES = "%gpumem status lists all child processes, with the lines that end them"
 
 
 def history_report(
@@ -68,6 +54,7 @@ def history_report(
 
 
 def _cell_row(cell: CellRecord, devices: dict[str, str]) -> dict[str, str]:
+    """Return the row of a cell, given its figures by heading."""
     return {
         "cell": number_text(cell.execution_count),
         **devices,
@@ -86,6 +73,7 @@ def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
 
 
 def _trace_row(trace: TraceRecord, devices: dict[str, str]) -> dict[str, str]:
+    """Return the row of a trace, given its figures by heading."""
     return {
         "label": clean_name(trace.label),
         "iteration": number_text(trace.iteration),
@@ -159,135 +147,6 @@ def _devices_worth_reporting(spans: Spans) -> list[str]:
     return devices_of(usages)
 
 
-# -- what grows ---------------------------------------------------------------------------------
-
-
-def growth_line(growth: Growth) -> str:
-    """Return the warning about a cell that grows with every run."""
-    device = device_label(growth.device)
-    return (
-        f"this cell has grown {device} by {growth_size(growth)} on each of its last {growth.runs} "
-        f"runs"
-    )
-
-
-def growth_size(growth: Growth) -> str:
-    """Return the growth of a device per run: ``64 MiB``, or ``60 to 64 MiB``."""
-    least = format_bytes(growth.least_bytes)
-    most = format_bytes(growth.most_bytes)
-    if least == most:
-        return most
-    number, unit = least.split()
-    if most.endswith(f" {unit}"):
-        least = number
-    return f"{least} to {most}"
-
-
-def loop_growth_line(growth: Growth) -> str:
-    """Return the warning about a loop that grows with every iteration."""
-    device = device_label(growth.device)
-    return (
-        f"{device} has grown by {growth_size(growth)} in each of the last {growth.runs} iterations"
-    )
-
-
-def holder_lines(
-    before: tuple[LargestNames, Inventory],
-    now: tuple[LargestNames, Inventory],
-    growth: Growth,
-    run_word: str,
-    runs: int,
-    array_holders_of: Callable[[Sequence[TensorRecord]], list[ArrayHolder]],
-    free_bytes: int,
-) -> list[str]:
-    """Return the holders of the memory that each of the last ``runs`` runs added, the largest
-    first.
-
-    ``run_word`` is what a run is called. ``array_holders_of`` names the graph, closure or cache
-    that keeps each of some arrays without a name. Names are compared, not objects: a name that the
-    code rebinds each time holds no more than before. The inventories have only arrays without a
-    name. ``free_bytes`` is the growth of the free pages in malloc's heap: what names hold cannot be
-    in them.
-    """
-    holders = holders_of_growth(growth, before, now, runs, array_holders_of)
-    lines = list[str]()
-    for holder in holders[:_HOLDERS_SHOWN]:
-        lines.append(_held_line(growth, holder.bytes_per_run, run_word, _holder_text(holder)))
-    if growth.device == "cpu":
-        held_bytes = sum(holder.bytes_per_run for holder in holders)
-        gaps = min(free_bytes // runs, growth.most_bytes - held_bytes)
-        lines += free_heap_line(growth, gaps, run_word)
-    return lines or list(now[0].notes)
-
-
-def _held_line(growth: Growth, size: int, run_word: str, holder: str) -> str:
-    """Return the line about a holder of ``size`` bytes of what a run adds to a device."""
-    return f"{_growth_per_run(growth, size, run_word)} is held by {holder}"
-
-
-def _holder_text(holder: GrowthHolder) -> str:
-    """Return the path of a holder's arrays, or else its name."""
-    if holder.path:
-        return clean(holder.path)
-    if holder.row is None:
-        return "objects without a name"
-    return f"{clean_name(holder.row.name)} ({kind_of(holder.row)})"
-
-
-def _growth_per_run(growth: Growth, size: int, run_word: str) -> str:
-    return f"{device_label(growth.device)} {format_change(size)} per {run_word}"
-
-
-def process_lines(
-    grown: Iterable[ProcessGrowth], growth: Growth, run_word: str, runs: int
-) -> list[str]:
-    """Return the processes that grew with each of the last ``runs`` runs, with the lines that end
-    them.
-    """
-    least = growth.least_bytes * LEAST_SHARE
-    lines = list[str]()
-    for item in grown:
-        size = item.grown_bytes // runs
-        if size >= least:
-            lines.append(_held_line(growth, size, run_word, _processes(item)))
-    return lines[:_HOLDERS_SHOWN]
-
-
-def _processes(item: ProcessGrowth) -> str:
-    """Return processes by name and number, and the line that ends them."""
-    processes = [f"{child.pid} ({clean(child.name)})" for child in item.processes]
-    noun = "processes"
-    pronoun = "them"
-    if len(processes) == 1:
-        noun = "process"
-        pronoun = "it"
-    names = f"{noun} {listed(processes, _HOLDERS_SHOWN)}"
-    if item.ends_by:
-        return f"{names}; to end {pronoun}: {clean(item.ends_by)}"
-    return f"{names}; the line that ends {pronoun} is not known"
-
-
-def free_heap_line(growth: Growth, size: int, run_word: str) -> list[str]:
-    """Return a line if free pages of malloc's heap account for the growth of RAM, by ``size`` bytes
-    in each run.
-    """
-    accounts_for_it = 2 * size >= growth.least_bytes
-    if not accounts_for_it:
-        return []
-    per_run = _growth_per_run(growth, size, run_word)
-    return [f"{per_run} is free in malloc's heap, in gaps between objects: %gpumem free"]
-
-
-def unknown_line(growth: Growth) -> str:
-    """Return the line about a device's growth for which nothing was measured that points to a
-    holder.
-    """
-    return (
-        f"no name, tensor or array accounts for the growth of {device_label(growth.device)}: its "
-        f"holder is unknown"
-    )
-
-
 # -- loops --------------------------------------------------------------------------------------
 
 
@@ -338,6 +197,7 @@ def experiments_report(
 
 
 def _experiment_row(run: NumberedRun, devices: dict[str, str]) -> dict[str, str]:
+    """Return the row of a finished experiment, given its figures by heading."""
     record = run.record
     began = datetime.fromtimestamp(record.started_at)  # in local time
     parameters = []
@@ -348,15 +208,15 @@ def _experiment_row(run: NumberedRun, devices: dict[str, str]) -> dict[str, str]
         "experiment": run.label,
         "began": began.strftime("%H:%M:%S"),
         **_times(record),
-        "cells": _parts(record),
+        "cells": _number_of_parts(record),
         **devices,
         "OOMs": str(record.ooms or ""),
         "parameters": ", ".join(parameters),
     }
 
 
-def _parts(record: ExperimentRecord) -> str:
-    """Return the number of its cells, or of its engines if it ran on a cluster."""
+def _number_of_parts(record: ExperimentRecord) -> str:
+    """Return the number of an experiment's cells, or of its engines if it ran on a cluster."""
     if record.engines:
         return count(len(record.engines), "engine")
     return str(len(record.cells))
@@ -393,17 +253,19 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
 
 
 def _comparison_row(run: NumberedRun, parameters: Iterable[str]) -> dict[str, str]:
+    """Return an experiment's row: its parameters, its times, its cells and errors."""
     row = {"experiment": run.label}
     for name in parameters:
         value = run.record.parameters.get(name, "")
         row[shorten(name, _VALUE_SHOWN)] = _value(value)
     row |= _times(run.record)
-    row["cells"] = _parts(run.record)
+    row["cells"] = _number_of_parts(run.record)
     row["OOMs"] = str(run.record.ooms)
     return row
 
 
 def _device_row(run: NumberedRun, usage: Usage) -> dict[str, str]:
+    """Return an experiment's figures on one device."""
     return {
         "experiment": run.label,
         **end_labels(run.record, usage.device),

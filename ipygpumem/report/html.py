@@ -160,6 +160,7 @@ def _line(line: str) -> str:
 
 
 def _report(report: Report, *, bars: bool) -> str:
+    """Return one report: a line, or a frame with a headline if there is more to show."""
     parts: list[str] = []
     for line, bar in report.segments:
         first, *remaining = map(_escaped, line.split(SEPARATOR))
@@ -193,6 +194,7 @@ def _body(report: Report, *, bars: bool) -> Iterator[str]:
 
 
 def _fact(fact: Fact) -> str:
+    """Return a title and its values in a line."""
     values = [_escaped(value) for value in fact.values]
     if fact.code:
         values = [_NAME.format(value) for value in values]
@@ -201,6 +203,7 @@ def _fact(fact: Fact) -> str:
 
 
 def _listing(listing: Listing) -> str:
+    """Return a title and its lines, which the front-end can collapse."""
     look = "overflow-wrap: break-word; padding-left: 1em"
     draw: Callable[[str], str] = _line
     title = f"{listing.title}: {len(listing.lines)}"
@@ -276,6 +279,7 @@ def _room_for_wide_letters(table: Table, letters: Sequence[int]) -> list[int]:
 
 
 def _looks(table: Table, letters: Sequence[int]) -> list[Look]:
+    """Return the look of each column, given its letters."""
     looks = []
     is_second = False
     for name, size in zip(table.columns, letters, strict=True):
@@ -321,6 +325,7 @@ def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> Look:
 
 
 def _row(row: Sequence[str], looks: Sequence[Look], indent: str, *, is_head: bool) -> str:
+    """Return a row of cells, or the headings."""
     kind = "td"
     heading = ""
     line = 0.12

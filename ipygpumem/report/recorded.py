@@ -28,8 +28,10 @@ _ROWS_SHOWN = 20
 Build = TypeVar("Build", bound=Callable[..., Sequence[Report]])
 
 
-def _shows(kind: type[Any]) -> Callable[[Build], Build]:
-    """Register the decorated function as the reports of a class of records."""
+def _shows_without_metadata(kind: type[Any]) -> Callable[[Build], Build]:
+    """Register the decorated function as the reports of a class of records, in displays that carry
+    no records; see ``showing.shows``.
+    """
 
     def register(build: Build) -> Build:
         def bundle(record: Any) -> MimeBundle:
@@ -41,31 +43,31 @@ def _shows(kind: type[Any]) -> Callable[[Build], Build]:
     return register
 
 
-@_shows(CellRecord)
+@_shows_without_metadata(CellRecord)
 def of_cell(record: CellRecord) -> list[Report]:
     """Return the line of a cell."""
     return [cell_report(record)]
 
 
-@_shows(ExperimentRecord)
+@_shows_without_metadata(ExperimentRecord)
 def of_experiment(record: ExperimentRecord) -> list[Report]:
     """Return the full report of an experiment."""
     return experiment_reports(record, "full")
 
 
-@_shows(TraceRecord)
+@_shows_without_metadata(TraceRecord)
 def of_trace(record: TraceRecord) -> list[Report]:
     """Return the line of a trace."""
     return [trace_report(record)]
 
 
-@_shows(History)
+@_shows_without_metadata(History)
 def of_history(history: History) -> list[Report]:
     """Return a row for each of the last cells."""
     return [history_report(history[-_ROWS_SHOWN:], total=len(history))]
 
 
-@_shows(SessionRecord)
+@_shows_without_metadata(SessionRecord)
 def of_session(session: SessionRecord) -> list[Report]:
     """Return a row for each of the last cells, experiments and traces."""
     reports = of_history(session.history)

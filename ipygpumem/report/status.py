@@ -85,6 +85,7 @@ def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> T
 
 
 def _child_row(child: Child, cells: Sequence[CellRecord]) -> dict[str, str]:
+    """Return the row of a child process."""
     return {
         "size": format_bytes(child.memory_bytes),
         "on devices": _devices_text([child]),
@@ -132,6 +133,7 @@ def _kernels_table(kernels: Sequence[OtherKernel]) -> Table:
 
 
 def _kernel_row(kernel: OtherKernel) -> dict[str, str]:
+    """Return the row of another kernel."""
     return {
         "size": format_bytes(kernel.memory_bytes),
         "process": str(kernel.pid),
@@ -157,12 +159,13 @@ def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
 
 def _readings_table(readings: Sequence[Reading]) -> Table:
     rows = list(map(_reading_row, readings))
-    bars = list(map(_use, readings))
+    bars = list(map(_bar_of_use, readings))
     numbers = set().union(*rows) - {"device"}
     return Table.of(rows, numbers, bars=bars)
 
 
 def _reading_row(reading: Reading) -> dict[str, str]:
+    """Return the row of a device."""
     return {
         "device": device_label(reading.device),
         "in use": size_text(reading.current_bytes),
@@ -173,7 +176,7 @@ def _reading_row(reading: Reading) -> dict[str, str]:
     }
 
 
-def _use(reading: Reading) -> Bar | None:
+def _bar_of_use(reading: Reading) -> Bar | None:
     """Return the bar of the device's use, as far as known, with this process's share separate."""
     total = reading.total_bytes
     if not total:
@@ -195,11 +198,12 @@ def _parts_table(device: Reconciliation) -> Table:
     rows = list(map(_part_row, parts))
     total = format_bytes(device.total_bytes)
     title = f"{clean(device_label(device.device))}: {total}, {clean(device.basis)}"
-    bars = [_share(part, device.total_bytes) for part in parts]
+    bars = [_bar_of_part(part, device.total_bytes) for part in parts]
     return Table.of(rows, {"size"}, title, bars=bars)
 
 
 def _part_row(part: Part) -> dict[str, str]:
+    """Return the row of a part of a device's memory."""
     size = "unknown"
     if part.size_bytes is not None:
         size = format_bytes(part.size_bytes)
@@ -210,7 +214,7 @@ def _part_row(part: Part) -> dict[str, str]:
     }
 
 
-def _share(part: Part, total_bytes: int) -> Bar | None:
+def _bar_of_part(part: Part, total_bytes: int) -> Bar | None:
     """Return the bar of a part of a device's memory; None if it would be too short to see."""
     size = part.size_bytes
     if size is None or total_bytes <= 0 or size < total_bytes // 100:

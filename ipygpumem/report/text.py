@@ -55,6 +55,7 @@ def render(reports: Iterable[Report], style: Style = PLAIN) -> str:
 
 
 def _report(report: Report, style: Style) -> str:
+    """Return the lines of one report."""
     lines = _headline(report, style)
     for table in report.tables:
         if table.title:

@@ -137,9 +137,9 @@ def _instrumented(statement: Any, names: frozenset[str], *, shown: bool) -> list
     if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         return _assignment(statement, names, shown=shown)
     if isinstance(statement, (ast.With, ast.AsyncWith)):
-        return _with(statement, names)
+        return _with_statement(statement, names)
     if isinstance(statement, (ast.For, ast.AsyncFor)):
-        return _for(statement, names)
+        return _for_loop(statement, names)
     _report_handlers(statement, names)
     if isinstance(statement, ast.Match):
         _report_patterns(statement, names)
@@ -151,14 +151,14 @@ def _report_walruses(statement: ast.stmt, names: frozenset[str]) -> None:
     """Report the names that expressions of the statement itself bind, as in ``(x := 1)``."""
     for node in list(parts_of(statement, blocks=False)):
         if isinstance(node, ast.NamedExpr) and node.target.id in names:
-            node.value = _followed(node.value, BINDS, {node.target.id})
+            node.value = _with_lookups_after(node.value, BINDS, {node.target.id})
 
 
 def _report_handlers(statement: Any, names: frozenset[str]) -> None:
     """Report the names that each ``except`` may bind, before its type is compared."""
     for handler in getattr(statement, "handlers", ()):
         if handler.name in names:
-            handler.type = _followed(handler.type, MAY_BIND, {handler.name})
+            handler.type = _with_lookups_after(handler.type, MAY_BIND, {handler.name})
 
 
 def _report_patterns(statement: ast.Match, names: frozenset[str]) -> None:
@@ -168,8 +168,8 @@ def _report_patterns(statement: ast.Match, names: frozenset[str]) -> None:
         bound_by_case = bindings_of(case.pattern).bound & names
         bound |= bound_by_case
         if case.guard is not None:
-            case.guard = _preceded(case.guard, HAS_BOUND, bound_by_case)
-    statement.subject = _followed(statement.subject, MAY_BIND, bound)
+            case.guard = _with_lookups_before(case.guard, bound_by_case)
+    statement.subject = _with_lookups_after(statement.subject, MAY_BIND, bound)
 
 
 def _definition(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
@@ -223,12 +223,12 @@ def _assignment(statement: Any, names: frozenset[str], *, shown: bool) -> list[a
     in_place = isinstance(statement, ast.AugAssign) and not shown  # the operator may fail
     binds_only_names = all(isinstance(target, ast.Name) for target in targets)
     if binds_only_names and not in_place:
-        statement.value = _followed(statement.value, BINDS, bound)
+        statement.value = _with_lookups_after(statement.value, BINDS, bound)
         return [statement]
     certain = _bound_first(statement) & bound
     uncertain = bound - certain
-    statement.value = _followed(statement.value, BINDS, certain)
-    statement.value = _followed(statement.value, MAY_BIND, uncertain)
+    statement.value = _with_lookups_after(statement.value, BINDS, certain)
+    statement.value = _with_lookups_after(statement.value, MAY_BIND, uncertain)
     _report_targets(targets, uncertain)
     after = _lookups(statement, HAS_BOUND, uncertain)
     if not _may_bind_in_part(targets):
@@ -249,25 +249,25 @@ def _bound_first(statement: Any) -> set[str]:
     return names
 
 
-def _for(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
+def _for_loop(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
     """Return a ``for`` loop with its look-ups."""
     bound = bindings_of(statement.target).bound & names
-    statement.iter = _followed(statement.iter, MAY_BIND, bound)
+    statement.iter = _with_lookups_after(statement.iter, MAY_BIND, bound)
     _report_targets([statement.target], bound)
     if not _may_bind_in_part([statement.target]):
         return [statement]
     return _with_check_at_end(statement, bound)
 
 
-def _with(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
+def _with_statement(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
     """Return a ``with`` statement with its look-ups."""
     bound_by_item: set[str] = set()
     bound_in_part: set[str] = set()
     for item in statement.items:
         # The previous item's name is bound by now.
-        item.context_expr = _preceded(item.context_expr, HAS_BOUND, bound_by_item)
+        item.context_expr = _with_lookups_before(item.context_expr, bound_by_item)
         bound_by_item = _bound_by([item.optional_vars]) & names
-        item.context_expr = _followed(item.context_expr, MAY_BIND, bound_by_item)
+        item.context_expr = _with_lookups_after(item.context_expr, MAY_BIND, bound_by_item)
         _report_targets([item.optional_vars], bound_by_item)
         if bound_by_item and _may_bind_in_part([item.optional_vars]):
             bound_in_part |= bound_by_item
@@ -291,7 +291,7 @@ def _report_targets(targets: Iterable[ast.expr | None], names: set[str]) -> None
         elif isinstance(target, (ast.Tuple, ast.List)):
             waiting[:0] = target.elts
         elif isinstance(target, (ast.Attribute, ast.Subscript)):
-            target.value = _preceded(target.value, HAS_BOUND, bound)
+            target.value = _with_lookups_before(target.value, bound)
 
 
 def _may_bind_in_part(targets: list[Any]) -> bool:
@@ -445,26 +445,28 @@ def _lookups(place: ast.stmt | ast.expr, word: str, names: Iterable[str]) -> lis
     return [_at(place, f"{BINDING_RECORDER}[{word + name!r}]") for name in sorted(names)]
 
 
-def _followed(value: ast.expr, word: str, names: set[str]) -> ast.expr:
-    """Return an expression that evaluates to ``value``, then looks ``names`` up."""
+def _with_lookups_after(value: ast.expr, word: str, names: set[str]) -> ast.expr:
+    """Return an expression that evaluates to ``value``, and looks up an event for each name
+    after that.
+    """
     if not names:
         return value
-    return _element(value, [value, *_keys(value, word, names)], 0)
+    return _one_of(value, [value, *_lookup_expressions(value, word, names)], 0)
 
 
-def _preceded(value: ast.expr, word: str, names: set[str]) -> ast.expr:
-    """Return an expression that looks ``names`` up, then evaluates to ``value``."""
+def _with_lookups_before(value: ast.expr, names: set[str]) -> ast.expr:
+    """Return an expression that reports that names are bound, and evaluates to ``value``."""
     if not names:
         return value
-    return _element(value, [*_keys(value, word, names), value], -1)
+    return _one_of(value, [*_lookup_expressions(value, HAS_BOUND, names), value], -1)
 
 
-def _keys(place: ast.expr, word: str, names: set[str]) -> list[ast.expr]:
+def _lookup_expressions(place: ast.expr, word: str, names: set[str]) -> list[ast.expr]:
     """Return the look-ups as expressions."""
     return [statement.value for statement in _lookups(place, word, names)]  # type: ignore[attr-defined]
 
 
-def _element(value: ast.expr, parts: list[ast.expr], index: int) -> ast.expr:
+def _one_of(value: ast.expr, parts: list[ast.expr], index: int) -> ast.expr:
     """Return an expression that evaluates all ``parts`` and has the value of one of them."""
     wrapped: Any = _at(value, f"(None, None)[{index}]")
     wrapped.value.value.elts = parts

@@ -189,8 +189,14 @@ class Scope:
     def confirm(
         self, name: str, scopes: Sequence[Scope], *, is_import: bool, by_identity: bool
     ) -> None:
-        """Record that a statement has bound ``name``; with ``by_identity``, only if its object has
-        changed.
+        """Record that a statement has bound ``name``, which saves the object that it had before.
+
+        Args:
+            name: the name.
+            scopes: the nested scopes in which the code runs; this one is the last.
+            is_import: True if an ``import`` has bound it.
+            by_identity: True if the statement may not have bound it: it has if the name's object is
+                another one now.
         """
         old_objects = list[object]()
         for scope in reversed(scopes):  # several, if the statement has opened or ended a scope
@@ -525,7 +531,7 @@ class Scope:
         """Record an event of this scope's code; return True if no repetition need be recorded.
 
         Args:
-            what: one of the words in instrumenting.py and a name.
+            what: one of the words in instrumenting.py and a name, such as ``has bound x``.
             scopes: the nested scopes in which the code runs; this one is the innermost and last.
         """
         word, name = split_event(what)

@@ -16,7 +16,7 @@ from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.records import SessionRecord
 from ipygpumem.shell.cell import HISTORY_LENGTH
-from ipygpumem.shell.commands.features import Features
+from ipygpumem.shell.commands.declarations import Features
 from ipygpumem.shell.config import IPyGpuMem, config_of
 from ipygpumem.shell.context import context_for
 from ipygpumem.shell.error_isolation import ErrorIsolation

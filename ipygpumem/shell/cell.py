@@ -277,6 +277,9 @@ class CellStack:
         return info is not None and any(cell.info is info for cell in self._cells)
 
     def _ended(self, result: Any) -> tuple[Cell | None, list[Cell]]:
+        """Return the cell that ``result`` ends, if it has begun, and the later cells of its thread,
+        whose ends were not reported.
+        """
         info = getattr(result, "info", None)
         if len(self._cells) == 1 and self._cells[0].info is info is not None:
             return self._cells[0], []

@@ -1,4 +1,4 @@
-"""Observes the code of cells, and tells the open scopes which names it binds or may bind.
+"""Observes the code of cells, and records in the open scopes which names it binds or may bind.
 
 A scope owns the names that its own cells bind. Its cells run in the thread that opened it, because
 each subshell runs its cells in its own thread, over the same names. On an engine of a cluster its
@@ -115,7 +115,7 @@ class CodeObserver:
         return needs_no_repetition and not self._cells.of_others(get_ident())
 
     def _record_outside(self, event: str) -> None:
-        """Leave a name to a cell that binds it outside all scopes."""
+        """Record an event of code outside all scopes: they leave it the names that it binds."""
         word, name = split_event(event)
         running = self._cells.running()
         before = running[-1].code.maybe_bound if running else {}
@@ -233,7 +233,9 @@ class CodeObserver:
         return frozenset(names)
 
     def _expect(self, scope: Scope, bindings: Bindings, reported: frozenset[str]) -> list[str]:
-        """Prepare ``scope`` for code; return the names saved because the code reports them not."""
+        """Prepare ``scope`` for code; return the names that were saved, because the code does not
+        report them.
+        """
         self.binding_recorder.forget()
         scope.note(bindings, reported)
         return scope.save(bindings.bound.difference(reported))

@@ -57,6 +57,7 @@ class DeletedNames:
             del self._names[name]
 
     def _watch_name(self, name: str, value: object, search: ArraySearch) -> None:
+        """Watch the object of a name and its arrays; not a number, a text, a class or a module."""
         self._names.pop(name, None)
         if is_atom(value) or is_instance(value, type) or is_instance(value, ModuleType):
             return

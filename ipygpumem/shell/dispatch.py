@@ -73,18 +73,18 @@ class GpuMemMagics(Magics):
         self._extension = extension
         for magic in commands.magics.values():
             name = magic.name.lstrip("%")
-            called = _Called(self, magic)
-            no_var_expand(called)  # see ``_expanded``
+            registered = _RegisteredMagic(self, magic)
+            no_var_expand(registered)  # see ``_expanded``
             if magic.name.startswith("%%"):
-                self.magics["cell"][name] = called
+                self.magics["cell"][name] = registered
             else:
-                self.magics["line"][name] = called
+                self.magics["line"][name] = registered
         # A rewritten first line is a call of a line magic; that of another cell magic says how to
         # write it.
-        for name, called in self.magics["cell"].items():
-            self.magics["line"].setdefault(name, called)
+        for name, registered in self.magics["cell"].items():
+            self.magics["line"].setdefault(name, registered)
         for name in self.magics["cell"]:
-            self.magics["line"][f"%{name}"] = _Misplaced(self, name)
+            self.magics["line"][f"%{name}"] = _MisplacedCellMagic(self, name)
         for name, other in OTHER_NAMES.items():
             self.magics["line"][other] = self.magics["line"][name]
 
@@ -224,7 +224,7 @@ def _run_of_option(command: Command, options: Options) -> Run | None:
     return None
 
 
-class _Misplaced:
+class _MisplacedCellMagic:
     """Says that a cell magic is below the first line of its cell, such as below a comment.
 
     There IPython takes ``%%experiment`` for a line magic of the name ``%experiment``, and would
@@ -242,7 +242,7 @@ class _Misplaced:
         raise UsageError(f"%{self.__name__} must be {place}")
 
 
-class _Called:
+class _RegisteredMagic:
     """The callable that IPython registers for a magic."""
 
     def __init__(self, magics: GpuMemMagics, magic: Magic) -> None:

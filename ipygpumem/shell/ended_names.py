@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import FrameType
 
+from ipygpumem.heap.knowledge.frames import last_step
 from ipygpumem.notebook import running_cell
 from ipygpumem.reclaim.exceptions import traceback_of
 from ipygpumem.report.layout import clean_name
@@ -20,8 +20,8 @@ def remarks(error: NameError, context: ShellContext, experiments: ExperimentMana
     name = error.name
     if type(name) is not str:
         return []
-    frame = _innermost_frame(error)
-    if frame is None or frame.f_globals is not context.namespace:
+    traceback = traceback_of(error)
+    if traceback is None or last_step(traceback).tb_frame.f_globals is not context.namespace:
         return []  # a module's code misses a name of that module
     if name in experiments.ended_elsewhere:
         number, remark = experiments.ended_elsewhere[name]
@@ -37,16 +37,6 @@ def remarks(error: NameError, context: ShellContext, experiments: ExperimentMana
         shown = clean_name(name)
         return [f"{shown} belonged to {ended}: --keep {shown} keeps it"]
     return []
-
-
-def _innermost_frame(error: BaseException) -> FrameType | None:
-    """Return the frame that raised an error; None without a traceback."""
-    trace = traceback_of(error)
-    if trace is None:
-        return None
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace.tb_frame
 
 
 def _is_later_name(name: str, numbers: Sequence[int], context: ShellContext) -> bool:

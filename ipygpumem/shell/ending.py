@@ -37,8 +37,9 @@ from ipygpumem.records import (
 from ipygpumem.scope.ownable import is_ownable
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.experiment_log import ExperimentLog
 from ipygpumem.shell.experiment_options import ExperimentOptions
-from ipygpumem.shell.measured_scope import ExperimentLog, MeasuredScope
+from ipygpumem.shell.measured_scope import MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.units import format_bytes
 
@@ -158,6 +159,7 @@ class ExperimentEnd:
         self.record: ExperimentRecord | None = None
 
     def _all_steps(self) -> list[EndStep]:
+        """Return the steps of an end, in order."""
         never = Again.NEVER
         until_done = Again.UNTIL_DONE
         not_measured = "the memory freed by deleting its names was not measured"
@@ -257,11 +259,13 @@ class ExperimentEnd:
             named.append((code_of_output(number), value))
         self._before.names_by_object = {id(value): name for name, value in named}
         if named:
-            self._leave_out_the_notebooks(search, own_names)
+            self._ignore_other_names(search, own_names)
         return watch_names(named, search)
 
-    def _leave_out_the_notebooks(self, search: ArraySearch, own_names: Iterable[str]) -> None:
-        """Ignore the objects of all other names: those bound by ``global`` are no leak."""
+    def _ignore_other_names(self, search: ArraySearch, own_names: Iterable[str]) -> None:
+        """Ignore the objects of all names but the scope's own: an object that is also bound by
+        ``global`` is no leak.
+        """
         of_scope = set(own_names)
         for name, value in named_objects(self._context.namespace):
             if is_ownable(name) and name not in of_scope:
@@ -326,11 +330,13 @@ class ExperimentEnd:
     # -- the memory that is left -------------------------------------------------------------------
 
     def _measure(self) -> None:
+        """Measure RAM and each device's usage after the end."""
         with contextlib.suppress(MemoryError):  # the record has the figures after the search, then
             self._ram_after = RamFigures.now()
             self._usages_after = self._scope.usages()
 
     def _find_survivors(self) -> None:
+        """List the objects that are still alive; a failure becomes a remark."""
         if self._before.watched is None:
             return
         try:
@@ -434,6 +440,7 @@ class ExperimentEnd:
             self._scope.drop_measurement()
 
     def _make_record(self) -> None:
+        """Stop measuring, and make the record from all that the steps before have found."""
         scope = self._scope.names
         log = self._log
         at_end = self._before.usages

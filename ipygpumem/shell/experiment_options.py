@@ -95,6 +95,7 @@ def checked_parameters(given: object) -> Parameters:
 
 
 def _plain(name: str, value: object) -> int | float | str:
+    """Return a parameter as plain data; raise an ExperimentError for all but numbers and text."""
     if type(value) is bool:
         return str(value)
     if is_instance(value, int):

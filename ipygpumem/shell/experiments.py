@@ -35,7 +35,7 @@ from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure, write_line
 from ipygpumem.fitting.budgets import Budget
-from ipygpumem.records import CellRecord, ExperimentRecord, RetainedArray, Usage
+from ipygpumem.records import CellRecord, ExperimentRecord, Usage
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, clean_name, note
 from ipygpumem.scope.scope import Scope
@@ -44,10 +44,11 @@ from ipygpumem.shell.code_observer import CodeObserver, OpenExperiments, client_
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ending import ExperimentEnd, Surroundings
 from ipygpumem.shell.error_isolation import HookStep
+from ipygpumem.shell.experiment_log import ExperimentLog
 from ipygpumem.shell.experiment_options import ExperimentOptions, checked_patterns
-from ipygpumem.shell.ipython.caches import last_error_id
+from ipygpumem.shell.ipython.last_errors import last_error_id
 from ipygpumem.shell.ipython.sources import is_in_cell
-from ipygpumem.shell.measured_scope import ExperimentLog, MeasuredScope
+from ipygpumem.shell.measured_scope import MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
 
@@ -632,24 +633,11 @@ class Experiment(GuardedBlock):
         )
         self._measured_scope.start(experiments.survivors, self.log.remarks)
 
-    @property
-    def elapsed_seconds(self) -> float:
-        """Seconds since the start."""
-        return self.log.elapsed_seconds
-
     def seconds_here(self) -> float:
         """Return the seconds spent in the running cell; 0 between cells."""
         for outermost in self._context.cells.running(self.thread)[:1]:
             return perf_counter() - max(outermost.measured.started, self.log.started)
         return 0.0
-
-    def seconds(self, here: float) -> float:
-        """Return the sum of its cells' durations, plus ``here`` of a cell not among them yet."""
-        return self.log.seconds(here)
-
-    def saved_memory(self) -> list[RetainedArray]:
-        """Return the arrays held by the objects to be restored."""
-        return self.measured_scope.saved_memory()
 
     def add_cell(self, cell: CellRecord) -> None:
         """Add a finished cell, including the one that ends the experiment."""

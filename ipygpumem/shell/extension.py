@@ -15,7 +15,7 @@ from traitlets.config import Config
 
 from ipygpumem import interrupts
 from ipygpumem.errors import NOT_LOADED, NotLoadedError
-from ipygpumem.shell.commands.features import Features
+from ipygpumem.shell.commands.declarations import Features
 from ipygpumem.shell.config import IPyGpuMem, config_of
 from ipygpumem.shell.dispatch import GpuMemMagics
 from ipygpumem.shell.error_isolation import ErrorIsolation
@@ -239,6 +239,7 @@ class Extension:
         raise_at_start(tree, error, self._shell)
 
     def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
+        """Prepare the scopes for code that runs next, and make the changes to its tree."""
         if self._signal_error is not None:
             error, self._signal_error = self._signal_error, None
             raise_at_start(tree, error, self._shell)

@@ -35,7 +35,7 @@ from ipygpumem.probes.children import Child
 from ipygpumem.probes.children import children as children_now
 from ipygpumem.probes.mappings import own_pages
 from ipygpumem.reclaim.emptying import trim_host_heap
-from ipygpumem.report.history import (
+from ipygpumem.report.growth_lines import (
     STATUS_LISTS_PROCESSES,
     growth_line,
     holder_lines,
@@ -82,7 +82,7 @@ def look_for_growth(
     run adds. A failure becomes a line: the code goes on.
     """
     try:
-        _look(growing, named, run_word, roots, progress)
+        _remember_or_compare(growing, named, run_word, roots, progress)
     except Exception as error:
         if is_from_signal(error):
             raise
@@ -99,30 +99,42 @@ def look_for_growth(
         ]
 
 
-def _look(
+def _remember_or_compare(
     growing: Growing, named: _Named, run_word: str, roots: Callable[[], Roots], progress: Progress
 ) -> None:
-    """Remember the memory of all ``named`` objects, or compare it with the memory that an earlier
-    look remembers.
+    """Remember the memory of all ``named`` objects at the first look; at the second one, find the
+    holders of what has come since.
     """
     free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
     live_tensors(Garbage())  # creates the objects of tensors known only in C++
     objects = _grouped(named())
     names = _largest(objects, progress)
-    arrays = survey.take_inventory(objects.items())
-    unnamed = replace(arrays, tensors=tuple(row for row in arrays.tensors if row.name is None))
+    unnamed = _arrays_without_name(objects)
     before, growing.before = growing.before, None
     if before is None:
-        large = _large(lambda items, heap: set(map(id, items)))
-        growing.before = FirstLook(names, unnamed, Contents(objects), large, 0)
-        growing.runs = 0
-        growing.processes = Processes(0, _sizes(children_now()))
+        _remember(growing, objects, names, unnamed)
         return
     names = _with_new_memory(names, before, objects, roots())
     grown_free_bytes = free_heap_bytes - before.free_heap_bytes
     growing.holder_lines = _holders_of_growth(
         growing, before, (names, unnamed), grown_free_bytes, run_word, roots
     )
+
+
+def _arrays_without_name(objects: dict[str, object]) -> Inventory:
+    """Return the tensors and arrays to which none of the ``objects`` leads."""
+    arrays = survey.take_inventory(objects.items())
+    return replace(arrays, tensors=tuple(row for row in arrays.tensors if row.name is None))
+
+
+def _remember(
+    growing: Growing, objects: dict[str, object], names: LargestNames, unnamed: Inventory
+) -> None:
+    """Remember the memory at the first look, and count the runs from now on."""
+    large = _of_large_objects(lambda items, heap: set(map(id, items)))
+    growing.before = FirstLook(names, unnamed, Contents(objects), large, 0)
+    growing.runs = 0
+    growing.processes = Processes(0, _sizes(children_now()))
 
 
 def _largest(objects: dict[str, object], progress: Progress) -> LargestNames:
@@ -145,10 +157,10 @@ def _with_new_memory(
     in libraries.
     """
     if names.notes:
-        names = _with_received(names, before.names, before.contents, objects)
+        names = _with_received_objects(names, before.names, before.contents, objects)
     printed: Any = objects.get(_PRINTED, ())
     earlier = before.large.union(map(id, printed))
-    in_libraries = _large(functools.partial(_in_libraries, earlier, roots))
+    in_libraries = _of_large_objects(functools.partial(_memory_in_libraries, earlier, roots))
     return replace(names, names=(*names.names, *in_libraries))
 
 
@@ -239,7 +251,7 @@ def _grouped(named: dict[str, object]) -> dict[str, object]:
     return objects
 
 
-def _with_received(
+def _with_received_objects(
     names: LargestNames, before: LargestNames, contents: Contents, objects: dict[str, object]
 ) -> LargestNames:
     """Return names, some too large to be measured as a whole, with their sizes ``before`` and of
@@ -259,16 +271,18 @@ def _with_received(
     return replace(names, names=tuple(rows))
 
 
-def _large(take: Callable[[list[object], Heap], _T]) -> _T:
-    """Return ``take`` of the objects that are large by themselves."""
+def _of_large_objects(question: Callable[[list[object], Heap], _T]) -> _T:
+    """Return the answer to a question about the objects that are large by themselves, and their
+    heap.
+    """
     with undisturbed():
         heap = Heap(smallest=MIB, of_libraries=loaded_classes())
-        result = take(heap.large_objects(), heap)
+        answer = question(heap.large_objects(), heap)
         heap.drop()
-    return result
+    return answer
 
 
-def _in_libraries(
+def _memory_in_libraries(
     earlier: set[int], roots: Roots, items: list[object], heap: Heap
 ) -> list[NamedSize]:
     """Return the memory of the items that are not among the ``earlier`` ones, in attributes of

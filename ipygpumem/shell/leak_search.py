@@ -102,7 +102,7 @@ class LeakSearch:
             del roots, retained, outputs
             remarks = other_data.remarks(self._smallest, leaks.in_ended_cycles)
             del other_data
-        kept = [*leaks.kept, *_sized(allocator_caches(), self._smallest)]
+        kept = [*leaks.kept, *_rows_of_findings(allocator_caches(), self._smallest)]
         printed = self._printed.reclaimable(self._smallest)
         if printed is not None:
             kept.append(printed)
@@ -121,8 +121,8 @@ class LeakSearch:
         survivors += tensors_on_arrays(survivors, heap)
         listed = storages_of(survivors)
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= self._smallest]
-        elsewhere = retained.in_graphs_of_names.union(*(graph.shares for graph in graphs))
-        unnamed = self._unnamed(heap, listed, elsewhere, outputs.identities_of_notes())
+        in_graphs = retained.in_graphs_of_names.union(*(graph.shares for graph in graphs))
+        unnamed = self._unnamed_memory(heap, listed, in_graphs, outputs.identities_of_notes())
         progress(0.7)
         questions = unnamed.questions()
         of_survivors = self._survivors.explained(survivors, heap, roots, questions)
@@ -137,7 +137,7 @@ class LeakSearch:
                 of_any_age.append(row)
         of_any_age += rows_of_registries(unnamed.unlisted)
         findings = [*graphs, *retained.outputs(heap.large(self._smallest))]
-        kept = _sized(findings, self._smallest, listed)
+        kept = _rows_of_findings(findings, self._smallest, listed)
         kept += rows_of_outputs(unnamed.unlisted, outputs.values)
         rows = merged([*of_experiments, *of_any_age])
         remarks = remarks_on_possibly_older(rows, of_experiments, of_any_age)
@@ -149,19 +149,19 @@ class LeakSearch:
             cycles.arrays,
             beyond,
             not_reached,
-            _together(kept),
+            _one_row_for_each(kept),
             retained.complete,
         )
 
-    def _unnamed(
-        self, heap: Heap, listed: Set[StorageKey], elsewhere: Set[StorageKey], notes: Set[int]
+    def _unnamed_memory(
+        self, heap: Heap, listed: Set[StorageKey], in_graphs: Set[StorageKey], notes: Set[int]
     ) -> _UnnamedMemory:
         """Return the memory that may have leaked without a name of an experiment.
 
         Args:
             heap: the live objects.
             listed: the storages of survivors, which have rows of their own.
-            elsewhere: the storages of autograd graphs that have rows of their own, or that named
+            in_graphs: the storages of autograd graphs that have rows of their own, or that named
                 results need.
             notes: identities of objects of this search that are older than the heap.
         """
@@ -169,7 +169,7 @@ class LeakSearch:
         large = LeakCandidates(heap, list(in_run_modules(self._context.shell)))
         notebook = Notebook(heap, namespace, self._smallest)
         surviving = SurvivingObjects(self._survivors, notebook, large.places, listed)
-        in_rows = listed | surviving.storages | elsewhere
+        in_rows = listed | surviving.storages | in_graphs
         unlisted = Unlisted(notebook, large.places, surviving.sizes, listed)
         candidates = large.largest(unlisted)
         named = self._named_among(candidates, notebook)
@@ -195,7 +195,7 @@ class LeakSearch:
         """
         self._survivors.update(heap)
         large = [item for item in self._survivors.known if item.size_bytes >= self._smallest]
-        of_training = _of_training(heap, storages_of(large))
+        of_training = _storages_of_training(heap, storages_of(large))
         leaked = list[WatchedName]()
         for item in large:
             if item.record.name or not of_training.issuperset(item.live_storages()):
@@ -287,27 +287,31 @@ class _UnnamedArrays:
                 yield HeldRow(self._rows[key], holders[key])
 
 
-def _together(rows: Iterable[ReclaimableItem]) -> list[ReclaimableItem]:
-    """Return the rows, those of one object together."""
-    together: dict[tuple[str, str, str], ReclaimableItem] = {}
+def _one_row_for_each(rows: Iterable[ReclaimableItem]) -> list[ReclaimableItem]:
+    """Return one row for all rows with the same words: an output has one of its arrays, and one of
+    its other memory.
+    """
+    by_words: dict[tuple[str, str, str], ReclaimableItem] = {}
     for row in rows:
-        place = row.device, row.what, row.remedy
-        before = together.get(place)
+        words = row.device, row.what, row.remedy
+        before = by_words.get(words)
         if before is None:
-            together[place] = row
+            by_words[words] = row
         else:
-            together[place] = row._replace(
+            by_words[words] = row._replace(
                 size_bytes=before.size_bytes + row.size_bytes,
                 new_bytes=before.new_bytes + row.new_bytes,
                 is_at_least=before.is_at_least or row.is_at_least,
             )
-    return list(together.values())
+    return list(by_words.values())
 
 
-def _sized(
+def _rows_of_findings(
     findings: Iterable[Finding], smallest: int, leaked: Container[StorageKey] = ()
 ) -> list[ReclaimableItem]:
-    """Return the rows of findings; the bytes of ``leaked`` storages are in rows of leaks."""
+    """Return the rows of findings of at least ``smallest`` bytes; the bytes of ``leaked`` storages
+    are in rows of leaks.
+    """
     rows = []
     for finding in findings:
         size = finding.size_bytes
@@ -317,7 +321,7 @@ def _sized(
     return rows
 
 
-def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | None]:
+def _storages_of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | None]:
     """Return the storages of gradients and optimizer state of tensors not among the
     ``survivors``.
     """

@@ -22,16 +22,16 @@ from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Size, Sizes, row_of
-from ipygpumem.introspect import is_users_module, module_dict, text_of, type_name
+from ipygpumem.introspect import is_users_module, module_dict, text_of
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Explained
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_registered
 from ipygpumem.inventory.remaining import holder_of_several, is_searched_together
-from ipygpumem.notebook import cell_of_output, deletion_of_output
+from ipygpumem.inventory.retained import words_on_output
 from ipygpumem.report.content import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
-from ipygpumem.shell.survivors import OtherAlive, Survivors
+from ipygpumem.shell.survivors import ReportedObjects, Survivors
 
 Holders = Mapping[StorageKey, Holder]
 """The answers of a search for holders; the key of an object is "object" and its identity."""
@@ -146,21 +146,19 @@ class SurvivingObjects:
         places: unreached.Places,
         listed: Set[StorageKey],
     ) -> None:
-        self.sizes = Sizes()
-        self.sizes.exclude_data(notebook.heap.on_storages(listed))
-        alive = survivors.others_alive(notebook.heap)
+        self._large = list[tuple[ReportedObjects, Size]]()
+        self.storages = set[StorageKey]()
+        self.rows_to_explain: dict[StorageKey, Row] = {}
+        self.to_explain = list[object]()
+        """The objects whose holders are searched."""
+        self.sizes = _sizes_without_data(notebook.heap, listed)
+        alive = survivors.objects_alive(notebook.heap)
         if alive:
             # A new node of a tree may refer to its older parent, which stays.
             identities = {id(item) for survivor in alive for item in survivor.items}
             with self.sizes.passing_over(identities):
                 notebook.count_names(self.sizes, places)
-        whole_sizes = Sizes()
-        whole_sizes.exclude_data(notebook.heap.on_storages(listed))
-        self._large = list[tuple[OtherAlive, Size]]()
-        self.storages = set[StorageKey]()
-        self.rows_to_explain: dict[StorageKey, Row] = {}
-        self.to_explain = list[object]()
-        """The objects whose holders are searched."""
+        whole_sizes = _sizes_without_data(notebook.heap, listed)
         for survivor in alive:
             with self.sizes.passing_over(survivors.older.identities(survivor.items)):
                 size = survivor.size_now(self.sizes)
@@ -170,7 +168,7 @@ class SurvivingObjects:
             if size.size_bytes >= notebook.smallest:
                 self._add(survivor, size)
 
-    def _add(self, survivor: OtherAlive, size: Size) -> None:
+    def _add(self, survivor: ReportedObjects, size: Size) -> None:
         """Add the objects of one row."""
         items = survivor.items
         self._large.append((survivor, size))
@@ -194,7 +192,7 @@ class SurvivingObjects:
         for survivor, size in self._large:
             yield survivor.row(size, self._holder(survivor, holders), of_arrays)
 
-    def _holder(self, survivor: OtherAlive, holders: Holders) -> Holder:
+    def _holder(self, survivor: ReportedObjects, holders: Holders) -> Holder:
         """Return the holder of the objects of one row."""
         key = object_key(survivor.items[0])
         if len(survivor.items) == 1:
@@ -205,6 +203,13 @@ class SurvivingObjects:
         if survivor.reported.holder is not None and is_fixed:
             return survivor.reported.holder
         return holder_of_several(survivor.items, row, holders)
+
+
+def _sizes_without_data(heap: Heap, listed: Set[StorageKey]) -> Sizes:
+    """Return sizes that leave out the data of the arrays on some storages."""
+    sizes = Sizes()
+    sizes.exclude_data(heap.on_storages(listed))
+    return sizes
 
 
 class Unlisted:
@@ -363,8 +368,7 @@ def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[R
     for name, value in outputs.items():
         size = unlisted.bytes_of([value])
         if size >= unlisted.notebook.smallest:
-            what = f"{name}: {type_name(value)} that only IPython holds"
-            remedy = f"to free it: {deletion_of_output(cell_of_output(name))}"
+            what, remedy = words_on_output(name, value)
             is_at_least = Sizes().measure(value).is_at_least
             rows.append(ReclaimableItem(size, "cpu", what, remedy, size, is_at_least))
     return rows

@@ -21,7 +21,7 @@ from ipygpumem.inventory.top import LargestNames, NamedSize, measure_names
 from ipygpumem.notebook import OUTPUT_PREFIX, cell_of_file, cell_of_output, running_cell
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.probes.mappings import own_pages
-from ipygpumem.reclaim.reclaim import current
+from ipygpumem.reclaim.reclaim import bytes_in_use
 from ipygpumem.shell import other_places
 from ipygpumem.shell.app import App, find_app
 from ipygpumem.shell.ipython.caches import (
@@ -49,7 +49,7 @@ def largest_names(
     namespaces = {id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))}
     namespaces |= namespaces_of_run(shell)
     app = find_app(shell)
-    used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
+    used = {"cpu": rss_bytes()} if app is None else bytes_in_use(app.context.meter.now())
     working = _working(app, "names") if progress is None else contextlib.nullcontext(progress)
     with working as report:
         result = measure_names(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,11 @@ from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.paths.attributes_to_remove import is_added
 from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.literals import literal
-from ipygpumem.heap.paths.roots import KEPT, LAST_ERROR, Rank, Root, Roots
+from ipygpumem.heap.paths.roots import KEPT, LAST_ERROR, Rank, Root, RootOf, Roots
 from ipygpumem.introspect import instance_dict, module_dict, text_of
 from ipygpumem.notebook import cell_of_file, code_of_output, deletion_of_output
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import global_of_run, is_of_ipython
-
-RootOf = Callable[[object], "Root | None"]
-"""Returns the root of a key of a namespace."""
 
 _FREED_OF_SHELL = {
     "displayhook",
@@ -51,7 +48,7 @@ def roots_of_notebook(
     registries = Registries.read(context.namespace)
     namespaces = _namespaces(context, keepers)
     for name, values in saved:
-        namespaces[id(values)] = functools.partial(_waits_in, name)
+        namespaces[id(values)] = functools.partial(_root_of_saved_object, name)
     namespaces.update(registries.namespaces)
     namespaces.update(_attributes_of_shell(shell))
     objects = {
@@ -72,19 +69,21 @@ def _namespaces(context: ShellContext, keepers: Container[str]) -> dict[int, Roo
     """Return the functions that name the roots in IPython's namespaces, by the identity of each."""
     shell = context.shell
     namespace = context.namespace
-    of_name: RootOf = functools.partial(_variable_or_kept, keepers) if keepers else _variable
+    of_name: RootOf = (
+        functools.partial(_root_of_variable_or_keeper, keepers) if keepers else _root_of_variable
+    )
     namespaces: dict[int, RootOf] = {
         id(namespace): of_name,
-        id(shell.user_ns_hidden): _hidden,
+        id(shell.user_ns_hidden): _root_of_hidden_copy,
     }
     outputs = namespace.get("_oh")
     if type(outputs) is dict:
-        namespaces[id(outputs)] = _output
+        namespaces[id(outputs)] = _root_of_output
     stored = instance_dict(getattr(shell, "InteractiveTB", None))
     if stored is not None:
-        namespaces[id(stored)] = _last_error
+        namespaces[id(stored)] = _root_of_last_error
     for name, module in list(getattr(shell, "_main_mod_cache", {}).items()):
-        namespaces[id(module_dict(module))] = functools.partial(_of_run, name)
+        namespaces[id(module_dict(module))] = functools.partial(_root_of_script_global, name)
     return namespaces
 
 
@@ -94,28 +93,33 @@ def _attributes_of_shell(shell: Any) -> dict[int, RootOf]:
     """
     attributes = instance_dict(shell) or {}
     spaces = [attributes, attributes.get("_trait_values")]
-    root_of = functools.partial(_attribute_of_shell, shell)
+    root_of = functools.partial(_root_of_shell_attribute, shell)
     return {id(space): root_of for space in spaces if type(space) is dict}
 
 
 # -- the root of each kind of key -----------------------------------------------------------------
 
 
-def _variable(key: object) -> Root:
+def _root_of_variable(key: object) -> Root:
+    """Return the root of a variable, or of one of IPython's names for outputs."""
     name = text_of(key)
     if is_of_ipython(name):
         return Root(f"IPython's output {name}", Rank.MODULE, f"%xdel {name}", is_output=True)
     return Root.of_variable(key)
 
 
-def _variable_or_kept(keepers: Container[str], key: object) -> Root:
+def _root_of_variable_or_keeper(keepers: Container[str], key: object) -> Root:
+    """Return the root of a variable, last in the order of roots if it keeps its objects on
+    purpose.
+    """
     name = text_of(key)
     if name in keepers:
         return Root(f"{KEPT}{name}", Rank.KEPT, f"delete {name} when you no longer need it")
-    return _variable(key)
+    return _root_of_variable(key)
 
 
-def _output(key: object) -> Root:
+def _root_of_output(key: object) -> Root:
+    """Return the root of an item of ``Out``."""
     if type(key) is int:
         # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
         return Root(
@@ -128,32 +132,37 @@ def _output(key: object) -> Root:
     return Root(code, Rank.PLACE, "", code, cut=Cut(Kind.KEY, 0, "", code), name="Out")
 
 
-def _hidden(key: object) -> Root:
+def _root_of_hidden_copy(key: object) -> Root:
+    """Return the root of a copy of a name or an output that IPython keeps in ``user_ns_hidden``."""
     name = text_of(key)
     if not name.startswith("_"):
         code = f'get_ipython().user_ns_hidden["{name}"]'
         cut = Cut(Kind.KEY, 0, "", code)
         return Root(f"IPython's hidden copy of {name}", Rank.IPYTHON, "", code, cut=cut)
-    return Root.freed_by_command(f"IPython's hidden copy of {text_of(key)}", Rank.IPYTHON)
+    return Root.freed_by_command(f"IPython's hidden copy of {name}", Rank.IPYTHON)
 
 
-def _last_error(key: object) -> Root:
+def _root_of_last_error(key: object) -> Root:
+    """Return the root of the traceback that IPython has shown last."""
     return LAST_ERROR
 
 
-def _of_run(file: str, key: object) -> Root:
+def _root_of_script_global(file: str, key: object) -> Root:
+    """Return the root of a global of a script that ``%run`` has run."""
     name = text_of(key)
     code = global_of_run(file, name)
     cut = Cut(Kind.ATTRIBUTE, 0, "", code)
     return Root(f"module of %run {Path(file).name}, global {name}", Rank.MODULE, "", code, cut=cut)
 
 
-def _waits_in(experiment: str, key: object) -> Root:
+def _root_of_saved_object(experiment: str, key: object) -> Root:
+    """Return the root of an object that an open experiment restores at its end."""
     restores = f"experiment {experiment}, which restores {text_of(key)} at its end"
     return Root(restores, Rank.VARIABLE, "end it, then delete the name")
 
 
-def _attribute_of_shell(shell: object, key: object) -> Root:
+def _root_of_shell_attribute(shell: object, key: object) -> Root:
+    """Return the root of an attribute of IPython's shell."""
     name = text_of(key)
     if name in _FREED_OF_SHELL or name.startswith("_"):
         return Root.freed_by_command(f"IPython's shell, {name}", Rank.IPYTHON)

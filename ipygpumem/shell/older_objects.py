@@ -27,12 +27,12 @@ class OlderObjects:
         self._tracked: list[Remembered] = []
         """Records of objects that the collector tracks."""
         self._arrays: list[weakref.ref[object]] = []
-        """References to the other ones that support weak ones: plain arrays."""
+        """References to the untracked objects that support weak references: arrays of numbers."""
         self._data = EarlierData()
-        """Samples of the rest, such as texts."""
+        """Samples of untracked data, such as texts."""
 
     def add(self, objects: Sequence[object]) -> None:
-        """Remember more of them."""
+        """Remember further older objects."""
         self._tracked.append(Remembered(list(filter(gc.is_tracked, objects))))
         self._data.add(objects)
         for item in filterfalse(gc.is_tracked, objects):
@@ -41,18 +41,20 @@ class OlderObjects:
                 self._arrays.append(reference)
 
     def tracked_identities(self) -> set[int]:
-        """Return the identities of the tracked ones, as of the last ``update``."""
+        """Return the identities of the tracked objects, as of the last ``update``."""
         return set(chain.from_iterable(item.identities for item in self._tracked))
 
     def update(self, live: Mapping[int, object]) -> None:
-        """Forget the tracked ones that are not among ``live`` objects, which have been found by
-        ``tracked_identities``.
+        """Forget the tracked objects that are not among the ``live`` ones, which the caller has
+        looked up by ``tracked_identities``.
         """
         still_alive = list(filter(None, [item.alive(live) for item in self._tracked]))
         self._tracked = list(map(Remembered, still_alive))
 
     def identities(self, survivors: Sequence[object]) -> Set[int]:
-        """Return the identities of those that are alive: of data, only behind ``survivors``."""
+        """Return the identities of the remembered objects that are alive; data is only searched
+        behind ``survivors``.
+        """
         self._arrays = [item for item in self._arrays if item() is not None]
         arrays = {id(item()) for item in self._arrays}
         data = set(map(id, self._data_behind(survivors)))

@@ -23,17 +23,18 @@ from ipygpumem.probes.host import available_bytes
 from ipygpumem.probes.oom_kills import Kills
 from ipygpumem.reclaim import kept_errors, listing, reclaim
 from ipygpumem.reclaim.failure import Failure, classify
-from ipygpumem.reclaim.frames import find_incomplete_optimizer, plain_locals
+from ipygpumem.reclaim.frames import find_incomplete_optimizer
 from ipygpumem.reclaim.name_snapshot import NameSnapshot
+from ipygpumem.reclaim.plain_locals import plain_locals
 from ipygpumem.reclaim.reclaim import steps_that_free
 from ipygpumem.records import Cause, FreeingStep, Reading, RecoveryRecord
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.caches import (
+from ipygpumem.shell.ipython.caches import names_and_outputs
+from ipygpumem.shell.ipython.last_errors import (
     forget_older_shown,
-    names_and_outputs,
     release_stored,
     stored_error,
     stored_errors,
@@ -173,7 +174,7 @@ class Recovery:
             name, reference = before.optimizer
             if reference() is not None:
                 optimizer = name
-        now = reclaim.current(self._meter.now())
+        now = reclaim.bytes_in_use(self._meter.now())
         return RecoveryRecord(
             kind=failure.kind,
             error=failure.error,
@@ -183,7 +184,7 @@ class Recovery:
             held=before.memory.rows,
             cut=before.memory.cut,
             frames=frames,
-            freed=reclaim.decrease(reclaim.current(before.readings), now),
+            freed=reclaim.decrease(reclaim.bytes_in_use(before.readings), now),
             now=now,
             steps=tuple(steps),
             poisoned=failure.poisoned,

@@ -26,7 +26,7 @@ from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.error_isolation import HookStep
 from ipygpumem.shell.experiments import ExperimentManager
-from ipygpumem.shell.ipython.caches import error_of, last_error_id, shown_since
+from ipygpumem.shell.ipython.last_errors import error_of, last_error_id, shown_since
 from ipygpumem.shell.ipython.sources import (
     MAY_RUN_NO_CODE,
     has_only_comments,
@@ -174,6 +174,7 @@ class Session:
             cell.above += self._line(cell, record, result)
 
     def _end_for_observer(self, cell: Cell, observer: CellObserver, _: Any) -> None:
+        """Call an observer's hook for the end of a cell, and add its reports."""
         cell.above += observer.cell_ended(cell)
 
     def _after_code(self, cell: Cell, result: Any) -> None:
@@ -216,6 +217,7 @@ class Session:
             cell.measured.at_end = cell.measured.span.fix_peaks()
 
     def _recover(self, cell: Cell, result: Any) -> None:
+        """Free the memory of the cell's error, if it has one."""
         # no variable: this frame must not keep the error while its memory is freed
         self._recovery.cell_ended(cell, _error(cell, result) if cell.failed else None)
 

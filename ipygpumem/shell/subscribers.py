@@ -71,6 +71,7 @@ class Subscribers:
                     self._called.pop()
 
     def _drop(self, entry: tuple[Subscriber]) -> None:
+        """Remove a subscription, if it is there."""
         entries = [other for other in vars(self._shell).get(_KEPT_AS, ()) if other is not entry]
         if entries:
             vars(self._shell)[_KEPT_AS] = entries

@@ -73,20 +73,22 @@ MOST_OLD = 20_000_000
 """
 
 
-class OtherAlive(NamedTuple):
-    """An object without arrays that has outlived an experiment."""
+class ReportedObjects(NamedTuple):
+    """Objects without arrays that an experiment has left, and that its report has in one row."""
 
     items: list[object]
-    """The object, or several that have one row."""
+    """The objects that are still alive."""
     reported: HeldRow
-    """Its row in the report of the experiment."""
+    """The row in the report."""
 
     def size_now(self, sizes: Sizes) -> Size:
-        """Measure it."""
+        """Measure them."""
         return sizes.measure(self.items if len(self.items) > 1 else self.items[0])
 
     def row(self, size: Size, holder: Holder, arrays: Iterable[Explained]) -> HeldRow:
-        """Return its row with the holder, given the rows of arrays, which may be inside it."""
+        """Return their row now, given their holder and the rows of arrays, which may be inside
+        them.
+        """
         reported = self.reported.row
         row = replace(row_of(self.items, size), name=reported.name, cell=reported.cell)
         held = HeldRow(row, holder)
@@ -154,8 +156,8 @@ class Survivors:
         self._saved = saved
         self._ours = ours
         self.known: list[WatchedName] = []
-        self._known_others: list[tuple[Remembered, HeldRow]] = []
-        """The objects without arrays, and their rows."""
+        self._known_objects: list[tuple[Remembered, HeldRow]] = []
+        """The objects without arrays, and their rows in reports."""
         self._removed_as_whole: list[weakref.ref[Any]] = []
         """Modules of torch and figures that lines of earlier reports remove."""
         self._removed_records: list[Remembered] = []
@@ -276,7 +278,7 @@ class Survivors:
         made = functools.cache(ended.baseline.objects_since)
         received = functools.cache(search.received)
         roots = self._roots_at_end(self.keepers(), made, received)
-        rows = search.rows(heap, roots)
+        rows = search.rows_of_arrays(heap, roots)
         self._removed_records.append(Remembered(list(roots.removed_records.values())))
         removed_objects = dict(roots.removed_objects)
         new = list[object]()
@@ -284,9 +286,9 @@ class Survivors:
             progress(0.6)
             roots = self._roots_at_end((), made, received)
             other_bytes = 0
-            for remaining, row in search.other_rows(heap, roots):
+            for remaining, row in search.rows_without_arrays(heap, roots):
                 other_bytes += row.row.size_bytes
-                self._known_others.append((Remembered(remaining.items), row.without_cuts()))
+                self._known_objects.append((Remembered(remaining.items), row.without_cuts()))
                 new += remaining.items
                 rows.append(row)
             rows += search.rows_of_possibly_older(heap, roots, other_bytes)
@@ -313,9 +315,9 @@ class Survivors:
         self._removed_as_whole = [item for item in self._removed_as_whole if item() is not None]
         self._stay_open = [item for item in self._stay_open if item() is not None]
 
-    def others_alive(self, heap: Heap) -> list[OtherAlive]:
-        """Return the objects without arrays that are still alive, and forget the rest."""
-        recorded = self._known_others
+    def objects_alive(self, heap: Heap) -> list[ReportedObjects]:
+        """Return the reported objects without arrays that are still alive, and forget the rest."""
+        recorded = self._known_objects
         wanted = self.older.tracked_identities()
         for remembered, _ in recorded:
             wanted.update(remembered.identities)
@@ -323,13 +325,13 @@ class Survivors:
         self.older.update(alive)
         records = filter(None, [item.alive(alive) for item in self._removed_records])
         self._removed_records = list(map(Remembered, records))
-        self._known_others = []
-        still_alive = list[OtherAlive]()
+        self._known_objects = []
+        still_alive = list[ReportedObjects]()
         for remembered, reported in recorded:
             items = remembered.alive(alive)
             if items:
-                self._known_others.append((Remembered(items), reported))
-                still_alive.append(OtherAlive(items, reported))
+                self._known_objects.append((Remembered(items), reported))
+                still_alive.append(ReportedObjects(items, reported))
         return still_alive
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
@@ -498,7 +500,7 @@ class _SearchAtEnd:
             return False
         if self.unnamed_bytes < self.smallest:
             return True
-        return self.unnamed_bytes < MUCH and self._most_others() < self.smallest
+        return self.unnamed_bytes < MUCH and self._most_bytes_without_arrays() < self.smallest
 
     def guesses_arrays(self) -> bool:
         """Return True if any unknown NumPy array may be one that the experiment has left."""
@@ -507,7 +509,7 @@ class _SearchAtEnd:
         # If new objects cannot be told from old ones, no other search finds them.
         return self.unnamed_bytes >= MUCH or not self._ended.baseline.knows_new_objects()
 
-    def _most_others(self) -> int:
+    def _most_bytes_without_arrays(self) -> int:
         """Return an upper bound of the memory without arrays that the experiment leaves."""
         with undisturbed():
             return most_bytes(self._changes(self._ended.baseline.objects_at_end))
@@ -540,7 +542,7 @@ class _SearchAtEnd:
 
     # -- rows -------------------------------------------------------------------------------------
 
-    def rows(self, heap: Heap, roots: Roots) -> list[HeldRow]:
+    def rows_of_arrays(self, heap: Heap, roots: Roots) -> list[HeldRow]:
         """Return the rows of arrays, with their holders; ``alive`` has the same arrays then."""
         from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays  # only if needed
 
@@ -590,7 +592,7 @@ class _SearchAtEnd:
         self.alive += [item for item, _ in rows_by_name]
         return rows_of(rows_by_name, heap)
 
-    def other_rows(self, heap: Heap, roots: Roots) -> list[tuple[Remaining, HeldRow]]:
+    def rows_without_arrays(self, heap: Heap, roots: Roots) -> list[tuple[Remaining, HeldRow]]:
         """Return the rows of all memory that is in no array, with their holders."""
         remaining = self._remaining(heap)
         searched = list[object]()

@@ -1,8 +1,21 @@
 """Objects that are alive, or the user's own, are not harmed by the release of an error."""
 
+import concurrent.futures.thread  # noqa: F401  # whose workers a look leaves out
+import gc
+import weakref
+from collections.abc import Callable
+
 import pytest
 
 from benchmarks.harness.kernel import Kernel
+from ipygpumem.estimating import _innermost_of_estimates
+from ipygpumem.extras.guard.cell_threads import CellThreads
+from ipygpumem.heap.knowledge.frames import (
+    background_frames,
+    frames_of_other_threads,
+    running_ids,
+)
+from ipygpumem.reclaim.frames import unfinished_frames
 from tests.recovery.cases import recovers
 from tests.steps import SHOW_LIBRARIES, fails, works
 
@@ -168,3 +181,39 @@ raise error
     works(notebook, "import sys; sys.last_value = sys.last_exc = None")
     assert "import sys; sys.last_value = sys.last_exc = None" in report
     assert notebook.value("alive()") == 0
+
+
+def threads_of_cell() -> CellThreads:
+    """Return the threads of a cell, of which this one is one."""
+    threads = CellThreads(lambda: 0)
+    threads.begin()
+    return threads
+
+
+LOOKS: dict[str, Callable[[], object]] = {
+    "finished frames": lambda: unfinished_frames([]),
+    "the line of an estimate": _innermost_of_estimates,
+    "a cell's threads": lambda: threads_of_cell().are_busy(),
+    "all running functions": running_ids,
+    "functions of other threads": lambda: [*background_frames(), *frames_of_other_threads()],
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_look_at_running_frames_keeps_none_of_them_alive(look: str) -> None:
+    """A frame in one of its own variables would be a cycle, which keeps its callers alive."""
+
+    class Held:
+        """Is kept by a caller's frame."""
+
+    def caller() -> weakref.ref[Held]:
+        held = Held()
+        LOOKS[look]()
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert caller()() is None
+    finally:
+        gc.enable()

@@ -17,7 +17,7 @@ from ipygpumem.heap.allowance import Allowance, AllowanceError
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.reclaim import listing
-from ipygpumem.reclaim.frames import plain_locals
+from ipygpumem.reclaim.plain_locals import plain_locals
 from ipygpumem.reclaim.tracebacks import release
 from ipygpumem.records import RecoveryRecord
 from ipygpumem.report.content import recovery_reports

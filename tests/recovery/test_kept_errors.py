@@ -11,7 +11,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.reclaim import kept_errors, stored_errors
-from ipygpumem.reclaim.error_references import ErrorReference, line_that_removes
+from ipygpumem.reclaim.error_references import ErrorReference, line_that_removes, reference_to
 from ipygpumem.records import KeptError, RecoveryRecord
 from tests.steps import recovery, works
 
@@ -506,8 +506,16 @@ def test_a_magic_in_a_line_of_several_statements_is_a_call() -> None:
     references.append(ErrorReference("kept", "del kept"))
     assert (
         line_that_removes(references, collects=False)
-        == "del kept; get_ipython().run_line_magic('xdel', '_3')"
+        == 'del kept; get_ipython().run_line_magic("xdel", "_3")'
     )
+
+
+def test_a_key_is_written_as_in_other_lines_that_free() -> None:
+    error = ValueError(bytearray(4 << 20))
+    for key, code in {"first": '"first"', (1, "a"): '(1, "a")', 2.5: "2.5", None: "None"}.items():
+        errors = {key: error, "other": 1}
+        reference = reference_to("errors", errors, (key,))
+        assert line_that_removes([reference], collects=False) == f"errors[{code}] = None"
 
 
 def test_a_search_for_errors_stops_with_its_allowance() -> None:

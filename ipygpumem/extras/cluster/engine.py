@@ -23,7 +23,7 @@ from IPython import get_ipython
 from ipygpumem.errors import GpuMemError, describe_error, quoted
 from ipygpumem.magics import experiment
 from ipygpumem.probes.accelerators import initialized_backend
-from ipygpumem.reclaim.reclaim import current
+from ipygpumem.reclaim.reclaim import bytes_in_use
 from ipygpumem.records import ExperimentRecord
 from ipygpumem.report import text
 from ipygpumem.shell.app import App, app_of, find_app
@@ -118,9 +118,9 @@ def _result(app: App, record: ExperimentRecord) -> dict[str, Any]:
 def look(app: App, magic: str, line: str) -> dict[str, Any]:
     """Return a command's output here as text, and the memory in use before and after it."""
     command, options = parse(app.commands, f"%{magic}", line)
-    before = current(app.context.meter.now())
+    before = bytes_in_use(app.context.meter.now())
     reports = command.run(app, options)
-    after = current(app.context.meter.now())
+    after = bytes_in_use(app.context.meter.now())
     return {
         **place(),
         "text": text.render(reports),

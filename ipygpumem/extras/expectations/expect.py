@@ -75,6 +75,7 @@ class Expectation(GuardedBlock):
         return run_inside(function, lambda: Expectation(*self._given))
 
     def _exceeded(self, record: TraceRecord) -> Iterator[str]:
+        """Yield a line for each device with a peak above its limit."""
         for usage in record.usages:
             if usage.device == "cpu":
                 limit = self._ram
@@ -139,6 +140,9 @@ def measured(function: F, **limits: Any) -> F:
 
 @contextlib.contextmanager
 def _block(leaks: int | None = None, **limits: Any) -> Iterator[None]:
+    """Check what code uses and, if ``leaks`` is given, the number of tensors and arrays that stay
+    alive.
+    """
     before = None if leaks is None else tensors()
     expectation = expect(**limits) if limits else contextlib.nullcontext()
     with expectation:
@@ -147,7 +151,7 @@ def _block(leaks: int | None = None, **limits: Any) -> Iterator[None]:
         gc.collect()
         change = diff(before, tensors())
         if (count := len(change.added)) > leaks:
-            listed = render([difference_report(change, top=20)])
+            listed = render([difference_report(change)])
             raise MemoryExpectationError(
                 f"tensors and arrays that stay alive: {count}, expected {leaks}\n{listed}"
             )

@@ -82,6 +82,7 @@ class ChangedRun:
         self._stack.callback(work)
 
     def _tell(self, name: str, *args: Any) -> None:
+        """Call the hooks of a name."""
         for hook in self._hooks[name]:
             hook(*args)
 
@@ -131,6 +132,7 @@ class ChangedRun:
         return ""
 
     def _call(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a module, and the hooks before and after its forward pass."""
         # Not what backward recomputes, nor what another thread calls.
         if self._backwards or not torch._C._len_torch_dispatch_stack():
             return original(module, *args, **kwargs)
@@ -161,6 +163,7 @@ class ChangedRun:
             self._tell("begin", len(self._roots) - 1, module)
 
     def _loss(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a loss function with the target that the hooks return."""
         given = args[0] if args else kwargs.get("input")
         target = args[1] if len(args) > 1 else kwargs.get("target")
         if is_tensor(given) and is_tensor(target):
@@ -173,6 +176,7 @@ class ChangedRun:
         return original(*args, **kwargs)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a backward pass, after the hooks if it is the outermost."""
         if not self._backwards:
             tensors = args[0] if kwargs.get("accumulate_grad") else ()
             self._tell("backward", tensors)

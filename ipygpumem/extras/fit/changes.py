@@ -346,6 +346,7 @@ def _checkpoints_of_transformers(findings: Observed, path: str) -> Change:
 
 
 def _checkpoints_of_blocks(findings: Observed, blocks: RepeatedModules) -> Change:
+    """Return the change that checkpoints each of the repeated modules."""
     block, lists = findings.free("block"), list(blocks.code)
     if len(lists) == 1 and lists[0].startswith("*"):
         each = lists[0].removeprefix("*")

@@ -107,6 +107,7 @@ class LossGraph:
         return node._sequence_nr() in self.layers and node.name() != _LEAF
 
     def _paths_through(self, node: Any, paths_of: dict[Any, set[Path]]) -> set[Path]:
+        """Return the paths of a node, given those of the nodes below it."""
         if self._is_layer(node):
             return {frozenset()}
         paths: set[Path] = set()

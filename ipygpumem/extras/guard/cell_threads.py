@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from ipygpumem.heap.knowledge.frames import frames_of_other_threads
+
 _SETTLE_SECONDS = 1.0
 """Longest wait for a cell's threads."""
 _LOOK_SECONDS = 0.02
@@ -55,7 +57,7 @@ class CellThreads:
         if pool is None or not self._running:
             return self._running
         try:
-            innermost = list(sys._current_frames().items())
+            innermost = frames_of_other_threads().items()
             waiting = {thread for thread, frame in innermost if _waits_for_work(frame, pool)}
             return self._running - waiting
         except MemoryError:

@@ -102,6 +102,7 @@ class MemoryGuard:
             self._undo.callback(stop_listening)
 
     def _lift_the_limit_around_processes(self) -> None:
+        """Let functions that start processes or load libraries run without the limit."""
         history = getattr(self._shell, "history_manager", None)
         if history is not None:  # it starts its thread again after a fork
             self._undo.callback(replace(history, "store_inputs", self._lifted))

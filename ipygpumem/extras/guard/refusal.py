@@ -5,9 +5,9 @@ from __future__ import annotations
 import dis
 import errno
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal
 
+from ipygpumem.heap.knowledge.frames import last_step
 from ipygpumem.introspect import is_instance
 from ipygpumem.reclaim.exceptions import field, traceback_of
 from ipygpumem.reclaim.failure import classify, is_about_host, is_oom
@@ -60,10 +60,9 @@ def _was_created_by_raise(error: BaseException) -> bool:
     """Return True if a ``raise`` statement created the error; one that raises it
     again comes later.
     """
-    trace: TracebackType | None = traceback_of(error)
-    if trace is None:
+    traceback = traceback_of(error)
+    if traceback is None:
         return True
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti]
+    step = last_step(traceback)
+    instruction = step.tb_frame.f_code.co_code[step.tb_lasti]
     return dis.opname[instruction] == "RAISE_VARARGS"

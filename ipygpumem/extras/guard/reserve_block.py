@@ -34,6 +34,7 @@ class ReserveBlock:
 
 
 def _allocate() -> object:
+    """Return objects of all sizes that Python's allocator serves, and address space."""
     small: list[object] = []
     for size in range(1, 480, 16):
         small += [bytes(size) for _ in range(100)]

@@ -20,6 +20,7 @@ from ipygpumem.extras.guard.memory import GuardedMemory
 from ipygpumem.extras.guard.replacing import install, replace
 from ipygpumem.extras.guard.shares import LAST_ROOM_BYTES
 from ipygpumem.extras.guard.watch import Watch
+from ipygpumem.heap.knowledge.frames import steps
 from ipygpumem.introspect import is_instance
 from ipygpumem.reclaim.exceptions import chain, traceback_of
 from ipygpumem.shell.cell import GuardAction
@@ -158,6 +159,7 @@ class ErrorRoom:
         self._make_room()
 
     def _explain(self, error: BaseException | None) -> None:
+        """Note how the guard has caused the error that is shown, if it has."""
         try:
             action = self._causes.explain(error)
             self._causes.note(action)
@@ -201,7 +203,7 @@ def shortened(error: BaseException | None) -> Iterator[None]:
     removed = list[tuple[TracebackType, TracebackType]]()
     errors = () if error is None else chain(error)
     for item in errors:
-        entries = _entries_of(item)
+        entries = list(steps(traceback_of(item)))
         if len(entries) > 1 and entries[-1].tb_frame.f_code is HANDLER_CODE:
             entries.pop()
             entries[-1].tb_next = None
@@ -213,12 +215,3 @@ def shortened(error: BaseException | None) -> Iterator[None]:
     finally:
         for last, following in removed:
             last.tb_next = following
-
-
-def _entries_of(error: BaseException) -> list[TracebackType]:
-    entries = []
-    trace = traceback_of(error)
-    while trace is not None:
-        entries.append(trace)
-        trace = trace.tb_next
-    return entries

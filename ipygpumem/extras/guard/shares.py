@@ -63,6 +63,7 @@ class Shares:
         return self._left_above(self._refusal_bytes, figures)
 
     def _left_above(self, kept_bytes: int, figures: Figures) -> int:
+        """Return the memory left beyond ``kept_bytes``, and below ``--limit``."""
         left = figures.available_bytes - kept_bytes
         if self._most_bytes is not None:
             left = min(left, self._most_bytes - figures.private_bytes)

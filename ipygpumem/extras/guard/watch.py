@@ -119,6 +119,10 @@ class Watch:
                 self._memory.limit.end_raise(renew=False)
 
     def _check(self) -> float | None:
+        """Look at the memory once, and interrupt the cell if too little is left.
+
+        Return the seconds until the next look; None if no cell runs.
+        """
         cell = self.cell
         with self.lock:
             if not self.is_on:

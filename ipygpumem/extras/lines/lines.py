@@ -187,6 +187,7 @@ class Tracer:
     # -- the trace function ----------------------------------------------------------------------
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+        """Enter a measured block of code; the trace function of each call."""
         if not self._on or event != "call":
             return None
         code = frame.f_code
@@ -235,6 +236,7 @@ class Tracer:
             self._frames[-1].carried = carried
 
     def _next_line(self, now: float, frame: FrameType, line: int) -> None:
+        """End the measurement of the line before, and begin that of a new line."""
         if not self._unwind_to(frame):
             return
         key = self._frames[-1].block, line

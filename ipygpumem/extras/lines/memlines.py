@@ -21,6 +21,7 @@ from ipygpumem.extras.lines.lines import (
     Tracer,
     code_of,
 )
+from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.introspect import code_lines
 from ipygpumem.magics import completions
 from ipygpumem.report.layout import (
@@ -102,11 +103,10 @@ def _frame_of_cell(frame: FrameType | None, namespace: dict[str, Any]) -> FrameT
     """Return the innermost frame that runs a cell's own lines: in the notebook's namespace, and not
     in a function. IPython versions name a cell's code differently, so its flags tell.
     """
-    while frame is not None:
-        is_function = frame.f_code.co_flags & inspect.CO_NEWLOCALS
-        if frame.f_globals is namespace and not is_function:
-            return frame
-        frame = frame.f_back
+    for caller in stack(frame):
+        is_function = caller.f_code.co_flags & inspect.CO_NEWLOCALS
+        if caller.f_globals is namespace and not is_function:
+            return caller
     return None
 
 

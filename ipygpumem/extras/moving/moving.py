@@ -30,7 +30,7 @@ from ipygpumem.heap.tensors import Reader
 from ipygpumem.introspect import instance_dict, is_instance, type_name
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim.emptying import private_pools
-from ipygpumem.reclaim.reclaim import free_now, reserved
+from ipygpumem.reclaim.reclaim import bytes_reserved, free_now
 from ipygpumem.records import Record
 from ipygpumem.report.layout import Report, Table, clean, device_label
 from ipygpumem.report.showing import shows
@@ -76,7 +76,7 @@ def purge(model: object, optimizer: object = None) -> PurgeRecord:
     given = [model] if optimizer is None else [model, optimizer]
     offload = Offload(given, "purge")
     meter = current_traces().meter
-    before = reserved(meter.now())
+    before = bytes_reserved(meter.now())
     shared_note = offload.leave()
     stay_note = ""
     try:
@@ -87,7 +87,7 @@ def purge(model: object, optimizer: object = None) -> PurgeRecord:
     notes = [shared_note, stay_note]
     if not offload.size_bytes:
         notes = [shared_note, "no parameter, buffer or gradient of it is on a device"]
-    after = reserved(meter.now())
+    after = bytes_reserved(meter.now())
     return PurgeRecord(
         offload.size_bytes,
         is_on_host=bool(stay_note),

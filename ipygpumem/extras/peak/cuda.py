@@ -138,6 +138,7 @@ class DeviceBlocks:
                 self._replay(event)
 
     def _replay(self, event: Mapping[str, Any]) -> None:
+        """Replay one event of the allocator's history."""
         time_us = event["time_us"]
         address = event.get("addr", 0)
         size = event["size"]

@@ -308,6 +308,7 @@ class Follower(StorageFollower):
 
     @_guarded
     def _raised(self, func: Any) -> None:
+        """Note the time and the origin of an operation that raised an error."""
         origin = self._origin_of(func, self._modules.call(sys._getframe(1)))
         self.failed = self.log.clock, time.perf_counter() - self.began, origin
 

@@ -105,6 +105,7 @@ class FollowedGraph:
         self._nodes[thread, self._numbers[thread] - 1] = self._same.setdefault(node, node)
 
     def _drop_older_half(self) -> None:
+        """Forget the older half of the nodes."""
         self._nodes = dict(islice(self._nodes.items(), len(self._nodes) // 2, None))
         self._same = {node: node for node in self._nodes.values()}
 
@@ -127,6 +128,7 @@ class FollowedGraph:
         return Origin("", "", operation, node.line)
 
     def _own_line(self, call: CallingCode) -> Line | None:
+        """Return the line of the running node, or that of the backward pass."""
         node = self._running_node_record(call)
         return self._backward_line(call) if node is None else node.line
 

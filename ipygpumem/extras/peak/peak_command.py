@@ -17,7 +17,8 @@ from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, at_least_one, command, option
-from ipygpumem.shell.ipython.caches import names_and_outputs, shown_since
+from ipygpumem.shell.ipython.caches import names_and_outputs
+from ipygpumem.shell.ipython.last_errors import shown_since
 from ipygpumem.shell.ipython.rewriting import first_lines
 from ipygpumem.shell.notebook_inventory import inventory_of_notebook
 

@@ -36,7 +36,7 @@ from ipygpumem.heap.paths.items_and_attributes import owns
 from ipygpumem.heap.paths.roots import Rank, Root, Roots
 from ipygpumem.interrupts import is_listener
 from ipygpumem.introspect import (
-    class_dict,
+    claimed_module,
     instance_dict,
     is_exactly,
     is_instance,
@@ -44,7 +44,6 @@ from ipygpumem.introspect import (
     loaded_object,
     module_of,
     name_of,
-    text_of,
     type_name,
 )
 
@@ -192,13 +191,9 @@ class BackwardSearch:
             # What leads to a holder only through a target keeps nothing: a matplotlib line in a
             # list leads to the list of its axes, which the axes keep, too.
             named = self._next_up(self._kept_by_variables(), without=linked)
-        waiting = [key for key in ends if key not in named]
-        met = {*waiting, *linked}
-        for key in waiting:  # the list grows
-            new = [referrer for referrer in self._referrers.get(key, ()) if referrer not in met]
-            waiting += new
-            met.update(new)
-        candidates = dict.fromkeys([*linked, *waiting])
+        unnamed = [key for key in ends if key not in named]
+        above = self._with_all_above(unnamed, besides=linked)
+        candidates = dict.fromkeys([*linked, *above])
         return [key for key in candidates if key not in self._referrers]
 
     def _kept_by_variables(self) -> list[tuple[Root, int]]:
@@ -344,13 +339,19 @@ class BackwardSearch:
 
     def _all_above(self, key: int) -> set[int]:
         """Return the identities of all objects that lead to an object."""
-        waiting = list(self._referrers.get(key, ()))
-        above = set(waiting)
-        for referrer in waiting:  # the list grows
-            new = [other for other in self._referrers.get(referrer, ()) if other not in above]
+        return set(self._with_all_above(self._referrers.get(key, ())))
+
+    def _with_all_above(self, keys: Iterable[int], besides: Iterable[int] = ()) -> list[int]:
+        """Return the identities of some objects, and of all that lead to them, except those of
+        other objects and of what leads to them only through these.
+        """
+        waiting = list(keys)
+        met = {*waiting, *besides}
+        for key in waiting:  # the list grows
+            new = [referrer for referrer in self._referrers.get(key, ()) if referrer not in met]
             waiting += new
-            above.update(new)
-        return above
+            met.update(new)
+        return waiting
 
     def between(
         self, item: object, target_ids: Set[int], stays: Callable[[object], bool]
@@ -674,7 +675,7 @@ def _number_of_elements(array: object) -> int:
 
 def _is_in_its_module(kind: type) -> bool:
     """Return True for a class that a module keeps, so that it outlives its instances."""
-    module = text_of(class_dict(kind).get("__module__"))
+    module = claimed_module(kind)
     return loaded_object(module, name_of(kind)) is kind
 
 

@@ -85,11 +85,9 @@ def keepers(
     return by_storage, not seen.is_full
 
 
-def graph_holders(
-    keys: set[StorageKey], heap: Heap, roots: Roots, max_visits: int = MOST_VISITS
-) -> dict[StorageKey, Holder]:
+def graph_holders(keys: set[StorageKey], heap: Heap, roots: Roots) -> dict[StorageKey, Holder]:
     """Return the tensors whose graphs keep storages alive, where they are known."""
-    holders, _ = search_graph_holders(keys, heap, roots, max_visits, is_cut=False)
+    holders, _ = search_graph_holders(keys, heap, roots, MOST_VISITS, is_cut=False)
     return {key: holder for key, holder in holders.items() if holder.remedy.text}
 
 

@@ -9,7 +9,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from ipygpumem.heap.paths.attributes_to_remove import is_users_callable
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.loggers import handlers_and_filters, loggers
 from ipygpumem.heap.paths.patches import started_patches
-from ipygpumem.heap.paths.roots import Rank, Root
+from ipygpumem.heap.paths.roots import Rank, Root, RootOf
 from ipygpumem.heap.paths.task_endings import cancelling_timer, event_loops
 from ipygpumem.interrupts import original_handler
 from ipygpumem.introspect import (
@@ -81,7 +81,7 @@ class Registries:
     """
 
     registered: dict[int, Root] = field(default_factory=dict)
-    namespaces: dict[int, Callable[[object], Root | None]] = field(default_factory=dict)
+    namespaces: dict[int, RootOf] = field(default_factory=dict)
     hidden: set[int] = field(default_factory=set)
 
     @classmethod
@@ -156,11 +156,7 @@ class Registries:
             if times.count(timer.when()) > 1 or not math.isfinite(timer.when()):
                 condition = f"if id(timer) == {id(timer)}"
             call = f"{imports}[timer.cancel() for timer in {loop_code}._scheduled {condition}];"
-            cut = Cut(Kind.CALL, 0, "", call)
-            text = "a timer of the event loop"
-            self.registered[id(timer)] = Root(
-                text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True
-            )
+            self._add_timer(timer, "a timer of the event loop", call)
 
     def _add_thread_timers(self) -> None:
         """Add the timers of ``threading`` that wait; each has a thread that refers to it."""
@@ -168,11 +164,14 @@ class Registries:
         if timers:
             self.hidden.add(id(attribute_of(threading, "_active")))
         for timer in timers:
-            cut = Cut(Kind.CALL, 0, "", cancelling_timer(timer))
-            text = f'the timer "{timer.name}"'
-            self.registered[id(timer)] = Root(
-                text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True
-            )
+            self._add_timer(timer, f'the timer "{timer.name}"', cancelling_timer(timer))
+
+    def _add_timer(self, timer: object, text: str, call: str) -> None:
+        """Add a timer, with the ``call`` that cancels it."""
+        cut = Cut(Kind.CALL, 0, "", call)
+        self.registered[id(timer)] = Root(
+            text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True
+        )
 
     def _add_patches(self) -> None:
         """Add the patches of ``unittest.mock`` that were started; the class refers to them."""

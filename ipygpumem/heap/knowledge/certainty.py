@@ -31,10 +31,10 @@ from ipygpumem.introspect import (
     is_instance,
     is_made_by_statement,
     is_users_class,
+    module_attribute,
     module_dict,
     mro_of,
     name_of,
-    text_of,
 )
 
 
@@ -331,10 +331,7 @@ def _module_of(kind: type) -> str:
     """Return the name of the module of a class, also of one of C that names none, and so seems to
     be a built-in.
     """
-    try:
-        named = text_of(type.__dict__["__module__"].__get__(kind))
-    except AttributeError:  # made by code without a module
-        return ""
+    named = module_attribute(kind)
     if named != "builtins":
         return named
     if not _is_static(kind):

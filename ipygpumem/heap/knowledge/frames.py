@@ -83,6 +83,17 @@ def emptied_locals() -> set[int]:
     return found
 
 
+def frames_of_other_threads() -> dict[int, FrameType]:
+    """Return the innermost frame of each other thread, by the thread's identity.
+
+    This thread's own one would be a cycle in a variable of its function, which would keep all
+    objects of our callers alive.
+    """
+    this_thread = threading.get_ident()
+    # No variable may refer to the whole dict, not even for a moment.
+    return {key: frame for key, frame in sys._current_frames().items() if key != this_thread}
+
+
 def _all_frames() -> Iterator[tuple[int, FrameType]]:
     # A frame stored in one of its own variables is a cycle, which would keep all objects of our
     # callers alive.
@@ -107,6 +118,13 @@ def steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
     while traceback is not None:
         yield traceback
         traceback = traceback.tb_next
+
+
+def last_step(traceback: TracebackType) -> TracebackType:
+    """Return the innermost entry of a traceback."""
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback
 
 
 def is_not_of_kernel(frame: FrameType) -> bool:

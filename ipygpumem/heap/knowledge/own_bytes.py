@@ -254,6 +254,7 @@ class OwnBytes:
         return size
 
     def _learn(self, type_id: int, example: object) -> None:
+        """Note how the bytes of objects of a new type are read, by one example."""
         kind = type(example)
         reader = reader_for(kind, self._loaded_readers)
         sizer = _sizer(kind, is_read=reader is not None)

@@ -136,6 +136,7 @@ class ReferenceReader:
         self._slices = Slices()
 
     def _learn(self, objects: Sequence[object]) -> None:
+        """Sort the types of objects by the references that the collector does not see."""
         self._dicts |= kinds_of(objects, dict)
         for type_id, example in one_of_each(objects).items():
             if type_id in self._known:

@@ -15,7 +15,8 @@ from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from ipygpumem.heap.arrays import library_type
-from ipygpumem.heap.bulk import kinds_of, of_types, types_of
+from ipygpumem.heap.bulk import kinds_of, of_types, types_of, without_objects
+from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.introspect import instance_dict, is_instance, type_name
 
 BUILTIN = {id(BuiltinFunctionType)}
@@ -96,11 +97,9 @@ def is_waiting_thread_timer(item: object) -> bool:
     """
     if type(item) is not threading.Timer:
         return False
-    frame = sys._current_frames().get(item.ident or 0)
-    while frame is not None:
+    for frame in stack(sys._current_frames().get(item.ident or 0)):
         if frame.f_code is threading.Event.wait.__code__ and _is_in_timer(frame.f_back):
             return True
-        frame = frame.f_back
     return False
 
 
@@ -133,9 +132,8 @@ def own_references_of_contexts(nodes: Sequence[object]) -> list[object]:
     """
     references = gc.get_referents(*nodes)
     current = copy_context()
-    values = map(current.get, of_types({id(ContextVar)}, references))
-    shared = set(map(id, values))
-    return [item for item in references if id(item) not in shared]
+    shared = map(current.get, of_types({id(ContextVar)}, references))
+    return without_objects(shared, references)
 
 
 def _types_of_nodes() -> set[int]:

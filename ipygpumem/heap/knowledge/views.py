@@ -59,6 +59,7 @@ def small_view(value: object) -> str:
 
 
 def _of_tensor(tensor: Any) -> str:
+    """Return the note on a tensor that shows a small part of its storage."""
     torch: Any = sys.modules["torch"]
     if answers_itself(torch, type(tensor)):
         return ""
@@ -75,6 +76,7 @@ def _of_tensor(tensor: Any) -> str:
 
 
 def _of_array(array: Any) -> str:
+    """Return the note on an array that shows a small part of its owner's memory."""
     described = describe(array)
     if described is None or _is_mapped(array):
         return ""

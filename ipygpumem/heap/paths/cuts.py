@@ -255,6 +255,7 @@ class Cut:
         return [replace(self, repeated=()), *more]
 
     def _statement_of_one(self) -> str:
+        """Return the statement that removes this reference alone, without its repetitions."""
         if self.columns:
             return _without_columns(self.owner, self.columns)
         if self.protocol is not None:

@@ -1,4 +1,4 @@
-"""The code of texts, numbers and tuples, in lines to paste."""
+"""The code of texts, numbers, tuples and magics, in lines to paste."""
 
 from __future__ import annotations
 
@@ -24,3 +24,11 @@ def literal(key: object) -> str:
     is_plain = shown == f'"{key}"' and text_of(key).isprintable() and "\\" not in text_of(key)
     written = text_of(shown) if is_plain else repr(key)
     return written.replace(COMMENT, _NO_COMMENT)
+
+
+def call_of_magic(line: str) -> str:
+    """Return the call that runs a line magic, such as ``%xdel _5``, after which statements can
+    follow.
+    """
+    name, _, argument = line.removeprefix("%").partition(" ")
+    return f"get_ipython().run_line_magic({literal(name)}, {literal(argument)})"

@@ -164,7 +164,7 @@ class PathWriter:
         graph's tensor.
         """
         steps = without_own_dicts(chain)
-        path = Path(root, root.text or self._name(steps[0]))
+        path = Path(root, root.text or self._words_without_root(steps[0]))
         if not root.text and is_pending(steps[0]):
             name = library_type("asyncio", "Task").get_name(steps[0])  # type: ignore[union-attr]  # it is one of them
             task = f"task for task in asyncio.all_tasks() if task.get_name() == {literal(name)}"
@@ -361,7 +361,8 @@ class PathWriter:
                 return replace(holder, remedy=to_item.holder.remedy)
         return replace(holder, remedy=Remedy(line, cuts=tuple(cuts)) if line else REMOVE_THEM)
 
-    def _name(self, item: object) -> str:
+    def _words_without_root(self, item: object) -> str:
+        """Return the words for an object at which a path begins although it is no root."""
         if is_instance(item, type):
             return f"class {name_of(item)}"  # type: ignore[arg-type]  # is_instance says so
         if is_pending(item):
@@ -404,13 +405,14 @@ class PathWriter:
 
     # -- functions -------------------------------------------------------------------------------
 
-    def _code_name(self, function: object) -> str:
+    def _name_of_function(self, function: object) -> str:
         """Return a function's name and the cell that defined it."""
         if type(function) is not FunctionType:
             return type_name(function)
-        return self._named(function.__code__)
+        return self._name_of_code(function.__code__)
 
-    def _named(self, code: CodeType) -> str:
+    def _name_of_code(self, code: CodeType) -> str:
+        """Return the name of code and the cell that has it."""
         cell = self._cell_of(code.co_filename)
         return code.co_name if cell is None else f"{code.co_name} (cell {cell})"
 
@@ -418,7 +420,7 @@ class PathWriter:
         """Write the step through a function's closure, default arguments or attributes."""
         function, child = steps[0], steps[1]
         assert type(function) is FunctionType
-        name = self._code_name(function)
+        name = self._name_of_function(function)
         after = steps[2] if len(steps) > 2 else None
         path.advise_if_nothing_later_can_go("when you no longer need the function", _OR_FUNCTION)
         cells = function.__closure__
@@ -450,7 +452,7 @@ class PathWriter:
         """Write the step from a method to its object; one in C, as ``rows.append``, shows it."""
         if type(method) is MethodType:
             path.advise(path.removal, "")
-            path.say(f": bound method {self._code_name(method.__func__)}, its object")
+            path.say(f": bound method {self._name_of_function(method.__func__)}, its object")
         else:
             path.append_fixed(".__self__", path.code and f"{path.code}.__self__")
 
@@ -458,7 +460,7 @@ class PathWriter:
         """Append an attribute of a function, which users can remove from their own functions."""
         code = path.code
         attribute = attribute_text(function, value)
-        path.say(f": function {self._code_name(function)}")
+        path.say(f": function {self._name_of_function(function)}")
         kind = Kind.ATTRIBUTE
         if not is_users(function.__code__.co_filename):
             if not is_added(function, attribute[1:], value):
@@ -477,13 +479,13 @@ class PathWriter:
         path.enter(attribute, target, with_repeated(cuts) if code else None)
 
     def _append_cache(self, steps: Sequence[object], path: Path) -> int:
-        """Cover an ``lru_cache`` and the dict of its results, or an attribute of the function."""
+        """Write the step through an ``lru_cache``, or through an attribute of it."""
         names = attribute_names(steps[0], steps[1])
         if names and names != ["__wrapped__"]:
             return self._append_instance(steps, path)
         function = (instance_dict(steps[0]) or {}).get("__wrapped__")
         path.advise(path.statement("{}.cache_clear()"), "call cache_clear() of that function")
-        path.say(f": lru_cache of function {self._code_name(function)}")
+        path.say(f": lru_cache of function {self._name_of_function(function)}")
         return 2 if type(steps[1]) is dict and len(steps) > 2 else 1
 
     def _append_suspended(self, steps: Sequence[object], path: Path) -> int:
@@ -495,11 +497,12 @@ class PathWriter:
         advice = path.statement(ending) if is_started(suspended) else path.removal
         path.advise(advice, f"close() the {what} when it is done")
         taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
-        name = self._named(code_of(suspended))
+        name = self._name_of_code(code_of(suspended))
         path.say(f": suspended {what} {name}{_local(frame, steps[taken])}")
         return taken
 
     def _append_task(self, task: object, child: object, path: Path) -> None:
+        """Write the step through a task: to its result, or through a task that is not done."""
         is_failure = is_exactly(child, CoroutineType, TracebackType) or is_instance(
             child, BaseException
         )
@@ -510,7 +513,7 @@ class PathWriter:
         path.say(": asyncio task")
 
     def _append_traceback(self, steps: Sequence[object], path: Path) -> int:
-        """Cover exceptions, tracebacks and frames up to the name that a frame holds."""
+        """Write the steps through exceptions and tracebacks, up to the name that a frame holds."""
         path.advise(path.removal, _OR_EXCEPTION, "once you have read it")
         line = 0
         for position, item in enumerate(steps):
@@ -536,14 +539,14 @@ class PathWriter:
         position += 1
         if type(steps[position]) is dict and position + 1 < len(steps):
             position += 1  # up to Python 3.12, the dict that shows its local names
-        where = f"{self._named(frame.f_code)} line {line or frame.f_lineno}"
+        where = f"{self._name_of_code(frame.f_code)} line {line or frame.f_lineno}"
         path.say(f": saved traceback, {where}{_local(frame, steps[position])}")
         return position
 
     # -- objects ---------------------------------------------------------------------------------
 
     def _append_instance(self, steps: Sequence[object], path: Path) -> int:
-        """Cover any other object, and the attribute by which it refers to the next one."""
+        """Write the step through any other object, to the attribute that refers to the next one."""
         parent, child = steps[0], steps[1]
         written = (
             append_frame_step(path, steps)

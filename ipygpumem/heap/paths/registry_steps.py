@@ -78,7 +78,7 @@ def _append_connection(path: Path, steps: Sequence[object]) -> int:
 
 
 def _append_finalizer(path: Path, registry: Any, info: object) -> int:
-    """Append the arguments of a ``weakref.finalize``."""
+    """Append the arguments of a ``weakref.finalize``; return the number of references."""
     keys = [key for key, value in list(dict.items(registry)) if value is info]
     imports, code = split(path.code)
     # With the semicolon, IPython keeps no output: the arguments.
@@ -95,7 +95,7 @@ def _append_finalizer(path: Path, registry: Any, info: object) -> int:
 def _append_callback(
     path: Path, callbacks: Any, functions: Any, function: object, names: Mapping[str, object]
 ) -> int:
-    """Append a function that IPython calls at an event."""
+    """Append a function that IPython calls at an event; return the number of references."""
     event = next((text_of(key) for key, value in callbacks.items() if value is functions), "")
     position = position_of(functions, function)
     place = f'.callbacks["{event}"][{position}]'

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ipygpumem.heap.paths.cuts import Cut
-from ipygpumem.heap.paths.literals import literal
+from ipygpumem.heap.paths.literals import call_of_magic
 from ipygpumem.heap.paths.roots import NO_ROOT, Rank, Root, without_quoted
 from ipygpumem.records import COMMENT, ReferencePath
 
@@ -136,10 +136,7 @@ class Remedy:
     @property
     def as_code(self) -> str:
         """The line with a call instead of a magic."""
-        if not self.is_magic:
-            return self.line
-        name, _, argument = self.line[1:].partition(" ")
-        return f"get_ipython().run_line_magic({literal(name)}, {literal(argument)})"
+        return call_of_magic(self.line) if self.is_magic else self.line
 
     @cached_property
     def _statements(self) -> list[ast.stmt]:

@@ -262,14 +262,17 @@ _NAMES_IN_C = {"builtins": frozenset(vars(builtins)), "sys": frozenset(vars(sys)
 """Names that code in C uses, as far as they existed when this package was imported."""
 
 
+RootOf = Callable[[object], Root | None]
+"""Returns the root of a key of a namespace; None to ignore the key."""
+
+
 @dataclass(frozen=True)
 class Roots:
     """The objects that the user can name, except modules, threads and running functions, which
     every program has.
 
     Attributes:
-        namespaces: by the identity of a dict: returns the root of one of its keys; None to ignore
-            the key.
+        namespaces: the functions that name the roots in dicts, by the identity of each dict.
         objects: roots by the identity of an object.
         registered: roots by the identity of an object that a registry keeps, to which no other
             object need refer.
@@ -291,7 +294,7 @@ class Roots:
             those that a call ends, by identity.
     """
 
-    namespaces: Mapping[int, Callable[[object], Root | None]] = field(default_factory=dict)
+    namespaces: Mapping[int, RootOf] = field(default_factory=dict)
     objects: Mapping[int, Root] = field(default_factory=dict)
     registered: Mapping[int, Root] = field(default_factory=dict)
     hidden: frozenset[int] = frozenset()

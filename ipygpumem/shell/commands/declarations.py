@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.errors import UnitError, quoted
+from ipygpumem.errors import NotLoadedError, UnitError, quoted
 from ipygpumem.units import checked_bytes, finite, number_in, whole
 
 if TYPE_CHECKING:
     from ipygpumem.report.layout import Report  # the first command imports it
+    from ipygpumem.shell.context import ShellContext  # needed from the first cell on
 
 Options = argparse.Namespace
 """The words and options of a line, each as an attribute."""
@@ -355,3 +356,22 @@ class CommandTable:
             arguments = (*command.arguments, *self._further_options[command.name]())
             self._extended[command.name] = replace(command, arguments=arguments)
         return self._extended[command.name]
+
+
+# -- the rooms above -------------------------------------------------------------------------------
+
+
+def _no_recorder(context: ShellContext) -> Any:
+    raise NotLoadedError("there is no flight recorder here")
+
+
+@dataclass(frozen=True)
+class Features:
+    """The commands of ``magics/`` and ``extras/``, and the flight recorder, which the shell starts.
+
+    ``ipygpumem/features.py`` makes one, because the shell imports neither room.
+    """
+
+    commands: CommandTable = field(default_factory=CommandTable)
+    recorder: Callable[[ShellContext], Any] = _no_recorder
+    """Makes the flight recorder."""

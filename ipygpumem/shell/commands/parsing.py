@@ -63,6 +63,7 @@ def _command_and_options(table: CommandTable, magic: str, line: str) -> tuple[Co
 
 
 def _no_command(table: CommandTable, group: CommandGroup, words: list[str]) -> str:
+    """Return the message on a line that names no command of a group."""
     problem = "a command is missing"
     also = ""
     if not words and f"%{group.name}" in table.magics:
@@ -148,6 +149,7 @@ def _how_to_write(table: CommandTable, name: str) -> str:
 
 
 def _options(command: Command, words: list[str]) -> Options:
+    """Return the options in the words of a line; a ``UsageError`` names the first mistake."""
     if words and not command.arguments:
         problem = f"{quoted(words[0])} is not an option; this command takes none"
         raise UsageError(clean(f"{command.name}: {problem}"))

@@ -143,7 +143,7 @@ class Printed:
             more = f" and {count(len(cells) - _CELLS_NAMED, 'smaller one')}"
         word = "cell" if len(cells) == 1 else "cells"
         what = f"printed and displayed by {word} {numbers}{more}, kept by IPython for %notebook"
-        return ReclaimableItem(size, "cpu", what, f"to free it: {REMEDY}", size)
+        return ReclaimableItem(size, "cpu", what, REMEDY, size)
 
 
 def _length(outputs: list[Any]) -> Length:

@@ -202,7 +202,7 @@ def loop_over_body(tree: Any, shell: Any) -> None:
     unchanged.
     """
     body = _body_to_repeat(tree)
-    if not body or getattr(body[0], "ipygpumem_loop", False) or not _compiles(body):
+    if not body or getattr(body[0], "ipygpumem_loop", False) or not _compiles_without_loop(body):
         return
     number = len(body)
     loop: Any = _at(body[0], _LOOP)
@@ -257,8 +257,10 @@ def _start_of_body(tree: ast.Module) -> int:
     return 0
 
 
-def _compiles(body: list[ast.stmt]) -> bool:
-    """Return True if the body compiles without the loop, which would allow ``break``."""
+def _compiles_without_loop(body: list[ast.stmt]) -> bool:
+    """Return True if the body of ``%%autofit`` compiles by itself: inside the loop, a ``break`` of
+    the user would compile, too.
+    """
     try:
         compile(
             ast.Module(body, []),

@@ -1,0 +1,148 @@
+"""Writes the lines about code that grows with every run, and about what holds the new memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ipygpumem.inventory.children import ProcessGrowth
+from ipygpumem.inventory.growth_holders import (
+    LEAST_SHARE,
+    ArrayHolder,
+    GrowthHolder,
+    holders_of_growth,
+)
+from ipygpumem.inventory.records import Inventory, TensorRecord
+from ipygpumem.inventory.top import LargestNames
+from ipygpumem.records import Growth
+from ipygpumem.report.inventory import kind_of
+from ipygpumem.report.layout import clean, clean_name, device_label, listed
+from ipygpumem.units import format_bytes, format_change
+
+_HOLDERS_SHOWN = 3
+STATUS_LISTS_PROCESSES = "%gpumem status lists all child processes, with the lines that end them"
+
+
+def growth_line(growth: Growth) -> str:
+    """Return the warning about a cell that grows with every run."""
+    device = device_label(growth.device)
+    return (
+        f"this cell has grown {device} by {growth_size(growth)} on each of its last {growth.runs} "
+        f"runs"
+    )
+
+
+def growth_size(growth: Growth) -> str:
+    """Return the growth of a device per run: ``64 MiB``, or ``60 to 64 MiB``."""
+    least = format_bytes(growth.least_bytes)
+    most = format_bytes(growth.most_bytes)
+    if least == most:
+        return most
+    number, unit = least.split()
+    if most.endswith(f" {unit}"):
+        least = number
+    return f"{least} to {most}"
+
+
+def loop_growth_line(growth: Growth) -> str:
+    """Return the warning about a loop that grows with every iteration."""
+    device = device_label(growth.device)
+    return (
+        f"{device} has grown by {growth_size(growth)} in each of the last {growth.runs} iterations"
+    )
+
+
+def holder_lines(
+    before: tuple[LargestNames, Inventory],
+    now: tuple[LargestNames, Inventory],
+    growth: Growth,
+    run_word: str,
+    runs: int,
+    array_holders_of: Callable[[Sequence[TensorRecord]], list[ArrayHolder]],
+    free_bytes: int,
+) -> list[str]:
+    """Return the holders of the memory that each of the last ``runs`` runs added, the largest
+    first.
+
+    ``run_word`` is what a run is called. ``array_holders_of`` names the graph, closure or cache
+    that keeps each of some arrays without a name. Names are compared, not objects: a name that the
+    code rebinds each time holds no more than before. The inventories have only arrays without a
+    name. ``free_bytes`` is the growth of the free pages in malloc's heap: what names hold cannot be
+    in them.
+    """
+    holders = holders_of_growth(growth, before, now, runs, array_holders_of)
+    lines = list[str]()
+    for holder in holders[:_HOLDERS_SHOWN]:
+        lines.append(_held_line(growth, holder.bytes_per_run, run_word, _holder_text(holder)))
+    if growth.device == "cpu":
+        held_bytes = sum(holder.bytes_per_run for holder in holders)
+        gaps = min(free_bytes // runs, growth.most_bytes - held_bytes)
+        lines += free_heap_line(growth, gaps, run_word)
+    return lines or list(now[0].notes)
+
+
+def _held_line(growth: Growth, size: int, run_word: str, holder: str) -> str:
+    """Return the line about a holder of ``size`` bytes of what a run adds to a device."""
+    return f"{_growth_per_run(growth, size, run_word)} is held by {holder}"
+
+
+def _holder_text(holder: GrowthHolder) -> str:
+    """Return the path of a holder's arrays, or else its name."""
+    if holder.path:
+        return clean(holder.path)
+    if holder.row is None:
+        return "objects without a name"
+    return f"{clean_name(holder.row.name)} ({kind_of(holder.row)})"
+
+
+def _growth_per_run(growth: Growth, size: int, run_word: str) -> str:
+    return f"{device_label(growth.device)} {format_change(size)} per {run_word}"
+
+
+def process_lines(
+    grown: Iterable[ProcessGrowth], growth: Growth, run_word: str, runs: int
+) -> list[str]:
+    """Return the processes that grew with each of the last ``runs`` runs, with the lines that end
+    them.
+    """
+    least = growth.least_bytes * LEAST_SHARE
+    lines = list[str]()
+    for item in grown:
+        size = item.grown_bytes // runs
+        if size >= least:
+            lines.append(_held_line(growth, size, run_word, _processes(item)))
+    return lines[:_HOLDERS_SHOWN]
+
+
+def _processes(item: ProcessGrowth) -> str:
+    """Return processes by name and number, and the line that ends them."""
+    processes = [f"{child.pid} ({clean(child.name)})" for child in item.processes]
+    noun = "processes"
+    pronoun = "them"
+    if len(processes) == 1:
+        noun = "process"
+        pronoun = "it"
+    names = f"{noun} {listed(processes, _HOLDERS_SHOWN)}"
+    if item.ends_by:
+        return f"{names}; to end {pronoun}: {clean(item.ends_by)}"
+    return f"{names}; the line that ends {pronoun} is not known"
+
+
+def free_heap_line(growth: Growth, size: int, run_word: str) -> list[str]:
+    """Return a line if free pages of malloc's heap account for the growth of RAM, by ``size`` bytes
+    in each run.
+    """
+    accounts_for_it = 2 * size >= growth.least_bytes
+    if not accounts_for_it:
+        return []
+    per_run = _growth_per_run(growth, size, run_word)
+    return [f"{per_run} is free in malloc's heap, in gaps between objects: %gpumem free"]
+
+
+def unknown_line(growth: Growth) -> str:
+    """Return the line about a device's growth for which nothing was measured that points to a
+    holder.
+    """
+    return (
+        f"no name, tensor or array accounts for the growth of {device_label(growth.device)}: its "
+        f"holder is unknown"
+    )

@@ -1,0 +1,74 @@
+"""Finds and releases the last errors, which ``sys`` and IPython keep for %debug and %tb."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ipygpumem.introspect import is_instance
+from ipygpumem.reclaim.exceptions import traceback_of
+from ipygpumem.reclaim.tracebacks import release
+
+
+def error_of(result: Any) -> BaseException | None:
+    """Return the error that ended the cell of ``result``."""
+    return getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
+
+
+def last_error_id() -> int:
+    """Return the identity of the last error shown: a reference would keep its frames alive."""
+    return id(getattr(sys, "last_value", None))
+
+
+def shown_since(earlier_id: int) -> BaseException | None:
+    """Return an error shown since ``last_error_id`` was ``earlier_id``, and then swallowed, as by
+    %run.
+    """
+    if last_error_id() == earlier_id:
+        return None
+    return stored_error("last_value")
+
+
+def stored_error(name: str) -> BaseException | None:
+    """Return the error stored in ``sys`` under this name, or None; the user may have stored another
+    object.
+    """
+    value = getattr(sys, name, None)
+    return value if is_instance(value, BaseException) else None
+
+
+def stored_errors(shell: Any | None) -> list[BaseException]:
+    """Return the errors that ``sys`` and IPython (if any) keep for %debug and %tb, each once."""
+    of_result = error_of(getattr(shell, "last_execution_result", None))
+    errors = dict[int, BaseException]()
+    for error in (stored_error("last_exc"), stored_error("last_value"), of_result):
+        if error is not None:
+            errors[id(error)] = error
+    return list(errors.values())
+
+
+def release_stored(error: BaseException, shell: Any | None) -> int:
+    """Release ``error``, and replace its real traceback in ``sys`` and IPython by its stand-in.
+
+    Return the number of frames cleared.
+    """
+    real = traceback_of(error)
+    cleared = release(error)
+    if getattr(sys, "last_traceback", None) is real:
+        sys.last_traceback = traceback_of(error)
+    shown = getattr(shell, "InteractiveTB", None)
+    if getattr(shown, "tb", None) is real:  # set by the first traceback that is shown
+        shown.tb = traceback_of(error)  # type: ignore[union-attr]  # the line above says so
+    return cleared
+
+
+def forget_older_shown(shell: Any | None) -> None:
+    """Drop the traceback that IPython has shown if it is that of an older error.
+
+    IPython shows an ExceptionGroup in another way, and its own class keeps the traceback before.
+    """
+    shown = getattr(shell, "InteractiveTB", None)
+    traceback = getattr(shown, "tb", None)
+    stored = list(map(traceback_of, stored_errors(shell)))
+    if traceback is not None and not any(traceback is latest for latest in stored):
+        shown.tb = None  # type: ignore[union-attr]  # it has one
