@@ -113,6 +113,9 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
         if not self._raised:
             return
         pending = _most_urgent(self._raised)
+        if not self._around_users_code:
+            for raised in self._raised:
+                forget_our_frames(raised)
         self._raised.clear()  # each of their tracebacks refers to this list
         if (
             kind is not None
@@ -163,17 +166,40 @@ def is_from_signal(error: BaseException) -> bool:
     """
     if _is_interrupt(error):
         return True
-    codes: set[CodeType | None] = {_LISTENER}
-    for number in _SIGNALS:
-        handler = _signal.getsignal(number)
-        if callable(handler):
-            codes.add(_code_of(handler))
+    codes = _codes_of_handlers()
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code in codes:
             return True
         trace = trace.tb_next
     return False
+
+
+def forget_our_frames(error: BaseException) -> None:
+    """Cut the traceback of a signal's exception to the part from its handler on.
+
+    Our work goes on while the exception waits to be raised, and the frames of the functions that it
+    has left would keep their objects alive: these would neither be freed nor be garbage.
+    """
+    codes = _codes_of_handlers()
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in codes:
+        with contextlib.suppress(RuntimeError):  # it still runs
+            trace.tb_frame.clear()  # the handler may have kept it
+        trace = trace.tb_next
+    if trace is not None and trace.tb_frame.f_code is _LISTENER and _is_interrupt(error):
+        trace = trace.tb_next  # this frame leads back to the interrupted functions
+    BaseException.with_traceback(error, trace)
+
+
+def _codes_of_handlers() -> set[CodeType | None]:
+    """Return the code that each signal's handler runs."""
+    codes: set[CodeType | None] = {_LISTENER}
+    for number in _SIGNALS:
+        handler = _signal.getsignal(number)
+        if callable(handler):
+            codes.add(_code_of(handler))
+    return codes
 
 
 _LISTENER: CodeType = _Listener.__call__.__code__

@@ -12,14 +12,23 @@ import os
 import random
 import re
 import sys
+from collections.abc import Iterator
 from textwrap import indent
 from typing import Any
 
 import pytest
 
 from benchmarks.harness.kernel import Kernel
+from ipygpumem.reclaim.name_snapshot import NameSnapshot
 from ipygpumem.scope.bindings import bindings_of
-from ipygpumem.scope.instrumenting import BINDING_RECORDER, BindingRecorder, instrument
+from ipygpumem.scope.instrumenting import (
+    BINDING_RECORDER,
+    BINDS,
+    MAY_BIND,
+    BindingRecorder,
+    instrument,
+)
+from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.scope.scope import Scope, forget_needless_saves
 from tests.steps import ok, tidied_kernel
 
@@ -592,3 +601,45 @@ def test_a_loop_that_binds_the_same_object_loses_no_name(tidied: Kernel, loop: s
     assert tidied.value("b") == 1
     ok(tidied, "%experiment start x", loop, "del b", "%experiment end")
     assert tidied.value("b") == 1
+
+
+class Vanishing(dict[str, Any]):
+    """Names that a thread deletes as soon as they were looked for or listed."""
+
+    def __contains__(self, name: object) -> bool:
+        return self.pop(name, None) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        names = list(self.keys())
+        self.clear()
+        return iter(names)
+
+
+def test_a_thread_may_delete_names_at_any_moment() -> None:
+    assert ownable_objects(Vanishing(old=1)) == {"old": 1}
+    namespace: dict[str, Any] = {"old": 1}
+    scope = Scope(namespace)
+    namespace = scope._namespace = Vanishing(namespace)
+    assert scope.save(["old"]) == ["old"]
+    assert scope.overwritten() == {}
+    for word in (BINDS, MAY_BIND):
+        namespace["old"] = 1
+        scope.record_event(f"{word}old", [scope])
+    namespace["new"] = 2
+    scope.close(None, ["new"])
+    assert set(namespace.keys()) == {"old"}
+
+
+class Shrinking(dict[str, Any]):
+    """Names of which a thread deletes the last one after a look at their objects."""
+
+    def values(self) -> Any:
+        objects = list(super().values())
+        self.pop("last", None)
+        return objects
+
+
+def test_a_thread_may_delete_names_during_a_snapshot() -> None:
+    namespace = Shrinking(first=[], last=[])
+    snapshot = NameSnapshot(namespace)
+    assert snapshot.some_may_live_on({"first": []})

@@ -2043,3 +2043,25 @@ def test_objects_that_imported_libraries_make_are_no_row(tmp_path: Path) -> None
     assert "objects (" in few, few
     assert "objects (" not in many
     assert "50 modules were imported" in many
+
+
+def test_no_line_changes_the_lists_of_threads(kernel: Kernel) -> None:
+    works(
+        kernel,
+        """
+        import threading
+        from concurrent.futures import ThreadPoolExecutor
+        go_on = threading.Event()
+        def work(data): go_on.wait()
+        t = threading.Thread(target=work, args=[bytearray(8 << 20)], name="worker")
+        t.start()
+        pool = ThreadPoolExecutor(1)
+        futures = [pool.submit(work, bytearray(8 << 20)) for _ in range(2)]
+        """,
+    )
+    try:
+        of_thread, of_pool = holders(why(kernel, "t")), holders(why(kernel, "pool"))
+        assert of_thread['thread "worker"'] == "let it end, then join() it"
+        assert "remove it from there" not in {*of_thread.values(), *of_pool.values()}
+    finally:
+        works(kernel, "go_on.set(); t.join(); pool.shutdown()")

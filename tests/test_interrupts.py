@@ -27,6 +27,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.reclaim import reclaim
 from ipygpumem.shell.app import App, app_of
 from ipygpumem.shell.config import IPyGpuMem
+from ipygpumem.shell.error_isolation import ErrorIsolation
 from ipygpumem.shell.experiments import Experiment
 from tests.fakes import FakeProbe
 from tests.hiding import show_modules
@@ -322,3 +323,30 @@ def test_a_ctrl_c_in_a_callback_during_our_own_work_is_not_lost(
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         place(meter)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_waiting_interrupt_keeps_no_object_alive(listens: bool) -> None:
+    items: list[weakref.ref[Plain]] = []
+    left = []
+
+    def work() -> None:
+        item = Plain()
+        items.append(weakref.ref(item))
+
+        def closure() -> None:  # a frame keeps its function's closure after its own locals
+            strike(item)
+
+        closure()
+
+    def next_work() -> None:
+        left.extend(item for item in items if item() is not None)
+
+    block = interrupts.reraise_swallowed() if listens else contextlib.nullcontext()
+    gc.disable()
+    try:
+        with pytest.raises(KeyboardInterrupt), block:
+            ErrorIsolation().each("a test", (work, ""), (next_work, ""))
+    finally:
+        gc.enable()
+    assert (len(items), left) == (1, [])

@@ -6,10 +6,13 @@ The signal is raised at a call of one of our functions, so that no test depends 
 
 import contextlib
 import functools
+import gc
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from types import FrameType
 from typing import Any
 
@@ -463,3 +466,84 @@ def test_a_handlers_exception_in_our_hooks_is_the_cells(
     assert not wrong, f"{len(wrong)}\n" + "\n".join(wrong)
     begin()
     assert loaded.run_cell(CELLS[name]).success
+
+
+class Item:
+    """An object that dies with its last reference."""
+
+
+STRUCK_WORK = {
+    "names to delete": (
+        "ipygpumem.inventory.watched_names.watch_names",
+        """%%experiment e
+new = Item()
+items.append(weakref.ref(new))
+""",
+    ),
+    "an error's objects": (
+        "ipygpumem.reclaim.listing.held_by_frames",
+        """
+def fail():
+    local = Item()
+    items.append(weakref.ref(local))
+    raise MemoryError
+fail()
+""",
+    ),
+    "an error's objects at an end": (
+        "ipygpumem.reclaim.listing.held_by_frames",
+        """%%experiment e
+def fail():
+    new = Item()
+    items.append(weakref.ref(new))
+    raise MemoryError
+new = Item()
+items.append(weakref.ref(new))
+fail()
+""",
+    ),
+    "garbage": (
+        "ipygpumem.heap.garbage.Garbage.collect",
+        """%%experiment e
+new = Item()
+new.me = new
+items.append(weakref.ref(new))
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+@pytest.mark.parametrize("name", STRUCK_WORK)
+def test_a_signal_as_a_cell_ends_keeps_no_object_alive(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals
+) -> None:
+    """The exception's traceback refers to our interrupted functions, which hold the objects."""
+    items: list[weakref.ref[Item]] = []
+    loaded.user_ns.update(Item=Item, items=items, weakref=weakref)
+    place, cell = STRUCK_WORK[name]
+    work = resolve_name(place)
+    struck = []
+
+    def strike(*given: Any, **options: Any) -> object:
+        done = work(*given, **options) if name != "garbage" else None
+        if not struck:
+            held = [item() for item in items], done
+            struck.append(number)
+            signal.raise_signal(number)
+            del held
+        return work(*given, **options)
+
+    def ring(number: int, frame: object) -> None:
+        raise Alarm("rang")
+
+    monkeypatch.setattr(place, strike)
+    earlier = signal.signal(signal.SIGALRM, ring)
+    gc.disable()
+    try:
+        loaded.run_cell(cell)
+        left = [item for item in items if item() is not None]
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGALRM, earlier)
+    assert (struck, left) == ([number], [])

@@ -46,7 +46,7 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.inventory.earlier_data import EarlierData
 from ipygpumem.inventory.growth import Extents, Grown
-from ipygpumem.scope.ownable import ownable
+from ipygpumem.scope.ownable import ownable, ownable_objects
 
 _LEVELS = 3
 """Steps from a name: an object, the dict of its attributes, and a container among them."""
@@ -120,8 +120,8 @@ class Contents:
         self.earlier = EarlierData()
         self._older = max(0, len(namespace) - _MOST_NAMES)
         # From the end, so that the older ones are not touched.
-        newest_first = islice(reversed(namespace.values()), _MOST_NAMES)
-        values = list(newest_first)[::-1]
+        newest_first = list(islice(reversed(namespace.values()), _MOST_NAMES))
+        values = newest_first[::-1]
         self._add(values)
         level = leading_objects(values) + self._record_namespaces(values)
         level = self._record_contents(level) + self._record_modules()
@@ -555,7 +555,8 @@ def _parent_of(child: object, level: Sequence[object]) -> object:
 
 def _names_by_identity(namespace: dict[str, Any]) -> dict[int, str]:
     """Return the first of the names of each object, by its identity."""
-    return {id(namespace[name]): name for name in reversed(ownable(namespace))}
+    objects = ownable_objects(namespace)
+    return {id(objects[name]): name for name in reversed(objects)}
 
 
 def _first_chains(values: Sequence[Any]) -> dict[int, Chain]:

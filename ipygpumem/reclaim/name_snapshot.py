@@ -45,7 +45,10 @@ class NameSnapshot:
         tuple of them.
         """
         values = tuple(namespace.values())
-        self._names = names if len(names) == len(values) else tuple(namespace)
+        while len(names) != len(values):  # again if a thread has added or deleted a name
+            names = tuple(namespace)
+            values = tuple(namespace.values())
+        self._names = names
         self._identities = identities(values)
         self._tensors: dict[str, tuple[int, Callable[[], bool]]] = {}
         """The identity of each tensor, and a function that tells whether it is alive."""

@@ -55,9 +55,11 @@ def _run(action: Callable[[], object]) -> tuple[object, str | None]:
     try:
         with interrupts.reraise_swallowed():
             return action(), None
-    except MemoryError:
-        return None, "memory ran out"
     except Exception as problem:
+        if interrupts.is_from_signal(problem):
+            raise
+        if isinstance(problem, MemoryError):
+            return None, "memory ran out"
         return None, describe_error(problem)
 
 

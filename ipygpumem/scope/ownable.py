@@ -38,7 +38,8 @@ def ownable_objects(namespace: Mapping[str, object]) -> dict[str, object]:
     """Return the names that a scope may own, with their objects; a copy of the whole namespace
     would be a holder of the outputs.
     """
-    return {name: namespace[name] for name in ownable(namespace)}
+    now = dict(namespace)  # a thread may delete names at any moment
+    return {name: now[name] for name in ownable(now)}
 
 
 def are_ownable(names: Sequence[Any]) -> list[bool]:

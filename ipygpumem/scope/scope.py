@@ -29,6 +29,8 @@ from ipygpumem.scope.ownable import LIBRARYS_OWN, is_ownable
 
 Namespace = dict[str, Any]
 
+_MISSING = object()
+"""Stands for the object of a name that does not exist: a thread may delete it at any moment."""
 _CONFIRMS = {HAS_BOUND, HAS_IMPORTED, HAS_ENDED}
 
 
@@ -75,7 +77,7 @@ class SavedObjects:
 
     def is_unchanged(self, name: str, namespace: Namespace) -> bool:
         """Return True if a saved name still refers to its saved object."""
-        return name in namespace and namespace[name] is self.by_name[name]
+        return namespace.get(name, _MISSING) is self.by_name[name]
 
     def drop_unbound(self, namespace: Namespace) -> None:
         """Forget the objects of unsure names that the code did not rebind after all."""
@@ -218,7 +220,7 @@ class Scope:
 
     def _refers_to(self, name: str, value: object) -> bool:
         """Return True if ``name`` exists and its object is ``value``."""
-        return name in self._namespace and self._namespace[name] is value
+        return self._namespace.get(name, _MISSING) is value
 
     def overwritten(self) -> Namespace:
         """Return the saved objects by name, without those to which the names still refer, as after
@@ -231,10 +233,13 @@ class Scope:
         """Save the objects of ``names`` before code may rebind them; return the names that were not
         saved yet.
         """
-        existing = [name for name in names if name in self._namespace]
-        saved = [name for name in existing if self._would_shadow(name)]
-        self._saved.add_unsure({name: self._namespace[name] for name in saved})
-        return saved
+        saved = Namespace()
+        for name in names:
+            value = self._namespace.get(name, _MISSING)
+            if value is not _MISSING and self._would_shadow(name):
+                saved[name] = value
+        self._saved.add_unsure(saved)
+        return list(saved)
 
     def save_all(self) -> None:
         """Save the objects of all names, for code that could not be analysed."""
@@ -436,7 +441,7 @@ class Scope:
                 continue  # a thread or a finaliser was faster
             if self._matches_keep(name):
                 self._keep_name(name, enclosing, other_scopes)
-            elif is_handle(self._namespace[name]):
+            elif is_handle(self._namespace.get(name)):
                 self._saved.drop(name)
             else:
                 self._end_name(name, enclosing, other_scopes)
@@ -535,16 +540,17 @@ class Scope:
             scopes: the nested scopes in which the code runs; this one is the innermost and last.
         """
         word, name = split_event(what)
+        value = self._namespace.get(name, _MISSING)
         if word in _CONFIRMS:
             is_import = word == HAS_IMPORTED
             self.confirm(name, scopes, is_import=is_import, by_identity=word == HAS_ENDED)
-        elif name not in self._namespace:  # after ``del``, or before a new name is bound
+        elif value is _MISSING:  # after ``del``, or before a new name is bound
             record_deleted(scopes, name)
             return False
         elif word == BINDS:
-            self.shadow(name, self._namespace[name])
+            self.shadow(name, value)
         elif word == MAY_BIND and (self._would_shadow(name) or name in self._imported):
-            self._before_statement[name] = self._namespace[name]
+            self._before_statement[name] = value
         return not self._would_shadow(name) and name not in self._imported
 
     def _record_deleted(self, name: str) -> bool:

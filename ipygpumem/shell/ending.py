@@ -196,6 +196,7 @@ class ExperimentEnd:
             except BaseException as error:
                 was_interrupted = interrupts.is_from_signal(error)
                 if was_interrupted:
+                    interrupts.forget_our_frames(error)
                     struck.append(error)
                 elif isinstance(error, Exception):
                     self._context.isolation.failed("the end of an experiment", error, step.lost)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipygpumem.failures import forget_told, tell_failure
-from ipygpumem.interrupts import is_from_signal, stop_listening
+from ipygpumem.interrupts import forget_our_frames, is_from_signal, stop_listening
 
 HookStep = tuple[Callable[..., object], str]
 """A step of our work in a hook, and what was not done if it fails: "this cell's memory was not
@@ -46,6 +46,7 @@ class ErrorIsolation:
                 work(*given)
             except BaseException as error:  # noqa: PERF203  # every step must run
                 if is_from_signal(error):
+                    forget_our_frames(error)
                     raised.append(error)
                 elif isinstance(error, Exception):
                     self.failed(name, error, lost)

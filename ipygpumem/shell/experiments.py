@@ -281,6 +281,7 @@ class ExperimentManager:
                 self._try_to_end(experiment, ended)
             except BaseException as error:
                 if interrupts.is_from_signal(error):
+                    interrupts.forget_our_frames(error)
                     experiment.is_ending = False
                     if not experiment.ends_by_itself:
                         raise self._still_open(experiment, error) from None

@@ -32,6 +32,7 @@ from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.error_isolation import HookStep
 from ipygpumem.shell.ipython.caches import names_and_outputs
 from ipygpumem.shell.ipython.last_errors import (
     forget_older_shown,
@@ -50,9 +51,11 @@ _SPARE_BYTES = 8 * MIB
 
 
 @dataclass(eq=False, repr=False)  # generating these methods would slow down loading
-class _FiguresBefore:
-    """The figures of an error before it is released."""
+class _Figures:
+    """The figures of an error before and after it is released."""
 
+    releases: bool
+    """True if its frames shall be released."""
     cause: Cause | None = None
     readings: dict[str, Reading] = field(default_factory=dict)
     memory: listing.HeldMemory = field(default_factory=listing.HeldMemory)
@@ -61,6 +64,9 @@ class _FiguresBefore:
     """The numbers and texts among their locals."""
     optimizer: tuple[str, weakref.ref[Any]] | None = None
     """The type of the optimizer that it left incomplete, and a reference to it."""
+    frames: int = 0
+    """The number of its frames that were released."""
+    steps: list[FreeingStep] = field(default_factory=list)
 
 
 class Recovery:
@@ -113,7 +119,7 @@ class Recovery:
             failure = replace(failure, kind="oom")
         releases = cell.errors.error_id_to_release == id(error) or self._releases(failure)
         if cell.errors.recovery is None and (releases or failure.poisoned):
-            cell.errors.recovery = self._free_and_record(error, failure, cell, release=releases)
+            self._free_and_record(error, failure, cell, release=releases)
         elif releases:
             # frames that still ran when the inner experiment ended
             release_stored(error, self._shell)
@@ -164,68 +170,84 @@ class Recovery:
 
     def _free_and_record(
         self, error: BaseException, failure: Failure, cell: Cell | None, *, release: bool
-    ) -> RecoveryRecord:
-        """Free the memory held by the frames of ``error``, and return the record."""
-        before = self._figures_before(error, failure, cell, release=release)
-        steps: list[FreeingStep] = []
-        frames = self._free(error, failure, steps) if release else 0
-        optimizer = ""
-        if before.optimizer is not None:
-            name, reference = before.optimizer
-            if reference() is not None:
-                optimizer = name
-        now = reclaim.bytes_in_use(self._meter.now())
-        return RecoveryRecord(
-            kind=failure.kind,
-            error=failure.error,
-            message=failure.message,
-            requested_bytes=failure.requested_bytes,
-            free=free_on_devices(before.readings),
-            held=before.memory.rows,
-            cut=before.memory.cut,
-            frames=frames,
-            freed=reclaim.decrease(reclaim.bytes_in_use(before.readings), now),
-            now=now,
-            steps=tuple(steps),
-            poisoned=failure.poisoned,
-            plain=before.plain,
-            cause=before.cause,
-            incomplete_optimizer=optimizer,
-        )
+    ) -> None:
+        """Free the memory held by the frames of ``error``, and add the record to ``cell``.
 
-    def _figures_before(
-        self, error: BaseException, failure: Failure, cell: Cell | None, *, release: bool
-    ) -> _FiguresBefore:
-        """Return the figures of an error before it is released, as far as memory suffices to get
+        An interrupt of the search for figures, or our own failure there, only shortens the record:
+        the memory is freed all the same.
+        """
+        figures = _Figures(releases=release)
+        steps: list[HookStep] = [
+            (self._measure_before, "the report of the error is not complete"),
+            (self._free, "the memory held by this error was not freed"),
+            (self._add_record, "the report of the error is missing"),
+        ]
+        given = error, failure, cell, figures
+        self._context.isolation.each_with(given, "the recovery after an error", steps)
+
+    def _measure_before(
+        self, error: BaseException, failure: Failure, cell: Cell | None, figures: _Figures
+    ) -> None:
+        """Find the figures of an error before it is released, as far as memory suffices to get
         them.
         """
-        before = _FiguresBefore()
         allowance = Allowance()
         if failure.kind == "oom":
-            before.cause = self._cause(error, failure, cell, allowance.share(2))
+            figures.cause = self._cause(error, failure, cell, allowance.share(2))
         with contextlib.suppress(MemoryError):  # only needed for the report
-            before.readings = self._meter.now(detail=True)
-            before.memory = listing.held_by_frames(error, self._shell.user_ns, allowance)
-            if release:
-                before.plain = plain_locals(error)
+            figures.readings = self._meter.now(detail=True)
+            figures.memory = listing.held_by_frames(error, self._shell.user_ns, allowance)
+            if figures.releases:
+                figures.plain = plain_locals(error)
             if failure.kind == "oom":
-                before.optimizer = find_incomplete_optimizer(error)
-        return before
+                figures.optimizer = find_incomplete_optimizer(error)
 
-    def _free(self, error: BaseException, failure: Failure, steps: list[FreeingStep]) -> int:
-        """Release an error's frames, then free memory; return the number of frames."""
-        frames: list[int] = []
+    def _free(
+        self, error: BaseException, failure: Failure, _: Cell | None, figures: _Figures
+    ) -> None:
+        """Release an error's frames, if they shall be released, then free memory."""
+        if not figures.releases:
+            return
 
         def release() -> None:
-            frames.append(release_stored(error, self._shell))
+            figures.frames += release_stored(error, self._shell)
 
         freeing = steps_that_free(self._garbage, self._since, devices=not failure.poisoned)
-        reclaim.run_steps(self._meter, [("frames", release), *freeing], steps)
+        reclaim.run_steps(self._meter, [("frames", release), *freeing], figures.steps)
         self._named = None
         self._mark = self._garbage.last
         with contextlib.suppress(MemoryError):
             self._named = NameSnapshot(self._shell.user_ns)
-        return sum(frames)
+
+    def _add_record(
+        self, _: BaseException, failure: Failure, cell: Cell | None, figures: _Figures
+    ) -> None:
+        """Add the record of a recovery to its cell, if there is one."""
+        if cell is None:
+            return
+        optimizer = ""
+        if figures.optimizer is not None:
+            name, reference = figures.optimizer
+            if reference() is not None:
+                optimizer = name
+        now = reclaim.bytes_in_use(self._meter.now())
+        cell.errors.recovery = RecoveryRecord(
+            kind=failure.kind,
+            error=failure.error,
+            message=failure.message,
+            requested_bytes=failure.requested_bytes,
+            free=free_on_devices(figures.readings),
+            held=figures.memory.rows,
+            cut=figures.memory.cut,
+            frames=figures.frames,
+            freed=reclaim.decrease(reclaim.bytes_in_use(figures.readings), now),
+            now=now,
+            steps=tuple(figures.steps),
+            poisoned=failure.poisoned,
+            plain=figures.plain,
+            cause=figures.cause,
+            incomplete_optimizer=optimizer,
+        )
 
     def remarks(self, cell: Cell, error: BaseException | None) -> list[str]:
         """Return remarks for a cell's line: processes that were killed, and memory that its error's
@@ -279,9 +301,7 @@ class Recovery:
                 # announced already, by an experiment inside this one
                 release_stored(error, self._shell)
                 return ""
-            record = self._free_and_record(error, failure, cell, release=True)
-            if cell is not None:
-                cell.errors.recovery = record
+            self._free_and_record(error, failure, cell, release=True)
         elif cell is not None and self._config.release_frames != "never":
             cell.errors.error_id_to_release = id(error)
             return "memory held by the traceback's frames is freed when the cell ends"

@@ -388,6 +388,10 @@ def test_free_drops_an_error_shown_before_an_exception_group(notebook: Kernel) -
     assert notebook.value("alive()") == 0
 
 
+def _fails(*_: object) -> None:
+    raise OSError("not readable")
+
+
 def _no_memory(*arguments: object, **options: object) -> object:
     raise MemoryError
 
@@ -416,7 +420,12 @@ def test_names_are_deleted_even_if_memory_for_reports_is_short(
 
 
 @pytest.mark.parametrize(
-    "missing", ["a part's note of the code's end", "the reading before the recovery"]
+    "missing",
+    [
+        "a part's note of the code's end",
+        "the reading before the recovery",
+        "the list of what the error holds",
+    ],
 )
 def test_a_failure_at_a_cells_end_prevents_no_recovery(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, missing: str
@@ -425,6 +434,8 @@ def test_a_failure_at_a_cells_end_prevents_no_recovery(
     with monkeypatch.context() as patch:
         if missing == "the reading before the recovery":
             patch.setattr(Span, "fix_peaks", _no_memory)
+        elif missing == "the list of what the error holds":
+            patch.setattr("ipygpumem.reclaim.listing.held_by_frames", _fails)
         else:
             patch.setattr(app_of(loaded).experiments, "code_ended", _no_memory)
         loaded.run_cell(

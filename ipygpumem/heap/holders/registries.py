@@ -159,11 +159,13 @@ class Registries:
             self._add_timer(timer, "a timer of the event loop", call)
 
     def _add_thread_timers(self) -> None:
-        """Add the timers of ``threading`` that wait; each has a thread that refers to it."""
-        timers = waiting_thread_timers()
-        if timers:
-            self.hidden.add(id(attribute_of(threading, "_active")))
-        for timer in timers:
+        """Add the timers of ``threading`` that wait, and hide the lists of threads: each thread has
+        a root of its own.
+        """
+        self.hidden.add(id(attribute_of(threading, "_active")))
+        queues = loaded_object("concurrent.futures.thread", "_threads_queues")
+        self.hidden.add(id(attribute_of(queues, "data")))
+        for timer in waiting_thread_timers():
             self._add_timer(timer, f'the timer "{timer.name}"', cancelling_timer(timer))
 
     def _add_timer(self, timer: object, text: str, call: str) -> None:

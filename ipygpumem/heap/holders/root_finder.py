@@ -43,7 +43,11 @@ class RootFinder:
             self.values[id(variable.value)] = Root.of_context(variable)
         for frame, thread in running_frames():
             for name, value in peek(frame).items():
-                if not is_waiting_thread_timer(value):  # it has a line that ends it
+                if is_waiting_thread_timer(value):
+                    continue  # it has a line that ends it
+                if id(value) in self._threads:
+                    self.values[id(value)] = _of_thread(value)
+                else:
                     self.values[id(value)] = Root.of_running(frame, thread, name)
 
     def is_namespace(self, item: object) -> bool:
@@ -66,8 +70,7 @@ class RootFinder:
         if type(referrer) is ModuleType:
             return _of_module(referrer)
         if id(referrer) in self._threads and not is_waiting_thread_timer(referrer):
-            name = text_of((instance_dict(referrer) or {}).get("_name"))
-            return [Root(f'thread "{name}"', Rank.PLACE, "let it end, then join() it")]
+            return [_of_thread(referrer)]
         if is_of_library(referrer, "asyncio", "AbstractEventLoop"):
             # Every task refers to the loop, and owns no other one.
             return [Root(EVENT_LOOP, Rank.PLACE, "let its tasks end, or cancel them")]
@@ -88,6 +91,12 @@ class RootFinder:
             for key, value in list(dict.items(namespace)):
                 keys.setdefault(id(value), []).append(key)
         return keys.get(id(child), [])
+
+
+def _of_thread(thread: object) -> Root:
+    """Return the root of a thread that has not ended, which its own functions hold."""
+    name = text_of((instance_dict(thread) or {}).get("_name"))
+    return Root(f'thread "{name}"', Rank.PLACE, "let it end, then join() it")
 
 
 def _of_module(module: ModuleType) -> list[Root]:
