@@ -4,6 +4,7 @@ used.
 
 import mmap
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from ipygpumem.inventory.records import Inventory
 from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.alone import printed
-from tests.steps import kernel_with, needs, works
+from tests.steps import kernel_with, needs, ok, works
 
 
 def outside(*rows: PeakRow, **more: Any) -> DevicePeak:
@@ -267,6 +268,8 @@ def test_a_flame_graph_replaces_no_other_file(tmp_path: Path) -> None:
 
 
 class FakeHost:
+    note = ""
+
     def __init__(self, page: str | Exception) -> None:
         self.page = page
 
@@ -426,6 +429,47 @@ def test_a_large_array_in_use_is_not_taken_for_a_reserved_one(notebook: Kernel) 
         item.line: item.reserved_bytes // MIB for item in device.rows if item.reserved_bytes >= MIB
     }
     assert lines == {"line 3: reserved = np.zeros(2**24)": pytest.approx(128, abs=16)}
+
+
+STARTS = "import cProfile, sys\nprofiler = cProfile.Profile()\ndef called(): return np.ones(2**20)"
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "name"),
+    [
+        ("profiler.enable()", "profiler.disable()", "cProfile"),
+        (
+            "seen = []; sys.setprofile(lambda frame, *_: seen.append(frame.f_code))",
+            "sys.setprofile(None); assert called.__code__ in seen",
+            "a profiler (function, sys.setprofile)",
+        ),
+    ],
+)
+def test_a_profiler_runs_on_and_memory_is_not_followed(
+    start: str, end: str, name: str, notebook: Kernel
+) -> None:
+    needs("memray")
+    ok(notebook, STARTS, start)
+    reply = ok(notebook, "%%peak\nx = called()")
+    note = f"not followed: allocations in RAM, because {name} runs"
+    (text,) = reply.reports("peak")
+    takes_the_same_hook = name != "cProfile" or sys.version_info < (3, 12)
+    assert (note in text) == takes_the_same_hook
+    ok(notebook, end)
+    if name == "cProfile":
+        ok(notebook, "assert any(item.code is called.__code__ for item in profiler.getstats())")
+    ok(notebook, "%%peak\nx = called()", "assert sys.getprofile() is None")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="cProfile has another hook there")
+def test_a_profiler_that_the_code_starts_runs_on(notebook: Kernel) -> None:
+    needs("memray")
+    ok(notebook, STARTS)
+    reply = ok(notebook, "%%peak\nprofiler.enable()\nx = called()")
+    (text,) = reply.reports("peak")
+    assert "cProfile was started: lines of RAM may be wrong from there" in text
+    ok(notebook, "def later(): pass", "later()", "profiler.disable()")
+    ok(notebook, "assert any(item.code is later.__code__ for item in profiler.getstats())")
 
 
 def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:

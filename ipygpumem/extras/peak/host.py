@@ -8,16 +8,18 @@ import importlib
 import io
 import sys
 import tempfile
+from _lsprof import Profiler
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ipygpumem.errors import TraceError
 from ipygpumem.estimating import line_text
 from ipygpumem.extras.peak.bound import OF_TORCH, OURS, HostUse, bounded
 from ipygpumem.extras.peak.records import DevicePeak, PeakRow
 from ipygpumem.extras.peak.timeline import sorted_rows
-from ipygpumem.introspect import is_ours, is_users
+from ipygpumem.introspect import is_instance, is_ours, is_users, type_name
 from ipygpumem.probes.accelerators import loaded_torch
 
 _MOST_FRAMES = 100
@@ -46,6 +48,8 @@ class HostTracker:
         destination = self._memray.FileDestination(
             self._file, overwrite=True, compress_on_exit=False
         )
+        self.note = ""
+        """A sentence on rows whose lines may be wrong; empty without any."""
         self.kept_bytes = self.freed_bytes = 0
         """Allocations of the code that were still alive at the end, and those of the high-water
         mark that may have been freed; with those of torch, and those that are not in RAM.
@@ -57,12 +61,28 @@ class HostTracker:
         self._tracker: Any = self._memray.Tracker(**options)
 
     def start(self) -> None:
-        """Follow the memory of this process."""
+        """Follow the memory of this process.
+
+        Raises:
+            TraceError: a profiler runs. memray would take its place, and hand a profiler written in
+                C back as a function, which fails at the next call.
+        """
+        profiler = sys.getprofile()
+        if profiler is not None:
+            raise TraceError(f"{_profiler_name(profiler)} runs, and memray needs its hook")
         self._tracker.__enter__()
 
     def stop(self) -> None:
-        """Stop following."""
+        """Stop following; a profiler that the code has started runs on."""
+        profiler = sys.getprofile()
         self._tracker.__exit__(*sys.exc_info())
+        if profiler is None:
+            return
+        self.note = f"{_profiler_name(profiler)} was started: lines of RAM may be wrong from there"
+        if is_instance(profiler, Profiler):
+            Profiler.enable(profiler)  # type: ignore[arg-type]  # typed as a function
+        else:
+            sys.setprofile(profiler)
 
     def flame_graph(self) -> str:
         """Return memray's own flame graph of the high-water mark, as a page of HTML that loads
@@ -147,6 +167,13 @@ class HostTracker:
         return PeakRow(
             record.size, _role_of_others(), operation=operation, line=line, allocator=allocator
         )
+
+
+def _profiler_name(profiler: object) -> str:
+    """Return a profiler of ``sys.setprofile`` in words."""
+    if is_instance(profiler, Profiler):
+        return "cProfile"
+    return f"a profiler ({type_name(profiler)}, sys.setprofile)"
 
 
 def _role_of_others() -> str:
