@@ -15,6 +15,10 @@ _MOST_KEYS = 4
 """Maximum number of items that a statement names one by one."""
 _MOST_POSITIONS = 40
 """Maximum number of positions that a statement lists."""
+_MOST_CALLS = 4
+"""Maximum number of calls that a statement makes one by one if a loop can make them."""
+_CALL_WITH_NUMBER = re.compile(r"([\w.]+)\((\d+)\)")
+"""A call such as ``plt.close(3)``."""
 _IMPORT = re.compile(r"import ([\w.]+)(?: as (\w+))?; ")
 _IMPORTS = re.compile(r"(?:import [\w.]+(?: as \w+)?; )*")
 
@@ -441,6 +445,10 @@ def _of_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
         return first.all_of
     if first.kind is Kind.COLUMN:
         return _of_columns(cuts)
+    if first.kind is Kind.CALL and is_alone and len(cuts) > _MOST_CALLS:
+        loop = _loop_of_calls(cuts)
+        if loop:
+            return loop
     are_alike = all(_is_alike(cut, first) for cut in cuts)
     if are_alike and first.is_detached and first.kind is Kind.KEY and len(cuts) > _MOST_KEYS:
         return _of_detached(cuts)
@@ -454,6 +462,31 @@ def _of_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
         last_first = sorted(cuts, key=lambda cut: cut.position, reverse=True)
         return in_sequence(list(dict.fromkeys(cut.statement for cut in last_first)))
     return ""
+
+
+def _loop_of_calls(cuts: Sequence[Cut]) -> str:
+    """Return the loop for calls with a number each, such as ``plt.close(3)``; empty if there is
+    none.
+    """
+    numbers = set[int]()
+    calls = set[tuple[str, str]]()
+    for cut in cuts:
+        imports, code = split(cut.target)
+        call = _CALL_WITH_NUMBER.fullmatch(code)
+        if call is None:
+            return ""
+        calls.add((imports, call[1]))
+        numbers.add(int(call[2]))
+    if len(calls) != 1:
+        return ""
+    imports, function = calls.pop()
+    first, last = min(numbers), max(numbers)
+    values = _tuple_of(sorted(numbers))
+    if len(numbers) == last - first + 1:
+        values = f"range({first}, {last + 1})"
+    if imports:  # no block can follow an import
+        return f"{imports}[{function}(number) for number in {values}]"
+    return f"for number in {values}: {function}(number)"
 
 
 def _of_columns(cuts: Sequence[Cut]) -> str:
