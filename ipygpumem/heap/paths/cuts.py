@@ -445,23 +445,35 @@ def _of_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
         return first.all_of
     if first.kind is Kind.COLUMN:
         return _of_columns(cuts)
-    if first.kind is Kind.CALL and is_alone and len(cuts) > _MOST_CALLS:
-        loop = _loop_of_calls(cuts)
-        if loop:
-            return loop
-    are_alike = all(_is_alike(cut, first) for cut in cuts)
-    if are_alike and first.is_detached and first.kind is Kind.KEY and len(cuts) > _MOST_KEYS:
-        return _of_detached(cuts)
-    if are_alike and first.kind in _ORDERED and not first.is_detached:
-        # ``rows.clear()``, ``del rows[3:7]``, or a loop
-        positions = sorted(cut.position for cut in cuts)
-        statement = _of_positions(first, positions, is_alone=is_alone)
+    if all(_is_alike(cut, first) for cut in cuts):
+        statement = _of_alike(cuts, is_alone=is_alone)
         if statement:
             return statement
     if len(cuts) <= _MOST_KEYS or first.kind in (Kind.CALL, Kind.CLOSED):
-        last_first = sorted(cuts, key=lambda cut: cut.position, reverse=True)
-        return in_sequence(list(dict.fromkeys(cut.statement for cut in last_first)))
+        return _one_by_one(cuts)
     return ""
+
+
+def _of_alike(cuts: list[Cut], *, is_alone: bool) -> str:
+    """Return the statement that removes some alike references of one object at once, such as
+    ``rows.clear()``, ``del rows[3:7]``, or a loop; empty if there is none.
+    """
+    first = cuts[0]
+    if first.is_detached:
+        is_short = first.kind is not Kind.KEY or len(cuts) <= _MOST_KEYS
+        return "" if is_short else _of_detached(cuts)
+    if first.kind is Kind.CALL and is_alone and len(cuts) > _MOST_CALLS:
+        return _loop_of_calls(cuts)
+    if first.kind not in _ORDERED:
+        return ""
+    positions = sorted(cut.position for cut in cuts)
+    return _of_positions(first, positions, is_alone=is_alone)
+
+
+def _one_by_one(cuts: Sequence[Cut]) -> str:
+    """Return the statements that remove some references of one object, the last one first."""
+    last_first = sorted(cuts, key=lambda cut: cut.position, reverse=True)
+    return in_sequence(list(dict.fromkeys(cut.statement for cut in last_first)))
 
 
 def _loop_of_calls(cuts: Sequence[Cut]) -> str:
