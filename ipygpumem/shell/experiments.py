@@ -648,7 +648,7 @@ class Experiment(GuardedBlock):
         return self.log.seconds(here)
 
     def saved_memory(self) -> list[RetainedArray]:
-        """Return the arrays held by the objects to be restored."""
+        """Return the arrays held by the objects that its code has replaced."""
         return self.measured_scope.saved_memory()
 
     def add_cell(self, cell: CellRecord) -> None:
