@@ -225,6 +225,32 @@ def test_holders_of_parts_stand_in_one_line(names: list[str], line: str) -> None
     assert [row[-1] for row in report.tables[0].rows] == ["del whole"]
 
 
+def test_holders_of_parts_are_named_shortly() -> None:
+    paths = {
+        "notebook variable ax.callback: bound method delaxes, module a, and 29 more": "del ax",
+        "notebook variable ax.patch": "del ax",
+        "module matplotlib.cm, global viridis.colors": "",
+        "module pathlib, global _cache": "",
+        "matplotlib figure 2": "plt.close(2)",
+    }
+    shared = []
+    for path, advice in paths.items():
+        shared.append(HeldPart(ReferencePath(path, advice), 1, {"cpu": 0}, True, 4 * MIB))
+    report = why_report(owned(part("whole", 16 * MIB, 0), *shared[:4]))
+    assert report.lines[0] == "ax.callback, ax.patch and 1 more share parts of it"
+    report = why_report(owned(part("whole", 16 * MIB, 0), *shared[2:]))
+    assert report.lines[0] == "matplotlib figure 2, libraries share parts of it"
+    report = why_report(owned(part("whole", 16 * MIB, 0), *shared[2:4]))
+    assert report.lines[0] == "libraries share parts of it"
+
+
+def test_an_object_that_survives_frees_no_unknown_memory() -> None:
+    held = replace(owned(part("whole", 16 * MIB, 0)), is_at_least=True)
+    assert why_report(held).headline.endswith("del data frees 0 B")
+    partly = replace(held, freed_bytes={"cpu": MIB})
+    assert why_report(partly).headline.endswith("del data frees at least 1 MiB")
+
+
 @alone
 def test_no_line_deletes_a_name_of_a_library() -> None:
     pandas = pytest.importorskip("pandas")

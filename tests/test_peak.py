@@ -4,6 +4,7 @@ used.
 
 import mmap
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,14 +16,14 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import FileError
-from ipygpumem.extras.peak.bound import HostSpan, HostUse, bounded, unused_growth
+from ipygpumem.extras.peak.bound import OURS, HostSpan, HostUse, bounded, unused_changes
 from ipygpumem.extras.peak.peak import Peak
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRecord, PeakRow
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.alone import printed
-from tests.steps import kernel_with, needs, works
+from tests.steps import kernel_with, needs, ok, works
 
 
 def outside(*rows: PeakRow, **more: Any) -> DevicePeak:
@@ -79,6 +80,33 @@ def test_mapped_and_zeroed_memory_counts_as_unused_first(
     assert found == used
 
 
+@pytest.mark.parametrize(
+    ("rows", "unused", "used"),
+    [
+        ([row(512), row(256)], [256], {"512": 512, "256": 0}),  # np.ones, then np.zeros
+        ([row(512, "calloc"), row(256)], [256], {"512": 512, "256": 0}),
+        ([row(600), row(512)], [128] * 4, {"600": 600, "512": 0}),  # np.zeros in a loop
+        ([row(600), row(512)], [300], {"600": 300, "512": 512}),  # as large as no line
+    ],
+)
+def test_lines_as_large_as_unused_mappings_are_unused_first(
+    rows: list[PeakRow], unused: list[int], used: dict[str, int]
+) -> None:
+    size = sum(item.size_bytes for item in rows)
+    device = bounded(outside(*rows), size - sum(unused) * MIB, [part * MIB for part in unused])
+    assert {item.operation: item.size_bytes // MIB for item in device.rows} == used
+
+
+def test_tensors_do_not_count_as_zeroed_memory() -> None:
+    """memray calls all allocations of one line zeroed if a small one of them is."""
+    tensor = PeakRow(64 * MIB, OURS, operation="tensor", allocator="calloc")
+    device = bounded(outside(tensor, row(1024)), 64 * MIB)
+    assert {item.operation: item.size_bytes // MIB for item in device.rows} == {
+        "tensor": 64,
+        "1024": 0,
+    }
+
+
 @given(
     sizes=st.lists(
         st.tuples(st.integers(1, 2000), st.sampled_from(["mmap", "calloc", "malloc", ""])),
@@ -132,12 +160,12 @@ def test_new_memory_has_the_room_of_growth_and_freed_memory(
 
 def test_only_new_mappings_are_reserved_by_the_code() -> None:
     before = {(0, 100): 60, (500, 600): 70}
-    assert unused_growth(before, before) == 0
-    assert unused_growth(before, {**before, (200, 300): 90}) == 90
+    assert unused_changes(before, before) == [0, 0]
+    assert unused_changes(before, {**before, (200, 300): 90}) == [0, 0, 90]
     # the kernel has joined neighbours
-    assert unused_growth(before, {(0, 200): 150, (500, 600): 70}) == 90
-    assert unused_growth(before, {(200, 300): 90}) == 90  # the others are gone
-    assert unused_growth(before, {}) == 0
+    assert unused_changes(before, {(0, 200): 150, (500, 600): 70}) == [90, 0]
+    assert unused_changes(before, {(200, 300): 90}) == [90]  # the others are gone
+    assert unused_changes(before, {}) == []
 
 
 def test_the_report_names_reserved_memory_that_is_not_used() -> None:
@@ -240,6 +268,8 @@ def test_a_flame_graph_replaces_no_other_file(tmp_path: Path) -> None:
 
 
 class FakeHost:
+    note = ""
+
     def __init__(self, page: str | Exception) -> None:
         self.page = page
 
@@ -391,6 +421,55 @@ def test_used_and_reserved_memory_in_one_cell_are_separate(notebook: Kernel) -> 
         item.line: item.reserved_bytes // MIB for item in device.rows if item.reserved_bytes >= MIB
     }
     assert lines == {"line 3: reserved = np.zeros(2**27)": pytest.approx(1024, abs=16)}
+
+
+def test_a_large_array_in_use_is_not_taken_for_a_reserved_one(notebook: Kernel) -> None:
+    device = peak_of(notebook, "used = np.ones(2**25)\nreserved = np.zeros(2**24)")
+    lines = {
+        item.line: item.reserved_bytes // MIB for item in device.rows if item.reserved_bytes >= MIB
+    }
+    assert lines == {"line 3: reserved = np.zeros(2**24)": pytest.approx(128, abs=16)}
+
+
+STARTS = "import cProfile, sys\nprofiler = cProfile.Profile()\ndef called(): return np.ones(2**20)"
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "name"),
+    [
+        ("profiler.enable()", "profiler.disable()", "cProfile"),
+        (
+            "seen = []; sys.setprofile(lambda frame, *_: seen.append(frame.f_code))",
+            "sys.setprofile(None); assert called.__code__ in seen",
+            "a profiler (function, sys.setprofile)",
+        ),
+    ],
+)
+def test_a_profiler_runs_on_and_memory_is_not_followed(
+    start: str, end: str, name: str, notebook: Kernel
+) -> None:
+    needs("memray")
+    ok(notebook, STARTS, start)
+    reply = ok(notebook, "%%peak\nx = called()")
+    note = f"not followed: allocations in RAM, because {name} runs"
+    (text,) = reply.reports("peak")
+    takes_the_same_hook = name != "cProfile" or sys.version_info < (3, 12)
+    assert (note in text) == takes_the_same_hook
+    ok(notebook, end)
+    if name == "cProfile":
+        ok(notebook, "assert any(item.code is called.__code__ for item in profiler.getstats())")
+    ok(notebook, "%%peak\nx = called()", "assert sys.getprofile() is None")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="cProfile has another hook there")
+def test_a_profiler_that_the_code_starts_runs_on(notebook: Kernel) -> None:
+    needs("memray")
+    ok(notebook, STARTS)
+    reply = ok(notebook, "%%peak\nprofiler.enable()\nx = called()")
+    (text,) = reply.reports("peak")
+    assert "cProfile was started: lines of RAM may be wrong from there" in text
+    ok(notebook, "def later(): pass", "later()", "profiler.disable()")
+    ok(notebook, "assert any(item.code is later.__code__ for item in profiler.getstats())")
 
 
 def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:

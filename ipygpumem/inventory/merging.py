@@ -44,8 +44,6 @@ _ITEM = re.compile(r"\[[^\[\]]*\]$")
 """The last item of a path."""
 _MOST_NAMES = 3
 """Maximum number of names to show of a row of several."""
-_MOST_CALLS = 4
-"""Maximum number of calls that one line makes if another call does the work of all of them."""
 _MOST_COMPARED = 40
 """Maximum number of rows whose lines are compared with each other."""
 _MOST_ITEMS = 4
@@ -137,10 +135,7 @@ def holder_of_registered(roots: Sequence[Root]) -> Holder:
     """
     of_roots = [root.cut for root in roots if root.cut is not None]
     text = _text_of_several(Holder(roots[0].text, NO_REMEDY, (roots[0],)), len(roots))
-    line = statement_of(of_roots)
-    if len(of_roots) > _MOST_CALLS and of_roots[0].kind is Kind.CALL:
-        line = of_roots[0].all_of  # ``plt.close("all")`` instead of a call for each of 95 figures
-    return Holder(text, Remedy(line, cuts=tuple(of_roots)), (roots[0],))
+    return Holder(text, Remedy(statement_of(of_roots), cuts=tuple(of_roots)), (roots[0],))
 
 
 # -- objects --------------------------------------------------------------------------------------

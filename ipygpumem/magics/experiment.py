@@ -297,10 +297,18 @@ def _description(experiment: Experiment, names: list[str]) -> str:
     parts = [f"experiment {experiment.name}", *times(seconds, log.elapsed_seconds)]
     parts += usage_parts(experiment.usage())
     parts.append(f"names: {listed(names) or 'none yet'}")
-    saved = experiment.measured_scope.saved_memory()
-    if saved:
-        items = [f"{item.name} {format_bytes(item.size_bytes)}" for item in saved]
-        parts.append(f"restored at the end: {', '.join(items)}")
+    restored = list[str]()
+    replaced = list[str]()
+    for item in experiment.measured_scope.saved_memory():
+        text = f"{item.name} {format_bytes(item.size_bytes)}"
+        if experiment.scope.stays(item.name):
+            replaced.append(text)
+        else:
+            restored.append(text)
+    if restored:
+        parts.append(f"restored at the end: {', '.join(restored)}")
+    if replaced:
+        parts.append(f"kept names, whose earlier objects stay until the end: {', '.join(replaced)}")
     return " · ".join(parts)
 
 

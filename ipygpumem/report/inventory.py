@@ -4,7 +4,8 @@ would free.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, islice, repeat
 from operator import attrgetter, is_
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from ipygpumem.inventory.one_line import lines_for_all
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.inventory.top import SMALLEST, LargestNames, NamedSize
-from ipygpumem.records import COMMENT, OUTSIDE, RetainedArray
+from ipygpumem.records import COMMENT, OUTSIDE, ReferencePath, RetainedArray
 from ipygpumem.report import layout
 from ipygpumem.report.content import LAST_INDEX, leak_table
 from ipygpumem.report.layout import (
@@ -243,6 +244,9 @@ def _gradient_label(row: TensorRecord) -> str:
 # -- names --------------------------------------------------------------------------------------
 
 
+_LIBRARIES = "libraries"
+_ATTRIBUTES = re.compile(r"\w+(\.\w+)*")
+"""A name with attributes."""
 _COUNTED_ONCE = "memory of several names is counted once; %gpumem why NAME counts all of it"
 
 _DELETES_ALL = "a row with several names: its line deletes all of them"
@@ -527,10 +531,28 @@ def _lines_of_holders(holders: Sequence[HeldPart], sharing: Sequence[HeldPart]) 
     if more > 0:
         lines.append(f"and {count(more, 'more holder')}")
     if sharing:
-        names = [clean(part.holder.path.removeprefix(NOTEBOOK)) for part in sharing]
-        verb = "shares" if len(names) == 1 else "share"
+        names = _beginnings([part.holder for part in sharing])
+        verb = "shares" if len(names) == 1 and names != [_LIBRARIES] else "share"
         lines.append(f"{listed(names, _SHARING_SHOWN)} {verb} parts of it")
     return lines
+
+
+def _beginnings(holders: Iterable[ReferencePath]) -> list[str]:
+    """Return the names at which holders' paths begin, each once; libraries, about which a user can
+    do nothing, as one.
+    """
+    names = dict[str, None]()
+    has_libraries = False
+    for holder in holders:
+        if holder.path.startswith("module ") and not holder.advice:
+            has_libraries = True
+            continue
+        name = holder.path.removeprefix(NOTEBOOK)
+        chain = _ATTRIBUTES.match(name)
+        if chain is not None and holder.path != name:  # of ``ax2.callback: bound method draw, ...``
+            name = chain[0]
+        names[clean(name)] = None
+    return [*names, _LIBRARIES] if has_libraries else list(names)
 
 
 def _lines_of_content(ownership: Ownership) -> list[str]:
@@ -586,7 +608,8 @@ def _row_of_holder(part: HeldPart, least: float) -> dict[str, str]:
 
 def _freed_text(ownership: Ownership, freed: int) -> str:
     """Return the bytes that ``del`` frees; all of them only if each byte is known."""
-    if ownership.is_at_least:
+    # If it frees no byte, the object is still alive, with the memory that is not counted.
+    if ownership.is_at_least and (freed or not ownership.held):
         return f"at least {format_bytes(freed)}"
     if ownership.held:
         return format_bytes(freed)

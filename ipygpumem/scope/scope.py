@@ -365,7 +365,7 @@ class Scope:
 
     def names_to_delete(self, own: list[str]) -> list[str]:
         """Return the ``own`` names whose objects the end of this scope drops."""
-        return [name for name in own if not self._stays(name)]
+        return [name for name in own if not self.stays(name)]
 
     def _is_own(self, name: str) -> bool:
         """Return True for a name that this scope has bound, of those that are saved or new."""
@@ -380,7 +380,7 @@ class Scope:
         # Code was expected to bind it and did not, or has bound it to the object that it had.
         return name not in self._saved.unsure and self._matches_keep(name)
 
-    def _stays(self, name: str) -> bool:
+    def stays(self, name: str) -> bool:
         """Return True for a name that outlives the scope."""
         return self._matches_keep(name) or self._stays_as_import(name)
 
@@ -468,7 +468,7 @@ class Scope:
         """
         for other in other_scopes:
             for name in list(other._saved.by_name):
-                if name in self._outer or name in self._shared or self._stays(name):
+                if name in self._outer or name in self._shared or self.stays(name):
                     continue
                 del other._saved.by_name[name]
                 other._treat_as_new(name)

@@ -99,7 +99,7 @@ class MemoryBefore:
 
     usages: tuple[Usage, ...] = ()
     saved: list[RetainedArray] = field(default_factory=list)
-    """The arrays held by the objects to be restored."""
+    """The arrays held by the objects that its code has replaced."""
     watched: list[WatchedName] | None = None
     """The arrays of its names; None if memory was too short to list them."""
     names_by_object: dict[int, str] = field(default_factory=dict)
@@ -498,12 +498,18 @@ class ExperimentEnd:
         """Return notes on memory that its rows do not show."""
         notes = list[str]()
         least = self._context.config.min_held_bytes
+        stays = self._scope.names.stays
         saved = self._before.saved
-        saved_bytes = sum(row.size_bytes for row in saved)
-        if saved_bytes >= least:
-            names = ", ".join(row.name for row in saved)
-            size = format_bytes(saved_bytes)
-            notes.append(f"the restored objects ({names}) took {size} while the experiment ran")
+        restored = [row for row in saved if not stays(row.name)]
+        replaced = [row for row in saved if stays(row.name)]
+        for rows, what, until in (
+            (restored, "the restored objects", "while the experiment ran"),
+            (replaced, "the earlier objects of kept names", "until the experiment's end"),
+        ):
+            saved_bytes = sum(row.size_bytes for row in rows)
+            if saved_bytes >= least:
+                names = ", ".join(row.name for row in rows)
+                notes.append(f"{what} ({names}) took {format_bytes(saved_bytes)} {until}")
         consumed = {usage.device: usage.delta_bytes for usage in self._before.usages}
         left = dict[str, int]()
         for usage in usages:  # the notes that the end itself makes are not the experiment's

@@ -16,7 +16,7 @@ from typing import Any
 from ipygpumem.heap.arrays import StorageKey, described, holding_objects, object_key
 from ipygpumem.heap.bulk import by_identity, instances_among
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.registries import Registered, kept_by_registries
+from ipygpumem.heap.holders.registries import Registered, figure_of, kept_by_registries
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.paths.remedies import Holder
@@ -342,7 +342,14 @@ def rows_of_registries(unlisted: Unlisted) -> list[HeldRow]:
 def _row_of_registry(registry: Sequence[Registered], unlisted: Unlisted) -> HeldRow | None:
     """Return the row of a registry; None if nothing in it is large."""
     named = set(map(id, unlisted.notebook.names.values()))
-    unnamed = [kept for kept in registry if named.isdisjoint(map(id, kept.objects))]
+    for value in unlisted.notebook.names.values():
+        figure = figure_of(value)  # an axis leads to its figure
+        if figure is not None:
+            named.add(id(figure))
+    unnamed = list[Registered]()
+    for kept in registry:
+        if named.isdisjoint((*map(id, kept.objects), *kept.also_in_use)):
+            unnamed.append(kept)
     objects = list[object]()
     for kept in unnamed:
         objects += kept.objects

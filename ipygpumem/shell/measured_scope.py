@@ -104,7 +104,7 @@ class MeasuredScope:
             self._options.seeder.seed_all()
 
     def saved_memory(self) -> list[RetainedArray]:
-        """Return the arrays held by the objects to be restored."""
+        """Return the arrays held by the objects that its code has replaced."""
         return arrays_by_name(self.names.overwritten())
 
     def outputs(self) -> dict[int, Any]:

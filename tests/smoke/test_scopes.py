@@ -588,6 +588,18 @@ def test_status_and_report_show_values_to_be_restored(notebook: Kernel) -> None:
     assert notebook.value("big.size") == 4 << 20
 
 
+def test_the_earlier_object_of_a_kept_name_is_not_restored(notebook: Kernel) -> None:
+    ok(notebook, "import numpy as np\nbig = np.ones(4 << 20); other = np.ones(2 << 20)")
+    ok(notebook, f"{START} --keep big", "big = 1; other = 2")
+    (text,) = ok(notebook, "%experiment status").reports("note")
+    assert "restored at the end: other 16 MiB" in text
+    assert "kept names, whose earlier objects stay until the end: big 32 MiB" in text
+    (text,) = ok(notebook, END).reports("experiment")
+    assert "the restored objects (other) took 16 MiB while the experiment ran" in text
+    assert "the earlier objects of kept names (big) took 32 MiB until the experiment's end" in text
+    assert notebook.value("(big, other.size)") == (1, 2 << 20)
+
+
 def test_a_name_that_keeps_its_object_is_not_restored(notebook: Kernel) -> None:
     ok(notebook, "import numpy as np\nlog = []", START, "log += [np.ones(4 << 20)]")
     (text,) = ok(notebook, "%experiment status").reports("note")

@@ -7,7 +7,8 @@ reserves 1 GiB of addresses with its first string. Bytes without a page are "res
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRow
@@ -26,6 +27,10 @@ OF_TORCH = "of torch"
 """Role of memory outside this list that torch allocated: ``torch.empty`` is often not used, and
 counted elsewhere.
 """
+OURS = "ours"
+"""Role of memory outside this list that was allocated below our own functions, such as the tensors
+of the operations that are followed.
+"""
 
 Unused = Mapping[tuple[int, int], int]
 """Bytes without a page in RAM, by the first and last address of their mapping."""
@@ -42,6 +47,8 @@ class HostUse:
     """
     unused_bytes: int
     """Address space that the code has reserved and not used."""
+    unused_parts: tuple[int, ...] = ()
+    """Bytes of it in each mapping that is new or has grown."""
 
     def room_bytes(self, kept_bytes: int, freed_bytes: int) -> int:
         """Return the most RAM that allocations of the code can have used at its highest moment.
@@ -83,8 +90,9 @@ class HostSpan:
         usage = usage_on(self._measurement.stop(), "cpu")
         if usage is None:
             return None
-        unused = unused_growth(self._unused, unused_in(address_ranges()))
-        return HostUse(usage, self._free_heap_bytes, unused)
+        changes = unused_changes(self._unused, unused_in(address_ranges()))
+        parts = tuple(change for change in changes if change > 0)
+        return HostUse(usage, self._free_heap_bytes, max(0, sum(changes)), parts)
 
     def drop(self) -> None:
         """Stop measuring; can be called again."""
@@ -92,32 +100,40 @@ class HostSpan:
             self._measurement.close()
 
 
-def unused_growth(before: Unused, now: Unused) -> int:
-    """Return the bytes of mappings that are not used now, except those of mappings that were there
-    before.
+def unused_changes(before: Unused, now: Unused) -> list[int]:
+    """Return the change of the bytes that are not used in each mapping of now.
 
-    A mapping that was there before may have grown, because the kernel joins neighbours.
+    Mappings that were there before may be one now, because the kernel joins neighbours.
     """
-    grown = sum(now.values())
-    for (start, end), unused in before.items():
-        if any(first <= start and end <= last for first, last in now):
-            grown -= unused
-    return max(0, grown)
+    changes = list[int]()
+    for (first, last), unused in now.items():
+        change = unused
+        for (start, end), unused_before in before.items():
+            if first <= start and end <= last:
+                change -= unused_before
+        changes.append(change)
+    return changes
 
 
-def bounded(device: DevicePeak, most_bytes: int) -> DevicePeak:
+def bounded(device: DevicePeak, most_bytes: int, unused_parts: Sequence[int] = ()) -> DevicePeak:
     """Return the record of a part of RAM with at most ``most_bytes`` in RAM; the rest is reserved,
     not used.
 
     The kernel counts the pages of the process, not those of each row. So it is assumed which rows
-    are not used: first those of mapped memory, then those of zeroed memory, then torch's, then all
-    other rows; of each kind, the largest first.
+    are not used: first those as large as ``unused_parts``, then those of mapped memory, then those
+    of zeroed memory, then torch's, then all other rows; of each kind, the largest first.
+
+    Args:
+        device: the rows, as large as their allocations.
+        most_bytes: the bytes that all rows together can have in RAM.
+        unused_parts: bytes of new mappings that are not used.
     """
     excess_bytes = device.size_bytes - most_bytes
     if excess_bytes <= _INEXACT_BYTES:
         return device
+    sizes = _sizes_of_lines(unused_parts)
     rows = list[PeakRow]()
-    for row in sorted(device.rows, key=_likeliest_first):
+    for row in sorted(device.rows, key=lambda row: _likeliest_first(row, sizes)):
         unused = min(row.size_bytes, excess_bytes)
         excess_bytes -= unused
         rows.append(
@@ -132,12 +148,23 @@ def bounded(device: DevicePeak, most_bytes: int) -> DevicePeak:
     return replace(device, size_bytes=most_bytes, rows=tuple(rows), curve=curve, is_bound=True)
 
 
-def _likeliest_first(row: PeakRow) -> tuple[int, int]:
+def _sizes_of_lines(unused_parts: Sequence[int]) -> set[int]:
+    """Return the bytes that lines may have allocated without using them: one part, or all parts of
+    one size, as of a loop.
+    """
+    counts = Counter(unused_parts)
+    return {*counts, *(size * count for size, count in counts.items())}
+
+
+def _likeliest_first(row: PeakRow, unused_sizes: Collection[int]) -> tuple[bool, int, int]:
     """Return the key by which the rows that are likeliest not used come first."""
+    is_as_large = any(0 <= row.size_bytes - size < _INEXACT_BYTES for size in unused_sizes)
     kind = len(_OFTEN_UNUSED) + (row.role != OF_TORCH)
-    if row.allocator in _OFTEN_UNUSED:
+    # memray joins the allocations of a line and names one of their functions. For ours, which
+    # include torch's tensors, that is the function of a small one.
+    if row.allocator in _OFTEN_UNUSED and row.role not in (OURS, OF_TORCH):
         kind = _OFTEN_UNUSED.index(row.allocator)
-    return kind, -row.size_bytes
+    return not is_as_large, kind, -row.size_bytes
 
 
 def _bounded_parts(parts: Mapping[str, int], most_bytes: int) -> dict[str, int]:

@@ -8,17 +8,18 @@ import importlib
 import io
 import sys
 import tempfile
-from collections import Counter
+from _lsprof import Profiler
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ipygpumem.errors import TraceError
 from ipygpumem.estimating import line_text
-from ipygpumem.extras.peak.bound import OF_TORCH, HostUse, bounded
+from ipygpumem.extras.peak.bound import OF_TORCH, OURS, HostUse, bounded
 from ipygpumem.extras.peak.records import DevicePeak, PeakRow
 from ipygpumem.extras.peak.timeline import sorted_rows
-from ipygpumem.introspect import is_ours, is_users
+from ipygpumem.introspect import is_instance, is_ours, is_users, type_name
 from ipygpumem.probes.accelerators import loaded_torch
 
 _MOST_FRAMES = 100
@@ -47,6 +48,8 @@ class HostTracker:
         destination = self._memray.FileDestination(
             self._file, overwrite=True, compress_on_exit=False
         )
+        self.note = ""
+        """A sentence on rows whose lines may be wrong; empty without any."""
         self.kept_bytes = self.freed_bytes = 0
         """Allocations of the code that were still alive at the end, and those of the high-water
         mark that may have been freed; with those of torch, and those that are not in RAM.
@@ -58,12 +61,28 @@ class HostTracker:
         self._tracker: Any = self._memray.Tracker(**options)
 
     def start(self) -> None:
-        """Follow the memory of this process."""
+        """Follow the memory of this process.
+
+        Raises:
+            TraceError: a profiler runs. memray would take its place, and hand a profiler written in
+                C back as a function, which fails at the next call.
+        """
+        profiler = sys.getprofile()
+        if profiler is not None:
+            raise TraceError(f"{_profiler_name(profiler)} runs, and memray needs its hook")
         self._tracker.__enter__()
 
     def stop(self) -> None:
-        """Stop following."""
+        """Stop following; a profiler that the code has started runs on."""
+        profiler = sys.getprofile()
         self._tracker.__exit__(*sys.exc_info())
+        if profiler is None:
+            return
+        self.note = f"{_profiler_name(profiler)} was started: lines of RAM may be wrong from there"
+        if is_instance(profiler, Profiler):
+            Profiler.enable(profiler)  # type: ignore[arg-type]  # typed as a function
+        else:
+            sys.setprofile(profiler)
 
     def flame_graph(self) -> str:
         """Return memray's own flame graph of the high-water mark, as a page of HTML that loads
@@ -95,20 +114,16 @@ class HostTracker:
         """
         rows = list[PeakRow]()
         with self._folder, self._memray.FileReader(self._file) as reader:
-            kept: Counter[tuple[int, int]] = Counter()
-            for record in reader.get_leaked_allocation_records(merge_threads=True):
-                kept[record.stack_id, record.allocator] += record.size
-            self.kept_bytes = kept.total()
+            at_end = reader.get_leaked_allocation_records(merge_threads=True)
+            kept = {record.stack_id: record for record in at_end}
+            self.kept_bytes = sum(record.size for record in kept.values())
             for record in reader.get_high_watermark_allocation_records(merge_threads=True):
-                still_kept = kept[record.stack_id, record.allocator]
-                # A library's pool may have given the pages back to the system (madvise).
-                if record.allocator == self._memray.AllocatorType.MMAP:
-                    still_kept = 0
-                self.freed_bytes += max(0, record.size - still_kept)
+                self.freed_bytes += self._freed_bytes(record, kept.get(record.stack_id))
                 rows.append(self._row(record))
         whole = DevicePeak("cpu", "memray", sum(row.size_bytes for row in rows), rows=_joined(rows))
         if use is not None:
-            whole = bounded(whole, use.room_bytes(self.kept_bytes, self.freed_bytes))
+            most_bytes = use.room_bytes(self.kept_bytes, self.freed_bytes)
+            whole = bounded(whole, most_bytes, use.unused_parts)
         role = _role_of_others()
         outside = tuple(row for row in whole.rows if row.role == role)
         size_bytes = sum(row.size_bytes for row in outside)
@@ -120,13 +135,28 @@ class HostTracker:
             whole, size_bytes=size_bytes, rows=outside, is_bound=is_bound, missed_bytes=missed_bytes
         )
 
+    def _freed_bytes(self, at_peak: Any, at_end: Any) -> int:
+        """Return the bytes of memray's record of the high-water mark that may have been freed.
+
+        Args:
+            at_peak: the record of a stack at the high-water mark.
+            at_end: that stack's record at the end; None if it has freed everything.
+        """
+        if at_end is None:
+            return int(at_peak.size)
+        # A library's pool may have given the pages back to the system (madvise). memray joins the
+        # allocations of a stack and names one of their functions, here and there another one.
+        if self._memray.AllocatorType.MMAP in (at_peak.allocator, at_end.allocator):
+            return int(at_peak.size)
+        return max(0, int(at_peak.size - at_end.size))
+
     def _row(self, record: Any) -> PeakRow:
         """Return the row of memray's record of allocations."""
         stack = record.stack_trace(max_stacks=_MOST_FRAMES)
         user = next((at for at, (_, file, _) in enumerate(stack) if is_users(file)), len(stack))
         allocator = self._memray.AllocatorType(record.allocator).name.lower()
         if any(is_ours(file) for _, file, _ in stack[:user]):
-            return PeakRow(record.size, "ours", allocator=allocator)
+            return PeakRow(record.size, OURS, allocator=allocator)
         if stack and stack[0][1].startswith(_torch_folder()):
             # by an operation, whose storages are followed
             return PeakRow(record.size, OF_TORCH, allocator=allocator)
@@ -137,6 +167,13 @@ class HostTracker:
         return PeakRow(
             record.size, _role_of_others(), operation=operation, line=line, allocator=allocator
         )
+
+
+def _profiler_name(profiler: object) -> str:
+    """Return a profiler of ``sys.setprofile`` in words."""
+    if is_instance(profiler, Profiler):
+        return "cProfile"
+    return f"a profiler ({type_name(profiler)}, sys.setprofile)"
 
 
 def _role_of_others() -> str:

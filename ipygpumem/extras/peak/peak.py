@@ -128,6 +128,8 @@ class Peak:
                 self._lacks_memray = True
             else:
                 self._notes.append(f"tensors: {describe_error(error)}")
+        except TraceError as error:
+            self._notes.append(f"not followed: {what}, because {error}")
         except Exception as error:  # an old torch, another tracker of memray
             if is_from_signal(error):
                 raise
@@ -154,6 +156,7 @@ class Peak:
                 if host is not None:
                     self._write_flame_graph(host, devices)
                     devices.append(host.read(self._comparable(use)))
+                    self._notes += [host.note] if host.note else []
             except Exception as problem:  # must not hide the code's own error
                 if is_from_signal(problem):
                     raise

@@ -37,6 +37,10 @@ class Registered(NamedTuple):
     root: Root
     """The root of the objects, whose reference the call removes."""
     objects: list[object]
+    also_in_use: tuple[int, ...] = ()
+    """Identities of further objects by which the user refers to them, such as the figure of a
+    manager.
+    """
 
 
 def kept_by_registries(names: Mapping[str, object]) -> list[list[Registered]]:
@@ -231,9 +235,14 @@ def roots_of_figures(names: Mapping[str, object]) -> dict[int, RootsOfFigure]:
     roots = dict[int, RootsOfFigure]()
     if figures is not None:
         for number, manager in list(figures.managers.items()):
-            figure = attribute_of(attribute_of(manager, "canvas"), "figure")
+            figure = figure_of_manager(manager)
             roots[id(figure)] = RootsOfFigure(figures.root(number), figures.root_inside(number))
     return roots
+
+
+def figure_of_manager(manager: object) -> object:
+    """Return the figure of one of pyplot's managers."""
+    return attribute_of(attribute_of(manager, "canvas"), "figure")
 
 
 def figure_of(item: object) -> object:
@@ -311,8 +320,11 @@ class _Figures:
 
     def registered(self) -> list[Registered]:
         """Return the figures with their roots."""
-        numbers = list(self.managers)
-        return [Registered(self.root(number), [self.managers[number]]) for number in numbers]
+        figures = list[Registered]()
+        for number, manager in list(self.managers.items()):
+            figure = figure_of_manager(manager)
+            figures.append(Registered(self.root(number), [manager], (id(figure),)))
+        return figures
 
     def closing_all(self) -> str:
         """Return the statement that closes all figures."""

@@ -15,6 +15,10 @@ _MOST_KEYS = 4
 """Maximum number of items that a statement names one by one."""
 _MOST_POSITIONS = 40
 """Maximum number of positions that a statement lists."""
+_MOST_CALLS = 4
+"""Maximum number of calls that a statement makes one by one if a loop can make them."""
+_CALL_WITH_NUMBER = re.compile(r"([\w.]+)\((\d+)\)")
+"""A call such as ``plt.close(3)``."""
 _IMPORT = re.compile(r"import ([\w.]+)(?: as (\w+))?; ")
 _IMPORTS = re.compile(r"(?:import [\w.]+(?: as \w+)?; )*")
 
@@ -442,19 +446,60 @@ def _of_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
         return first.all_of
     if first.kind is Kind.COLUMN:
         return _of_columns(cuts)
-    are_alike = all(_is_alike(cut, first) for cut in cuts)
-    if are_alike and first.is_detached and first.kind is Kind.KEY and len(cuts) > _MOST_KEYS:
-        return _of_detached(cuts)
-    if are_alike and first.kind in _ORDERED and not first.is_detached:
-        # ``rows.clear()``, ``del rows[3:7]``, or a loop
-        positions = sorted(cut.position for cut in cuts)
-        statement = _of_positions(first, positions, is_alone=is_alone)
+    if all(_is_alike(cut, first) for cut in cuts):
+        statement = _of_alike(cuts, is_alone=is_alone)
         if statement:
             return statement
     if len(cuts) <= _MOST_KEYS or first.kind in (Kind.CALL, Kind.CLOSED):
-        last_first = sorted(cuts, key=lambda cut: cut.position, reverse=True)
-        return in_sequence(list(dict.fromkeys(cut.statement for cut in last_first)))
+        return _one_by_one(cuts)
     return ""
+
+
+def _of_alike(cuts: list[Cut], *, is_alone: bool) -> str:
+    """Return the statement that removes some alike references of one object at once, such as
+    ``rows.clear()``, ``del rows[3:7]``, or a loop; empty if there is none.
+    """
+    first = cuts[0]
+    if first.is_detached:
+        is_short = first.kind is not Kind.KEY or len(cuts) <= _MOST_KEYS
+        return "" if is_short else _of_detached(cuts)
+    if first.kind is Kind.CALL and is_alone and len(cuts) > _MOST_CALLS:
+        return _loop_of_calls(cuts)
+    if first.kind not in _ORDERED:
+        return ""
+    positions = sorted(cut.position for cut in cuts)
+    return _of_positions(first, positions, is_alone=is_alone)
+
+
+def _one_by_one(cuts: Sequence[Cut]) -> str:
+    """Return the statements that remove some references of one object, the last one first."""
+    last_first = sorted(cuts, key=lambda cut: cut.position, reverse=True)
+    return in_sequence(list(dict.fromkeys(cut.statement for cut in last_first)))
+
+
+def _loop_of_calls(cuts: Sequence[Cut]) -> str:
+    """Return the loop for calls with a number each, such as ``plt.close(3)``; empty if there is
+    none.
+    """
+    numbers = set[int]()
+    calls = set[tuple[str, str]]()
+    for cut in cuts:
+        imports, code = split(cut.target)
+        call = _CALL_WITH_NUMBER.fullmatch(code)
+        if call is None:
+            return ""
+        calls.add((imports, call[1]))
+        numbers.add(int(call[2]))
+    if len(calls) != 1:
+        return ""
+    imports, function = calls.pop()
+    first, last = min(numbers), max(numbers)
+    values = _tuple_of(sorted(numbers))
+    if len(numbers) == last - first + 1:
+        values = f"range({first}, {last + 1})"
+    if imports:  # no block can follow an import
+        return f"{imports}[{function}(number) for number in {values}]"
+    return f"for number in {values}: {function}(number)"
 
 
 def _of_columns(cuts: Sequence[Cut]) -> str:
