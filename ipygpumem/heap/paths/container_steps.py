@@ -6,12 +6,18 @@ import dis
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from types import FunctionType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, flat_elements, is_array, read_array
 from ipygpumem.heap.paths.cuts import Cut, Kind, Listing, split, statement_of, with_repeated
-from ipygpumem.heap.paths.items_and_attributes import attribute_names, items_of, position_of
+from ipygpumem.heap.paths.items_and_attributes import (
+    attribute_names,
+    index_of,
+    items_of,
+    position_of,
+)
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import LONGEST_PATH, Path
 from ipygpumem.heap.paths.task_endings import ending_of
@@ -134,12 +140,11 @@ def _append_dict_item(path: Path, parent: Any, child: object) -> None:
     """Append a value of a dict, or a key."""
     pairs = list(dict.items(parent))  # one copy: a thread may change it
     listing = listing_of(parent)
-    values = [value for _, value in pairs]
-    position = next((place for place, value in enumerate(values) if value is child), -1)
+    position = index_of(child, map(itemgetter(1), pairs))
     if position >= 0:
         entry = _value_at(path.code, pairs[position][0], len(pairs), listing)
     else:
-        position = next((place for place, (key, _) in enumerate(pairs) if key is child), -1)
+        position = index_of(child, map(itemgetter(0), pairs))
         if position >= 0:
             entry = _key_at(path.code, child, len(pairs), listing)
         else:  # an attribute of a dict's subclass, which no ``del`` of a key removes

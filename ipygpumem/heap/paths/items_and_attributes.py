@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
+from operator import indexOf
 from types import (
     FunctionType,
     MethodType,
@@ -77,7 +78,18 @@ _OPEN_MODULES = {"", "builtins", "collections", "functools", "logging", "queue",
 def position_of(items: Iterable[object], child: object) -> int:
     """Return the position of an item in a list, tuple or deque."""
     base: Any = next(kind for kind in SEQUENCES if is_instance(items, kind))
-    return next((index for index, item in enumerate(base.__iter__(items)) if item is child), 0)
+    return max(0, index_of(child, base.__iter__(items)))
+
+
+def index_of(child: object, items: Iterable[object]) -> int:
+    """Return the position of an object among items; -1 if it is none of them.
+
+    In C: a list of 25,000 is asked for each of 2,000 rows.
+    """
+    try:
+        return indexOf(map(id, items), id(child))
+    except ValueError:
+        return -1
 
 
 def attribute_names(owner: object, child: object) -> list[str]:
