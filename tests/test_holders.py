@@ -2091,3 +2091,26 @@ def test_no_line_changes_the_lists_of_threads(kernel: Kernel) -> None:
         assert "remove it from there" not in {*of_thread.values(), *of_pool.values()}
     finally:
         works(kernel, "go_on.set(); t.join(); pool.shutdown()")
+
+
+def test_arrays_beyond_the_limit_of_a_search_have_a_holder_too(kernel: Kernel) -> None:
+    works(
+        kernel,
+        _LEFT,
+        """
+        from ipygpumem.inventory import array_holders
+        most = array_holders.MOST_EXPLAINED
+        array_holders.MOST_EXPLAINED = 5
+        hold = []
+        """,
+        "%%experiment e\nhold.extend(np.ones(150_000) for _ in range(8))",
+    )
+    rows = left_by_experiment(kernel)
+    works(kernel, "array_holders.MOST_EXPLAINED = most; hold.clear()")
+    assert {(path, line) for _, path, line in rows} == {
+        ("notebook variable hold", "del hold[3:]"),
+        (
+            "something that the search did not reach within its limits",
+            "free something, then ask %gpumem leaks again",
+        ),
+    }

@@ -9,6 +9,7 @@ from itertools import chain
 
 from ipygpumem.heap.arrays import Array, StorageKey
 from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.explanation import NOT_REACHED
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE_THEM, Holder
@@ -17,7 +18,7 @@ from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.inventory.watched_names import WatchedName, size_of
 
-MOST_EXPLAINED = 2000
+MOST_EXPLAINED = 5000
 """Maximum number of arrays, largest first, whose holders are searched at once."""
 _MOST_PLACES = 4
 """Maximum number of places to search for the arrays of one name."""
@@ -86,7 +87,7 @@ def explained(
             if holder is not None and not further and not search.is_whole(arrays):
                 scattered.append((first, holder))
                 continue
-            row = _row_of(first, holder)
+            row = _row_of(first, holder or NOT_REACHED)
             if row is not None:
                 rows.append((first, row))
         if not waiting:
@@ -175,11 +176,11 @@ def _largest_first(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, li
     return sorted(alive, key=lambda pair: -size_of(pair[1]))
 
 
-def _row_of(item: WatchedName, holder: Holder | None) -> HeldRow | None:
+def _row_of(item: WatchedName, holder: Holder) -> HeldRow | None:
     """Return the row of a name's arrays; None if only a name to keep leads to them."""
-    if holder is not None and holder.is_kept:
+    if holder.is_kept:
         return None
-    if holder is not None and item.may_be_older:
+    if item.may_be_older:
         holder = holder_of_possibly_older(holder)
     arrays = item.live_arrays()
     row = replace(

@@ -27,8 +27,8 @@ from ipygpumem.introspect import instance_dict, is_instance
 
 _MOST_CHAINS = 20
 """Maximum number of items of one holder for each of which a path is written."""
-_MOST_NAMED = 2000
-"""Maximum number of objects to each of which a way is written: a second of work."""
+_MOST_NAMED = 5000
+"""Maximum number of objects to each of which a way is written: a few seconds of work."""
 _MOST_HOLDERS = 1000
 """Maximum number of holders of one row for each of which a line is written: a second of work."""
 _MOST_DIVIDED = 10
@@ -108,9 +108,13 @@ class Explanation:
         self._rows = rows
         of_row = dict[StorageKey, StorageKey]()
         """The row of each storage that a line for the whole row frees."""
+        is_limited = False
         for key, items in self._objects.items():
+            if key in of_row:
+                continue
             is_row = rows is not None and rows.row(key) is not None
-            if key in of_row or (len(self.named) >= _MOST_NAMED and not is_row):
+            if len(self.named) >= _MOST_NAMED and not is_row:
+                is_limited = True
                 continue
             nearest = self._nearest(self._search.named, items, object_id=self._object_id(key))
             if nearest is not None:
@@ -127,7 +131,7 @@ class Explanation:
             if nearest is not None:
                 self.unnamed[key] = nearest[1].holder
         number_named = len(self.named) + len(of_row)
-        self.is_cut = self._search.is_cut and number_named < len(self._objects)
+        self.is_cut = (self._search.is_cut or is_limited) and number_named < len(self._objects)
         if all_places:
             self.add_other_holders(self._removals.keys())
         self.named.update((key, self.named[row_key]) for key, row_key in of_row.items())
