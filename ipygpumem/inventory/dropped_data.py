@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import _lru_cache_wrapper
 from itertools import chain, compress
+from operator import not_
 from typing import NamedTuple
 
 from ipygpumem.heap.arrays import (
@@ -117,9 +118,10 @@ class OlderData:
             older_here = self._older_among(items)
             older.update(older_here)
             plain = _plain_arrays(items)
-            leading_on = [waiting[key] for key in waiting.keys() - older_here.keys() - plain]
+            passed = older_here.keys() | plain
+            leading_on = [item for key, item in waiting.items() if key not in passed]
             below = by_identity(without_types(NUMBERS, references.of(leading_on).of_python))
-            waiting = {key: below[key] for key in below.keys() - seen}
+            waiting = {key: item for key, item in below.items() if key not in seen}
         return older
 
     def _older_among(self, items: Sequence[object]) -> dict[int, object]:
@@ -130,9 +132,11 @@ class OlderData:
             if self._was_there(item, array):
                 older[id(item)] = item
         if self._made:
-            tracked = by_identity(list(filter(gc.is_tracked, items)))
-            for key in tracked.keys() - self._made - self._new_ids - arrays.keys():
-                older[key] = tracked[key]
+            are_older = map(not_, map(self._made.__contains__, map(id, items)))
+            # Nearly all objects are new: so no set of identities is made of them.
+            for item in filter(gc.is_tracked, compress(items, are_older)):
+                if id(item) not in self._new_ids and id(item) not in arrays:
+                    older[id(item)] = item
         older.update(by_identity(self._earlier.among(items)))
         return older
 

@@ -502,8 +502,7 @@ def new_behind(items: Sequence[object], new: set[int]) -> Iterator[list[object]]
     visited = set[int]()
     level = leading_objects(items)
     while level:
-        here = by_identity(level)
-        made = [here[key] for key in (here.keys() & new) - visited]
+        made = [item for item in level if id(item) in new and id(item) not in visited]
         visited.update(map(id, made))
         yield made
         level = leading_objects(gc.get_referents(*made))
@@ -524,9 +523,9 @@ def _older_behind(
     older = by_identity(data.behind(received))
     for part in made:
         referents = gc.get_referents(*part)
-        tracked = by_identity(list(filter(gc.is_tracked, referents)))
-        for key in tracked.keys() - changes.new:
-            older[key] = tracked[key]
+        are_older = map(not_, map(changes.new.__contains__, map(id, referents)))
+        for item in filter(gc.is_tracked, compress(referents, are_older)):
+            older[id(item)] = item
         older.update(by_identity(data.behind(referents)))
     return list(older.values())
 
