@@ -174,7 +174,7 @@ class Region:
         size = Counter[str]()
         for key in graph.device_bytes.keys() & keys:
             size.update(graph.device_bytes[key])
-        size["cpu"] += sum(map(graph.cpu_bytes.__getitem__, graph.cpu_bytes.keys() & keys))
+        size["cpu"] += sum(map(graph.cpu_bytes.get, keys, repeat(0)))
         return size
 
     def leaf_bytes(self, keys: set[NodeKey]) -> int:
