@@ -280,14 +280,8 @@ def attribute_of(value: object, name: str) -> Any:
 
 def module_of(value: object) -> str:
     """Return the name of the module in which the type of ``value`` claims to be defined."""
-    return claimed_module(type(value))
-
-
-def claimed_module(kind: type) -> str:
-    """Return the name of the module in which a class claims to be defined; empty for a class of C
-    that has no such attribute.
-    """
-    return text_of(class_dict(kind).get("__module__"))
+    name = class_dict(type(value)).get("__module__")
+    return name if type(name) is str else ""
 
 
 def module_attribute(kind: type) -> str:
@@ -380,7 +374,7 @@ def is_users_class(kind: Any) -> bool:
     """Return True for a class of the notebook, a script, or a user's module."""
     module = ""
     if is_instance(kind, type):
-        module = claimed_module(kind)
+        module = text_of(class_dict(kind).get("__module__"))
     return module == "__main__" or is_users_module(sys.modules.get(module))
 
 

@@ -11,7 +11,7 @@ import os
 
 from ipygpumem.records import SessionRecord
 from ipygpumem.report import export
-from ipygpumem.report import recorded as _recorded  # noqa: F401  # registers how records are shown
+from ipygpumem.report import printed_records as _printed  # noqa: F401  # registers them
 
 
 def load(path: str | os.PathLike[str]) -> SessionRecord:

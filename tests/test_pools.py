@@ -66,7 +66,7 @@ def load_jax(load: Callable[..., None], library: Library) -> None:
 
     def local_devices() -> list[Any]:
         library.is_begun = True  # JAX makes its backend now, if there is none
-        return [SimpleNamespace(id=0, local_hardware_id=0, memory_stats=stats)]
+        return [SimpleNamespace(id=0, local_hardware_id=0, platform="gpu", memory_stats=stats)]
 
     load(jax={"local_devices": local_devices}, jax___src__xla_bridge={})
     vars(sys.modules["jax._src.xla_bridge"])["backends_are_initialized"] = lambda: library.is_begun

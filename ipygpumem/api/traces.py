@@ -22,7 +22,7 @@ from ipygpumem.probes import Probe
 from ipygpumem.probes.pools import PluginProbe
 from ipygpumem.records import SessionRecord, TraceRecord, Usage
 from ipygpumem.report import export as formats
-from ipygpumem.report import recorded as _recorded  # noqa: F401  # registers how records are shown
+from ipygpumem.report import printed_records as _printed  # noqa: F401  # registers them
 from ipygpumem.report.content import trace_report
 from ipygpumem.report.layout import clean_name
 

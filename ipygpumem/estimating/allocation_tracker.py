@@ -20,6 +20,7 @@ from ipygpumem.estimating.guesses import COMPARES, Guesses, KnownValues
 from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
 from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, of_share
 from ipygpumem.estimating.layouts import has_layout, laid_out
+from ipygpumem.estimating.missing_operators import STAND_INS, with_workspace, without_channels_last
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.result_cache import ResultCache
 from ipygpumem.estimating.sparse import (
@@ -31,7 +32,6 @@ from ipygpumem.estimating.sparse import (
     parts_of,
     stand_in,
 )
-from ipygpumem.estimating.stand_ins import STAND_INS, with_workspace, without_channels_last
 from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_compiler
 from ipygpumem.estimating.storages import PARAMETERS, StorageLog, tensors_in
 from ipygpumem.estimating.torch_functions import UNKNOWN

@@ -45,6 +45,7 @@ from ipygpumem.introspect import (
     type_name,
 )
 from ipygpumem.probes.pages import resident_bytes
+from ipygpumem.probes.pools import name_of_jax_device
 from ipygpumem.probes.segments import linked_bytes
 
 
@@ -195,16 +196,6 @@ def _jax_array(array: Any) -> Iterator[object]:
 
 def _number_of_device(device: Any) -> int:
     return int(device.id)
-
-
-def name_of_jax_device(device: Any) -> str:
-    """Return the name of a device of JAX, such as ``jax:0``."""
-    if device.platform == "cpu":
-        return "cpu"
-    number = getattr(device, "local_hardware_id", None)
-    if number is None:
-        number = device.id
-    return f"jax:{number}"
 
 
 def _lightgbm_booster(booster: Any) -> Iterator[object]:

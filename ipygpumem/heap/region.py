@@ -100,6 +100,10 @@ class Region:
         """False if there were too many objects, or graphs with too many nodes."""
         return self.reader.limits.is_complete
 
+    def all_ids(self) -> set[int]:
+        """Return the identities of all objects in the region, the folded ones included."""
+        return self.objects.keys() | set(map(id, self.folded))
+
     def reach(self, keys: Iterable[NodeKey], without: Collection[NodeKey] = ()) -> set[NodeKey]:
         """Return some nodes and all nodes to which they lead, except those ``without`` and what
         only these lead to.

@@ -47,7 +47,7 @@ def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
     own_pieces = _own_pieces(region)
     if not own_pieces:
         return {}
-    region_ids = region.objects.keys() | set(map(id, region.folded))
+    region_ids = region.all_ids()
     candidates = [*heap.of_types(), *heap.ndarrays, *heap.tensors]
     outside = _Outside(with_memory([item for item in candidates if id(item) not in region_ids]))
     saved = _saved_by_graphs([item for item in heap.tensors if id(item) not in region_ids])

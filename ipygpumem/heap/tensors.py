@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import Kinds, chunks, of_types, one_of_each, without_types
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.introspect import claimed_module, class_dict, instance_dict, is_instance, text_of
+from ipygpumem.introspect import class_dict, instance_dict, is_instance, text_of
 
 
 def answers_itself(torch: Any, kind: type) -> bool:
@@ -382,7 +382,7 @@ def each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
 
 
 def _is_torchs(kind: type) -> bool:
-    module = claimed_module(kind)
+    module = text_of(class_dict(kind).get("__module__"))
     return module == "torch" or module.startswith("torch.")
 
 

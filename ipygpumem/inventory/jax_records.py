@@ -10,11 +10,11 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_array, library_type, memory_of, place_of
 from ipygpumem.heap.bulk import by_identity
-from ipygpumem.heap.libraries import name_of_jax_device
 from ipygpumem.heap.walk import ARRAY_TYPES
 from ipygpumem.introspect import is_instance, loaded, type_name
 from ipygpumem.inventory.labels import Labels
 from ipygpumem.inventory.records import TensorRecord
+from ipygpumem.probes.pools import name_of_jax_device
 
 
 def jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorRecord]:

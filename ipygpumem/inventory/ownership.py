@@ -246,7 +246,7 @@ def _searched_holders(
     namespaces = {
         key: _without(owned.own_name, root_of) for key, root_of in roots.namespaces.items()
     }
-    members = region.objects.keys() | set(map(id, region.folded))  # these refer to each other
+    members = region.all_ids()  # these refer to each other
     outside = replace(roots, namespaces=namespaces, hidden=roots.hidden | members)
     groups = _nodes_by_holder(region, named, shared, heap, outside, is_name=owned.is_name)
     if owned.is_name:

@@ -42,17 +42,24 @@ def _jax(jax: Any) -> Iterator[Reading]:
         stats = device.memory_stats()
         if not stats:  # on the CPU
             continue
-        number = getattr(device, "local_hardware_id", None)
-        if number is None:
-            number = device.id
         yield Reading(
-            f"jax:{number}",
+            name_of_jax_device(device),
             current_bytes=stats["bytes_in_use"],
             peak_bytes=stats.get("peak_bytes_in_use") or 0,
             method="sampled",
             total_bytes=stats.get("bytes_limit"),
             reserved_bytes=stats.get("pool_bytes"),
         )
+
+
+def name_of_jax_device(device: Any) -> str:
+    """Return the name of a device of JAX, such as ``jax:0``."""
+    if device.platform == "cpu":
+        return "cpu"
+    number = getattr(device, "local_hardware_id", None)
+    if number is None:
+        number = device.id
+    return f"jax:{number}"
 
 
 def _cupy(cupy: Any) -> Iterator[Reading]:

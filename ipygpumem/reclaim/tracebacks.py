@@ -17,7 +17,7 @@ from ipygpumem.reclaim.frames import (
     running_here,
     unfinished_frames,
 )
-from ipygpumem.reclaim.stand_ins import copy_without_frames
+from ipygpumem.reclaim.traceback_copies import copy_without_frames
 
 _STILL_RUNS = contextlib.suppress(RuntimeError)
 """Ignores the error with which a frame that still runs refuses to be cleared."""

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting.fit import Try, shown
 from ipygpumem.records import usage_on
-from ipygpumem.report.layout import Report, Table, clean, clean_name, device_label, sampled_mark
+from ipygpumem.report.layout import (
+    Report,
+    Table,
+    clean,
+    clean_name,
+    device_label,
+    sampled_mark,
+    value_text,
+)
 from ipygpumem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -44,7 +52,7 @@ def _table(tries: Sequence[Try], plan: Plan) -> Table:
     for item in tries:
         row = {}
         for name, value in item.values.items():
-            row[clean_name(name)] = _value_text(value)
+            row[clean_name(name)] = value_text(value)
         for device in devices:
             peak = ""
             usage = usage_on(item.usages, device)
@@ -69,9 +77,3 @@ def _devices(tries: Sequence[Try]) -> list[str]:
             if usage.device != "cpu" and usage.peak_delta_bytes > 0:
                 devices[usage.device] = None
     return list(devices) or ["cpu"]
-
-
-def _value_text(value: float) -> str:
-    if type(value) is float:
-        return f"{value:g}"
-    return str(value)

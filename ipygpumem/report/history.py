@@ -17,6 +17,7 @@ from ipygpumem.records import (
 )
 from ipygpumem.report.content import end_labels, has_pauses, trace_segments
 from ipygpumem.report.layout import (
+    VALUE_SHOWN,
     Report,
     Table,
     clean,
@@ -27,13 +28,13 @@ from ipygpumem.report.layout import (
     number_text,
     peak_label,
     shorten,
+    value_text,
 )
 from ipygpumem.units import format_change, format_seconds
 
 Spans = Sequence[CellRecord | ExperimentRecord | TraceRecord]
 
 _SOURCE_SHOWN = 40
-_VALUE_SHOWN = 24
 
 
 def history_report(
@@ -202,8 +203,8 @@ def _experiment_row(run: NumberedRun, devices: dict[str, str]) -> dict[str, str]
     began = datetime.fromtimestamp(record.started_at)  # in local time
     parameters = []
     for name, value in record.parameters.items():
-        short_name = shorten(name, _VALUE_SHOWN)
-        parameters.append(f"{short_name}={_value(value)}")
+        short_name = shorten(name, VALUE_SHOWN)
+        parameters.append(f"{short_name}={value_text(value)}")
     return {
         "experiment": run.label,
         "began": began.strftime("%H:%M:%S"),
@@ -257,7 +258,7 @@ def _comparison_row(run: NumberedRun, parameters: Iterable[str]) -> dict[str, st
     row = {"experiment": run.label}
     for name in parameters:
         value = run.record.parameters.get(name, "")
-        row[shorten(name, _VALUE_SHOWN)] = _value(value)
+        row[shorten(name, VALUE_SHOWN)] = value_text(value)
     row |= _times(run.record)
     row["cells"] = _number_of_parts(run.record)
     row["OOMs"] = str(run.record.ooms)
@@ -299,12 +300,3 @@ def numbered(records: Iterable[ExperimentRecord]) -> list[NumberedRun]:
             label = f"{name} #{number}"
         runs.append(NumberedRun(name, number, label, record))
     return runs
-
-
-def _value(value: object) -> str:
-    """Return the value of a parameter, shortened."""
-    if type(value) is str:
-        return shorten(value, _VALUE_SHOWN)
-    if type(value) is float:
-        return f"{value:g}"
-    return str(value)

@@ -11,6 +11,8 @@ from ipygpumem.units import MIB, format_bytes, format_change, format_shape, roun
 
 SEPARATOR = " · "
 NAMES_SHOWN = 40
+VALUE_SHOWN = 24
+"""Most letters of a parameter's name and value."""
 _LEAST_SHARE = 0.01
 """Smallest share of a bar's length to draw as a piece; smaller changes draw no bar."""
 _LONGEST_TEXT = 4000
@@ -382,6 +384,20 @@ def size_text(size: int | None) -> str:
     if size is None:
         return ""
     return format_bytes(size)
+
+
+def size_or_unknown(size: int | None) -> str:
+    """Return bytes with their unit, or "unknown"."""
+    return size_text(size) or "unknown"
+
+
+def value_text(value: object) -> str:
+    """Return the value of a parameter; a long text is shortened."""
+    if type(value) is str:
+        return shorten(value, VALUE_SHOWN)
+    if type(value) is float:
+        return f"{value:g}"
+    return str(value)
 
 
 def sizes(by_device: Mapping[str, int], form: Callable[[int], str] = format_bytes) -> list[str]:

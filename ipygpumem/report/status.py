@@ -19,6 +19,7 @@ from ipygpumem.report.layout import (
     device_label,
     is_worth_a_row,
     row_of_more,
+    size_or_unknown,
     size_text,
     sizes,
 )
@@ -204,11 +205,8 @@ def _parts_table(device: Reconciliation) -> Table:
 
 def _part_row(part: Part) -> dict[str, str]:
     """Return the row of a part of a device's memory."""
-    size = "unknown"
-    if part.size_bytes is not None:
-        size = format_bytes(part.size_bytes)
     return {
-        "size": size,
+        "size": size_or_unknown(part.size_bytes),
         "part": clean(part.name),
         "what it is, what you can do": clean(part.advice),
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ipygpumem.errors import GpuMemError
 from ipygpumem.failures import is_own_failure, tell_failure
 from ipygpumem.records import CellRecord, ExperimentRecord, History
-from ipygpumem.report import recorded as _recorded  # noqa: F401  # registers how records are shown
+from ipygpumem.report import printed_records as _printed  # noqa: F401  # registers them
 from ipygpumem.shell.app import current_app
 from ipygpumem.shell.experiments import Experiment, UnscopedExperiment
 

@@ -15,7 +15,7 @@ from types import FunctionType, TracebackType
 import pytest
 
 from ipygpumem.reclaim.failure import classify
-from ipygpumem.reclaim.stand_ins import copy_without_frames
+from ipygpumem.reclaim.traceback_copies import copy_without_frames
 from tests.hostile import Hostile, Meta, body, made, trap, untouched
 
 

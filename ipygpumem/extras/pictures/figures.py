@@ -23,6 +23,7 @@ from ipygpumem.report.layout import (
     device_label,
     is_worth_reporting,
     shorten,
+    size_or_unknown,
 )
 from ipygpumem.report.picture import LEGEND, Picture, put_ticks_at_bytes, style
 from ipygpumem.units import format_bytes, format_change, format_seconds, whole
@@ -388,10 +389,7 @@ def _part_style(part: Part, index: int) -> dict[str, Any]:
 
 
 def _part_label(part: Part) -> str:
-    size = "unknown"
-    if part.size_bytes is not None:
-        size = format_bytes(part.size_bytes)
-    return f"{shorten(part.name, 40)} {size}"
+    return f"{shorten(part.name, 40)} {size_or_unknown(part.size_bytes)}"
 
 
 # -- shared -------------------------------------------------------------------------------------

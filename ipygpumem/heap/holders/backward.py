@@ -36,7 +36,7 @@ from ipygpumem.heap.paths.items_and_attributes import owns
 from ipygpumem.heap.paths.roots import Rank, Root, Roots
 from ipygpumem.interrupts import is_listener
 from ipygpumem.introspect import (
-    claimed_module,
+    class_dict,
     instance_dict,
     is_exactly,
     is_instance,
@@ -44,6 +44,7 @@ from ipygpumem.introspect import (
     loaded_object,
     module_of,
     name_of,
+    text_of,
     type_name,
 )
 
@@ -675,7 +676,7 @@ def _number_of_elements(array: object) -> int:
 
 def _is_in_its_module(kind: type) -> bool:
     """Return True for a class that a module keeps, so that it outlives its instances."""
-    module = claimed_module(kind)
+    module = text_of(class_dict(kind).get("__module__"))
     return loaded_object(module, name_of(kind)) is kind
 
 
