@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import fails, ok, tidied_kernel
+from tests.steps import fails, needs, ok, tidied_kernel
 
 shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem")
 
@@ -124,3 +124,21 @@ def test_memory_of_small_views_counts_once_and_in_one_experiment(kernel: Kernel)
     assert kernel.value(ROWS.replace("\n", "")) == "[('notebook variable outer[0]', 48)]"
     ok(kernel, NEXT.strip())
     assert kernel.value(ROWS.replace("\n", "")) == "[('notebook variable later[0]', 96)]"
+
+
+def test_only_new_locals_of_a_running_function_are_left(kernel: Kernel) -> None:
+    needs("numpy")
+    ok(
+        kernel,
+        """
+        import ipygpumem
+        import numpy as np
+        def holders(size):
+            older = np.ones(size)
+            with ipygpumem.experiment("block") as experiment:
+                newer = np.ones(size)
+            return [row.holder.path.partition(", ")[2] for row in experiment.record.survivors]
+        """,
+        "left = [holders(size) for size in (1_000_000, 5_000_000)]",
+    )
+    assert kernel.value("left") == [["local newer"], ["local newer"]]

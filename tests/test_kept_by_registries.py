@@ -93,6 +93,37 @@ def test_objects_of_a_registry_share_one_row(notebook: Kernel, case: str) -> Non
     assert left(notebook) == []
 
 
+def test_a_widgets_connection_is_no_holder(notebook: Kernel) -> None:
+    works(notebook, SHOW_LIBRARIES)
+    ok(
+        notebook,
+        f"""{_WIDGETS}
+import numpy as np
+from comm import create_comm
+def connected(**traits):
+    widget = ipywidgets.Image(**traits)
+    widget._trait_values["comm"] = connection = create_comm(target_name="jupyter.widget")
+    connection.on_msg(widget.close)
+    return widget
+older = connected()
+lost = connected(value=np.ones(1_000_000))
+del lost
+""",
+    )
+    ((_, holder, line),) = left(notebook)
+    assert re.fullmatch("the registry of widgets, Image [0-9a-f]+", holder)
+    assert re.fullmatch(r'ipywidgets\.widgets\.widget\._instances\["[0-9a-f]+"\]\.close\(\)', line)
+    ok(
+        notebook,
+        """
+for connection in list(get_ipython().kernel.comm_manager.comms.values()):
+    connection.close()
+ipywidgets.Widget.close_all()
+del connection, older
+""",
+    )
+
+
 def test_each_handler_has_a_row_and_a_line_that_keeps_the_rest(notebook: Kernel) -> None:
     ok(
         notebook,

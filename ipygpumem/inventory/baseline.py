@@ -13,10 +13,11 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import Array, Span, is_array, library_type, owner_of, place_of
-from ipygpumem.heap.bulk import Kinds, by_identity, without_types
+from ipygpumem.heap.bulk import Kinds, by_identity, of_types, without_types
 from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.holders.registries import figures_and_widgets
+from ipygpumem.heap.knowledge.frames import users_locals
 from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.tensors import Reader, Storages
 from ipygpumem.heap.walk import MOST_AT_START, Walk
@@ -31,6 +32,8 @@ _SHORT = 50
 """Average length, at most, of named containers to look into at once."""
 _MOST_SHOWN = 50_000
 """Maximum number of objects to enter in open figures and widgets."""
+_MOST_LOCAL = 1_000
+"""Maximum number of objects to enter in the containers of running functions."""
 _MOST_INSTALLED = 300
 """Maximum number of objects to enter in an installed module, whose data is at the top level, not in
 functions.
@@ -39,7 +42,8 @@ functions.
 
 def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
     """Return the NumPy arrays behind a notebook's names, in the modules among them, in all modules
-    of the user, and the large ones in open figures and widgets.
+    of the user, in local names and containers of the user's running functions, and the large ones
+    in open figures and widgets.
 
     The collector does not list arrays, and searching behind all objects that it lists takes three
     times as long.
@@ -64,6 +68,9 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
         installed = list(module_dict(module).values())
         data = [item for item in installed if type(item) is not FunctionType]
         arrays += _arrays_behind(data, walk)
+    walk.left = _MOST_LOCAL
+    data_types = {*CONTAINER_TYPES, id(library_type("numpy", "ndarray"))}
+    arrays += _arrays_behind(of_types(data_types, list(users_locals())), walk)
     walk.left = _MOST_SHOWN
     # Libraries replace their small arrays, and a new one may have the identity of an older one.
     shown = _arrays_behind(figures_and_widgets(namespace), walk)

@@ -141,7 +141,7 @@ class Registries:
             self.namespaces[id(figures.managers)] = figures.root
         if registry is None:
             return
-        self.hidden.add(id(registry.by_model))
+        self.hidden.update((id(registry.by_model), id(widgets.connections())))
         self.registered.update(registry.roots())
         if figures is not None:
             self.registered.update(figures.roots_of_widgets())

@@ -8,7 +8,14 @@ from typing import Any
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.roots import Rank, Root, module_code
-from ipygpumem.introspect import attribute_of, class_dict, is_instance, loaded_object, type_name
+from ipygpumem.introspect import (
+    attribute_of,
+    class_dict,
+    instance_dict,
+    is_instance,
+    loaded_object,
+    type_name,
+)
 
 _PARTS = {"Layout"}
 """Names of the types of widgets that only style another one."""
@@ -155,3 +162,13 @@ def _traits(widget: object) -> dict[str, Any]:
     """Return the values of a widget's traits by name."""
     values = attribute_of(widget, "_trait_values")
     return values if type(values) is dict else {}
+
+
+def connections() -> object:
+    """Return the registry of the kernel's connections with the front-end, which refer to widgets
+    until these are closed; None without one.
+    """
+    manager = loaded_object("ipykernel.ipkernel", "_comm_manager")
+    attributes = instance_dict(manager) or {}
+    traits = attributes.get("_trait_values")
+    return (traits if type(traits) is dict else attributes).get("comms")

@@ -63,6 +63,13 @@ def running_locals(without: Container[int] = ()) -> Iterator[object]:
         yield from peek(frame).values()
 
 
+def users_locals() -> Iterator[object]:
+    """Yield the objects that local names of the user's running functions refer to."""
+    for frame, _ in running_frames():
+        if introspect.is_users(frame.f_code.co_filename):
+            yield from peek(frame).values()
+
+
 def running_ids() -> set[int]:
     """Return the identities of all running frames, including ours."""
     return {id(current) for _, current in _all_frames()}
