@@ -159,7 +159,7 @@ class Workspaces:
         def keep_workspaces() -> None:
             if calls_cublas:
                 thread = _thread(in_backward=in_backward)
-                adds_bias = _adds_bias(name, args)
+                adds_bias = _adds_bias(name, args, kwargs)
                 self._keep_workspaces(device, device_name, thread, adds_bias=adds_bias)
 
         processors = self._processors(device)
@@ -267,11 +267,21 @@ def _thread(*, in_backward: bool) -> object:
     return threading.get_ident()
 
 
-def _adds_bias(name: str, args: Any) -> bool:
+def _adds_bias(name: str, args: Any, kwargs: Any) -> bool:
+    """Return True if an operator adds a row in its product's kernel, which is cublasLt's.
+
+    torch uses cuBLAS if a matrix is a vector, as the weight of a layer with one output, and if the
+    row is scaled.
+    """
     number = _BIASES.get(name)
-    if number is None or len(args) <= number:
+    if number is None or len(args) <= number or kwargs.get("beta", 1) != 1:
         return False
-    return getattr(args[number], "ndim", 0) == 1
+    bias = args[number]
+    if not isinstance(bias, torch.Tensor):
+        return False
+    weight = args[1] if name == "linear" else args[2]
+    is_row = bias.ndim == 1 or (bias.ndim == 2 and bias.shape[0] == 1)
+    return bool(is_row and min(weight.shape) > 1)
 
 
 def takes_cudnn() -> bool:

@@ -42,6 +42,9 @@ OPERATORS = {
         f"scale_factor=2, mode='{mode}').sum()"
         for mode in ("nearest", "bilinear")
     },
+    "linear of one output": "F.linear(T(64, N), T(1, N), T(1)).sum()",
+    "addmm of a scaled row": "torch.addmm(T(64), T(64, 64), T(64, 64), beta=0.5).sum()",
+    "addmm of one row": "torch.addmm(T(1, 64), T(64, 64), T(64, 64)).sum()",
     "linear of four dimensions": "F.linear(T(8, 16, 64, N), T(N, N), T(N))",
     "GRU's cell": "torch.nn.GRUCell(N, N, device=home, dtype=dtype)(fixed(N, N), fixed(N, N)).sum()",  # noqa: E501
     "LSTM's cell": (

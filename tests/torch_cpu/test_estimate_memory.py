@@ -239,6 +239,12 @@ def test_matrix_products_take_one_workspace_for_each_thread() -> None:
     x, weight, bias = (torch.ones(size, requires_grad=True) for size in ((8, 8), (8, 8), (8,)))
     assert workspaces(lambda: (x @ x, (x @ x).sum().backward())) == 2 * WORKSPACE
     assert workspaces(lambda: nn.functional.linear(x, weight, bias)) == WORKSPACE + MIB
+    # cublasLt multiplies neither by a vector, nor with a scaled row
+    assert workspaces(lambda: nn.functional.linear(x, weight[:1], bias[:1])) == WORKSPACE
+    assert workspaces(lambda: nn.functional.linear(x[:, :1], weight[:, :1], bias)) == WORKSPACE
+    assert workspaces(lambda: torch.addmm(bias, x, weight, beta=0.5)) == WORKSPACE
+    assert workspaces(lambda: torch.addmm(bias[None], x, weight)) == WORKSPACE + MIB
+    assert workspaces(lambda: torch.addmm(weight, x, weight)) == WORKSPACE
     assert workspaces(lambda: x @ x, device=None) == 0
     assert workspaces(lambda: x.to("cuda") @ x.to("cuda"), device=None) == WORKSPACE
 
