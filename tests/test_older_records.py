@@ -388,6 +388,38 @@ def test_the_records_of_a_leak_are_listed_once(notebook: Kernel) -> None:
     works(notebook, "Survivors._identities_of_records = list_records; box.clear()")
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (
+            "many[59_000]['words'] = np.ones(1 << 20)",
+            (1, 'notebook variable many[59000]["words"]', 'del many[59000]["words"]'),
+        ),
+        (
+            "many[59_000]['words'] = 'text ' * (1 << 20)",
+            (1, 'notebook variable many[59000]["words"]', 'del many[59000]["words"]'),
+        ),
+    ],
+    ids=["array", "text"],
+)
+def test_new_memory_in_one_of_many_older_records_is_named(
+    notebook: Kernel, code: str, expected: tuple[int, str, str]
+) -> None:
+    """It was "not named: no known object and no free page accounts for them"."""
+    works(
+        notebook,
+        _SETUP,
+        """
+        import ctypes
+        ctypes.CDLL(None).mallopt(-3, 1 << 20)  # glibc maps each block of a megabyte
+        many = [{'text': str(each), 'list': [each]} for each in range(60_000)]
+        """,
+        f"%%experiment e\n{code}",
+    )
+    assert notebook.value("rows()") == [expected]
+    works(notebook, "del many")
+
+
 def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
     works(notebook, _SETUP, "deep = [[{'inner': [Document()]}]]; deep[0][0]['inner'][0].all = [1]")
     works(notebook, "%%experiment e\ndeep[0][0]['inner'][0].all.append(np.ones(1 << 19))")

@@ -170,6 +170,8 @@ class Changes(NamedTuple):
     """Returns True for a NumPy array that may be older; None if that is not known of any."""
     kept: Set[int] = frozenset()
     """Identities of objects that names keep on purpose; none of them is in ``new``."""
+    in_new_memory: Sequence[object] = ()
+    """Arrays and texts in older objects, which are new by their addresses."""
 
     def received(self, heap: Heap | None = None) -> list[Received]:
         """Return the new objects in each old one, given a heap of ours that refers to them."""
@@ -177,7 +179,12 @@ class Changes(NamedTuple):
         received = self.contents.received(
             dict(self.names), self.new, own_references, self.is_older_array
         )
-        return list(received)
+        return [*received, *_received_without_name(self.in_new_memory)]
+
+
+def _received_without_name(items: Sequence[object]) -> list[Received]:
+    """Return what unknown older objects have received."""
+    return [Received("", (), list(items))] if items else []
 
 
 def find_remaining(
@@ -225,6 +232,22 @@ def find_remaining(
     search.add_rows([*entries, *changes.elsewhere])
     if not search.is_done():
         search.add_rows(heap.in_arrays(counted.not_counted(new)))
+    return search.remaining
+
+
+def remaining_in_new_memory(
+    items: Sequence[object], smallest: int, size_bytes: int
+) -> list[Remaining]:
+    """Return the memory of arrays and texts that are new by their addresses; much faster than
+    ``find_remaining``.
+
+    Args:
+        items: the arrays and texts.
+        smallest: minimum bytes of a row.
+        size_bytes: the memory to find.
+    """
+    search = _Search(Sizes(), smallest, size_bytes)
+    search.add_received(_received_without_name(items))
     return search.remaining
 
 

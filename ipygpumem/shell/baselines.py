@@ -109,9 +109,19 @@ class Baseline:
         object has received it, or its memory was not mapped at the start.
         """
         identity, start, end = place
-        if identity in self._received:
-            return True
+        return identity in self._received or self.is_new_memory(start, end)
+
+    def is_new_memory(self, start: int, end: int) -> bool:
+        """Return True if some addresses could not be read at the start; False if that is not
+        known.
+        """
         return self._addresses is not None and not self._addresses.may_have_had(start, end)
+
+    def is_in_new_container(self, array: object) -> bool:
+        """Return True if a container made since had a NumPy array when the end began; False if all
+        older arrays are known.
+        """
+        return id(array) in self._in_new_containers
 
     @functools.cached_property
     def _received(self) -> set[int]:

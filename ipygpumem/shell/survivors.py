@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +16,14 @@ from ipygpumem.heap.arrays import (
     StorageKey,
     describe,
     described,
+    is_array,
     is_of_pandas,
     library_type,
     object_key,
+    owner_of,
+    place_of,
 )
-from ipygpumem.heap.bulk import Progress
+from ipygpumem.heap.bulk import Progress, of_types
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.explanation import NOT_REACHED, OUT_OF_SIGHT
 from ipygpumem.heap.holders.rows import Row
@@ -49,6 +53,7 @@ from ipygpumem.inventory.remaining import (
     holder_of_several,
     is_searched_together,
     most_bytes,
+    remaining_in_new_memory,
 )
 from ipygpumem.inventory.watched_names import (
     WatchedName,
@@ -255,7 +260,7 @@ class Survivors:
             self._context.garbage.collect()  # else it would list arrays in older garbage
         working = self._context.display.working("holders of memory that was not freed")
         with working as progress, undisturbed():
-            heap = Heap()
+            heap = Heap(smallest=None if ended.baseline.is_complete else search.smallest)
             progress(0.5)
             self.update(heap)  # a new array may have the identity of one that has died
             reported = storages_of(self.known)  # by an inner experiment
@@ -390,6 +395,10 @@ class _SearchAtEnd:
         """Identities of the objects made since the start; None until they are asked for."""
         self._kept = set[int]()
         """Identities of objects that names keep on purpose."""
+        self._is_only_in_old = False
+        """True if no new object has the memory that is searched: only older ones can have received
+        it.
+        """
         self._possibly_older: list[WatchedName] = []
         """Unknown arrays that may be older than the experiment."""
 
@@ -500,14 +509,19 @@ class _SearchAtEnd:
             return False
         if self.unnamed_bytes < self.smallest:
             return True
-        return self.unnamed_bytes < MUCH and self._most_bytes_without_arrays() < self.smallest
+        if self.unnamed_bytes >= MUCH or self._most_bytes_without_arrays() >= self.smallest:
+            return False
+        self._is_only_in_old = True
+        return self._ended.baseline.is_complete
 
     def guesses_arrays(self) -> bool:
         """Return True if any unknown NumPy array may be one that the experiment has left."""
         if self.unnamed_bytes < self.smallest:
             return False
+        baseline = self._ended.baseline
         # If new objects cannot be told from old ones, no other search finds them.
-        return self.unnamed_bytes >= MUCH or not self._ended.baseline.knows_new_objects()
+        is_only_search = not baseline.is_complete or not baseline.knows_new_objects()
+        return self.unnamed_bytes >= MUCH or is_only_search
 
     def _most_bytes_without_arrays(self) -> int:
         """Return an upper bound of the memory without arrays that the experiment leaves."""
@@ -572,7 +586,7 @@ class _SearchAtEnd:
             watched = WatchedName.without_name(item, array)
             if is_complete or not self._may_be_older(watched):
                 new.append(watched)
-            else:
+            elif self.unnamed_bytes >= MUCH:
                 self._possibly_older.append(replace(watched, may_be_older=True))
         return _largest_within(new, _most_of_arrays(self.unnamed_bytes))
 
@@ -632,6 +646,11 @@ class _SearchAtEnd:
     def _remaining(self, heap: Heap) -> list[Remaining]:
         """Return the memory that is in none of the arrays."""
         growth = self._ended.growth
+        in_arrays = sum(item.size_bytes for item in self.alive)
+        left = growth.size_bytes - in_arrays
+        in_new_memory = self._in_new_memory(heap)
+        if self._is_only_in_old:
+            return remaining_in_new_memory(in_new_memory, self.smallest, left)
         counted = storages_of(self.alive)
         sizes = Sizes(limit=MOST_OLD)
         on_heap = described([*heap.tensors, *heap.ndarrays])
@@ -641,14 +660,35 @@ class _SearchAtEnd:
             if array.storage in counted or self._ended.is_known(item, array):
                 listed.append(item)
         sizes.exclude_data(listed)
-        in_arrays = sum(item.size_bytes for item in self.alive)
+        changes = self._changes(self._ended.baseline.objects_since())
         return find_remaining(
             heap,
-            self._changes(self._ended.baseline.objects_since()),
+            changes._replace(in_new_memory=in_new_memory),
             counted=sizes,
             smallest=self.smallest,
-            size_bytes=growth.size_bytes - in_arrays,
+            size_bytes=left,
         )
+
+    def _in_new_memory(self, heap: Heap) -> list[object]:
+        """Return the arrays and texts in older objects that are new by their addresses; none if all
+        older objects are known, or if some new ones are kept.
+        """
+        baseline = self._ended.baseline
+        if baseline.is_complete or self._ended.growth.kept():
+            return []
+        items = list[object]()
+        listed = storages_of(self.alive)
+        for item, array in described(heap.ndarrays):
+            if array.storage in listed or self._ended.is_known(item, array):
+                continue
+            if baseline.is_in_new_container(item) or not is_array(owner_of(item)):
+                continue
+            if baseline.is_new_memory(*place_of(owner_of(item))[1:]):
+                items.append(item)
+        for text in of_types({id(str), id(bytes)}, list(heap.large_leaves)):
+            if baseline.is_new_memory(id(text), id(text) + sys.getsizeof(text)):
+                items.append(text)
+        return items
 
     def _cell_of(self, name: str) -> int | None:
         """Return the cell that bound a name, before later cells rebind it."""
