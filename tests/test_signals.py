@@ -490,6 +490,16 @@ def fail():
 fail()
 """,
     ),
+    "the reading before an error's release": (
+        "ipygpumem.reclaim.reclaim._now",
+        """
+def fail():
+    local = Item()
+    items.append(weakref.ref(local))
+    raise MemoryError
+fail()
+""",
+    ),
     "an error's objects at an end": (
         "ipygpumem.reclaim.listing.held_by_frames",
         """%%experiment e
