@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MethodType, TracebackType
 from typing import Any
 
+_OUR_FOLDER = __file__.removesuffix("interrupts.py")
 _SIGNALS = [int(number) for number in signal.valid_signals()]
 
 
@@ -184,8 +185,10 @@ def forget_our_frames(error: BaseException) -> None:
     codes = _codes_of_handlers()
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code not in codes:
-        with contextlib.suppress(RuntimeError):  # it still runs
-            trace.tb_frame.clear()  # the handler may have kept it
+        frame = trace.tb_frame
+        if frame.f_code.co_filename.startswith(_OUR_FOLDER):
+            with contextlib.suppress(RuntimeError):  # it still runs
+                frame.clear()  # the handler's frame leads to it
         trace = trace.tb_next
     if trace is not None and trace.tb_frame.f_code is _LISTENER and _is_interrupt(error):
         trace = trace.tb_next  # this frame leads back to the interrupted functions

@@ -350,3 +350,16 @@ def test_a_waiting_interrupt_keeps_no_object_alive(listens: bool) -> None:
     finally:
         gc.enable()
     assert (len(items), left) == (1, [])
+
+
+def test_a_waiting_interrupt_leaves_a_users_frames_alone() -> None:
+    frames = []
+
+    def callback() -> None:
+        value = "kept"
+        frames.append(sys._getframe())
+        strike(value)
+
+    with pytest.raises(KeyboardInterrupt):
+        ErrorIsolation().each("a test", (callback, ""))
+    assert frames[0].f_locals["value"] == "kept"

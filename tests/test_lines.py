@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from benchmarks.harness.kernel import Kernel, Reply
 from ipygpumem.extras.lines.lines import (
@@ -673,6 +674,18 @@ announce()
     assert reply.error == "KeyboardInterrupt"
     assert set(line_sizes(reply)) == {"cell:2", "cell:3"}
     assert notebook.value("sys.gettrace()") is None
+
+
+def test_an_interrupt_before_the_first_line_leaves_no_table(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def strike(_: Tracer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tracer, "start", strike)
+    result = loaded.run_cell("%%memlines\nx = 1")
+    assert type(result.error_in_exec) is KeyboardInterrupt
+    assert "ipygpumem" not in capsys.readouterr().err
 
 
 def test_memlines_and_experiments_work_inside_each_other(notebook: Kernel) -> None:

@@ -490,6 +490,16 @@ def fail():
 fail()
 """,
     ),
+    "the reading before an error's release": (
+        "ipygpumem.reclaim.reclaim._now",
+        """
+def fail():
+    local = Item()
+    items.append(weakref.ref(local))
+    raise MemoryError
+fail()
+""",
+    ),
     "an error's objects at an end": (
         "ipygpumem.reclaim.listing.held_by_frames",
         """%%experiment e
@@ -526,13 +536,12 @@ def test_a_signal_as_a_cell_ends_keeps_no_object_alive(
     struck = []
 
     def strike(*given: Any, **options: Any) -> object:
-        done = work(*given, **options) if name != "garbage" else None
-        if not struck:
-            held = [item() for item in items], done
-            struck.append(number)
-            signal.raise_signal(number)
-            del held
-        return work(*given, **options)
+        if struck:
+            return work(*given, **options)
+        struck.append(number)
+        del given, options  # the handler's frame leads to this one, which is not the package's
+        signal.raise_signal(number)
+        raise AssertionError
 
     def ring(number: int, frame: object) -> None:
         raise Alarm("rang")

@@ -64,8 +64,8 @@ class _Figures:
     """The numbers and texts among their locals."""
     optimizer: tuple[str, weakref.ref[Any]] | None = None
     """The type of the optimizer that it left incomplete, and a reference to it."""
-    frames: int = 0
-    """The number of its frames that were released."""
+    frames: int | None = None
+    """The number of its frames that were released; None if they were not."""
     steps: list[FreeingStep] = field(default_factory=list)
 
 
@@ -180,6 +180,7 @@ class Recovery:
         steps: list[HookStep] = [
             (self._measure_before, "the report of the error is not complete"),
             (self._free, "the memory held by this error was not freed"),
+            (self._release, "the memory held by this error was not freed"),
             (self._add_record, "the report of the error is missing"),
         ]
         given = error, failure, cell, figures
@@ -208,16 +209,22 @@ class Recovery:
         """Release an error's frames, if they shall be released, then free memory."""
         if not figures.releases:
             return
-
-        def release() -> None:
-            figures.frames += release_stored(error, self._shell)
-
+        release = partial(self._release, error, failure, None, figures)
         freeing = steps_that_free(self._garbage, self._since, devices=not failure.poisoned)
         reclaim.run_steps(self._meter, [("frames", release), *freeing], figures.steps)
         self._named = None
         self._mark = self._garbage.last
         with contextlib.suppress(MemoryError):
             self._named = NameSnapshot(self._shell.user_ns)
+
+    def _release(
+        self, error: BaseException, _failure: Failure, _cell: Cell | None, figures: _Figures
+    ) -> None:
+        """Release an error's frames, if they shall be released and are not: an interrupt may have
+        stopped the freeing before.
+        """
+        if figures.releases and figures.frames is None:
+            figures.frames = release_stored(error, self._shell)
 
     def _add_record(
         self, _: BaseException, failure: Failure, cell: Cell | None, figures: _Figures
@@ -239,7 +246,7 @@ class Recovery:
             free=free_on_devices(figures.readings),
             held=figures.memory.rows,
             cut=figures.memory.cut,
-            frames=figures.frames,
+            frames=figures.frames or 0,
             freed=reclaim.decrease(reclaim.bytes_in_use(figures.readings), now),
             now=now,
             steps=tuple(figures.steps),

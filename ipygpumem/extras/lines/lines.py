@@ -154,6 +154,11 @@ class Tracer:
         self._on = True
         sys.settrace(self._call)
 
+    @property
+    def has_started(self) -> bool:
+        """True once it measures, unless a Ctrl-C came first."""
+        return self._span is not None
+
     def stop(self) -> None:
         """Restore the earlier trace function, unless another one was set since; can be called
         again.

@@ -87,6 +87,8 @@ def of_cell(app: App, options: Options) -> list[Report]:
                 tracer.add(name, _code_called(name, namespace))
 
     def finish() -> list[Report]:
+        if not tracer.has_started:
+            return []
         return [lines_report(tracer.finish(), options.sort)]
 
     def drop() -> list[Report]:
