@@ -139,6 +139,17 @@ def _refuse_address(*_: Any) -> NoReturn:
     raise EstimateError(f"{UNKNOWN}: data_ptr in {line}{hint}")
 
 
+def _reduced(original: Any, tensor: Any, protocol: int) -> Any:
+    """Return the parts of a fake tensor for ``copy.copy``; pickle would need its values."""
+    for frame in stack(sys._getframe(1)):
+        module = frame.f_globals.get("__name__", "")
+        if module == "copy":
+            return original(tensor, protocol)
+        if module.partition(".")[0] not in ("torch", "ipygpumem"):
+            break
+    raise EstimateError(f"{UNKNOWN}: pickle in {user_line()}")
+
+
 def _array(_: Any, tensor: Any, *__: Any, **___: Any) -> Any:
     """Return a tensor's values as an array; unknown ones all get the same guess."""
     if getattr(tensor, "constant", None) is not None:
@@ -214,6 +225,7 @@ _OF_VALUES: dict[Any, Handler] = {
     torch.Tensor.numpy: _array,
     torch.Tensor.__array__: _array,
     torch.Tensor.__deepcopy__: _deep_copy,
+    torch.Tensor.__reduce_ex__: _reduced,
     torch.Tensor.__format__: _formatted,
     torch.Tensor.data.__set__: _set_data,
     torch.Tensor.share_memory_: _unchanged,

@@ -3,6 +3,7 @@ optimizers take.
 """
 
 import copy
+import pickle
 import re
 import sys
 from collections.abc import Callable
@@ -785,3 +786,11 @@ def test_deep_copies_of_views_share_a_copy_of_the_whole_storage() -> None:
 
     assert ipygpumem.estimate(views, device="cpu").devices[0].kept_bytes == MIB
     assert ipygpumem.estimate(with_gradient, device="cpu").devices[0].kept_bytes == 2 * MIB
+
+
+def test_code_that_pickles_a_tensor_is_refused_and_copies_run() -> None:
+    data = torch.zeros(1 << 18)
+    with pytest.raises(EstimateError, match="needs the values of tensors: pickle in"):
+        ipygpumem.estimate(lambda: pickle.dumps(data), device="cpu")
+    copied = ipygpumem.estimate(lambda: copy.copy(data) + 1, device="cpu")
+    assert copied.devices[0].kept_bytes == MIB
