@@ -139,6 +139,17 @@ def _refuse_address(*_: Any) -> NoReturn:
     raise EstimateError(f"{UNKNOWN}: data_ptr in {line}{hint}")
 
 
+def _reduced(original: Any, tensor: Any, protocol: int) -> Any:
+    """Return the parts of a fake tensor for ``copy.copy``; pickle would need its values."""
+    for frame in stack(sys._getframe(1)):
+        module = frame.f_globals.get("__name__", "")
+        if module == "copy":
+            return original(tensor, protocol)
+        if module.partition(".")[0] not in ("torch", "ipygpumem"):
+            break
+    raise EstimateError(f"{UNKNOWN}: pickle in {user_line()}")
+
+
 def _array(_: Any, tensor: Any, *__: Any, **___: Any) -> Any:
     """Return a tensor's values as an array; unknown ones all get the same guess."""
     if getattr(tensor, "constant", None) is not None:
@@ -166,6 +177,43 @@ def _set_data(original: Any, tensor: Any, value: Any) -> None:
         tensor.fake_device = value.fake_device
 
 
+def _deep_copy(original: Any, tensor: Any, memo: Any) -> Any:
+    """Return a deep copy of a fake tensor, and of its whole storage, as torch makes it.
+
+    torch would also copy the attributes of a fake tensor. One of them is the real tensor with its
+    value, whose copy torch puts into a fake one: that is an error, or breaks the process.
+    """
+    is_plain = isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
+    if not is_plain or not tensor.is_leaf or id(tensor) in memo:
+        return original(tensor, memo)
+    with torch.no_grad():
+        copied = _with_copied_storage(tensor, memo.setdefault("torch", {}))
+    copied.requires_grad_(tensor.requires_grad)
+    if tensor.grad is not None:
+        copied.grad = _deep_copy(original, tensor.grad, memo)
+    memo[id(tensor)] = copied
+    return copied
+
+
+def _with_copied_storage(tensor: Any, storages: dict[int, Any]) -> Any:
+    """Return a tensor like a fake one, on a copy of its storage.
+
+    Args:
+        tensor: the tensor.
+        storages: the copies so far, as tensors, by torch's identity of the storage; two views share
+            one.
+    """
+    storage = tensor.untyped_storage()
+    whole = storages.get(storage._cdata)
+    if whole is None or whole.dtype is not tensor.dtype:
+        number = storage.nbytes() // tensor.element_size()
+        if tensor.is_contiguous() and tensor.numel() == number:
+            storages[storage._cdata] = copied = tensor.clone()  # with its value, if that is known
+            return copied
+        storages[storage._cdata] = whole = tensor.new_empty(number)
+    return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
 def _unchanged(_: Any, tensor: Any) -> Any:
     return tensor
 
@@ -176,6 +224,8 @@ _OF_VALUES: dict[Any, Handler] = {
     torch.Tensor.data_ptr: _refuse_address,
     torch.Tensor.numpy: _array,
     torch.Tensor.__array__: _array,
+    torch.Tensor.__deepcopy__: _deep_copy,
+    torch.Tensor.__reduce_ex__: _reduced,
     torch.Tensor.__format__: _formatted,
     torch.Tensor.data.__set__: _set_data,
     torch.Tensor.share_memory_: _unchanged,

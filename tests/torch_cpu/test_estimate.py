@@ -2,6 +2,8 @@
 optimizers take.
 """
 
+import copy
+import pickle
 import re
 import sys
 from collections.abc import Callable
@@ -738,3 +740,57 @@ def test_storages_are_marked_without_the_functions_mode(monkeypatch: pytest.Monk
     ipygpumem.estimate(step, device="cuda:0")
     names = {text.partition(":")[0] for text in calls}
     assert names.isdisjoint({"storages_of", "mark", "_strided", "_fake", "_log_original"})
+
+
+def test_a_deep_copy_of_a_model_is_estimated() -> None:
+    """An average of the weights, or a frozen reference, whose normalisation counts its batches."""
+    model = nn.Sequential(nn.Linear(512, 512), nn.BatchNorm1d(512))
+    size = sum(value.nbytes for value in model.state_dict().values())
+
+    def average() -> nn.Module:
+        copied = copy.deepcopy(model).requires_grad_(False)
+        with torch.no_grad():
+            for own, other in zip(copied.parameters(), model.parameters(), strict=True):
+                own.data = own.data * 0.9 + other.data * 0.1
+        return copied
+
+    (device,) = ipygpumem.estimate(average, device="cpu").devices
+    assert device.kept_bytes == pytest.approx(size, abs=1024)
+    assert int(model[1].num_batches_tracked) == 0
+
+    def known() -> None:
+        assert int(copy.deepcopy(model)[1].num_batches_tracked) == 0
+
+    estimate = ipygpumem.estimate(known, device="cpu")
+    assert not estimate.guesses
+
+
+def test_deep_copies_of_views_share_a_copy_of_the_whole_storage() -> None:
+    whole = torch.zeros(1 << 18)
+    weight = nn.Parameter(torch.zeros(1 << 18))
+    weight.sum().backward()
+
+    def views() -> list[torch.Tensor]:
+        first, second = copy.deepcopy([whole[:10], whole[10:].view(2, -1)])
+        first.add_(1)
+        assert first.untyped_storage()._cdata == second.untyped_storage()._cdata
+        assert (second.shape, second.storage_offset()) == ((2, (1 << 17) - 5), 10)
+        return [first, second]
+
+    def with_gradient() -> torch.Tensor:
+        copied = copy.deepcopy(weight.detach().requires_grad_())
+        copied.grad = copy.deepcopy(weight.grad)
+        copied = copy.deepcopy(copied)
+        assert copied.requires_grad
+        return copied
+
+    assert ipygpumem.estimate(views, device="cpu").devices[0].kept_bytes == MIB
+    assert ipygpumem.estimate(with_gradient, device="cpu").devices[0].kept_bytes == 2 * MIB
+
+
+def test_code_that_pickles_a_tensor_is_refused_and_copies_run() -> None:
+    data = torch.zeros(1 << 18)
+    with pytest.raises(EstimateError, match="needs the values of tensors: pickle in"):
+        ipygpumem.estimate(lambda: pickle.dumps(data), device="cpu")
+    copied = ipygpumem.estimate(lambda: copy.copy(data) + 1, device="cpu")
+    assert copied.devices[0].kept_bytes == MIB
