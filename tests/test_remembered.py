@@ -114,16 +114,15 @@ def test_an_array_at_the_place_of_an_earlier_leak_is_left(kernel: Kernel) -> Non
 
 def test_an_earlier_leak_s_place_is_old_until_it_is_received() -> None:
     numpy = pytest.importorskip("numpy")
-    array = numpy.ones(1 << 15)
-    keepers: list[object] = [array]  # no name leads to it
+    keeper = SimpleNamespace(array=numpy.ones(1 << 15))  # no name or container leads to it
     namespace: dict[str, object] = {"box": []}
     context = SimpleNamespace(namespace=namespace, garbage=Garbage())
-    baseline = Baseline(context, [], [place_of(array)], ())  # type: ignore[arg-type]
-    ((item, described_array),) = described([array])
+    baseline = Baseline(context, [], [place_of(keeper.array)], ())  # type: ignore[arg-type]
+    ((item, described_array),) = described([keeper.array])
     assert baseline.was_there(item, described_array)
     del baseline._received  # as of an end
     baseline.note_end()
-    namespace["box"].append(keepers.pop())  # type: ignore[attr-defined]
+    namespace["box"].append(keeper.array)  # type: ignore[attr-defined]
     assert not baseline.was_there(item, described_array)
     # A set of a megabyte after many new objects: it was a row of the report.
     assert id(baseline._received) not in baseline.objects_since()

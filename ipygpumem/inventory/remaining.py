@@ -183,7 +183,7 @@ class Changes(NamedTuple):
 
 
 def _received_without_name(items: Sequence[object]) -> list[Received]:
-    """Return what unknown older objects have received."""
+    """Return new objects, if there are any, as received by unknown older ones."""
     return [Received("", (), list(items))] if items else []
 
 

@@ -608,8 +608,9 @@ def _row_of_holder(part: HeldPart, least: float) -> dict[str, str]:
 
 def _freed_text(ownership: Ownership, freed: int) -> str:
     """Return the bytes that ``del`` frees; all of them only if each byte is known."""
-    # If it frees no byte, the object is still alive, with the memory that is not counted.
-    if ownership.is_at_least and (freed or not ownership.held):
+    # If it frees no byte, a known holder keeps the object, with the memory that is not counted.
+    has_known_holder = bool(ownership.held) and not ownership.is_small
+    if ownership.is_at_least and (freed or not has_known_holder):
         return f"at least {format_bytes(freed)}"
     if ownership.held:
         return format_bytes(freed)

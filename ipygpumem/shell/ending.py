@@ -359,6 +359,7 @@ class ExperimentEnd:
         kept_storages = set[StorageKey]()
         search = ArraySearch()
         growth = self._host_growth()
+        measured_growth = _growth(self._usages_after)
         for name in keepers:
             value = namespace.get(name)
             new_bytes = 0
@@ -367,6 +368,7 @@ class ExperimentEnd:
                 if array.device == "cpu" and not baseline.was_there(item, array):
                     new_bytes += array.size_bytes
             growth -= new_bytes
+            measured_growth -= new_bytes
             if baseline.contents.knows(value):
                 self._kept_in_older_bytes += new_bytes
         del search  # its notes on a million kept objects would be new objects, too
@@ -381,6 +383,7 @@ class ExperimentEnd:
             baseline=baseline,
             growth=HostGrowth(
                 growth,
+                measured_growth,
                 functools.partial(baseline.contents.unknown, namespace),
                 self._before.names_by_object,
             ),

@@ -107,6 +107,8 @@ class HostGrowth(NamedTuple):
     """RAM that an experiment leaves in use, and what is known about it."""
 
     size_bytes: int
+    """At most so much, because the experiment may have used pages that were free before."""
+    measured_bytes: int
     kept: Callable[[], list[object]]
     """Returns the objects of names that the user has kept."""
     names: dict[int, str]
@@ -596,8 +598,10 @@ class _SearchAtEnd:
         """
         from ipygpumem.inventory.shared_memory import rows_of  # only if needed
 
+        explained_bytes = self._ended.growth.size_bytes - self.unnamed_bytes + other_bytes
+        left = self._ended.growth.measured_bytes - explained_bytes
         arrays = _largest_within(
-            self._possibly_older, _most_of_arrays(self.unnamed_bytes - other_bytes)
+            self._possibly_older, left if other_bytes else _most_of_arrays(left)
         )
         if not arrays:
             return []
