@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,21 +164,23 @@ def test_a_first_search_stops_in_a_huge_container_without_arrays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     show_modules(monkeypatch)
-    beside = numpy.ones(1)
-    deep = numpy.ones(2)
+    # No locals, because a search looks at those, too.
+    made = SimpleNamespace(beside=numpy.ones(1), deep=numpy.ones(2))
     plain = [{"a": i, "b": []} for i in range(30_000)]
-    arrays, complete = baseline.within_reach({"plain": plain, "beside": {"x": [beside]}})
-    assert [array is beside for array in arrays] == [True]
+    arrays, complete = baseline.within_reach({"plain": plain, "beside": {"x": [made.beside]}})
+    assert [array is made.beside for array in arrays] == [True]
     assert not complete
+    del arrays
     arrays, complete = baseline.within_reach(
-        {"pairs": [(i, numpy.ones(1)) for i in range(21_000)], "deep": deep}
+        {"pairs": [(i, numpy.ones(1)) for i in range(21_000)], "deep": made.deep}
     )
     assert len({id(array) for array in arrays}) == 21_001
     assert complete
+    del arrays
     arrays, complete = baseline.within_reach(
-        {f"name{i}": i for i in range(50_000)} | {"last": deep}
+        {f"name{i}": i for i in range(50_000)} | {"last": made.deep}
     )
-    assert [array is deep for array in arrays] == [True]
+    assert [array is made.deep for array in arrays] == [True]
     assert complete
 
 
