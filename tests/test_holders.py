@@ -658,16 +658,20 @@ kept = runs[1]
 
 
 @pytest.mark.parametrize(
-    "cache", ["{}", "[]", "type('Store', (), {'rows': {}})()", "type('Store', (), {'rows': {}})"]
+    ("cache", "place"),
+    [("{}", "cache"), ("[]", "cache"), ("Store()", "Store.rows"), ("Store", "Store.rows")],
 )
 def test_data_in_a_cache_of_the_user_s_module_is_left(
-    kernel: Kernel, tmp_path: Path, cache: str
+    kernel: Kernel, tmp_path: Path, cache: str, place: str
 ) -> None:
     """The collector tracks no dict of text, and the notebook has no name of the module."""
     module = tmp_path / "tables_of_the_user.py"
     module.write_text(
         textwrap.dedent(
             f"""
+            class Store:
+                rows = {{}}
+
             cache = {cache}
 
             def load(number):
@@ -683,13 +687,14 @@ def test_data_in_a_cache_of_the_user_s_module_is_left(
         kernel,
         _LEFT,
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
+        "sys.modules.pop('tables_of_the_user', None)",  # of another case
         "from tables_of_the_user import load",
         "%%experiment e\nfor number in range(5000): load(number)",
     )
     ((size, path, line),) = left_by_experiment(kernel)
     assert size >= 5_000_000
-    assert path.startswith("module tables_of_the_user, global cache")
-    assert line.startswith("import tables_of_the_user; tables_of_the_user.cache")
+    assert path.startswith(f"module tables_of_the_user, global {place}")
+    assert line.startswith(f"import tables_of_the_user; tables_of_the_user.{place}")
     works(kernel, line)
     assert left(kernel) == []
     works(kernel, "from tables_of_the_user import cache")
