@@ -152,9 +152,12 @@ def run(app: App, source: str) -> None:
     app.session.cell_ends(result_of(info))
 
 
-def test_an_experiment_and_its_last_cell_agree(
+@pytest.fixture
+def experiment_with_search(
     app: App, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Experiment:
+    """An experiment of which the search for survivors raises the RAM to 17 MiB."""
+
     def look(*args: object, **options: object) -> tuple[()]:
         probe.set(17 * MIB)
         return ()
@@ -162,30 +165,28 @@ def test_an_experiment_and_its_last_cell_agree(
     monkeypatch.setattr(app.experiments.survivors, "of_experiment", look)
     experiment = Experiment(app.experiments, "a").start()
     app.context.namespace["finish"] = experiment.finish
+    return experiment
+
+
+def test_an_experiment_and_its_last_cell_agree(
+    app: App, experiment_with_search: Experiment
+) -> None:
     run(app, "finish()")
-    assert experiment.record is not None
-    assert experiment.record.freed == {"cpu": 0}
-    assert (
-        experiment.record.usages[0].after_bytes
-        == app.session.history[-1].usages[0].after_bytes
-        == 17 * MIB
-    )
+    record = experiment_with_search.record
+    assert record is not None
+    assert record.freed == {"cpu": 0}
+    last_cell = app.session.history[-1]
+    assert record.usages[0].after_bytes == last_cell.usages[0].after_bytes == 17 * MIB
 
 
 def test_the_search_for_survivors_is_no_peak_of_an_experiment(
-    app: App, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
+    app: App, experiment_with_search: Experiment
 ) -> None:
-    def look(*args: object, **options: object) -> tuple[()]:
-        probe.set(17 * MIB)
-        return ()
-
-    monkeypatch.setattr(app.experiments.survivors, "of_experiment", look)
-    experiment = Experiment(app.experiments, "a").start()
-    (at_start,) = experiment.measured_scope.usages()
-    app.context.namespace["finish"] = experiment.finish
+    (at_start,) = experiment_with_search.measured_scope.usages()
     run(app, "finish()")
-    assert experiment.record is not None
-    (usage,) = experiment.record.usages
+    record = experiment_with_search.record
+    assert record is not None
+    (usage,) = record.usages
     assert usage.peak_bytes == at_start.peak_bytes < 17 * MIB
 
 

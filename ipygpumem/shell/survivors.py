@@ -109,6 +109,7 @@ class HostGrowth(NamedTuple):
     size_bytes: int
     """At most so much, because the experiment may have used pages that were free before."""
     measured_bytes: int
+    """The same without those pages."""
     kept: Callable[[], list[object]]
     """Returns the objects of names that the user has kept."""
     names: dict[int, str]
