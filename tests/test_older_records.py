@@ -421,6 +421,29 @@ def test_new_memory_in_one_of_many_older_records_is_named(
     assert kernel.value("rows()") == [expected]
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "holder = Document(); holder.words = many[59_000]['words']; many[5]['new'] = holder",
+        "many[5]['new'] = (many[59_000]['words'], np.ones(1 << 20))",
+    ],
+    ids=["instance", "tuple"],
+)
+def test_no_line_removes_an_older_array_that_has_a_new_holder(kernel: Kernel, code: str) -> None:
+    works(
+        kernel,
+        _SETUP,
+        """
+        many = [{'number': each, 'list': [each]} for each in range(60_000)]
+        many[59_000]['words'] = np.ones(1 << 20)
+        """,
+        f"%%experiment e\n{code}",
+    )
+    for _, _, line in kernel.value("rows()"):
+        works(kernel, line)
+    assert kernel.value("len(many[59_000]['words'])") == 1 << 20
+
+
 def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
     works(notebook, _SETUP, "deep = [[{'inner': [Document()]}]]; deep[0][0]['inner'][0].all = [1]")
     works(notebook, "%%experiment e\ndeep[0][0]['inner'][0].all.append(np.ones(1 << 19))")

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterable, Set
 from contextvars import copy_context
 from itertools import chain, compress, filterfalse
+from operator import not_
 from typing import Any
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.arrays import Array, Span, library_type, owner_of, place_of
-from ipygpumem.heap.bulk import instances_among
+from ipygpumem.heap.bulk import chunks, instances_among
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.knowledge.frames import running_locals
 from ipygpumem.heap.objects_since import ObjectsSince
@@ -69,7 +70,7 @@ class Baseline:
         if self._before is not None and not self._before.is_certain:
             self._addresses = ReadableAddresses()
         self._in_new_containers = set[int]()
-        """Identities of the NumPy arrays in containers made since, as of the end."""
+        """Identities of the NumPy arrays that only containers made since have, as of the end."""
         self._mark = context.garbage.mark()
         context.garbage.list_from_now(self._made)
 
@@ -93,20 +94,26 @@ class Baseline:
         return True
 
     def note_end(self) -> None:
-        """Note the arrays in new containers before the end's own lists are such containers, if the
-        start could not note all arrays.
+        """Note the arrays that only new containers have, before the end's own lists are such
+        containers; not needed if the start could note all arrays.
         """
         array_type = library_type("numpy", "ndarray")
         if self._addresses is None or array_type is None:
             return
+        made = self._made_after(0)
         tracked = gc.get_objects()
-        containers = compress(tracked, map(self._made_after(0).__contains__, map(id, tracked)))
-        arrays = instances_among(gc.get_referents(*containers), array_type)
-        self._in_new_containers.update(map(id, arrays))
+        are_new = list(map(made.__contains__, map(id, tracked)))
+        in_new = gc.get_referents(*compress(tracked, are_new))
+        arrays = set(map(id, instances_among(in_new, array_type)))
+        # An older array may have got a new holder, such as a tuple.
+        for part in chunks(list(compress(tracked, map(not_, are_new)))) if arrays else ():
+            older = [item for item in part if item is not self._namespace]
+            arrays -= set(map(id, gc.get_referents(*older)))
+        self._in_new_containers = arrays
 
     def is_surely_new(self, place: Span) -> bool:
-        """Return True if the NumPy array at a place was made since: a new container or a known
-        object has received it, or its memory was not mapped at the start.
+        """Return True if the NumPy array at a place was made since: only new containers have it, a
+        known object has received it, or its memory was not mapped at the start.
         """
         identity, start, end = place
         return identity in self._received or self.is_new_memory(start, end)
@@ -118,15 +125,15 @@ class Baseline:
         return self._addresses is not None and not self._addresses.may_have_had(start, end)
 
     def is_in_new_container(self, array: object) -> bool:
-        """Return True if a container made since had a NumPy array when the end began; False if all
-        older arrays are known.
+        """Return True if only containers made since had a NumPy array when the end began; False if
+        all older arrays are known.
         """
         return id(array) in self._in_new_containers
 
     @functools.cached_property
     def _received(self) -> set[int]:
-        """The identities of the arrays in new containers, and of the objects that known ones have
-        received since, as of the end.
+        """The identities of the arrays in new containers alone, and of the objects that known ones
+        have received since, as of the end.
         """
         return self._in_new_containers | self.received(self._made_after(0))
 
