@@ -446,6 +446,14 @@ def owner_of(array: Any) -> Any:
     return array
 
 
+def other_owner_of(array: Any) -> object:
+    """Return the object that owns the memory of ``array`` if neither an array nor a tensor does,
+    such as the ``bytearray`` behind ``np.frombuffer``; otherwise None.
+    """
+    owner = owner_of(array)
+    return _viewed_by(owner) if is_array(owner) else None
+
+
 def bases_of(array: Any) -> list[object]:
     """Return the objects whose data an array shows: the arrays of which it is a view, and the bytes
     or other object at the end.
