@@ -30,7 +30,7 @@ from ipygpumem.heap.bulk import (
     without_objects,
     without_types,
 )
-from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES
+from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES, UNTRACKED_TYPES
 from ipygpumem.heap.knowledge.barriers import globals_among, types_not_entered
 from ipygpumem.introspect import (
     ATOMS,
@@ -231,9 +231,11 @@ class Contents:
         made: Set[int] = frozenset(),
         own_references: Mapping[int, int] | None = None,
         is_older_array: Callable[[object], bool] | None = None,
+        *,
+        has_containers: bool = False,
     ) -> Iterator[Received]:
         """Yield the new objects in each object that was within reach, each once; at the end the new
-        data in the items of long containers, which has no name.
+        data in long containers and in their items, which has no name.
 
         Args:
             namespace: the names now.
@@ -241,7 +243,9 @@ class Contents:
                 tell.
             own_references: the number of our references to untracked objects, by identity.
             is_older_array: returns True for a NumPy array that may be older; without it, arrays in
-                the items of long containers are left out.
+                long containers and their items are left out.
+            has_containers: True for the new containers in these, too, as far as all of their older
+                data is known.
         """
         now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
@@ -254,11 +258,13 @@ class Contents:
             new = self._new_in(item, children, made)
             if new:
                 yield Received(names[id(chain[0])], chain, new)
-        new_data = self._new_data_in_records(long, made, own_references or {})
+        new_data = self._new_data_in_long(long, made, own_references or {})
         if is_older_array is not None:
             # Modules have arrays that no snapshot has seen.
             of_names = [item for item in long if not is_instance(chains[id(item)][0], ModuleType)]
-            new_data += self._arrays_in_records(of_names, made, is_older_array)
+            new_data += self._arrays_in_long(of_names, made, is_older_array)
+        if has_containers:
+            new_data += self._containers_in_long(long, made)
         if new_data:
             yield Received("", (), list(by_identity(new_data).values()))
 
@@ -396,9 +402,9 @@ class Contents:
         earlier = by_identity(self.earlier.among(new))
         return [child for child in new if id(child) not in earlier]
 
-    def _older_records_in(self, container: Any, made: Set[int]) -> list[object]:
-        """Return the older items of a container that was long, each once; none if they were not
-        recorded.
+    def _in_long(self, container: Any, made: Set[int]) -> list[object]:
+        """Return the items of a container that was long, with the contents of the older records
+        among them; nothing if they were not recorded.
         """
         if not made or id(container) not in self._with_records:
             return []
@@ -409,31 +415,43 @@ class Contents:
         records = {key: tracked[key] for key in tracked.keys() - made}
         # A dict is tracked once it gets a container, so that an older one may seem new.
         records.update(by_identity(self.earlier.among(items)))
-        return list(records.values())
+        return [*items, *_contents_of_records(list(records.values()))]
 
-    def _new_data_in_records(
+    def _new_data_in_long(
         self, containers: Iterable[Any], made: Set[int], own_references: Mapping[int, int]
     ) -> list[object]:
-        """Return the new untracked data in the older items of containers that were long.
+        """Return the new untracked data in containers that were long, and in their older items.
 
         Data with further holders is left out: it may be older, such as the texts of a data frame.
         """
         new = list[object]()
         for container in containers:
-            in_records = _contents_of_records(self._older_records_in(container, made))
-            new += self.earlier.added_to(_without_shared(in_records, own_references))
+            inside = self._in_long(container, made)
+            new += self.earlier.added_to(_without_shared(inside, own_references))
         return new
 
-    def _arrays_in_records(
+    def _arrays_in_long(
         self, containers: Iterable[Any], made: Set[int], is_older: Callable[[object], bool]
     ) -> list[object]:
-        """Return the new NumPy arrays in the older items of containers that were long."""
+        """Return the new NumPy arrays in containers that were long, and in their older items."""
         array_type = library_type("numpy", "ndarray")
         new = list[object]()
         for container in containers if array_type is not None else ():
-            in_records = _contents_of_records(self._older_records_in(container, made))
-            arrays = by_identity(of_types({id(array_type)}, in_records))
+            inside = self._in_long(container, made)
+            arrays = by_identity(of_types({id(array_type)}, inside))
             new += filterfalse(is_older, arrays.values())
+        return new
+
+    def _containers_in_long(self, containers: Iterable[Any], made: Set[int]) -> list[object]:
+        """Return the new containers in containers that were long, and in their older items."""
+        new = list[object]()
+        for container in containers:
+            inside = self._in_long(container, made)
+            inner = of_types(CONTAINER_TYPES, inside)
+            tracked = [item for item in inner if id(item) in made]
+            # A dict is tracked once it gets a container, so that an older one may seem new.
+            new += self.earlier.unknown_among(tracked)
+            new += of_types(UNTRACKED_TYPES, self.earlier.added_to(inside))
         return new
 
     def _added_to(self, item: Any) -> list[object]:

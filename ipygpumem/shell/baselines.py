@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from contextvars import copy_context
 from itertools import chain, compress, filterfalse
 from operator import not_
@@ -154,12 +154,20 @@ class Baseline:
         """Drop the lists of new objects, 60 MiB for a million of them."""
         vars(self).pop("objects_at_end", None)
 
-    def received(self, made: Set[int]) -> set[int]:
-        """Return the identities of the new objects that known ones have received since, given those
-        of the tracked objects ``made`` since.
+    def received(
+        self, made: Set[int], is_older_array: Callable[[object], bool] | None = None
+    ) -> set[int]:
+        """Return the identities of the new objects that known ones have received since.
+
+        Args:
+            made: identities of the tracked objects made since.
+            is_older_array: returns True for an array that may be older; without it, arrays in the
+                items of long containers are left out.
         """
         names = ownable_objects(self._namespace)
-        parts = self.contents.received(names, made)
+        parts = self.contents.received(
+            names, made, is_older_array=is_older_array, has_containers=True
+        )
         return set(map(id, chain.from_iterable(part.items for part in parts)))
 
     def knows_new_objects(self) -> bool:

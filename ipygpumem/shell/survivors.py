@@ -287,7 +287,7 @@ class Survivors:
         received = functools.cache(search.received)
         roots = self._roots_at_end(self.keepers(), made, received)
         rows = search.rows_of_arrays(heap, roots)
-        self._removed_records.append(Remembered(list(roots.removed_records.values())))
+        removed_records = list(roots.removed_records.values())
         removed_objects = dict(roots.removed_objects)
         new = list[object]()
         if search.unnamed_bytes >= search.smallest:
@@ -300,7 +300,9 @@ class Survivors:
                 new += remaining.items
                 rows.append(row)
             rows += search.rows_of_possibly_older(heap, roots, other_bytes)
+            removed_records += roots.removed_records.values()
             removed_objects.update(roots.removed_objects)
+        self._removed_records.append(Remembered(removed_records))
         rows = merged(rows)
         cycles = with_ended_cycles(rows, removed_objects, roots, heap.ndarrays)
         older = OlderData(
@@ -481,7 +483,7 @@ class _SearchAtEnd:
         """Return the identities of the new objects that older ones have received."""
         if self._made is None:
             self._made = self._ended.baseline.objects_since()
-        return self._ended.baseline.received(self._made)
+        return self._ended.baseline.received(self._made, self._test_of_older_arrays())
 
     def _arrays_within_reach(self, named: Container[StorageKey]) -> list[WatchedName]:
         """Return the large new NumPy arrays behind the user's names, however deep, on other
@@ -548,9 +550,13 @@ class _SearchAtEnd:
             made,
             elsewhere,
             baseline.modules_imported(),
-            self._is_older_array if baseline.is_complete else None,
+            self._test_of_older_arrays(),
             self._kept,
         )
+
+    def _test_of_older_arrays(self) -> Callable[[object], bool] | None:
+        """Return ``_is_older_array``, or None if the start could not know all arrays."""
+        return self._is_older_array if self._ended.baseline.is_complete else None
 
     def _is_older_array(self, item: object) -> bool:
         """Return True for an array that the experiment has not made, or may not have made."""
