@@ -188,8 +188,10 @@ class Contents:
         self._with_records.update(dict.fromkeys(ids_of(with_records)))
         for part in chunks(with_records, _LONG_AT_ONCE):
             items = gc.get_referents(*part)
+            in_records = _contents_of_records(items)
             self._extents.add(items)
-            self.earlier.add([*items, *_contents_of_records(items)])
+            self._extents.add(in_records)
+            self.earlier.add([*items, *in_records])
         contents = list[object]()
         for part in chunks(short, _AT_ONCE):
             if len(self._known) >= _MOST:
@@ -357,14 +359,22 @@ class Contents:
     def _long_with_grown_items(
         self, level: Sequence[Any], smallest: int, made: Set[int]
     ) -> Iterator[Grown]:
-        """Yield the long containers whose items have grown, as far as they were no short ones."""
+        """Yield the long containers whose items, or records among these, have grown, as far as they
+        were no short ones.
+        """
         for container in by_identity(of_types(CONTAINER_TYPES, level)).values():
             is_new = id(container) in made and type(container) is not dict
             if id(container) not in self._ends or is_new or len(container) > _MOST:
                 continue
-            items = list(filter(self._extents.has, gc.get_referents(container)))
-            grown_items = list(self._extents.grown(items, 1))
+            items = gc.get_referents(container)
+            grown_items = self._grown_among(items)
+            in_records = self._grown_among(_contents_of_records(items))
+            grown_items += _with_grown_items(in_records, items, 1, made)
             yield from _with_grown_items(grown_items, [container], smallest, made)
+
+    def _grown_among(self, items: Sequence[object]) -> list[Grown]:
+        """Return the containers among some items that were long, and have grown."""
+        return list(self._extents.grown(list(filter(self._extents.has, items)), 1))
 
     def _recorded_children(self, level: Sequence[Any]) -> dict[int, Any]:
         """Return the objects to which some objects refer whose contents were recorded, by

@@ -151,7 +151,8 @@ def _of_texts(texts: list[Any]) -> Iterator[int]:
 
 
 def _of_bytearrays(arrays: list[bytearray]) -> Iterator[int]:
-    return map(sample_of_text, arrays)
+    # Its bytes may have changed since: each one at the place of an earlier one is that one.
+    return repeat(0, len(arrays))
 
 
 _SAMPLES: dict[type, Callable[[list[Any]], Iterator[int]]] = {
