@@ -445,6 +445,33 @@ def test_no_line_removes_an_older_array_that_has_a_new_holder(kernel: Kernel, co
 
 
 @pytest.mark.parametrize(
+    ("records", "older", "new"),
+    [
+        (
+            "[{'number': each} for each in range(60_000)]",
+            "many[59_000]['older']",
+            "many[59_000]['list']",
+        ),
+        ("instances(Document, 60_000)", "many[59_000].older", "vars(many[59_000])['list']"),
+    ],
+    ids=["dict", "attributes"],
+)
+def test_an_older_dict_that_gets_a_list_keeps_its_older_array(
+    kernel: Kernel, records: str, older: str, new: str
+) -> None:
+    """The collector tracks the dict since then only, so that it seems to be new."""
+    works(
+        kernel,
+        _SETUP,
+        f"many = {records}\n{older} = np.ones(1 << 18)",
+        f"%%experiment e\n{new} = [np.ones(1 << 20)]",
+    )
+    for _, _, line in kernel.value("rows()"):
+        works(kernel, line)
+    assert kernel.value(f"len({older})") == 1 << 18
+
+
+@pytest.mark.parametrize(
     "record",
     [
         "[1, large()]",

@@ -13,7 +13,7 @@ from typing import Any
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.arrays import Array, Span, library_type, owner_of, place_of
-from ipygpumem.heap.bulk import chunks, instances_among
+from ipygpumem.heap.bulk import by_identity, chunks, instances_among, of_types
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.knowledge.frames import running_locals
 from ipygpumem.heap.objects_since import ObjectsSince
@@ -103,12 +103,18 @@ class Baseline:
         made = self._made_after(0)
         tracked = gc.get_objects()
         are_new = list(map(made.__contains__, map(id, tracked)))
-        in_new = gc.get_referents(*compress(tracked, are_new))
-        arrays = set(map(id, instances_among(in_new, array_type)))
+        new = list(compress(tracked, are_new))
+        arrays = set(map(id, instances_among(gc.get_referents(*new), array_type)))
+        new_dicts = by_identity(of_types({id(dict)}, new))
+        in_older = set[int]()
         # An older array may have got a new holder, such as a tuple.
         for part in chunks(list(compress(tracked, map(not_, are_new)))) if arrays else ():
             older = [item for item in part if item is not self._namespace]
+            in_older.update(new_dicts.keys() & set(map(id, gc.get_referents(*older))))
             arrays -= set(map(id, gc.get_referents(*older)))
+        # A dict is tracked once it gets a container, so that an older one may seem new.
+        for key in in_older - self.received(made) if in_older else ():
+            arrays -= set(map(id, new_dicts[key].values()))
         self._in_new_containers = arrays
 
     def is_surely_new(self, place: Span) -> bool:
