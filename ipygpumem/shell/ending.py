@@ -351,7 +351,10 @@ class ExperimentEnd:
 
     def _survivors_of(self, watched: list[WatchedName]) -> tuple[RetainedArray, ...]:
         """Return the rows of the objects that are still alive."""
-        from ipygpumem.shell.survivors import EndedExperiment, HostGrowth  # loading stays fast
+        from ipygpumem.shell.survivor_search import (  # loading stays fast
+            EndedExperiment,
+            HostGrowth,
+        )
 
         namespace = self._context.namespace
         baseline = self._scope.baseline
