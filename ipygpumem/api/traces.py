@@ -23,7 +23,7 @@ from ipygpumem.probes.pools import PluginProbe
 from ipygpumem.records import SessionRecord, TraceRecord, Usage
 from ipygpumem.report import export as formats
 from ipygpumem.report import printed_records as _printed  # noqa: F401  # registers them
-from ipygpumem.report.content import trace_report
+from ipygpumem.report.cells import trace_report
 from ipygpumem.report.layout import clean_name
 
 F = TypeVar("F", bound=Callable[..., Any])

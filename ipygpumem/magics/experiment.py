@@ -13,7 +13,8 @@ from ipygpumem.errors import ExperimentError, ellipsize, quoted
 from ipygpumem.fitting.budgets import parse_budget
 from ipygpumem.magics import completions
 from ipygpumem.report import history as reports
-from ipygpumem.report.content import times, usage_parts
+from ipygpumem.report.cells import usage_parts
+from ipygpumem.report.experiments import times
 from ipygpumem.report.layout import Report, clean, listed, note
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import (

@@ -15,7 +15,8 @@ from ipygpumem.records import (
     devices_of,
     usage_on,
 )
-from ipygpumem.report.content import end_labels, has_pauses, trace_segments
+from ipygpumem.report.cells import trace_segments
+from ipygpumem.report.experiments import end_labels, has_pauses
 from ipygpumem.report.layout import (
     VALUE_SHOWN,
     Report,

@@ -21,7 +21,6 @@ from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, T
 from ipygpumem.inventory.top import SMALLEST, LargestNames, NamedSize
 from ipygpumem.records import COMMENT, OUTSIDE, ReferencePath, RetainedArray
 from ipygpumem.report import layout
-from ipygpumem.report.content import LAST_INDEX, leak_table
 from ipygpumem.report.layout import (
     IN_ONE_LINE,
     SEPARATOR,
@@ -40,6 +39,7 @@ from ipygpumem.report.layout import (
     row_of_more,
     sizes,
 )
+from ipygpumem.report.leaks import LAST_INDEX, leak_table
 from ipygpumem.report.showing import shows
 from ipygpumem.units import format_at_least, format_bytes, format_change
 

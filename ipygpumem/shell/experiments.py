@@ -36,7 +36,7 @@ from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure, write_line
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.records import CellRecord, ExperimentRecord, Usage
-from ipygpumem.report import content
+from ipygpumem.report.experiments import experiment_reports
 from ipygpumem.report.layout import Report, clean_name, note
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.cell import HISTORY_LENGTH, Cell
@@ -371,7 +371,7 @@ class ExperimentManager:
             self.finished.append(record)
             self._subscribers.add(record)
             style = experiment.report_style
-            reports += content.experiment_reports(record, style, self.context.display.scales)
+            reports += experiment_reports(record, style, self.context.display.scales)
             if style == "none":
                 for line in record.notes:
                     if line.startswith("keep: "):

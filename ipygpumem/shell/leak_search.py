@@ -28,7 +28,7 @@ from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays
 from ipygpumem.inventory.watched_names import WatchedName, record_without_name, storages_of
 from ipygpumem.notebook import code_of_output
 from ipygpumem.records import RetainedArray
-from ipygpumem.report.content import ReclaimableItem
+from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs

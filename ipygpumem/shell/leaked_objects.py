@@ -29,7 +29,7 @@ from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_registered
 from ipygpumem.inventory.remaining import holder_of_several, is_searched_together
 from ipygpumem.inventory.retained import words_on_output
-from ipygpumem.report.content import ReclaimableItem
+from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.survivors import ReportedObjects, Survivors
 

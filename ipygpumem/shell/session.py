@@ -20,7 +20,7 @@ from ipygpumem.probes.children import EndedChildren
 from ipygpumem.reclaim.frames import cells_line
 from ipygpumem.reclaim.reclaim import decrease
 from ipygpumem.records import CellRecord, Usage
-from ipygpumem.report import content
+from ipygpumem.report.cells import begins_with_our_command, cell_report, is_quiet
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
@@ -300,14 +300,14 @@ class Session:
         context = self._context
         remarks = self._remarks(cell, record, result)
         context.display.scales.note(record.usages)
-        may_hide = context.config.quiet or content.begins_with_our_command(record)
-        is_hidden = not remarks and may_hide and content.is_quiet(record)
+        may_hide = context.config.quiet or begins_with_our_command(record)
+        is_hidden = not remarks and may_hide and is_quiet(record)
         lines = list[str]()
         if own_growth.unreported_bytes:  # taken even if the line is hidden
             lines.append(own_growth.take_growth_text(record.usages))
         if is_hidden or not context.config.report:
             return []
-        report = content.cell_report(record, context.display.scales)
+        report = cell_report(record, context.display.scales)
         lines = [*filter(None, lines), *remarks]
         if lines:
             report = replace(report, lines=(*report.lines, *lines))

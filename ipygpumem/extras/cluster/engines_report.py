@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ipygpumem.records import OUTSIDE, EngineRecord, ExperimentRecord, Usage
-from ipygpumem.report.content import has_changed, name_facts, times
+from ipygpumem.report.cells import has_changed
+from ipygpumem.report.experiments import name_facts, times
 from ipygpumem.report.layout import (
     Listing,
     Report,

@@ -13,7 +13,7 @@ from ipygpumem.api.traces import Trace, can_decorate, decorated, run_inside
 from ipygpumem.errors import MemoryExpectationError, TraceError
 from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure
 from ipygpumem.records import OUTSIDE, TraceRecord
-from ipygpumem.report.content import trace_report
+from ipygpumem.report.cells import trace_report
 from ipygpumem.report.inventory import difference_report
 from ipygpumem.report.layout import device_label
 from ipygpumem.report.text import render

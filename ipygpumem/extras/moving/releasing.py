@@ -41,8 +41,11 @@ from ipygpumem.notebook import current_shell, running_cell
 from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.reclaim.reclaim import free_now
 from ipygpumem.records import FreeingStep, Record, RetainedArray
-from ipygpumem.report import content, layout
+from ipygpumem.report import layout
+from ipygpumem.report.freeing import freed_report
 from ipygpumem.report.layout import Report, clean, clean_name
+from ipygpumem.report.leaks import leak_table
+from ipygpumem.report.retained_arrays import held_table
 from ipygpumem.report.showing import shows
 from ipygpumem.scope.ownable import is_ownable
 
@@ -230,10 +233,10 @@ def release_report(record: ReleaseRecord) -> Report:
     """Return the memory freed with an object, and the memory that other objects still hold."""
     names = layout.listed([clean_name(name) for name in record.names])
     notes = [*map(clean, record.notes)]
-    report = content.freed_report(f"released {names}", record.steps, record.freed, notes)
+    report = freed_report(f"released {names}", record.steps, record.freed, notes)
     tables = [
-        content.held_table("freed tensors and arrays", record.freed_parts),
-        content.leak_table(record.left, "left, because something else refers to it"),
+        held_table("freed tensors and arrays", record.freed_parts),
+        leak_table(record.left, "left, because something else refers to it"),
     ]
     return replace(report, kind="release", tables=tables, records=[record])
 
