@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ipygpumem.estimating.records import PERHAPS, DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.report.layout import Fact, Report, Table, clean, device_label, shape_label, size_text
-from ipygpumem.report.showing import shows
+from ipygpumem.report.registration import shows
 from ipygpumem.units import format_bytes, format_change, format_in, format_seconds
 
 _GUESSES_SHOWN = 5

@@ -40,7 +40,7 @@ from ipygpumem.report.layout import (
     sizes,
 )
 from ipygpumem.report.leaks import LAST_INDEX, leak_table
-from ipygpumem.report.showing import shows
+from ipygpumem.report.registration import shows
 from ipygpumem.units import format_at_least, format_bytes, format_change
 
 _NOTES_SHOWN = 10

@@ -31,7 +31,7 @@ Build = TypeVar("Build", bound=Callable[..., Sequence[Report]])
 
 def _shows_without_metadata(kind: type[Any]) -> Callable[[Build], Build]:
     """Register the decorated function as the reports of a class of records, in displays that carry
-    no records; see ``showing.shows``.
+    no records; see ``registration.shows``.
     """
 
     def register(build: Build) -> Build:

@@ -45,8 +45,8 @@ from ipygpumem.report import layout
 from ipygpumem.report.freeing import freed_report
 from ipygpumem.report.layout import Report, clean, clean_name
 from ipygpumem.report.leaks import leak_table
+from ipygpumem.report.registration import shows
 from ipygpumem.report.retained_arrays import held_table
-from ipygpumem.report.showing import shows
 from ipygpumem.scope.ownable import is_ownable
 
 _KINDS = (

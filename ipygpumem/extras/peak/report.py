@@ -19,7 +19,7 @@ from ipygpumem.report.layout import (
     count,
     peak_label,
 )
-from ipygpumem.report.showing import shows
+from ipygpumem.report.registration import shows
 from ipygpumem.units import KIB, MIB, format_bytes, format_seconds
 
 _ROWS_SHOWN = 20

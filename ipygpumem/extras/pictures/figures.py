@@ -25,7 +25,7 @@ from ipygpumem.report.layout import (
     shorten,
     size_or_unknown,
 )
-from ipygpumem.report.picture import LEGEND, Picture, put_ticks_at_bytes, style
+from ipygpumem.report.matplotlib_picture import LEGEND, Picture, put_ticks_at_bytes, style
 from ipygpumem.units import format_bytes, format_change, format_seconds, whole
 
 try:
