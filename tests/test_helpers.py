@@ -15,7 +15,9 @@ import pytest
 
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
+from ipygpumem import failures
 from ipygpumem.errors import DeviceError, GpuMemError
+from ipygpumem.failures import failures_told
 from ipygpumem.probes.device_memory import DeviceMemory
 from tests.alone import printed
 from tests.fakes import FakeAllocator, FakeProbe, fake_torch
@@ -214,6 +216,20 @@ class PickyError(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
         self.code = code
+
+
+def test_only_our_own_failure_ends_a_told_block(capsys: pytest.CaptureFixture[str]) -> None:
+    failures.forget_told()
+    with failures_told("a helper", "it does nothing"):
+        raise ValueError("broken")
+    assert capsys.readouterr().err == (
+        "ipygpumem: a helper failed (ValueError: broken). "
+        "Your code is not affected, but it does nothing.\n"
+    )
+    for users_error in (GpuMemError, KeyboardInterrupt, SystemExit):
+        with pytest.raises(users_error), failures_told("a helper"):
+            raise users_error
+    assert capsys.readouterr().err == ""
 
 
 def test_an_error_leaves_the_block_without_its_frames_locals() -> None:

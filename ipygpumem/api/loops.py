@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from ipygpumem.api.inventories import names_at, roots
 from ipygpumem.api.shell import current_traces, loaded_app, show
 from ipygpumem.errors import TraceError
-from ipygpumem.failures import is_own_failure, tell_failure
+from ipygpumem.failures import failures_told, is_own_failure, tell_failure
 from ipygpumem.heap.bulk import no_progress
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.trends import Growing
@@ -91,12 +91,10 @@ class Tracked(Generic[T]):
         # a nested loop over the same object may run
         records = self.records = deque(maxlen=_MOST_RECORDS)
         iterator = iter(self._items)
-        try:
+        loop = None
+        with failures_told("track", "this loop is not measured"):
             loop = _Loop(self, records)
-        except Exception as error:
-            if not is_own_failure(error):
-                raise
-            tell_failure("track", error, "this loop is not measured")
+        if loop is None:
             yield from iterator
             return
         try:

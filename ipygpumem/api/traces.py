@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 
 from ipygpumem.api.shell import current_traces, loaded_app, show
 from ipygpumem.errors import NOT_LOADED, NotLoadedError, ProbeError, TraceError
-from ipygpumem.failures import CallBlock, GuardedBlock, is_own_failure, tell_failure
+from ipygpumem.failures import CallBlock, GuardedBlock, failures_told
 from ipygpumem.introspect import is_instance, text_of, type_name
 from ipygpumem.meter.contexts import create_context
 from ipygpumem.meter.meter import Span
@@ -240,13 +240,9 @@ def _traced(function: F, label: str, *, silent: bool) -> F:
 
 def decorated(function: F, decorate: Callable[[], F], name: str) -> F:
     """Return the result of one of our decorators, or the function itself if the decorator fails."""
-    try:
+    with failures_told(f"the decorator {name}", "the function runs without it"):
         return decorate()
-    except Exception as error:
-        if not is_own_failure(error):
-            raise
-        tell_failure(f"the decorator {name}", error, "the function runs without it")
-        return function
+    return function
 
 
 def can_decorate(function: object) -> bool:

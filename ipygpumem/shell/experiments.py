@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, quoted
-from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure, write_line
+from ipygpumem.failures import GuardedBlock, failures_told, is_own_failure, tell_failure, write_line
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.records import CellRecord, ExperimentRecord, Usage
 from ipygpumem.report.experiments import experiment_reports
@@ -530,13 +530,9 @@ class Experiment(GuardedBlock):
             raise ExperimentError(f"experiment {quoted(self.name)} has not been started")
         if self.record is not None:
             return self.record.usages
-        try:
+        with failures_told("the measurement of an experiment", "its usage is unknown"):
             return self._measured_scope.usages()
-        except Exception as error:
-            if not is_own_failure(error):
-                raise
-            tell_failure("the measurement of an experiment", error, "its usage is unknown")
-            return ()
+        return ()
 
     def finish(self) -> ExperimentRecord:
         """End the experiment (and the ones inside it), show its report and return its record.

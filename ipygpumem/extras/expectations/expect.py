@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ipygpumem.api.inventories import diff, tensors
 from ipygpumem.api.traces import Trace, can_decorate, decorated, run_inside
 from ipygpumem.errors import MemoryExpectationError, TraceError
-from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure
+from ipygpumem.failures import GuardedBlock, failures_told
 from ipygpumem.records import OUTSIDE, TraceRecord
 from ipygpumem.report.cells import trace_report
 from ipygpumem.report.inventory import difference_report
@@ -124,13 +124,9 @@ def expect(*, ram: float | str | None = None, gpu: float | str | None = None) ->
     >>> with ipygpumem.expect(ram="64MiB"):
     ...     data = bytes(2**20)
     """
-    try:
+    with failures_told("expect", Expectation._lost_at_start, asked=True):
         return Expectation(ram, gpu)
-    except Exception as error:
-        if not is_own_failure(error):
-            raise
-        tell_failure("expect", error, Expectation._lost_at_start, asked=True)
-        return Unchecked()
+    return Unchecked()
 
 
 def measured(function: F, **limits: Any) -> F:
