@@ -20,7 +20,7 @@ from ipygpumem.errors import AutofitError, quoted
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting.fit import TOO_LARGE, Fit
 from ipygpumem.fitting.plan import Number, Plan, Values
-from ipygpumem.heap.array_search import arrays_by_name
+from ipygpumem.heap.array_search import arrays_of_names
 from ipygpumem.introspect import type_name
 from ipygpumem.magics import completions
 from ipygpumem.report.autofit import autofit_report
@@ -168,7 +168,7 @@ class _OpenTry:
 
     def saved_bytes(self) -> int:
         """Return the bytes that the overwritten values of the cell's names hold."""
-        return sum(row.size_bytes for row in arrays_by_name(self._scope.saved))
+        return sum(row.size_bytes for row in arrays_of_names(self._scope.saved))
 
     def close(self, enclosing: Scope | None) -> None:
         """Delete the names of the try."""

@@ -245,7 +245,9 @@ class ExperimentManager:
         running[-1].scopes.ending.append(experiment)
 
     def finish(self, experiment: Experiment) -> ExperimentRecord:
-        """End ``experiment`` and all inside it, show the reports, and return the record."""
+        """End ``experiment`` and all inside it, unless that was done, show the reports, and return
+        the record.
+        """
         if experiment.record is None or experiment in self.open:
             self.context.display.show(self.end_experiment(experiment))
             self._subscribers.shown()

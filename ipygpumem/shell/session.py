@@ -272,8 +272,9 @@ class Session:
         )
 
     def _collect(self, cell: Cell, seconds: float) -> None:
-        """Collect garbage if that is cheap or was promised; an interrupt does not stop the making
-        of the record.
+        """Collect garbage if that is cheap, or all of it after a line of a report.
+
+        A signal's exception waits until the cell's record is made.
         """
         context = self._context
         if not context.config.collect_garbage:

@@ -170,6 +170,11 @@ def _end_and_report(
 ) -> list[Report]:
     """End an experiment, and return its report.
 
+    Args:
+        app: the services of the shell.
+        experiment: the experiment.
+        is_ours: this client has begun it.
+
     Raises:
         ClusterError: another client has begun it, and no engine has a record of it.
     """
