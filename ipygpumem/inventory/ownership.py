@@ -465,11 +465,11 @@ def _nodes_by_holder(
     """Return the held nodes, and the memory that partners share, by holder; variables first."""
     nearest = [key for key in region.objects if key in held]
     too_many = nearest[_MOST_SEARCHED:]
-    searched = _objects_to_search(region, nearest[:_MOST_SEARCHED], held, shared)
-    targets = [item for items in searched.values() for item in items]
+    objects_by_node = _objects_to_search(region, nearest[:_MOST_SEARCHED], shared)
+    targets = list(chain.from_iterable(objects_by_node.values()))
     search = BackwardSearch(targets, heap, roots, for_all=True)
     rows = HolderRows(search, roots, too_many, is_name=is_name)
-    for key, items in searched.items():
+    for key, items in objects_by_node.items():
         rows.add(key, items)
     groups = rows.groups()
     missing = rows.without_holder
@@ -485,23 +485,29 @@ def _nodes_by_holder(
 
 
 def _objects_to_search(
-    region: Region, nearest: Sequence[int], held: set[int], shared: Partners
+    region: Region, held: Sequence[int], shared: Partners
 ) -> dict[NodeKey, Sequence[object]]:
-    """Return the objects whose holders keep each node: its own, and those that show its memory."""
-    searched = dict[NodeKey, Sequence[object]]()
-    for key in nearest:
+    """Return the objects whose holders keep each node of a region alive.
+
+    Args:
+        region: the objects that a name leads to.
+        held: the objects to which other objects refer, too: each is a node.
+        shared: objects elsewhere on the same memory, whose holders also keep it.
+    """
+    objects_by_node = dict[NodeKey, Sequence[object]]()
+    for key in held:
         items = [region.objects[key]]
         for _, same in shared.get(key, ()):
             items += same
-        searched[key] = items
+        objects_by_node[key] = items
     for owner, pieces in shared.items():
-        if owner in searched or len(searched) >= 2 * _MOST_SEARCHED:
+        if owner in objects_by_node or len(objects_by_node) >= 2 * _MOST_SEARCHED:
             continue
         if type(owner) is int and is_atom(region.objects[owner]):
             continue
         for piece, same in pieces:
-            searched[region.node_of(piece, owner)] = same
-    return searched
+            objects_by_node[region.node_of(piece, owner)] = same
+    return objects_by_node
 
 
 def _add_tensors_of_graphs(

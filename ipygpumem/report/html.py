@@ -135,18 +135,21 @@ def _escaped(text: str) -> str:
 
 def _parts(first: str, *remaining: str) -> str:
     """Return drawn parts with separators between them."""
-    return _joined("span", "", 1, 100, first, remaining)
+    return _parts_in_a_row("span", "", 1, 100, first, remaining)
 
 
 def _head(first: str, *remaining: str) -> str:
     """Return a headline of drawn parts, the first one bold."""
-    return _joined("b", "; font-weight: 600", 0.85, 95, first, remaining)
+    return _parts_in_a_row("b", "; font-weight: 600", 0.85, 95, first, remaining)
 
 
-def _joined(
+def _parts_in_a_row(
     kind: str, look: str, opacity: float, width: int, first: str, remaining: Sequence[str]
 ) -> str:
-    """Return drawn parts in a row; the first is an element ``kind`` with the style ``look``."""
+    """Return parts next to each other, in at most ``width`` percent of the page.
+
+    The first is an element ``kind`` with the style ``look``; the remaining ones have an opacity.
+    """
     parts = [_FIRST.format(kind, look, first)]
     parts += [_PART.format(opacity, part) for part in remaining]
     return _PARTS.format(width, " ".join(parts))

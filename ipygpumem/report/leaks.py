@@ -193,7 +193,7 @@ def _leak_row(group: Sequence[RetainedArray]) -> dict[str, str]:
     is_at_least = any(item.is_at_least for item in group)
     row = {
         "size": format_at_least(total_bytes(group), is_at_least=is_at_least),
-        "what": _leaked_objects(group) + _uncounted_text(group),
+        "what": _words_on_objects(group) + _uncounted_text(group),
         "device": accelerator(first.device),
         "cell": layout.number_text(first.cell),
         "held by": "",
@@ -218,7 +218,7 @@ def _uncounted_text(group: Sequence[RetainedArray]) -> str:
     return f"; {clean(uncounted_note(sorted(libraries)))}"
 
 
-def _leaked_objects(group: Sequence[RetainedArray]) -> str:
+def _words_on_objects(group: Sequence[RetainedArray]) -> str:
     """Return the number, name, type and content of leaks of the same kind."""
     first = group[0]
     objects = sum(item.objects for item in group)

@@ -141,8 +141,7 @@ class Recovery:
         return recovery_reports(recovery, self._config.min_held_bytes)
 
     def _with_kept_errors(self, record: RecoveryRecord, *, has_survivors: bool) -> RecoveryRecord:
-        """Return the record with the memory that errors still hold, which waits for no freeing any
-        more.
+        """Return the record with the memory that errors still hold, after all steps that free it.
 
         With ``has_survivors``, an experiment's report has listed what the last error holds.
         """
