@@ -277,6 +277,16 @@ def test_no_benchmark_imports_a_test() -> None:
     assert importers == []  # what both need is in benchmarks/harness
 
 
+def test_a_commit_is_checked_by_the_commands_of_lint() -> None:
+    """They build no site, so that a commit takes seconds."""
+    hooks = (ROOT.parent / ".pre-commit-config.yaml").read_text()
+    makefile = (ROOT.parent / "Makefile").read_text()
+    recipe = re.search(r"^lint: .*\n((?:\t.+\n)+)", makefile, re.MULTILINE)
+    assert recipe is not None
+    commands = re.findall(r"^\t\$\(BIN\)/(.+?)(?: \.)?$", recipe[1], re.MULTILINE)
+    assert re.findall(r"entry: \.venv/bin/(.+)", hooks) == commands != []
+
+
 def test_every_file_of_tests_belongs_to_a_room_or_to_the_whole() -> None:
     tests = Path(rooms.__file__).parent
     found = {str(path.relative_to(tests).with_suffix("")) for path in tests.rglob("test_*.py")}
