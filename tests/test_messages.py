@@ -1,6 +1,7 @@
 """Messages and tables are short, and say only what helps a new user."""
 
 import re
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -33,7 +34,13 @@ notebook = kernel_with("%load_ext ipygpumem")
     [
         "%gpumem top",
         "%gpumem",
-        "# what is there?\n\n%gpumem status\n%gpumem history -n 2",
+        textwrap.dedent(
+            """\
+            # what is there?
+
+            %gpumem status
+            %gpumem history -n 2"""
+        ),
         "%gpumem top \\\n  -n 3",
         "%experiment start scope",
         "%experiment end",

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -331,9 +332,13 @@ def test_the_report_has_the_cell_its_memory_and_the_reason() -> None:
 
 
 ON = "--IPyGpuMem.recorder=True"
-ALLOCATE = (
-    "import time\nchunks = []\nwhile True:\n    chunks.append(bytearray(b'1' * 2**22))\n    "
-    "time.sleep(0.02)"
+ALLOCATE = textwrap.dedent(
+    """\
+    import time
+    chunks = []
+    while True:
+        chunks.append(bytearray(b'1' * 2**22))
+        time.sleep(0.02)"""
 )
 Start = Callable[..., Kernel]
 
