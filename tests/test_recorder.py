@@ -249,7 +249,7 @@ LOG = {
 
 def test_the_system_log_names_processes_ended_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [f"3,100,5000000,-;{line}\n SUBSYSTEM=x\n" for line in LOG]
-    monkeypatch.setattr(oom_kills, "_records", lambda path: ["garbage", *records])
+    monkeypatch.setattr(oom_kills, "_system_log", lambda path: ["garbage", *records])
     assert [(death.pid, death.oom) for death in oom_kills.deaths()] == [
         place for place in LOG.values() if place
     ]

@@ -159,7 +159,7 @@ class _Loop:
             return
         try:
             if self._growing.wants_look:
-                _look(self._growing, frame, self._traces.meter)
+                _look_at_names(self._growing, frame, self._traces.meter)
                 self._span.lap()  # exclude the memory of our own search
             _note_processes(self._growing, frame)
             if not self._is_silent:
@@ -190,7 +190,7 @@ def _remarks(growing: Growing) -> list[str]:
     return [*map(loop_growth_line, growing.growths), *growing.process_lines, *growing.holder_lines]
 
 
-def _look(growing: Growing, frame: FrameType, meter: Meter) -> None:
+def _look_at_names(growing: Growing, frame: FrameType, meter: Meter) -> None:
     """Look at the memory of all names after an iteration of the loop at ``frame``."""
     frame = _outside_tqdm(frame)
     app = loaded_app()

@@ -254,11 +254,11 @@ def can_decorate(function: object) -> bool:
     return (
         callable(function)
         and not inspect.isclass(function)
-        and not inspect.isasyncgenfunction(_code_of(function))
+        and not inspect.isasyncgenfunction(_function_called(function))
     )
 
 
-def _code_of(function: Any) -> Any:
+def _function_called(function: Any) -> Any:
     """Return the function that runs when ``function`` is called, maybe its class's ``__call__``."""
     while is_instance(function, functools.partial):
         function = function.func
@@ -297,7 +297,7 @@ def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -
         finally:
             del args, kwargs
 
-    code = _code_of(function)
+    code = _function_called(function)
     is_awaited = any(map(inspect.iscoroutinefunction, (function, code)))  # the object may be marked
     decorated: Callable[..., Any]
     if is_awaited:

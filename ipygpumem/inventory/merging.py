@@ -66,7 +66,7 @@ def merged(rows: Sequence[HeldRow]) -> list[HeldRow]:
     for group in _groups(_with_arrays_inside(removable)):
         alone += _rows_of_group(group)
     rows = _joined_by_lines(_joined_by_positions(_joined_by_deletion(alone)))
-    return _largest_first(rows)
+    return _rows_largest_first(rows)
 
 
 def remarks_on_possibly_older(
@@ -157,7 +157,7 @@ def _row_of_object(rows: Sequence[HeldRow]) -> HeldRow:
     """Return one row for the arrays of an object and for its other memory."""
     if len(rows) == 1:
         return rows[0]
-    of_object = _records(rows)
+    of_object = _records_of(rows)
     shown = of_object[0]
     for row in reversed(of_object):
         if row.arrays:
@@ -182,14 +182,14 @@ def _with_arrays_inside(rows: Sequence[HeldRow]) -> list[HeldRow]:
         if around is None:
             whole += group
             continue
-        of_group = _records(group)
+        of_group = _records_of(group)
         joined = replace(_sum_of(of_group, around.row), device=_devices_of(of_group))
         remedy = Remedy(around.line, _comment_of(group), around.cuts)
         whole.append(HeldRow(joined, around.holder).with_remedy(remedy))
     return whole
 
 
-def _records(rows: Iterable[HeldRow]) -> list[RetainedArray]:
+def _records_of(rows: Iterable[HeldRow]) -> list[RetainedArray]:
     """Return the rows without their holders."""
     return [row.row for row in rows]
 
@@ -395,7 +395,7 @@ def _cuts_of(rows: Iterable[HeldRow]) -> list[Cut]:
 
 def _row_of_several(rows: Sequence[HeldRow], holder: Holder) -> HeldRow:
     """Return one row for several, with the holder of all."""
-    records = _records(rows)
+    records = _records_of(rows)
     first = records[0]
     whole = replace(
         _sum_of(records, first),
@@ -411,7 +411,7 @@ def _row_of_several(rows: Sequence[HeldRow], holder: Holder) -> HeldRow:
     return HeldRow(whole, holder)
 
 
-def _largest_first(rows: Sequence[HeldRow]) -> list[HeldRow]:
+def _rows_largest_first(rows: Sequence[HeldRow]) -> list[HeldRow]:
     return sorted(rows, key=attrgetter("row.size_bytes"), reverse=True)
 
 
@@ -524,7 +524,7 @@ def _joined_by_deletion(rows: list[HeldRow]) -> list[HeldRow]:
         if len(of_same) == 1:
             remaining += of_same
             continue
-        largest_first = _largest_first(of_same)
+        largest_first = _rows_largest_first(of_same)
         holders = [row.holder for row in largest_first if row.holder is not None]
         path = _text_of_several(holders[0], len({holder.path for holder in holders}))
         remedy = replace(holders[0].remedy, comment=_comment_of(largest_first))
@@ -584,7 +584,7 @@ def _row_of_items(owner: str, ending: str, rows_at: Mapping[int, list[HeldRow]])
         line = f"for _position in {listed}: {statement}{deletion}"
     remedy = Remedy(line, _comment_of(rows), tuple(_cuts_of(rows)))
     path = _text_of_several(first, len(positions))
-    return [_row_of_several(_largest_first(rows), replace(first, path=path, remedy=remedy))]
+    return [_row_of_several(_rows_largest_first(rows), replace(first, path=path, remedy=remedy))]
 
 
 def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
@@ -619,7 +619,7 @@ def _joined_by_lines(rows: list[HeldRow]) -> list[HeldRow]:
             tuple(chain.from_iterable(paths.values())),
         )
         remaining = [row for row in remaining if all(row is not other for other in pair)]
-        remaining.append(_row_of_several(_largest_first(pair), holder))
+        remaining.append(_row_of_several(_rows_largest_first(pair), holder))
 
 
 def _user_and_remover(rows: Sequence[HeldRow]) -> tuple[HeldRow, HeldRow] | None:

@@ -152,7 +152,7 @@ def ownership_of(
         every = region.reach([id(holding[0])])
         owned = _Owned(name, is_name, holding, region)
         groups, held_outside = _other_holders(owned, references, every, roots)
-        parts, counted = _parts(region, groups, held_outside)
+        parts, counted = _held_parts(region, groups, held_outside)
         freed = region.bytes_of(every - counted)
         size_bytes = freed.total() + sum(part.size_bytes for part in parts.values())
         held_parts, remark = _with_remarks(_in_order_of_lines(parts), size_bytes, roots, holding)
@@ -244,7 +244,8 @@ def _searched_holders(
     every = region.reach([id(holding[0])])
     named = _worth_naming(region, held_outside, every)
     namespaces = {
-        key: _without(owned.own_name, root_of) for key, root_of in roots.namespaces.items()
+        key: _roots_without_name(owned.own_name, root_of)
+        for key, root_of in roots.namespaces.items()
     }
     members = region.all_ids()  # these refer to each other
     outside = replace(roots, namespaces=namespaces, hidden=roots.hidden | members)
@@ -288,7 +289,7 @@ def _ended_by_name(groups: Groups, target: str, item: object, roots: Roots) -> G
     return ended
 
 
-def _parts(
+def _held_parts(
     region: Region, groups: Groups, held: set[int]
 ) -> tuple[dict[Holder, HeldPart], set[NodeKey]]:
     """Return the memory that each holder keeps alive, and all nodes of these parts."""
@@ -443,7 +444,7 @@ def _worth_naming(region: Region, held_outside: set[int], every: Collection[Node
     return large
 
 
-def _without(name: str, root_of: RootOf) -> RootOf:
+def _roots_without_name(name: str, root_of: RootOf) -> RootOf:
     """Return a function that names the roots of a namespace, except a name itself."""
     text = f"{NOTEBOOK}{name}"  # a module of %run may have a global of the same name
 

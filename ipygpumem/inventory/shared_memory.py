@@ -46,7 +46,7 @@ def rows_of(explained: Sequence[Explained], heap: Heap) -> list[HeldRow]:
             continue
         position_of_all = positions.pop()
         if position_of_all is not None and position_of_all != position:
-            rows[position_of_all] = _joined(rows[position_of_all], row)
+            rows[position_of_all] = _row_of_both(rows[position_of_all], row)
             joined.add(position)
     return [row for position, row in enumerate(rows) if position not in joined]
 
@@ -124,7 +124,7 @@ def _addresses(storages: set[StorageKey], heap: Heap) -> dict[StorageKey, int]:
     return addresses
 
 
-def _joined(row: HeldRow, other: HeldRow) -> HeldRow:
+def _row_of_both(row: HeldRow, other: HeldRow) -> HeldRow:
     """Return an array's row with the name and the holder of a tensor on its memory."""
     names = [name for name in (row.row.name, other.row.name) if name]
     holders = [item.holder for item in (row, other) if item.holder is not None]

@@ -154,12 +154,12 @@ def summary_report(summary: ModelSummary) -> Report:
         f"{format_bytes(weights)} of weights",
         f"{format_bytes(total.activation_bytes)} of activations",
     ]
-    rows = [_row(row, weights + total.activation_bytes) for row in summary.rows]
+    rows = [_row_of_module(row, weights + total.activation_bytes) for row in summary.rows]
     table = Table.of(rows, {"parameters", "weights", "activations", "share"})
     return Report("summary", segments, (), [table], records=[summary])
 
 
-def _row(row: ModuleRow, share_of: int) -> dict[str, str]:
+def _row_of_module(row: ModuleRow, share_of: int) -> dict[str, str]:
     """Return the row of a module; figures of zero are left out."""
     weights = row.parameter_bytes + row.buffer_bytes
     texts = {"module": _module_label(row), "type": clean(row.type_name)}

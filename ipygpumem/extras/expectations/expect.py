@@ -131,11 +131,11 @@ def expect(*, ram: float | str | None = None, gpu: float | str | None = None) ->
 
 def measured(function: F, **limits: Any) -> F:
     """Return a test's function with each call in a block that also checks what stays alive."""
-    return run_inside(function, functools.partial(_block, **limits))
+    return run_inside(function, functools.partial(_checked_block, **limits))
 
 
 @contextlib.contextmanager
-def _block(leaks: int | None = None, **limits: Any) -> Iterator[None]:
+def _checked_block(leaks: int | None = None, **limits: Any) -> Iterator[None]:
     """Check what code uses and, if ``leaks`` is given, the number of tensors and arrays that stay
     alive.
     """

@@ -619,7 +619,7 @@ class PathWriter:
         return True
 
 
-def _each_once(items: Sequence[object]) -> Iterator[tuple[int, object]]:
+def _items_once(items: Sequence[object]) -> Iterator[tuple[int, object]]:
     """Yield the items, each once, with their first positions."""
     seen = set[int]()
     for position, item in enumerate(items):
@@ -635,7 +635,7 @@ def _wanted_parts(
     of that.
     """
     wanted_parts = list[tuple[int, object, object]]()
-    for position, item in _each_once(items):
+    for position, item in _items_once(items):
         for key, part in by_identity(items_of(item)).items():
             if key in wanted:
                 wanted_parts.append((position, item, part))
