@@ -235,6 +235,17 @@ def test_no_value_is_multiplied_by_a_truth_value() -> None:
     assert lines == []
 
 
+def test_no_private_function_shares_its_name_with_two() -> None:
+    """Else a search for its name finds little else than functions that do something different."""
+    modules_by_name: dict[str, list[str]] = {}
+    for module, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("_"):
+                modules_by_name.setdefault(node.name, []).append(module)
+    repeated = {name: modules for name, modules in modules_by_name.items() if len(modules) > 2}
+    assert {name for name in repeated if not name.startswith("__")} == set(), repeated
+
+
 def names_called(tree: ast.AST) -> set[str]:
     """Return the names of the functions that a file calls."""
     functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]

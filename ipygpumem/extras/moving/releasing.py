@@ -152,7 +152,7 @@ def _empty(item: object, says: str) -> None:
         object.__dict__["__class__"].__set__(item, Released)
 
 
-def _parts_of_object(name: str, item: object) -> Iterator[tuple[str, object]]:
+def _parts_with_names(name: str, item: object) -> Iterator[tuple[str, object]]:
     """Yield an object's parts, with their names."""
     for key, value in (instance_dict(item) or {}).items():
         if key in MODULE_PARTS and is_instance(value, dict):
@@ -264,7 +264,7 @@ def _watched_parts(named: Sequence[tuple[str, object]]) -> list[_WatchedPart]:
     for _, item in named:
         search.pass_over(item)  # parts that lead back to it do not count
     for owner_name, owner in named:
-        for name, value in sorted(_parts_of_object(owner_name, owner), key=_rank):
+        for name, value in sorted(_parts_with_names(owner_name, owner), key=_rank):
             arrays = list[_WatchedArray]()
             for item, array in search.find(value):
                 arrays.append(_WatchedArray(watch(item), array))
