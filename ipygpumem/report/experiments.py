@@ -84,8 +84,8 @@ def name_facts(record: ExperimentRecord) -> list[layout.Fact]:
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
-    """Return the labels of the memory held at an experiment's end, and of the memory freed: none
-    if it grew while the experiment ended, by our own records for instance.
+    """Return the labels of the memory that an experiment held at its end on a device, and of the
+    memory freed: 0 B if memory grew during the end, for instance by our own records.
     """
     freed = record.freed.get(device)
     if freed is None:

@@ -596,16 +596,18 @@ class PathWriter:
         if (kind is None or path.is_of_library) and is_added(parent, name[1:], child):
             path.is_of_library = False
             kind = Kind.DELETED_ATTRIBUTE
-        if kind is None and not self._guarded(path, parent, child, name):
+        if kind is None and not self._append_guarded_attribute(path, parent, child, name):
             path.append_fixed(shown, target)
         elif kind is not None:
             cut = _cut_of_attributes(parent, child, path.code) if target else None
             path.enter(shown, _readable(parent, child, path.code, name), cut)
         return 1
 
-    def _guarded(self, path: Path, parent: object, child: object, name: str) -> bool:
-        """Append an attribute of a variable's object that the object's own code does not set, such
-        as that of a frozen data class; return False if it is something else.
+    def _append_guarded_attribute(
+        self, path: Path, parent: object, child: object, name: str
+    ) -> bool:
+        """Append an attribute of a variable's object that a statement cannot set, such as that of a
+        frozen data class; return False for anything else.
         """
         is_variable = path.cut is not None and path.cut.kind is Kind.NAME and path.code != ""
         if not is_variable or not is_users_class(type(parent)) or not name.startswith("."):
