@@ -17,8 +17,11 @@ from ipygpumem.records import (
     RetainedArray,
     Usage,
 )
-from ipygpumem.report import content, html, text
+from ipygpumem.report import html, text
+from ipygpumem.report.cells import cell_report
+from ipygpumem.report.experiments import experiment_reports
 from ipygpumem.report.layout import Report
+from ipygpumem.report.recovery import recovery_reports
 
 _GIB = 2**30
 _COMPACT_MS = 0.3
@@ -42,18 +45,18 @@ def run(*, quick: bool) -> Section:
     cells = itertools.cycle([replace(cell, usages=each) for each in usages])
     experiments = itertools.cycle([replace(experiment, usages=each) for each in usages])
     kinds: tuple[tuple[str, float, Callable[[], Sequence[Report]]], ...] = (
-        ("the line after a cell", _COMPACT_MS, lambda: [content.cell_report(next(cells))]),
+        ("the line after a cell", _COMPACT_MS, lambda: [cell_report(next(cells))]),
         (
             "an experiment, compact",
             _COMPACT_MS,
-            lambda: content.experiment_reports(next(experiments), "compact"),
+            lambda: experiment_reports(next(experiments), "compact"),
         ),
         (
             "an experiment, full",
             _FULL_MS,
-            lambda: content.experiment_reports(next(experiments), "full"),
+            lambda: experiment_reports(next(experiments), "full"),
         ),
-        ("out of memory", _FULL_MS, lambda: content.recovery_reports(recovery, 1)),
+        ("out of memory", _FULL_MS, lambda: recovery_reports(recovery, 1)),
     )
     rows = []
     for name, target, reports in kinds:

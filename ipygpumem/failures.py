@@ -77,6 +77,38 @@ def is_own_failure(error: BaseException) -> TypeGuard[Exception]:
     )
 
 
+class failures_told:  # noqa: N801  # reads as part of the "with" statement
+    """A ``with`` block around our work: our own failure ends it and is told, and the code after the
+    block is the fallback. A user's mistake and a signal's exception are raised.
+
+    For the work of a function that a user calls. Hooks have ``ErrorIsolation``, and the ``with``
+    blocks of users ``GuardedBlock``.
+
+    Args:
+        component: see ``tell_failure``, as for the other arguments.
+
+    ::
+
+        with failures_told("a budget", "it limits nothing", asked=True):
+            return Budget(sizes)
+        return Budget({})
+    """
+
+    def __init__(self, component: str, lost: str = "", *, asked: bool = False) -> None:
+        self._component = component
+        self._lost = lost
+        self._asked = asked
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if error is None or not is_own_failure(error):
+            return False
+        tell_failure(self._component, error, self._lost, asked=self._asked)
+        return True
+
+
 class GuardedBlock:
     """Base class of the ``with`` blocks that users write: if our work at an end fails, the user's
     code still runs.

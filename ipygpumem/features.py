@@ -68,7 +68,7 @@ def _tensors() -> tuple[Command, ...]:
     return (top, tensors)
 
 
-def _records() -> tuple[Command, ...]:
+def _history_and_export() -> tuple[Command, ...]:
     from ipygpumem.magics.gpumem import export, history  # on first use
 
     return (history, export)
@@ -178,7 +178,7 @@ _GPUMEM = CommandGroup(
         CommandModule(("leaks",), _leaks),
         CommandModule(("why",), _why),
         CommandModule(("top", "tensors"), _tensors),
-        CommandModule(("history", "export"), _records),
+        CommandModule(("history", "export"), _history_and_export),
         CommandModule(("plot",), _plot),
         CommandModule(("panel",), _panel),
         CommandModule(("guard",), _guard),

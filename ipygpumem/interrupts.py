@@ -201,7 +201,7 @@ def _codes_of_handlers() -> set[CodeType | None]:
     for number in _SIGNALS:
         handler = _signal.getsignal(number)
         if callable(handler):
-            codes.add(_code_of(handler))
+            codes.add(_code_of_handler(handler))
     return codes
 
 
@@ -224,7 +224,7 @@ def original_handler(handler: Any) -> Any:
     return handler
 
 
-def _code_of(handler: Any) -> CodeType | None:
+def _code_of_handler(handler: Any) -> CodeType | None:
     """Return the code that a call of ``handler`` runs; None if it is written in C."""
     handler = original_handler(handler)
     while type(handler) is functools.partial:

@@ -355,6 +355,13 @@ def new_shell() -> InteractiveShell:
     return shell
 
 
+def shell_without_libraries() -> InteractiveShell:
+    """Return a new shell in front of which the objects of libraries are hidden."""
+    gc.collect()
+    gc.freeze()
+    return new_shell()
+
+
 def prepare(library: str) -> InteractiveShell | None:
     """Import a library, and what every question needs; return the shell for all questions, in front
     of which the objects of libraries are hidden. None if each process must use the library itself.

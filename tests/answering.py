@@ -37,6 +37,12 @@ class Answerer:
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
+    def run_main(self, *arguments: object) -> Any:
+        """Return the result of a module's ``main`` that takes a command's arguments."""
+        result = self.ask([str(argument) for argument in arguments])
+        assert not isinstance(result, str), result  # the text of an error
+        return result
+
     def close(self) -> None:
         self._process.communicate()
 

@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -38,10 +39,11 @@ def ctrl_c(*conditions: Callable[[], bool]) -> None:
     threading.Thread(target=strike, daemon=True).start()
 
 
-START = (
-    "import ipyparallel\n"
-    "cluster = ipyparallel.Cluster(n={number}, log_level=50, profile_dir={folder!r})\n"
-    "rc = cluster.start_and_connect_sync(activate=True)"
+START = textwrap.dedent(
+    """\
+    import ipyparallel
+    cluster = ipyparallel.Cluster(n={number}, log_level=50, profile_dir={folder!r})
+    rc = cluster.start_and_connect_sync(activate=True)"""
 )
 ID = "get_ipython().kernel.engine_id"
 CTRL_C = (

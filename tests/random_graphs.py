@@ -24,6 +24,7 @@ import os
 import re
 import string
 import sys
+import textwrap
 import types
 import weakref
 from collections import Counter
@@ -479,7 +480,13 @@ CONTAINERS = [
     ),
     Kind(
         "a derived class",
-        "class Base:\n    content = [$a]\nclass $n(Base): pass\ndel Base",
+        textwrap.dedent(
+            """\
+            class Base:
+                content = [$a]
+            class $n(Base): pass
+            del Base"""
+        ),
         gives=SAFE,
     ),
     Kind("a member of an enum", "$n = enum.Enum('Made', {'A': [$a]}).A", gives=SAFE),

@@ -29,7 +29,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from tests.agreement import Asker, import_late_modules, new_shell
+from tests.agreement import Asker, import_late_modules, shell_without_libraries
 from tests.answering import answer_questions, forked
 from tests.random_graphs import KINDS, Graph, helpers_of, random_nodes, with_late_references
 from tests.remedies import is_code, rows, spoiled
@@ -326,10 +326,8 @@ class Order:
 
 
 def prepared_shell() -> InteractiveShell:
-    """Return the shell for all programs, in front of which the objects of libraries are hidden."""
-    gc.collect()
-    gc.freeze()
-    shell = new_shell()
+    """Return the shell for all programs."""
+    shell = shell_without_libraries()
     ask = Asker(shell)
     for cell in (PRELUDE, WATCH, PLACES):
         ask.run(cell)

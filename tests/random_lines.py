@@ -17,7 +17,6 @@ Run by test_random_lines in a process of its own, which answers questions with s
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import re
 import sys
@@ -32,7 +31,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from ipygpumem.inventory.ownership import Ownership
 from ipygpumem.report.layout import IN_ONE_LINE, Report
 from ipygpumem.units import parse_bytes
-from tests.agreement import Asker, import_late_modules, new_shell
+from tests.agreement import Asker, import_late_modules, shell_without_libraries
 from tests.answering import answer_questions, forked
 from tests.random_graphs import (
     KIB,
@@ -226,13 +225,6 @@ def checked(shell: InteractiveShell, graph: Graph, part: str) -> tuple[int, list
     return number, mistakes
 
 
-def prepared_shell() -> InteractiveShell:
-    """Return the shell for all graphs, in front of which the objects of libraries are hidden."""
-    gc.collect()
-    gc.freeze()
-    return new_shell()
-
-
 def main(arguments: Collection[str]) -> dict[str, Any]:
     """Return the number of lines, and the seeds that fail with their programs and mistakes."""
     parser = argparse.ArgumentParser()
@@ -241,7 +233,7 @@ def main(arguments: Collection[str]) -> dict[str, Any]:
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--spoil", default="")
     options = parser.parse_args(list(arguments))
-    shell = prepared_shell()
+    shell = shell_without_libraries()
     failures = {}
     total = 0
     for seed in range(options.first, options.stop or options.first + 1):

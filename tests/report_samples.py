@@ -40,11 +40,16 @@ from ipygpumem.records import (
     TraceRecord,
     Usage,
 )
-from ipygpumem.report import content, growth_lines, history
+from ipygpumem.report import growth_lines, history
 from ipygpumem.report import inventory as listing
 from ipygpumem.report.autofit import autofit_report
+from ipygpumem.report.cells import cell_report, trace_report
 from ipygpumem.report.estimate import estimate_report, summary_report
+from ipygpumem.report.experiments import experiment_reports
+from ipygpumem.report.freeing import freed_report
 from ipygpumem.report.layout import Report, note
+from ipygpumem.report.leaks import leaks_report
+from ipygpumem.report.recovery import recovery_reports
 from ipygpumem.report.status import status_report
 from ipygpumem.units import GIB, MIB
 
@@ -124,13 +129,13 @@ def every_report(word: str = "x") -> list[Report]:
         steps=(step,),
     )
     return [
-        content.cell_report(cell(error=word, usages=(RAM, usage))),
-        *content.experiment_reports(ended, "full"),
-        *content.experiment_reports(ended, "compact"),
-        *content.recovery_reports(failed_recovery(word, survivors, step), MIB),
+        cell_report(cell(error=word, usages=(RAM, usage))),
+        *experiment_reports(ended, "full"),
+        *experiment_reports(ended, "compact"),
+        *recovery_reports(failed_recovery(word, survivors, step), MIB),
         note(word),
-        content.leaks_report(survivors, MIB),
-        content.freed_report(word, [step], {word: 1}),
+        leaks_report(survivors, MIB),
+        freed_report(word, [step], {word: 1}),
         report_of_status(word),
         *reports_of_tensors(word, tensor),
         *reports_of_names(word),
@@ -237,7 +242,7 @@ def reports_of_stretches(
         one, one, word, word, 2, 0.0, word, 1, 1, word, {word: 1}, (RAM, usage), (word,)
     )
     return [
-        content.trace_report(passed[0], word),
+        trace_report(passed[0], word),
         history.traces_report(passed, total=4),
         history.loop_report(passed[1:], 5, (word,)),
         history.iteration_report(passed[1]),

@@ -1,6 +1,7 @@
 """Budgets: torch's limits and their restoring, and who refused memory by torch's own text."""
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -323,10 +324,16 @@ def test_a_limit_that_refused_free_memory_is_named() -> None:
             1,
         ),
         (
-            "%%experiment large --budget gpu=9GiB\nimport ipygpumem\nwith "
-            "ipygpumem.budget(gpu='1GiB'):\n"
-            "    try:\n        fail()\n    except Exception as error:\n        raise "
-            "ValueError('mine') from error",
+            textwrap.dedent(
+                """\
+                %%experiment large --budget gpu=9GiB
+                import ipygpumem
+                with ipygpumem.budget(gpu='1GiB'):
+                    try:
+                        fail()
+                    except Exception as error:
+                        raise ValueError('mine') from error"""
+            ),
             "the budget of the with block (1.00 GiB)",
             0,
         ),

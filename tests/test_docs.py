@@ -2,6 +2,7 @@
 are complete.
 """
 
+import fnmatch
 import importlib
 import importlib.util
 import re
@@ -187,18 +188,28 @@ def test_the_front_page_has_no_links_that_break_on_pypi() -> None:
     assert "](" not in read(".github/description.md")
 
 
-_ROOMS = ["estimating", "fitting", "inventory", "meter", "reclaim", "report", "scope", "shell"]
+_ROOMS = sorted(path.parent for path in (ROOT / "ipygpumem").glob("*/__init__.py"))
 
 
-@pytest.mark.parametrize("folder", ["ipygpumem", *(f"ipygpumem/{room}" for room in _ROOMS)])
-def test_the_rooms_of_the_package_are_listed(folder: str) -> None:
+def in_first_column(folder: str) -> list[str]:
+    """Return the files and folders that the table of a folder lists."""
     _, table = read("CONTRIBUTING.md").split(f" of `{folder}/` | does |\n| --- | --- |\n")
-    rooms = "".join(re.findall(r"^\| (`.+?) \| ", table.split("\n\n")[0], re.MULTILINE))
-    files = {path.name for path in (ROOT / folder).iterdir()} | {"__init__.py"}
-    assert {*re.findall(r"`([\w.]+?)/?`", rooms), "__init__.py"} == files - {
-        "py.typed",
-        "__pycache__",
+    rows = "".join(re.findall(r"^\| (`.+?) \| ", table.split("\n\n")[0], re.MULTILINE))
+    return re.findall(r"`([\w./*]+?)/?`", rows)
+
+
+@pytest.mark.parametrize("folder", ["ipygpumem", *(f"ipygpumem/{room.name}" for room in _ROOMS)])
+def test_the_files_of_each_room_are_listed(folder: str) -> None:
+    listed = in_first_column(folder)
+    has_files_of_folders = folder == "ipygpumem/heap"
+    places = (ROOT / folder).rglob("*.py") if has_files_of_folders else (ROOT / folder).iterdir()
+    files = {path.relative_to(ROOT / folder).as_posix() for path in places}
+    files = {
+        name for name in files if not name.endswith(("__init__.py", "py.typed", "__pycache__"))
     }
+    names = set(listed) - {"__init__.py"}
+    assert [name for name in names if not fnmatch.filter(files, name)] == []
+    assert [file for file in files if not any(fnmatch.fnmatch(file, name) for name in names)] == []
 
 
 def test_every_room_of_the_package_has_tests_for_a_quick_run() -> None:

@@ -1,5 +1,6 @@
 """An estimate of code without tensors is refused before torch is imported."""
 
+import textwrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +46,13 @@ def test_code_with_arrays_alone_is_refused(source: str) -> None:
         "from a_library.parts import run\nrun(np.ones(3))",
         "x = model.encode(np.ones(3))",
         "x = model(np.ones(3))",
-        "def run():\n    import a_library\n    return a_library.run(data)\nrun()",
+        textwrap.dedent(
+            """\
+            def run():
+                import a_library
+                return a_library.run(data)
+            run()"""
+        ),
     ],
 )
 def test_code_that_may_make_tensors_is_not_refused(source: str) -> None:

@@ -14,6 +14,7 @@ import socket
 import stat
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -405,7 +406,13 @@ STEPS = (
     "%%experiment one --note lr=0.1\nx = numpy.ones(1 << 20)",
     "for _ in ipygpumem.track(range(3)): pass",
     "%gpumem quiet on\n%config IPyGpuMem.report = False",
-    "def f():\n    held = numpy.ones(1 << 20)\n    raise MemoryError\nf()",
+    textwrap.dedent(
+        """\
+        def f():
+            held = numpy.ones(1 << 20)
+            raise MemoryError
+        f()"""
+    ),
     "ipygpumem.tensors()",
 )
 
@@ -514,9 +521,11 @@ def test_a_path_that_names_no_file_is_refused(path: Any) -> None:
 
 
 def test_a_script_exports_its_traces_without_ipython(tmp_path: Path) -> None:
-    code = (
-        "import sys, ipygpumem\nwith ipygpumem.trace('x', silent=True): pass\n"
-        "ipygpumem.export('x.json')"
+    code = textwrap.dedent(
+        """\
+        import sys, ipygpumem
+        with ipygpumem.trace('x', silent=True): pass
+        ipygpumem.export('x.json')"""
     )
     code += "\nassert 'IPython' not in sys.modules"
     printed("-c", code, cwd=tmp_path)

@@ -13,6 +13,7 @@ import os
 import random
 import re
 import sys
+import textwrap
 import threading
 import time
 from collections import Counter
@@ -553,8 +554,12 @@ TRIGGERS = (
     "import threading; threading.get_ident = None",
 )
 TRIGGERS += (
-    "class Strikes:\n    def __del__(self): raise KeyboardInterrupt\nitem, other = Strikes(), "
-    "Strikes()",
+    textwrap.dedent(
+        """\
+        class Strikes:
+            def __del__(self): raise KeyboardInterrupt
+        item, other = Strikes(), Strikes()"""
+    ),
 )
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import sys
+import textwrap
 from collections.abc import Callable
 
 import pytest
@@ -49,9 +50,12 @@ REFUSED = {
     "StringIO": "import io\ny = io.StringIO()\nwhile True: y.write('1' * 2**20)",
     "zlib": "import zlib\nz = zlib.compress(bytes(2**27))\ny = [zlib.decompress(z) for _ in range(9)]",  # noqa: E501
     "re": "import re\ny = re.sub('a', 'b' * 20, 'ab' * 2**24)",
-    "retry": (
-        "for n in range(3):\n    try: y = bytes(2**31)\n    except MemoryError:\n        if n == "
-        "2: raise"
+    "retry": textwrap.dedent(
+        """\
+        for n in range(3):
+            try: y = bytes(2**31)
+            except MemoryError:
+                if n == 2: raise"""
     ),
     "cause": (
         "try: y = bytes(2**31)\nexcept MemoryError as error: raise ValueError('too large') from "

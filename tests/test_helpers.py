@@ -5,6 +5,7 @@ not make.
 import asyncio
 import functools
 import sys
+import textwrap
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,7 +16,9 @@ import pytest
 
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
+from ipygpumem import failures
 from ipygpumem.errors import DeviceError, GpuMemError
+from ipygpumem.failures import failures_told
 from ipygpumem.probes.device_memory import DeviceMemory
 from tests.alone import printed
 from tests.fakes import FakeAllocator, FakeProbe, fake_torch
@@ -160,24 +163,28 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="limits on address sp
 
 @linux
 def test_leave_free_leaves_this_process_the_requested_size() -> None:
-    code = (
-        "with ipygpumem.leave_free('256 MiB', 'cpu'):\n    inside = fits(250 * MIB), fits(260 * "
-        "MIB)\n"
-        "print(inside, fits(512 * MIB))"
+    code = textwrap.dedent(
+        """\
+        with ipygpumem.leave_free('256 MiB', 'cpu'):
+            inside = fits(250 * MIB), fits(260 * MIB)
+        print(inside, fits(512 * MIB))"""
     )
     assert in_script(code) == "(True, False) True"
 
 
 @linux
 def test_leave_free_restores_the_users_limit_unless_changed() -> None:
-    code = (
-        "import resource\ndef limit(size): resource.setrlimit(resource.RLIMIT_AS, (size, "
-        "resource.RLIM_INFINITY))\n"
-        "def now(): return resource.getrlimit(resource.RLIMIT_AS)[0] // MIB\n"
-        "limit(8000 * MIB)\nwith ipygpumem.leave_free('64 MiB', 'cpu'): inside = now() < 8000\n"
-        "print(inside, now())\nwith ipygpumem.leave_free('64 MiB', 'cpu'): limit(7000 * MIB)\n"
-        "print(now())\n"
-        "filler = ipygpumem.leave_free('64 MiB', 'cpu'); del filler; print(now())"
+    code = textwrap.dedent(
+        """\
+        import resource
+        def limit(size): resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+        def now(): return resource.getrlimit(resource.RLIMIT_AS)[0] // MIB
+        limit(8000 * MIB)
+        with ipygpumem.leave_free('64 MiB', 'cpu'): inside = now() < 8000
+        print(inside, now())
+        with ipygpumem.leave_free('64 MiB', 'cpu'): limit(7000 * MIB)
+        print(now())
+        filler = ipygpumem.leave_free('64 MiB', 'cpu'); del filler; print(now())"""
     )
     assert in_script(code).split() == ["True", "8000", "7000", "7000"]
 
@@ -214,6 +221,20 @@ class PickyError(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
         self.code = code
+
+
+def test_only_our_own_failure_ends_a_told_block(capsys: pytest.CaptureFixture[str]) -> None:
+    failures.forget_told()
+    with failures_told("a helper", "it does nothing"):
+        raise ValueError("broken")
+    assert capsys.readouterr().err == (
+        "ipygpumem: a helper failed (ValueError: broken). "
+        "Your code is not affected, but it does nothing.\n"
+    )
+    for users_error in (GpuMemError, KeyboardInterrupt, SystemExit):
+        with pytest.raises(users_error), failures_told("a helper"):
+            raise users_error
+    assert capsys.readouterr().err == ""
 
 
 def test_an_error_leaves_the_block_without_its_frames_locals() -> None:
@@ -265,8 +286,14 @@ def test_methods_are_decorated_above_and_below_staticmethod() -> None:
 
 
 def test_stored_errors_are_released_in_a_notebook_and_a_script(bare_kernel: Kernel) -> None:
-    make_big = (
-        "class Big: pass\nimport weakref, ipygpumem\ndef f():\n    global seen\n    big = Big()\n"
+    make_big = textwrap.dedent(
+        """\
+        class Big: pass
+        import weakref, ipygpumem
+        def f():
+            global seen
+            big = Big()
+        """
     )
     make_big += "    seen = weakref.ref(big)\n    1 / 0\n"
     for _ in range(2):
@@ -275,9 +302,12 @@ def test_stored_errors_are_released_in_a_notebook_and_a_script(bare_kernel: Kern
         assert "released" in (bare_kernel.run("ipygpumem.clear_tracebacks()").result or "")
         assert bare_kernel.value("seen() is None") is True
         bare_kernel.run("%load_ext ipygpumem")
-    code = (
-        "try: f()\nexcept ZeroDivisionError as error: sys.last_value = error\n"
-        "ipygpumem.clear_tracebacks()\n"
+    code = textwrap.dedent(
+        """\
+        try: f()
+        except ZeroDivisionError as error: sys.last_value = error
+        ipygpumem.clear_tracebacks()
+        """
     )
     assert in_script(f"{make_big}{code}print(seen(), 'IPython' in sys.modules)") == "None False"
 

@@ -1625,7 +1625,13 @@ def one_line(kernel: Kernel, name: str) -> str:
         ("def read(data=x): return data", "del read; del x"),
         ("class Model: pass\nm = Model(); Model.data = x", "Model.data = None; del x"),
         (
-            "import functools\n@functools.cache\ndef load(): return x\nload();",
+            textwrap.dedent(
+                """\
+                import functools
+                @functools.cache
+                def load(): return x
+                load();"""
+            ),
             "load.cache_clear(); del x",
         ),
     ],
@@ -2054,11 +2060,15 @@ def test_no_line_drops_many_older_dicts_with_their_new_items(kernel: Kernel) -> 
 def test_objects_that_imported_libraries_make_are_no_row(tmp_path: Path) -> None:
     for number in range(60):
         (tmp_path / f"part{number}.py").write_text(
-            "import abc\n"
-            "class Part: pass\n"
-            "parts = [Part() for _ in range(20)]\n"
-            "for part in parts: part.numbers = list(range(1000, 1400))\n"
-            "abc.table += parts\n"
+            textwrap.dedent(
+                """\
+                import abc
+                class Part: pass
+                parts = [Part() for _ in range(20)]
+                for part in parts: part.numbers = list(range(1000, 1400))
+                abc.table += parts
+                """
+            )
         )
     code = "for number in range({}, {}): importlib.import_module(f'part{{number}}')"
     with Kernel() as fresh:  # without free memory that the objects would fill

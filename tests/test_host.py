@@ -10,6 +10,7 @@ import re
 import resource
 import shlex
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -260,16 +261,27 @@ def test_with_both_cgroup_versions_the_memory_controllers_counts(tmp_path: Path)
 @pytest.mark.parametrize("version", [1, 2])
 def test_page_cache_of_the_group_can_be_taken_back(tmp_path: Path, version: int) -> None:
     if version == 2:
-        stat = (
-            "anon 300\nfile 500\nshmem 90\ninactive_file 250\nactive_file 150\nfile_mapped 60\n"
-            "slab_reclaimable 20\n"
+        stat = textwrap.dedent(
+            """\
+            anon 300
+            file 500
+            shmem 90
+            inactive_file 250
+            active_file 150
+            file_mapped 60
+            slab_reclaimable 20
+            """
         )
         v2_system(tmp_path, "/").v2("", 1000, 900, stat)
         expected = Group(1000, 900, 420, 60)
     else:
-        stat = (
-            "inactive_file 1\ntotal_inactive_file 250\ntotal_active_file 150\ntotal_mapped_file "
-            "60\n"
+        stat = textwrap.dedent(
+            """\
+            inactive_file 1
+            total_inactive_file 250
+            total_active_file 150
+            total_mapped_file 60
+            """
         )
         v1_system(tmp_path, "/").v1("", 1000, 900, stat)
         expected = Group(1000, 900, 400, 60)

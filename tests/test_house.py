@@ -35,58 +35,101 @@ def _parsed() -> Iterator[None]:
     TREES.clear()
 
 
-def imported(node: ast.AST) -> Iterator[str]:
-    """Yield the modules of the package that an import statement names."""
+def modules_of(place: str) -> set[str]:
+    """Return the modules of the package that a dotted name leads to: itself, or that of its last
+    part.
+    """
+    return {name for name in (place, place.rpartition(".")[0]) if name in SOURCES}
+
+
+def imported(node: ast.AST, importer: str = "") -> Iterator[str]:
+    """Yield the modules of the package that an import statement of ``importer`` names."""
     if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom) and node.module:
-        names = [f"{node.module}.{alias.name}" for alias in node.names]
-        names = [name if name in SOURCES else node.module for name in names]
-    else:
-        names = []
-    yield from (name for name in names if name in SOURCES)
+        yield from (alias.name for alias in node.names if alias.name in SOURCES)
+    elif isinstance(node, ast.ImportFrom):
+        place = node.module or ""
+        if node.level:
+            levels = node.level - is_package(importer)
+            folder = importer.rsplit(".", levels)[0]
+            place = f"{folder}.{place}".rstrip(".")
+        for alias in node.names:
+            whole = f"{place}.{alias.name}"
+            yield from (name for name in (whole, place) if name in SOURCES)
+
+
+def is_package(name: str) -> bool:
+    return any(other.startswith(f"{name}.") for other in SOURCES)
 
 
 def arguments_of_imports(tree: ast.AST) -> Iterator[ast.expr]:
-    """Yield what is passed to ``import_module`` and ``__import__``."""
+    """Yield the names of modules that are passed to ``import_module`` and ``__import__``."""
+    functions = {"import_module", "__import__"}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and node.args:
-            name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
-            if name in ("import_module", "__import__"):
-                yield node.args[0]
+        if isinstance(node, ast.ImportFrom) and node.module == "importlib":
+            functions.update(alias.asname or alias.name for alias in node.names)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        if (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) in functions:
+            named = [word.value for word in node.keywords if word.arg == "name"]
+            yield from (node.args[:1] or named)
 
 
 def named_in_texts(tree: ast.AST) -> set[str]:
     """Return the modules that texts name for an import.
 
-    Such a text is the whole argument of a call, or names a module without the package, as in
-    ``"report.inventory.why_report"``. Whole names elsewhere are compared with those of frames,
-    unless the file imports names from a table.
+    Such a text is an argument of a call, a key as in ``sys.modules["ipygpumem.report"]``, or names
+    a module without the package, as in ``"report.inventory.why_report"``. Whole names elsewhere are
+    compared with those of frames, unless the file imports names from a table.
     """
     nodes = list(ast.walk(tree))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    arguments = {id(value) for node in nodes if isinstance(node, ast.Call) for value in node.args}
+    used = set[int]()
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            used.update(map(id, node.args))
+            used.update(id(word.value) for word in node.keywords)
+        elif isinstance(node, ast.Subscript):
+            used.add(id(node.slice))
     has_table = any(isinstance(value, ast.Name) for value in arguments_of_imports(tree))
-    modules = set()
+    modules = set[str]()
     for node in nodes:
         if not isinstance(node, ast.Constant) or id(node) in docstrings:
             continue
         text = node.value
-        if not isinstance(text, str) or not re.fullmatch(r"\w+(\.\w+)+", text):
+        if not isinstance(text, str) or not re.fullmatch(r"\w+(\.\w+)+(:\w+)?", text):
             continue
-        if text.startswith("ipygpumem.") and not has_table and id(node) not in arguments:
+        if text.startswith("ipygpumem.") and not has_table and id(node) not in used:
             continue
-        place = text.removeprefix("ipygpumem.")
-        names = [f"ipygpumem.{place}", f"ipygpumem.{place.rpartition('.')[0]}"]
-        modules.update(name for name in names if name in SOURCES)
+        place = text.removeprefix("ipygpumem.").replace(":", ".")
+        modules |= modules_of(f"ipygpumem.{place}")
     return modules
+
+
+def is_made_at_run_time(name: ast.expr, tree: ast.AST) -> bool:
+    """Return True if the name of a module is put together: by itself, or in a variable."""
+    if isinstance(name, ast.Name):
+        assigned = [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            and any(getattr(target, "id", "") == name.id for target in node.targets)
+        ]
+        return not all(isinstance(value, ast.Constant | ast.Tuple | ast.Name) for value in assigned)
+    return not isinstance(name, ast.Constant) or str(name.value).startswith(".")
 
 
 def put_together(tree: ast.AST) -> Iterator[int]:
     """Yield the lines that import a module whose name is put together at run time."""
-    for value in arguments_of_imports(tree):
-        if not isinstance(value, ast.Constant | ast.Name):
-            yield value.lineno
+    for name in arguments_of_imports(tree):
+        if is_made_at_run_time(name, tree):
+            yield name.lineno
+
+
+def modules_known_to(name: str, tree: ast.AST) -> set[str]:
+    """Return the other modules that a module imports, or names in a text for an import."""
+    statements = {module for node in ast.walk(tree) for module in imported(node, name)}
+    return (statements | named_in_texts(tree)) - {name}
 
 
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -102,7 +145,7 @@ def late_imports(module: str) -> set[int]:
         node.lineno
         for function in functions(tree)
         for node in ast.walk(function)
-        if any(imported(node))
+        if any(imported(node, module))
     }
 
 
@@ -122,11 +165,45 @@ def in_circles(knows: dict[str, set[str]]) -> set[str]:
     return rest
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import ipygpumem.report.html",
+        "from ipygpumem.report import html",
+        "from ipygpumem.report.html import with_text",
+        "from ..report import html",
+        "from ..report.html import with_text",
+        "if TYPE_CHECKING:\n    from ipygpumem.report import html",
+        "def show():\n    from ipygpumem.report import html",
+        "import_module('ipygpumem.report.html')",
+        "importlib.import_module(name='ipygpumem.report.html')",
+        "__import__('ipygpumem.report.html')",
+        "sys.modules['ipygpumem.report.html']",
+        "pkgutil.resolve_name('ipygpumem.report.html:with_text')",
+        "TABLE = {'html': 'report.html.with_text'}",
+    ],
+)
+def test_each_kind_of_import_is_seen(code: str) -> None:
+    known = modules_known_to("ipygpumem.heap.heap", ast.parse(code))
+    assert "ipygpumem.report.html" in known
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import_module('ipygpumem.' + name)",
+        "import_module(f'ipygpumem.{name}')",
+        "import_module('.html', 'ipygpumem.report')",
+        "place = f'ipygpumem.{name}'\nimport_module(place)",
+        "from importlib import import_module as load\nload(PLACES[name])",
+    ],
+)
+def test_an_import_of_a_name_made_at_run_time_is_seen(code: str) -> None:
+    assert list(put_together(ast.parse(code))) != []
+
+
 def test_no_modules_import_each_other_by_any_kind_of_import() -> None:
-    knows = {}
-    for name, tree in TREES.items():
-        statements = {module for node in ast.walk(tree) for module in imported(node)}
-        knows[name] = (statements | named_in_texts(tree)) - {name}
+    knows = {name: modules_known_to(name, tree) for name, tree in TREES.items()}
     # It loads by name what users ask for; nothing imports it but for its sub-packages.
     knows["ipygpumem"] = set()
     assert in_circles(knows) == set()
@@ -156,6 +233,17 @@ def test_no_value_is_multiplied_by_a_truth_value() -> None:
             if is_product and any(map(is_truth_value, (node.left, node.right))):
                 lines.append(f"{name}:{node.lineno}")
     assert lines == []
+
+
+def test_no_private_function_shares_its_name_with_two() -> None:
+    """Else a search for its name finds little else than functions that do something different."""
+    modules_by_name: dict[str, list[str]] = {}
+    for module, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("_"):
+                modules_by_name.setdefault(node.name, []).append(module)
+    repeated = {name: modules for name, modules in modules_by_name.items() if len(modules) > 2}
+    assert {name for name in repeated if not name.startswith("__")} == set(), repeated
 
 
 def names_called(tree: ast.AST) -> set[str]:
@@ -198,6 +286,16 @@ def test_no_benchmark_imports_a_test() -> None:
         if any(name.split(".")[0] == "tests" for name in names_imported(path))
     ]
     assert importers == []  # what both need is in benchmarks/harness
+
+
+def test_a_commit_is_checked_by_the_commands_of_lint() -> None:
+    """They build no site, so that a commit takes seconds."""
+    hooks = (ROOT.parent / ".pre-commit-config.yaml").read_text()
+    makefile = (ROOT.parent / "Makefile").read_text()
+    recipe = re.search(r"^lint: .*\n((?:\t.+\n)+)", makefile, re.MULTILINE)
+    assert recipe is not None
+    commands = re.findall(r"^\t\$\(BIN\)/(.+?)(?: \.)?$", recipe[1], re.MULTILINE)
+    assert re.findall(r"entry: \.venv/bin/(.+)", hooks) == commands != []
 
 
 def test_every_file_of_tests_belongs_to_a_room_or_to_the_whole() -> None:

@@ -6,6 +6,7 @@ import json
 import mmap
 import pickle
 import sys
+import textwrap
 import threading
 import weakref
 from collections.abc import Callable
@@ -53,18 +54,22 @@ def script(folder: Path, code: str) -> list[str]:
 def test_a_script_works_without_ipython_or_torch(tmp_path: Path) -> None:
     printed = script(
         tmp_path,
-        "import sys, numpy, ipygpumem\n"
-        "data = numpy.ones(1000)\n"
-        "def train(batch):\n"
-        "    before = ipygpumem.tensors()\n"
-        "    hidden = batch * 2\n"
-        "    after = ipygpumem.tensors()\n"
-        "    return before, ipygpumem.diff(before, after)\n"
-        "before, diff = train(numpy.ones(2000))\n"
-        "print([(row.name, row.size_bytes, row.cell) for row in before.tensors if row.name])\n"
-        "print([row.name for row in diff.added], diff.removed)\n"
-        "print(diff.before.rpartition('train.py')[2], diff.after.rpartition('train.py')[2])\n"
-        "print('torch' in sys.modules, 'IPython' in sys.modules)\n",
+        textwrap.dedent(
+            """\
+            import sys, numpy, ipygpumem
+            data = numpy.ones(1000)
+            def train(batch):
+                before = ipygpumem.tensors()
+                hidden = batch * 2
+                after = ipygpumem.tensors()
+                return before, ipygpumem.diff(before, after)
+            before, diff = train(numpy.ones(2000))
+            print([(row.name, row.size_bytes, row.cell) for row in before.tensors if row.name])
+            print([row.name for row in diff.added], diff.removed)
+            print(diff.before.rpartition('train.py')[2], diff.after.rpartition('train.py')[2])
+            print('torch' in sys.modules, 'IPython' in sys.modules)
+            """
+        ),
     )
     assert printed == [
         "[('batch', 16000, None), ('data', 8000, None)]",
@@ -77,10 +82,16 @@ def test_a_script_works_without_ipython_or_torch(tmp_path: Path) -> None:
 def test_an_array_held_only_by_a_closure_variable_is_listed(tmp_path: Path) -> None:
     printed = script(
         tmp_path,
-        "import numpy, ipygpumem\n"
-        "def inner(): return ipygpumem.tensors()\n"
-        "def outer():\n    hidden = numpy.ones(1234)\n    return inner()\n"
-        "print([row.name for row in outer().tensors if row.shape == (1234,)])\n",
+        textwrap.dedent(
+            """\
+            import numpy, ipygpumem
+            def inner(): return ipygpumem.tensors()
+            def outer():
+                hidden = numpy.ones(1234)
+                return inner()
+            print([row.name for row in outer().tensors if row.shape == (1234,)])
+            """
+        ),
     )
     assert printed == ["[None]"]
 

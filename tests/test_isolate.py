@@ -184,9 +184,11 @@ print('next')""",
 
 def test_messages_of_widgets_are_passed_on(kernel: Kernel) -> None:
     """A front-end's view of them would stay empty."""
-    cell = (
-        "%%isolate\nfrom comm import create_comm\n_ = create_comm('mine', data={'a': 1}, "
-        "buffers=[b'bytes'])"
+    cell = textwrap.dedent(
+        """\
+        %%isolate
+        from comm import create_comm
+        _ = create_comm('mine', data={'a': 1}, buffers=[b'bytes'])"""
     )
     kernel._client.execute(cell)
     while (message := kernel._client.get_iopub_msg(timeout=60))["msg_type"] != "comm_open":
@@ -334,9 +336,11 @@ class Large:
 
 
 def test_an_interrupt_after_the_cells_code_loses_no_name(kernel: Kernel) -> None:
-    late = (
-        "class Late:\n    def __reduce__(self):\n        signal.raise_signal(signal.SIGINT); "
-        "return int, (7,)"
+    late = textwrap.dedent(
+        """\
+        class Late:
+            def __reduce__(self):
+                signal.raise_signal(signal.SIGINT); return int, (7,)"""
     )
     works(kernel, late)
     fails(kernel, "%%isolate --keep late plain\nlate, plain = Late(), 5", "KeyboardInterrupt")

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -580,7 +581,13 @@ len(gone) >> 20
 
 def test_functions_that_the_cell_defines_are_followed(notebook: Kernel) -> None:
     ok(notebook, "from textwrap import dedent")
-    cell = "%%memlines -f own Local.method dedent\npass\ndef own():\n    return b'x' * (8 << 20)"
+    cell = textwrap.dedent(
+        """\
+        %%memlines -f own Local.method dedent
+        pass
+        def own():
+            return b'x' * (8 << 20)"""
+    )
     cell += (
         "\nclass Local:\n    def method(self):\n        return own()\nkept = Local().method(), "
         "dedent('text')"

@@ -1,6 +1,7 @@
 """Messages and tables are short, and say only what helps a new user."""
 
 import re
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -15,8 +16,8 @@ from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.extras.peak.report import peak_report
 from ipygpumem.records import FreeingStep, Reading, Usage
 from ipygpumem.report import text
-from ipygpumem.report.content import freed_report
 from ipygpumem.report.estimate import share_rows
+from ipygpumem.report.freeing import freed_report
 from ipygpumem.report.layout import sizes
 from ipygpumem.report.status import status_report
 from ipygpumem.units import GIB, KIB, MIB
@@ -33,7 +34,13 @@ notebook = kernel_with("%load_ext ipygpumem")
     [
         "%gpumem top",
         "%gpumem",
-        "# what is there?\n\n%gpumem status\n%gpumem history -n 2",
+        textwrap.dedent(
+            """\
+            # what is there?
+
+            %gpumem status
+            %gpumem history -n 2"""
+        ),
         "%gpumem top \\\n  -n 3",
         "%experiment start scope",
         "%experiment end",

@@ -5,6 +5,7 @@ instead.
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -214,9 +215,12 @@ def test_a_failing_card_does_not_hide_other_cards(
 def test_the_deprecated_pynvml_package_does_not_warn_in_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    says = (
-        "import warnings\nwarnings.warn('deprecated', FutureWarning)\nclass NVMLError(Exception): "
-        "pass\n"
+    says = textwrap.dedent(
+        """\
+        import warnings
+        warnings.warn('deprecated', FutureWarning)
+        class NVMLError(Exception): pass
+        """
     )
     (tmp_path / "pynvml.py").write_text(f"{says}def nvmlInit(): raise NVMLError('no driver')\n")
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)

@@ -30,13 +30,7 @@ def failures() -> Iterator[Failures]:
     All questions have one process, because its imports take a second.
     """
     process = Answerer("-m", "tests.random_leaks", env=os.environ | QUIET)
-
-    def ask(*arguments: object) -> list[object]:
-        found = process.ask([str(argument) for argument in arguments])
-        assert type(found) is list, found
-        return found
-
-    yield ask
+    yield process.run_main
     process.close()
 
 

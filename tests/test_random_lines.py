@@ -25,13 +25,7 @@ Answer = Callable[..., dict[str, Any]]
 def answer() -> Iterator[Answer]:
     """Return a function that returns the number of lines, and the seeds that fail."""
     process = Answerer("-m", "tests.random_lines", env=os.environ | QUIET)
-
-    def ask(*arguments: object) -> dict[str, Any]:
-        found = process.ask([str(argument) for argument in arguments])
-        assert type(found) is dict, found
-        return found
-
-    yield ask
+    yield process.run_main
     process.close()
 
 

@@ -16,7 +16,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.reclaim import emptying, reclaim
 from ipygpumem.records import FreeingStep
-from ipygpumem.report import content
+from ipygpumem.report.freeing import freed_report
 from ipygpumem.units import MIB
 from tests.alone import alone
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
@@ -44,14 +44,14 @@ def test_each_step_gets_credit_for_memory_freed_while_it_ran() -> None:
     children.set(100)
     (step,) = run(Meter([children]), [("outputs", lambda: children.set(0))])
     assert step.freed == {}  # of a process that a name's deletion has ended
-    assert content.freed_report("freed", [step], {"children": 100 * MIB}).lines == (
+    assert freed_report("freed", [step], {"children": 100 * MIB}).lines == (
         "freed by: processes that ended (100 MiB)",
     )
     freed = [
         FreeingStep(name, {"cpu": size * MIB}, {}, 0.1)
         for name, size in (("names", 900), ("garbage", 7), ("caches", 6))
     ]
-    by = content.freed_report("freed", freed, {"cpu": 916 * MIB}).lines
+    by = freed_report("freed", freed, {"cpu": 916 * MIB}).lines
     assert by == ("freed by: names (RAM 900 MiB), smaller steps (RAM 13 MiB)",)
 
 

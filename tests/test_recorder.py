@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -248,7 +249,7 @@ LOG = {
 
 def test_the_system_log_names_processes_ended_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [f"3,100,5000000,-;{line}\n SUBSYSTEM=x\n" for line in LOG]
-    monkeypatch.setattr(oom_kills, "_records", lambda path: ["garbage", *records])
+    monkeypatch.setattr(oom_kills, "_system_log", lambda path: ["garbage", *records])
     assert [(death.pid, death.oom) for death in oom_kills.deaths()] == [
         place for place in LOG.values() if place
     ]
@@ -331,9 +332,13 @@ def test_the_report_has_the_cell_its_memory_and_the_reason() -> None:
 
 
 ON = "--IPyGpuMem.recorder=True"
-ALLOCATE = (
-    "import time\nchunks = []\nwhile True:\n    chunks.append(bytearray(b'1' * 2**22))\n    "
-    "time.sleep(0.02)"
+ALLOCATE = textwrap.dedent(
+    """\
+    import time
+    chunks = []
+    while True:
+        chunks.append(bytearray(b'1' * 2**22))
+        time.sleep(0.02)"""
 )
 Start = Callable[..., Kernel]
 

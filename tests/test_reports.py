@@ -15,12 +15,16 @@ from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.probes.children import Child
 from ipygpumem.records import FreeingStep, ReferencePath, RetainedArray, Usage
-from ipygpumem.report import content, html, inventory, text
+from ipygpumem.report import html, inventory, text
+from ipygpumem.report.cells import cell_report, is_quiet
 from ipygpumem.report.colours import PEAK
-from ipygpumem.report.content import ReclaimableItem
 from ipygpumem.report.estimate import estimate_report
+from ipygpumem.report.experiments import experiment_reports
+from ipygpumem.report.freeing import freed_report
 from ipygpumem.report.html import html_bar
 from ipygpumem.report.layout import Bar, Report, Scales, Table
+from ipygpumem.report.leaks import ReclaimableItem, leaks_report
+from ipygpumem.report.recovery import recovery_reports
 from ipygpumem.report.status import status_report
 from ipygpumem.report.text import ASCII, BAR_COLUMNS, columns, text_bar
 from ipygpumem.units import GIB, MIB, parse_bytes
@@ -31,7 +35,7 @@ def test_the_line_has_errors_and_children_but_no_idle_devices() -> None:
     idle = Usage("cuda:1", 0, 0, 0, 140 * GIB, "allocator", reserved_bytes=0)
     sampled = Usage("cpu", 0, 0, MIB, None, "sampled")
     below = Usage("children", 0, 5 * MIB, 5 * MIB, None, "sampled", note="RSS")
-    line = content.cell_report(
+    line = cell_report(
         cell(execution_count=None, error="ValueError", usages=(sampled, below, idle))
     ).headline
     usages = "RAM +0, peak +1 MiB (sampled), 0 B now · child processes by RSS +5 MiB, 5 MiB now"
@@ -59,19 +63,17 @@ def test_a_device_that_changed_below_a_mib_shows_only_its_size(
 ) -> None:
     record = cell(usages=(dataclasses.replace(STILL, **changes), STILL_CUDA))
     has_changed = "peak" in said
-    assert (
-        content.cell_report(record).headline == f"cell 12 · 3.21 s · {said} · cuda:0 3.00/24.00 GiB"
-    )
-    short = content.cell_report(dataclasses.replace(record, duration_seconds=0.9)).headline
+    assert cell_report(record).headline == f"cell 12 · 3.21 s · {said} · cuda:0 3.00/24.00 GiB"
+    short = cell_report(dataclasses.replace(record, duration_seconds=0.9)).headline
     time = "900 ms · " if has_changed else ""
     assert short == f"cell 12 · {time}{said} · cuda:0 3.00/24.00 GiB"
-    assert content.is_quiet(record) is not bool(changes)
-    assert not content.is_quiet(dataclasses.replace(record, error="ValueError"))
-    assert not content.is_quiet(dataclasses.replace(record, recovery=recovery()))
+    assert is_quiet(record) is not bool(changes)
+    assert not is_quiet(dataclasses.replace(record, error="ValueError"))
+    assert not is_quiet(dataclasses.replace(record, recovery=recovery()))
 
 
 def test_the_report_of_an_experiment_in_each_style() -> None:
-    (report,) = content.experiment_reports(experiment(), "full")
+    (report,) = experiment_reports(experiment(), "full")
     assert text.render([report]).splitlines() == [
         "experiment small · 2 cells · 4.20 s",
         "  device   consumed    freed        peak",
@@ -86,14 +88,12 @@ def test_the_report_of_an_experiment_in_each_style() -> None:
         "  freed by: names (RAM 88 MiB, cuda:0 reserved 2 MiB)",
         "  keep: no name matches 'q'",
     ]
-    (report,) = content.experiment_reports(
-        experiment(name="n" * 500, freed={"cpu": -2 * MIB}), "compact"
-    )
+    (report,) = experiment_reports(experiment(name="n" * 500, freed={"cpu": -2 * MIB}), "compact")
     assert report.headline.endswith(
         "n · 2 cells · 4.20 s · RAM consumed +600 MiB, freed 0 B, peak +1.31 GiB"
     )
     assert len(report.headline) < 170
-    assert content.experiment_reports(experiment(), "none") == []
+    assert experiment_reports(experiment(), "none") == []
 
 
 def test_the_table_of_leaks_fits_a_narrow_terminal() -> None:
@@ -101,7 +101,7 @@ def test_the_table_of_leaks_fits_a_narrow_terminal() -> None:
     holder = ReferencePath("notebook variable best['run3'][0]", line)
     array = RetainedArray("b", "Tensor", (8, 1024, 1024), "float32", "cuda:0", 32 * MIB)
     survivor = dataclasses.replace(array, holder=holder, cell=7)
-    reports = content.experiment_reports(experiment(survivors=(survivor,)), "full")
+    reports = experiment_reports(experiment(survivors=(survivor,)), "full")
     _, survivors = reports[0].tables
     assert survivors.columns == ("size", "what", "device", "cell", "held by", "to free it")
     assert survivors.rows[0][-1] == line
@@ -111,7 +111,7 @@ def test_the_table_of_leaks_fits_a_narrow_terminal() -> None:
         assert line in shown  # a line to paste is broken last
     assert "del best[&quot;run3&quot;][0]<" in html.render(reports)
     many = [dataclasses.replace(survivor, name=f"b{number}") for number in range(9)]
-    _, table = content.experiment_reports(experiment(survivors=tuple(many)), "full")[0].tables
+    _, table = experiment_reports(experiment(survivors=tuple(many)), "full")[0].tables
     assert table.is_collapsed
 
 
@@ -120,22 +120,20 @@ def test_no_steps_share_is_larger_than_the_total_freed() -> None:
         return FreeingStep(name, {"cpu": size}, {"cuda:0": 3 * MIB}, 0.1)
 
     steps = (step("names", 32 * MIB), step("garbage", -8 * MIB))
-    (report,) = content.experiment_reports(experiment(steps=steps, freed={"cpu": 28 * MIB}), "full")
+    (report,) = experiment_reports(experiment(steps=steps, freed={"cpu": 28 * MIB}), "full")
     assert report.facts[-1].values == [
         "names (RAM 28 MiB, cuda:0 reserved 3 MiB)",
         "garbage (cuda:0 reserved 3 MiB)",
     ]
-    (report,) = content.experiment_reports(experiment(steps=steps, freed={"cpu": 97 * MIB}), "full")
+    (report,) = experiment_reports(experiment(steps=steps, freed={"cpu": 97 * MIB}), "full")
     assert report.facts[-1].values[-1] == "allocators by themselves (RAM 65 MiB)"
-    freed = content.freed_report("freed", steps[:1], {"cpu": -1, "cuda:0": 0})
+    freed = freed_report("freed", steps[:1], {"cpu": -1, "cuda:0": 0})
     assert freed.headline == "freed: RAM 0 B, cuda:0 reserved 3 MiB"
     assert freed.lines == ("freed by: names (cuda:0 reserved 3 MiB)",)
 
 
 def test_the_report_of_a_recovery() -> None:
-    (report,) = content.recovery_reports(
-        recovery(freed={"cpu": -5, "shm": 0, "cuda:0": 3 * MIB}), MIB
-    )
+    (report,) = recovery_reports(recovery(freed={"cpu": -5, "shm": 0, "cuda:0": 3 * MIB}), MIB)
     assert report.headline == (
         "out of memory (OutOfMemoryError) · asked for 20.00 GiB · free: RAM 10.00 GiB, cuda:0 3.00 "
         "GiB · "
@@ -145,7 +143,7 @@ def test_the_report_of_a_recovery() -> None:
         ("2 MiB", "train", "7", "batch", "Tensor", "512 × 1024", "float32", "cuda:0"),
         ("1 MiB", "main", "2", "lists", "dict", "3 arrays", "float32", "cuda:0"),
     )
-    assert content.recovery_reports(recovery(kind="interrupt", held=()), MIB) == []
+    assert recovery_reports(recovery(kind="interrupt", held=()), MIB) == []
     # All rows add up to what came back: those that are too small for one of their own, and what no
     # frame held.
     small = tuple(
@@ -153,7 +151,7 @@ def test_the_report_of_a_recovery() -> None:
         for n in range(3)
     )
     failed = recovery(freed={"cpu": -5, "cuda:0": 9 * MIB}, held=(*recovery().held, *small))
-    (report,) = content.recovery_reports(failed, MIB)
+    (report,) = recovery_reports(failed, MIB)
     assert report.tables[0].columns[1:4] == ("function", "line", "name")
     assert [(*row[:2], row[3], row[-1]) for row in report.tables[0].rows] == [
         ("2 MiB", "train", "batch", "cuda:0"),
@@ -161,20 +159,18 @@ def test_the_report_of_a_recovery() -> None:
         ("4.5 MiB", "", "garbage and caches", "cuda:0"),
         ("1.5 MiB", "", "and 3 more", ""),
     ]
-    (broken,) = content.recovery_reports(recovery(kind="error", held=(), poisoned=True), MIB)
+    (broken,) = recovery_reports(recovery(kind="error", held=(), poisoned=True), MIB)
     assert "Restart the kernel" in broken.lines[0]
 
 
 def test_long_lists_are_collapsed_and_the_longest_end_with_a_sum() -> None:
     arrays = tuple(RetainedArray(f"x{n}", "Tensor", (1,), "f", "cpu", 2 * MIB) for n in range(30))
-    few, many = (
-        content.recovery_reports(recovery(held=some), MIB) for some in (arrays[:8], arrays)
-    )
+    few, many = (recovery_reports(recovery(held=some), MIB) for some in (arrays[:8], arrays))
     assert [html.render(reports).count("<details open") for reports in (few, many)] == [2, 1]
     assert "held by the traceback: 60\N{NO-BREAK SPACE}MiB</summary>" in html.render(many)
     assert many[0].tables[0].rows[-1][:2] == ("20 MiB", "and 10 more")
     names = tuple(f"n{number}" for number in range(50))
-    named = content.experiment_reports(experiment(deleted=names), "full")
+    named = experiment_reports(experiment(deleted=names), "full")
     assert "n39 and 10 more\n" in text.render(named)
     assert "n39</code> and 10 more</div>" in html.render(named)
 
@@ -229,17 +225,17 @@ def test_html_has_few_elements_and_only_safe_inline_styles() -> None:
     styles = " ".join(value for name, value in page.attributes if name == "style")
     for forbidden in ("url(", "@import", "expression", "position", "<"):
         assert forbidden not in styles
-    line = content.cell_report(cell())  # GitHub and others drop styles, and with them the bars
+    line = cell_report(cell())  # GitHub and others drop styles, and with them the bars
     shown = "".join(Page(html.render([line])).texts).replace("\N{NO-BREAK SPACE}", " ")
     assert shown.replace("  ", " ") == line.headline
     words = 'aria-label="RAM: 3.50 GiB of 16.00 GiB in use; the bar ends at 6.00 GiB"'
-    assert words in html.render([content.cell_report(cell(usages=(RAM,)))])
+    assert words in html.render([cell_report(cell(usages=(RAM,)))])
     assert 'role="img"' not in html.render([line, *every_report()], bars=False)
 
 
 def test_each_kind_of_report_of_a_record_has_a_sample() -> None:
     made = r'(?:\bReport(?:\.of)?\(\s*|kind=)"(\w+)"'
-    room = Path(content.__file__).parent
+    room = Path(html.__file__).parent
     files = [*room.rglob("*.py"), *room.parent.glob("extras/*/[!p]*.py")]
     sources = [path.read_text(encoding="utf-8") for path in files]
     kinds = {kind for source in sources for kind in re.findall(made, source)}
@@ -302,7 +298,7 @@ def test_a_wrapped_line_has_no_separator_at_its_ends() -> None:
 
 
 def test_a_narrow_terminal_drops_the_bar_then_breaks_by_device() -> None:
-    report = [content.cell_report(cell())]
+    report = [cell_report(cell())]
     wide, narrow, narrower = (
         text.render(report, text.Style(width=width, bars=True)) for width in (140, 118, 80)
     )
@@ -399,7 +395,7 @@ def test_leaks_in_one_container_share_a_line_largest_first() -> None:
     ]
     leaks += [leak(f"losses[{n}]{graph}", size=MIB // 4) for n in range(8)]
     leaks += [leak('runs["a[1]"]'), leak('runs["a[2]"]')]
-    report = content.leaks_report(leaks, MIB)
+    report = leaks_report(leaks, MIB)
     assert report.headline == "6 leaks · 12 MiB"
     assert rows_of(report) == [
         "4 MiB · Tensor f 4 · x · del it",
@@ -413,7 +409,7 @@ def test_leaks_in_one_container_share_a_line_largest_first() -> None:
     leaks = [
         RetainedArray("", "Tensor", (4,), "f", "cpu", MIB, holder=holder) for holder in holders
     ]
-    assert [row.split("%")[1] for row in rows_of(content.leaks_report(leaks, MIB))] == [
+    assert [row.split("%")[1] for row in rows_of(leaks_report(leaks, MIB))] == [
         "xdel _3",
         "xdel _5",
     ]
@@ -425,14 +421,14 @@ def test_leaks_from_all_searches_are_sorted_by_size() -> None:
     )
     graphs = ReclaimableItem(5 * MIB, "cpu", "losses keep their graphs", "losses.clear()", 5 * MIB)
     output = ReclaimableItem(MIB, "cpu", "Out[3]", "%xdel _3", MIB)
-    report = content.leaks_report([leak], 1 << 20, kept=[output, graphs])
+    report = leaks_report([leak], 1 << 20, kept=[output, graphs])
     assert report.headline == "1 leak, 2 reclaimable items · 9 MiB"
     assert [row.partition(" ")[0] for row in rows_of(report)] == ["5", "3", "1"]
 
 
 def test_a_row_of_leaks_counts_nothing_of_earlier_rows() -> None:
     graphs = ReclaimableItem(5 * MIB, "cpu", "losses keep their graphs", "losses.clear()", 2 * MIB)
-    report = content.leaks_report([leak("x", size=3 * MIB)], MIB, kept=[graphs])
+    report = leaks_report([leak("x", size=3 * MIB)], MIB, kept=[graphs])
     assert report.headline == "1 leak, 1 reclaimable item · 5 MiB"
     assert rows_of(report)[1] == (
         "2 MiB · losses keep their graphs (3 MiB more of it in the rows of leaks) · losses.clear()"
@@ -441,13 +437,13 @@ def test_a_row_of_leaks_counts_nothing_of_earlier_rows() -> None:
 
 def test_leaks_say_at_least_where_memory_is_not_counted() -> None:
     index = dataclasses.replace(leak("x"), is_at_least=True, uncounted=("faiss",))
-    report = content.leaks_report([index, leak("y")], MIB)
+    report = leaks_report([index, leak("y")], MIB)
     assert report.headline == "2 leaks · at least 2 MiB"
     assert rows_of(report)[0] == (
         "at least 1 MiB · Tensor f 4; faiss keeps memory that is not counted · x · del it"
     )
     output = ReclaimableItem(MIB, "cpu", "Out[3]", "%xdel _3", MIB, is_at_least=True)
-    report = content.leaks_report([], MIB, kept=[output])
+    report = leaks_report([], MIB, kept=[output])
     assert report.headline == (
         "no leak of at least 1 MiB, but at least 1 MiB are kept by what is listed below"
     )
@@ -464,7 +460,7 @@ def test_objects_of_several_types_are_counted_with_their_types() -> None:
         objects=89,
         parts={"Figure": MIB, "ndarray": MIB // 2},
     )
-    assert rows_of(content.leaks_report([mixed], MIB)) == [
+    assert rows_of(leaks_report([mixed], MIB)) == [
         "1 MiB · fig: 89 objects (Figure 1 MiB, ndarray 512 KiB) · x · del it"
     ]
 
@@ -474,21 +470,21 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
         "2 smaller storages, 2 MiB in total: too many to examine; free larger ones first, then run "
         "it again"
     )
-    report = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])
+    report = leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])
     assert (report.headline, report.lines) == ("1 leak, 2 unexamined storages · 3 MiB", [line])
     assert rows_of(report)[0].isprintable()
-    assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == [line]
-    rows = rows_of(content.leaks_report([leak(f"x{n}") for n in range(23)], MIB))
+    assert leaks_report([], MIB, [leak("y"), leak("z")]).lines == [line]
+    rows = rows_of(leaks_report([leak(f"x{n}") for n in range(23)], MIB))
     assert (len(rows), rows[-1]) == (21, "3 MiB · and 3 more")
     reclaimable = [
         ReclaimableItem(number * MIB, "cpu", f"losses{number - 1}", "del it", number * MIB)
         for number in range(1, 24)
     ]
     assert (
-        content.leaks_report([leak("x")], MIB, (), reclaimable).headline
+        leaks_report([leak("x")], MIB, (), reclaimable).headline
         == "1 leak, 23 reclaimable items · 277 MiB"
     )
-    report = content.leaks_report([], MIB, (), reclaimable, ["a note"])
+    report = leaks_report([], MIB, (), reclaimable, ["a note"])
     assert (
         report.headline == "no leak of at least 1 MiB, but 276 MiB are kept by what is listed below"
     )
@@ -499,16 +495,14 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
 
 def test_leaks_are_a_table_with_a_column_for_the_line_that_frees() -> None:
     output = ReclaimableItem(MIB, "cuda:0", "Out[3]", "%xdel _3", MIB)
-    report = content.leaks_report(
-        [dataclasses.replace(leak("x", name="a"), cell=7)], MIB, (), [output]
-    )
+    report = leaks_report([dataclasses.replace(leak("x", name="a"), cell=7)], MIB, (), [output])
     (table,) = report.tables
     assert table.columns == ("size", "what", "device", "cell", "held by", "to free it")
     assert set(table.rows) == {
         ("1 MiB", "a: Tensor f 4", "", "7", "x", "del it"),
         ("1 MiB", "Out[3]", "cuda:0", "", "", "%xdel _3"),
     }
-    assert "in every row" not in text.render([content.leaks_report([leak("x"), leak("y")], MIB)])
+    assert "in every row" not in text.render([leaks_report([leak("x"), leak("y")], MIB)])
 
 
 def test_an_estimate_is_three_groups_that_add_up() -> None:
@@ -551,7 +545,7 @@ CUT = {
         top=7,
     ),
     "added": inventory.difference_report(InventoryDiff(TENSORS, (), "", ""), top=7),
-    "held": content.recovery_reports(
+    "held": recovery_reports(
         recovery(held=tuple(leak("", size=t.size_bytes) for t in TENSORS), freed={}), 0
     )[0],
     "children": status_report(
@@ -785,7 +779,7 @@ def test_jupyterlab_keeps_reports_of_an_untrusted_notebook() -> None:
     assert after.elements == before.elements
     assert "".join(after.texts) == "".join(before.texts)
     assert {name for name, _ in after.attributes} == LAB_ATTRIBUTES
-    bar = Sanitizer(html.render([content.cell_report(cell(usages=(RAM,)))])).kept
+    bar = Sanitizer(html.render([cell_report(cell(usages=(RAM,)))])).kept
     assert re.findall(r'width: ([\d.]+)%; background: (.+?)"', bar) == [
         ("50.0", "rgba(128, 128, 128, 0.6)"),
         ("8.4", "#1e88e5"),

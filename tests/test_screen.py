@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.report import content, text
+from ipygpumem.report import text
+from ipygpumem.report.cells import cell_report
 from ipygpumem.shell import display
 from ipygpumem.shell.display import Display, wants_colour
 from tests.report_samples import cell
@@ -152,7 +153,7 @@ def test_a_ctrl_c_during_the_report_is_mentioned_in_it(
     assert "Error in callback" not in reply.stdout
 
 
-REPORT = content.cell_report(cell())
+REPORT = cell_report(cell())
 
 
 class Stream(io.StringIO):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ipygpumem.report import content, html, text
+from ipygpumem.report import html, text
+from ipygpumem.report.cells import cell_report
 from ipygpumem.report.layout import Report
 from tests.alone import printed
 from tests.notebooks import code, node, notebook, write
@@ -45,7 +46,7 @@ def test_without_styles_no_two_words_run_into_each_other(report: Report) -> None
 
 
 def test_the_line_of_a_cell_reads_the_same_without_styles() -> None:
-    line = content.cell_report(cell())
+    line = cell_report(cell())
     words = on_github(line).words.replace("\N{NO-BREAK SPACE}", " ")
     assert " ".join(words.split()) == line.headline
 

@@ -2,6 +2,7 @@
 anything does.
 """
 
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -11,10 +12,12 @@ from tests.steps import works
 
 SETUP = "%load_ext ipygpumem\nimport numpy, weakref, ipygpumem\nkept = []"
 MADE = "old = numpy.ones(1 << 22); words = numpy.array([[1], 2] * 5, dtype=object)"
-RESIZED = (
-    "found = [weakref.getweakrefs(array) for array in (old, words, *kept)]\n"
-    "old.resize(1 << 21); words.resize(3)\nfor array in kept: array.resize(1 << 21, "
-    "refcheck=False)\nfound"
+RESIZED = textwrap.dedent(
+    """\
+    found = [weakref.getweakrefs(array) for array in (old, words, *kept)]
+    old.resize(1 << 21); words.resize(3)
+    for array in kept: array.resize(1 << 21, refcheck=False)
+    found"""
 )
 FEATURES = [
     "%gpumem tensors",

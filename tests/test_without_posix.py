@@ -5,6 +5,7 @@ kernels.
 import os
 import re
 import shutil
+import textwrap
 from pathlib import Path
 
 from benchmarks.harness.kernel import Kernel
@@ -22,7 +23,13 @@ for module in pkgutil.walk_packages(ipygpumem.__path__, "ipygpumem."):
 del sys.modules["torch"]
 """
 FILL = "rows = []\nwhile True: rows.append(bytearray(2**20))"
-OUT_OF_MEMORY = "def f():\n    held = bytearray(16 << 20)\n    raise MemoryError\nf()"
+OUT_OF_MEMORY = textwrap.dedent(
+    """\
+    def f():
+        held = bytearray(16 << 20)
+        raise MemoryError
+    f()"""
+)
 CELLS = (
     IMPORT_ALL,
     "%%experiment a --seed 1\nx = bytearray(8 << 20)",

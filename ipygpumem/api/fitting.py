@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.api.shell import loaded_app
 from ipygpumem.errors import CallError, EstimateError, UnitError
 from ipygpumem.estimating import loading
-from ipygpumem.failures import is_own_failure, tell_failure
+from ipygpumem.failures import failures_told
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.fitting.fit import AutofitResult, Fit
@@ -187,14 +187,10 @@ def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
     >>> ipygpumem.budget(gpu="8GiB").sizes
     {'gpu': 8589934592}
     """
-    try:
+    with failures_told("a budget", Budget._lost_at_start, asked=True):
         sizes = budgets.checked({"gpu": gpu, **devices})
         app = loaded_app()
         if app is None:
             return Budget(sizes)
         return Budget(sizes, leaving=app.recovery.leaves_budget)
-    except Exception as error:
-        if not is_own_failure(error):
-            raise
-        tell_failure("a budget", error, Budget._lost_at_start, asked=True)
-        return Budget({})
+    return Budget({})

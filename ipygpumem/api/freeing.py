@@ -6,7 +6,7 @@ from typing import overload
 
 from ipygpumem.api.traces import F, can_decorate, decorated, run_inside
 from ipygpumem.errors import GpuMemError
-from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure
+from ipygpumem.failures import GuardedBlock, failures_told
 from ipygpumem.notebook import current_shell
 from ipygpumem.reclaim.tracebacks import release
 from ipygpumem.shell.ipython.last_errors import release_stored, stored_errors
@@ -57,16 +57,11 @@ def clear_tracebacks(function: F | None = None, /) -> Clearing | F:
     """
     if function is not None:
         return decorated(function, lambda: _cleared(function), "clear_tracebacks")
-    try:
+    lost = "the locals of stored errors stay in memory"
+    with failures_told("clear_tracebacks", lost, asked=True):
         shell = current_shell()
         for error in stored_errors(shell):
             release_stored(error, shell)
-    except Exception as problem:
-        if not is_own_failure(problem):
-            raise
-        tell_failure(
-            "clear_tracebacks", problem, "the locals of stored errors stay in memory", asked=True
-        )
     return Clearing()
 
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from ipygpumem.api.inventories import names_at, roots
 from ipygpumem.api.shell import current_traces, loaded_app, show
 from ipygpumem.errors import TraceError
-from ipygpumem.failures import is_own_failure, tell_failure
+from ipygpumem.failures import failures_told, is_own_failure, tell_failure
 from ipygpumem.heap.bulk import no_progress
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.trends import Growing
@@ -91,12 +91,10 @@ class Tracked(Generic[T]):
         # a nested loop over the same object may run
         records = self.records = deque(maxlen=_MOST_RECORDS)
         iterator = iter(self._items)
-        try:
+        loop = None
+        with failures_told("track", "this loop is not measured"):
             loop = _Loop(self, records)
-        except Exception as error:
-            if not is_own_failure(error):
-                raise
-            tell_failure("track", error, "this loop is not measured")
+        if loop is None:
             yield from iterator
             return
         try:
@@ -161,7 +159,7 @@ class _Loop:
             return
         try:
             if self._growing.wants_look:
-                _look(self._growing, frame, self._traces.meter)
+                _look_at_names(self._growing, frame, self._traces.meter)
                 self._span.lap()  # exclude the memory of our own search
             _note_processes(self._growing, frame)
             if not self._is_silent:
@@ -192,7 +190,7 @@ def _remarks(growing: Growing) -> list[str]:
     return [*map(loop_growth_line, growing.growths), *growing.process_lines, *growing.holder_lines]
 
 
-def _look(growing: Growing, frame: FrameType, meter: Meter) -> None:
+def _look_at_names(growing: Growing, frame: FrameType, meter: Meter) -> None:
     """Look at the memory of all names after an iteration of the loop at ``frame``."""
     frame = _outside_tqdm(frame)
     app = loaded_app()

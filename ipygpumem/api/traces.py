@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 
 from ipygpumem.api.shell import current_traces, loaded_app, show
 from ipygpumem.errors import NOT_LOADED, NotLoadedError, ProbeError, TraceError
-from ipygpumem.failures import CallBlock, GuardedBlock, is_own_failure, tell_failure
+from ipygpumem.failures import CallBlock, GuardedBlock, failures_told
 from ipygpumem.introspect import is_instance, text_of, type_name
 from ipygpumem.meter.contexts import create_context
 from ipygpumem.meter.meter import Span
@@ -23,7 +23,7 @@ from ipygpumem.probes.pools import PluginProbe
 from ipygpumem.records import SessionRecord, TraceRecord, Usage
 from ipygpumem.report import export as formats
 from ipygpumem.report import printed_records as _printed  # noqa: F401  # registers them
-from ipygpumem.report.content import trace_report
+from ipygpumem.report.cells import trace_report
 from ipygpumem.report.layout import clean_name
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -240,13 +240,9 @@ def _traced(function: F, label: str, *, silent: bool) -> F:
 
 def decorated(function: F, decorate: Callable[[], F], name: str) -> F:
     """Return the result of one of our decorators, or the function itself if the decorator fails."""
-    try:
+    with failures_told(f"the decorator {name}", "the function runs without it"):
         return decorate()
-    except Exception as error:
-        if not is_own_failure(error):
-            raise
-        tell_failure(f"the decorator {name}", error, "the function runs without it")
-        return function
+    return function
 
 
 def can_decorate(function: object) -> bool:
@@ -258,11 +254,11 @@ def can_decorate(function: object) -> bool:
     return (
         callable(function)
         and not inspect.isclass(function)
-        and not inspect.isasyncgenfunction(_code_of(function))
+        and not inspect.isasyncgenfunction(_function_called(function))
     )
 
 
-def _code_of(function: Any) -> Any:
+def _function_called(function: Any) -> Any:
     """Return the function that runs when ``function`` is called, maybe its class's ``__call__``."""
     while is_instance(function, functools.partial):
         function = function.func
@@ -301,7 +297,7 @@ def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -
         finally:
             del args, kwargs
 
-    code = _code_of(function)
+    code = _function_called(function)
     is_awaited = any(map(inspect.iscoroutinefunction, (function, code)))  # the object may be marked
     decorated: Callable[..., Any]
     if is_awaited:

@@ -50,7 +50,7 @@ def column_sums_bytes(
             outputs *= given.shape[dim]
     vector = _vector(given, by_stride)
     columns = outputs // vector
-    width, height = _block(columns, inputs, _THREADS // vector)
+    width, height = _threads_of_block(columns, inputs, _THREADS // vector)
     shares = _blocks_of_sum(columns, inputs, width, height, processors)
     if shares <= 1:
         return 0
@@ -71,7 +71,7 @@ def _vector(given: Any, by_stride: Sequence[int]) -> int:
     return vector
 
 
-def _block(columns: int, inputs: int, threads: int) -> tuple[int, int]:
+def _threads_of_block(columns: int, inputs: int, threads: int) -> tuple[int, int]:
     """Return the threads of a block that add up different sums, and those that share a sum."""
     most_wide = _power_of_2(columns, threads)
     most_high = _power_of_2(inputs, threads)

@@ -188,7 +188,9 @@ def refuse_without_tensors(
     for named in names_in(code, namespaces):
         value = named.value
         if value is None:
-            value, _ = _at(named.names[:1], namespaces)  # of ``model`` for ``model.encode``
+            value, _ = _value_of_dotted_name(
+                named.names[:1], namespaces
+            )  # of ``model`` for ``model.encode``
         if named.module:
             origins.add(named.module)
         elif not is_atom(value) and not _is_users_function(value):
@@ -244,10 +246,10 @@ def names_in(
         inner_codes = [item for item in code.co_consts if type(item) is types.CodeType]
         waiting += [(inner, spaces) for inner in inner_codes]
         for names in _paths(code):
-            value, module = _at(names, spaces)
+            value, module = _value_of_dotted_name(names, spaces)
             owner = None
             if len(names) > 1:
-                owner, _ = _at(names[:-1], spaces)
+                owner, _ = _value_of_dotted_name(names[:-1], spaces)
             yield NamedValue(names, value, module, owner)
             # Library functions are not searched: they name many calls that they rarely make.
             if _is_users_function(value):
@@ -340,7 +342,9 @@ def _name_loaded(step: dis.Instruction) -> str:
     return str(step.argval)
 
 
-def _at(names: tuple[str, ...], namespaces: tuple[dict[str, Any], ...]) -> tuple[Any, str]:
+def _value_of_dotted_name(
+    names: tuple[str, ...], namespaces: tuple[dict[str, Any], ...]
+) -> tuple[Any, str]:
     """Return the value of a dotted name, if all but its end are modules, and the name of the last
     module.
     """

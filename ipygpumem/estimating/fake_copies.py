@@ -655,12 +655,12 @@ def copying_names_first(run: Any) -> Any:
 
 def _look_up_all(space: Namespace, source: Any) -> None:
     """Copy the values of all names in a source text, or in a code object."""
-    for name in _named(source):
+    for name in _words_in_code(source):
         if name in space:
             space[name]
 
 
-def _named(source: Any) -> Iterable[str]:
+def _words_in_code(source: Any) -> Iterable[str]:
     """Return the words of a source text, or the names in a code object."""
     if is_instance(source, types.CodeType):
         return _names_in_code(source)

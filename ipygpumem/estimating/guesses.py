@@ -211,9 +211,9 @@ class KnownValues:
         if name in _NOT:
             return _negated(truth)
         if name in _AND:
-            return _joined(truth, self.truth(second), decisive=False)
+            return _joined_truth(truth, self.truth(second), decisive=False)
         if name in _OR:
-            return _joined(truth, self.truth(second), decisive=True)
+            return _joined_truth(truth, self.truth(second), decisive=True)
         if name in _COMPARED:
             return _compared(name, first, truth, second)
         if name in _COUNTS and truth is False:
@@ -229,7 +229,7 @@ def _negated(truth: bool | None) -> bool | None:
     return not truth
 
 
-def _joined(first: bool | None, second: bool | None, *, decisive: bool) -> bool | None:
+def _joined_truth(first: bool | None, second: bool | None, *, decisive: bool) -> bool | None:
     """Return two truth values joined by "or", which True decides, or by "and"."""
     if decisive in (first, second):
         return decisive

@@ -304,9 +304,17 @@ def _product_sums(left: Any, right: Any, sums: Sequence[int]) -> _ProductSums:
         else:
             of_both.append(dim)
     rows = left.permute(*of_both, *of_left, *sums, *of_right)
-    rows = rows.reshape(_size(left, of_both), _size(left, of_left), _size(left, sums))
+    rows = rows.reshape(
+        _number_of_positions(left, of_both),
+        _number_of_positions(left, of_left),
+        _number_of_positions(left, sums),
+    )
     columns = right.permute(*of_both, *sums, *of_right, *of_left)
-    columns = columns.reshape(_size(right, of_both), _size(right, sums), _size(right, of_right))
+    columns = columns.reshape(
+        _number_of_positions(right, of_both),
+        _number_of_positions(right, sums),
+        _number_of_positions(right, of_right),
+    )
     order = [*of_both, *of_left, *sums, *of_right]
     sizes = [1 if dim in sums else max(left.shape[dim], right.shape[dim]) for dim in order]
     product = torch.bmm(rows, columns).view(sizes)
@@ -315,7 +323,7 @@ def _product_sums(left: Any, right: Any, sums: Sequence[int]) -> _ProductSums:
     return _ProductSums(result, copied, _unreadable_bytes(rows, columns))
 
 
-def _size(tensor: Any, dims: Iterable[int]) -> int:
+def _number_of_positions(tensor: Any, dims: Iterable[int]) -> int:
     """Return the number of positions of some dimensions together."""
     return math.prod(tensor.shape[dim] for dim in dims)
 
@@ -346,7 +354,7 @@ def _affine_grid(kernel: Kernel, args: Any) -> None:
 def _inverse(kernel: Kernel, args: Any) -> None:
     """Log a factorization, and how the equations for the identity are solved in the result."""
     matrix = args[0]
-    pivots_bytes = 4 * _size(matrix, range(matrix.dim() - 1))
+    pivots_bytes = 4 * _number_of_positions(matrix, range(matrix.dim() - 1))
     kernel.results()
     with kernel.blocks([matrix.nbytes, pivots_bytes]):
         _log_factorization(kernel, matrix)
@@ -559,7 +567,7 @@ def _log_call(kernel: Kernel, source: Any, shape: Sequence[int], dims: Sequence[
     batch_dims.sort(key=source.stride, reverse=True)
     order = [*batch_dims, *dims]
     sizes = [source.shape[dim] for dim in dims]
-    batch = _size(source, batch_dims)
+    batch = _number_of_positions(source, batch_dims)
     rows = source.permute(order).reshape(batch, *sizes)
     with ExitStack() as copy, kernel.blocks(_copy_bytes(rows, source)):
         if not _is_read_by_cufft(rows):

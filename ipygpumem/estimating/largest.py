@@ -242,13 +242,13 @@ def _largest_position(name: str, args: Any, kwargs: Any, result: Any) -> tuple[A
     if name in ("argmax", "argmin"):
         count = source.numel()
         if dim is not None:
-            count = _size(source, dim)
+            count = _size_of_dimension(source, dim)
         return result, count - 1
     if not isinstance(result, tuple):  # such as max() of a whole tensor: no positions
         return None
     if dim is None:
         dim = -1
-    return result[1], _size(source, dim) - 1
+    return result[1], _size_of_dimension(source, dim) - 1
 
 
 def _largest_random_number(name: str, args: Any, result: Any) -> tuple[Any, float] | None:
@@ -265,7 +265,7 @@ def _largest_random_number(name: str, args: Any, result: Any) -> tuple[Any, floa
     return result, bounds[-1] - 1
 
 
-def _size(given: Any, dim: int) -> int:
+def _size_of_dimension(given: Any, dim: int) -> int:
     if given.dim() == 0:
         return 1
     return int(given.shape[dim])

@@ -127,15 +127,15 @@ def _lstm_workspace(source: Any, *weights: Any) -> int:
     itemsize = source.element_size()
     rows = steps * batch
     rows_of_states = 2 * (steps + 1) * batch  # also one before the first step; with gradients
-    padded = rows_of_states * _row(max(input_width, width), itemsize)
+    padded = rows_of_states * _row_length(max(input_width, width), itemsize)
     plain = rows_of_states * width
-    of_gates = rows * _row(gates, itemsize)
-    of_outputs = rows * _row(width, itemsize)
+    of_gates = rows * _row_length(gates, itemsize)
+    of_outputs = rows * _row_length(width, itemsize)
     spaces = [of_gates, of_outputs, padded, padded, padded, plain, plain]
     return sum(rounded_up(space * itemsize, _PAGE_BYTES) for space in spaces)
 
 
-def _row(width: int, itemsize: int) -> int:
+def _row_length(width: int, itemsize: int) -> int:
     """Return oneDNN's row length: whole cache lines, and one more if that is a multiple of 256."""
     line = _LINE_BYTES // itemsize
     row = rounded_up(width, line)

@@ -171,8 +171,8 @@ class Patches:
         replacements = [*self._of_fake_tensors(), *self._of_effects(), *self._of_code()]
         with ExitStack() as stack:
             stack.callback(self._autocast.close)
-            self._others = _changes(replacements)
-            self._operators = _changes(self._of_operators())
+            self._others = _replacement_contexts(replacements)
+            self._operators = _replacement_contexts(self._of_operators())
             changes = [*self._others, *self._operators]
             for change in changes:
                 stack.enter_context(change)
@@ -352,7 +352,7 @@ class Patches:
         return func(*args, **options)
 
 
-def _changes(items: list[Patch | Wrapper]) -> list[Any]:
+def _replacement_contexts(items: list[Patch | Wrapper]) -> list[Any]:
     """Return a context for each replacement of something that this version of torch has."""
     changes = []
     for item in items:
@@ -375,7 +375,7 @@ class SavedFiles:
 
     def save(self, _: Any, obj: Any, f: Any, *__: Any, **___: Any) -> None:
         """Stand for ``torch.save``."""
-        self._files[_key_of(f)] = f
+        self._files[_key_of_file(f)] = f
         self._note(f"{user_line()}: torch.save wrote nothing")
 
     def load(self, original: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -383,7 +383,7 @@ class SavedFiles:
         try:
             return original(f, *args, **kwargs)
         except Exception as error:
-            if _key_of(f) not in self._files:
+            if _key_of_file(f) not in self._files:
                 raise
             reason = "torch.save wrote nothing, so it cannot be loaded"
             raise EstimateError(f"{reason} in {user_line()}") from error
@@ -394,7 +394,7 @@ class SavedFiles:
         return b""
 
 
-def _key_of(file: Any) -> Any:
+def _key_of_file(file: Any) -> Any:
     """Return the path of a file, or the identity of a file object."""
     if isinstance(file, (str, os.PathLike)):
         return Path(file).absolute()

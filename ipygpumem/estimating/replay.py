@@ -180,7 +180,7 @@ def device_figures(log: StorageLog, device: str, label: str) -> tuple[DeviceEsti
         after_bytes=peak.after_bytes,
         reserved_bytes=reserved_bytes,
         needed_bytes=needed_bytes,
-        parts=_parts(log, lives, sizes, peak.moment),
+        parts=_bytes_by_role(log, lives, sizes, peak.moment),
     )
     return figures, replay.already_held_bytes + freed_bytes
 
@@ -263,7 +263,7 @@ def _block_sizes(
     return sizes
 
 
-def _parts(
+def _bytes_by_role(
     log: StorageLog, lives: Iterable[StorageLife], sizes: Iterable[int], moment: int
 ) -> dict[str, int]:
     """Return the bytes that are alive at one moment, by role."""
@@ -296,7 +296,7 @@ def _segments_in_use(device: str, erased: set[int]) -> tuple[list[Segment], int]
             continue
         if segment.page_bytes:
             return [], 0
-        remaining = _without(segment, erased)
+        remaining = _segment_without(segment, erased)
         if _is_free(remaining):
             freed_bytes += _size_of(remaining)
         else:
@@ -308,7 +308,7 @@ def _is_free(segment: Segment) -> bool:
     return all(block.state == "inactive" for block in segment.blocks)
 
 
-def _without(segment: Segment, erased: set[int]) -> Segment:
+def _segment_without(segment: Segment, erased: set[int]) -> Segment:
     """Return a segment in which the blocks at some addresses are free."""
     blocks = []
     for block in segment.blocks:

@@ -82,12 +82,12 @@ def _summary(model: Any, calls: Mapping[str, _Calls], log: StorageLog) -> ModelS
     activations = [life for life in log.lives if life.recorded and life.died is None]
     rows = []
     for name, module in model.named_modules():
-        rows.append(_row(name, module, calls[name], activations))
+        rows.append(_module_row(name, module, calls[name], activations))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return ModelSummary(tuple(rows), _elements(trainable))
 
 
-def _row(name: str, module: Any, calls: _Calls, activations: list[StorageLife]) -> ModuleRow:
+def _module_row(name: str, module: Any, calls: _Calls, activations: list[StorageLife]) -> ModuleRow:
     parameters = list(module.parameters())
     buffers = list(module.buffers())
     depth = 0

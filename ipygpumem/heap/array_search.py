@@ -85,8 +85,8 @@ class ArraySearch(Walk):
         return replace(row, function=function, line=line), pairs
 
 
-def arrays_by_name(named: Mapping[str, object]) -> list[RetainedArray]:
-    """Return the memory of the arrays that each name leads to, each storage once."""
+def arrays_of_names(named: Mapping[str, object]) -> list[RetainedArray]:
+    """Return a row for each name that leads to arrays; each storage counts in the first."""
     search = ArraySearch()
     rows = list[RetainedArray]()
     for name, value in list(named.items()):

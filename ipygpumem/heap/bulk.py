@@ -183,7 +183,9 @@ class AddressFilter:
         for identities_of_group in (of_python, self.wanted - of_python):
             if identities_of_group:
                 columns = _COLUMNS if len(identities_of_group) > _VERY_FEW else _COLUMNS[:2]
-                tables = [(column, _table(column, identities_of_group)) for column in columns]
+                tables = [
+                    (column, _mask_of_bytes(column, identities_of_group)) for column in columns
+                ]
                 self._tables.append(tables)
 
     def similar(self, row: bytes) -> bytes:
@@ -229,7 +231,7 @@ def _region(identity: int) -> int:
     return identity >> 32
 
 
-def _table(column: int, addresses: Collection[int]) -> bytes:
+def _mask_of_bytes(column: int, addresses: Collection[int]) -> bytes:
     """Return 1 at the positions that are bytes of the addresses in a column, else 0."""
     table = bytearray(256)
     for address in addresses:

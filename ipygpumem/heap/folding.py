@@ -264,7 +264,8 @@ class Folder:
         yield self._references_besides_items(container), 1
 
     def _long_array(self, part: Sequence[Any], type_ids: set[int]) -> Any:
-        """Return a single array with many objects, such as a column of a million texts; else None.
+        """Return the array if ``part`` is a single array with many objects, such as a column of a
+        million texts; else None.
 
         Arrays of objects are nodes, which are read one by one.
         """

@@ -200,7 +200,7 @@ class Garbage:
         last = self.last
         progress = _progress_of_others() if self._known is not None else {}
         known = self._known_with_new()
-        died = _run(_YOUNG[-1], self._falls)
+        died = _collect_generation(_YOUNG[-1], self._falls)
         # Another thread has collected too, or may have made instances that were not listed.
         if self.last is not last or (known is not None and _progress_of_others() != progress):
             known = None
@@ -300,7 +300,7 @@ class Garbage:
         return total
 
     def _collect_old(self) -> int:
-        died = _run(2, self._falls)
+        died = _collect_generation(2, self._falls)
         self.last = self.last and GcMark(self._watch)  # objects made by finalisers are young
         return died
 
@@ -363,7 +363,7 @@ class Garbage:
         return True
 
 
-def _run(generation: int, falls: list[int] | None = None) -> int:
+def _collect_generation(generation: int, falls: list[int] | None = None) -> int:
     """Collect a generation as soon as no other thread collects; return the number of objects that
     died.
     """

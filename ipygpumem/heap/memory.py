@@ -371,8 +371,8 @@ def _keys_of_texts(array: Any) -> list[tuple[object, ...]]:
 
 
 def _keys_of_maps(array: Any) -> list[tuple[object, ...]]:
-    """Return the key of the memory map that an array shows, but for the rest of a page at its ends;
-    none if the map has much else.
+    """Return the key of the memory map on which an array is, if the array shows nearly all of it:
+    the map begins and ends with a page, the array need not.
     """
     mapped: Any = memory_of(array)
     if not is_of_library(mapped, "mmap", "mmap"):

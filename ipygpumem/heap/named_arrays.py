@@ -122,7 +122,7 @@ class NamedArrays(Walk):
         elif category == "set":
             yield self._set(item, path)
         elif category == "class":
-            yield _attributes(dict(class_dict(item)), path)
+            yield _group_of_attributes(dict(class_dict(item)), path)
         elif category == "ndarray":
             yield from self._ndarray(item, path)
         else:
@@ -201,11 +201,11 @@ class NamedArrays(Walk):
             self.pass_over(attributes)
         if category == "module":
             yield from self._parts_of_module(attributes, path)
-        yield _attributes(attributes, path)
+        yield _group_of_attributes(attributes, path)
         if category == "function":  # its slots lead to its module's namespace
             return
         in_slots = slots(item, self._slots_of(type(item)))
-        yield _attributes(in_slots, path)
+        yield _group_of_attributes(in_slots, path)
         if not has_nameless_attributes(item):
             return
         named = [attributes, type(item), *attributes.values(), *in_slots.values()]
@@ -222,7 +222,7 @@ class NamedArrays(Walk):
             inner: Any = attributes.get(name)
             if is_instance(inner, dict) and id(inner) not in self.seen:
                 self.pass_over(inner)
-                yield _attributes(dict(dict.items(inner)), path)
+                yield _group_of_attributes(dict(dict.items(inner)), path)
 
     def _slots_of(self, kind: type) -> dict[str, Any]:
         """Return the cached ``slot_descriptors`` of a class."""
@@ -296,7 +296,7 @@ def _frame(item: object, path: str) -> Iterator[Group]:
                 yield inside_pandas(axis), _same(path + end)
 
 
-def _attributes(attributes: dict[str, Any], path: str) -> Group:
+def _group_of_attributes(attributes: dict[str, Any], path: str) -> Group:
     names = list(attributes)
 
     def by_name(position: int) -> str:

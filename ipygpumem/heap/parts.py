@@ -62,9 +62,9 @@ def parts_of(value: Any) -> Iterator[ObjectPart]:
         items = list(islice(base.__iter__(value), _MOST_ITEMS))
         yield from _by_type(items, base.__len__(value))
     elif is_instance(value, type):
-        yield from _named(class_dict(value))
+        yield from _named_parts(class_dict(value))
     elif not is_exactly(value, FunctionType, ModuleType):
-        yield from _attributes(value)
+        yield from _parts_in_attributes(value)
 
 
 def cached(cache: object) -> list[object]:
@@ -102,7 +102,7 @@ def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:
         yield ObjectPart("items", [type_name(example)], group, len(group))
 
 
-def _attributes(value: object) -> Iterator[ObjectPart]:
+def _parts_in_attributes(value: object) -> Iterator[ObjectPart]:
     # Reading ``__dict__`` creates the dict for good, so only objects that hold more than numbers
     # and text are read.
     kind = type(value)
@@ -112,7 +112,7 @@ def _attributes(value: object) -> Iterator[ObjectPart]:
     attributes = slots(value) | (instance_dict(value) or {})
     if is_of_library(value, "torch.nn", "Module"):
         attributes = _content_of_module(attributes)
-    yield from _named(attributes)
+    yield from _named_parts(attributes)
 
 
 def _content_of_module(attributes: Mapping[str, Any]) -> dict[str, object]:
@@ -131,7 +131,7 @@ def _content_of_module(attributes: Mapping[str, Any]) -> dict[str, object]:
     return content
 
 
-def _named(attributes: Mapping[str, object]) -> Iterator[ObjectPart]:
+def _named_parts(attributes: Mapping[str, object]) -> Iterator[ObjectPart]:
     for name, item in list(attributes.items())[:MOST_PARTS]:
         yield ObjectPart("attributes", [f".{text_of(name)}"], [item])
 
@@ -164,14 +164,14 @@ def _pandas_columns(frame: Any) -> Iterator[ObjectPart]:
             return
     if len(manager.items) > MOST_PARTS:
         return
-    labels = [_label(place, label) for place, label in enumerate(manager.items)]
+    labels = [_column_label(place, label) for place, label in enumerate(manager.items)]
     for block in manager.blocks:
         labels_of_block = [labels[place] for place in block.mgr_locs]
         yield ObjectPart("columns", labels_of_block, [block.values])
     yield ObjectPart("index", ["index"], [manager.axes[-1]])
 
 
-def _label(place: int, label: object) -> str:
+def _column_label(place: int, label: object) -> str:
     """Return a column's label, or its number if the label is not plain."""
     if type(label) is str:
         return label
@@ -193,7 +193,7 @@ def _xarray_variables(dataset: Any) -> Iterator[ObjectPart]:
     if type(variables) is not dict:
         return
     for name, variable in variables.items():
-        yield ObjectPart("variables", [_label(0, name)], [variable])
+        yield ObjectPart("variables", [_column_label(0, name)], [variable])
 
 
 _WITH_PARTS: tuple[tuple[str, str, Callable[[Any], Iterator[ObjectPart]]], ...] = (

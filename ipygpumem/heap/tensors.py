@@ -192,7 +192,7 @@ class Reader:
         memories = [self.memory(part, depth + 1) for part in parts]
         if own_memory is not None:
             memories.insert(0, own_memory)
-        return _joined(memories)
+        return _memory_of_parts(memories)
 
     def plain(self, tensors: Sequence[Any]) -> tuple[PlainTensors, list[Any]]:
         """Return the tensors whose only storage is their own, read in C, and the other tensors."""
@@ -348,7 +348,7 @@ class Reader:
         return list(map(plain.__getitem__, sizes))
 
 
-def _joined(memories: Sequence[Memory]) -> Memory:
+def _memory_of_parts(memories: Sequence[Memory]) -> Memory:
     """Return the memory of a tensor from that of its parts: the first device and note count."""
     storages = dict[int, int]()
     device = note = ""

@@ -113,7 +113,7 @@ class _Search:
         roots: Roots,
         questions: Questions | None,
     ) -> None:
-        self.alive = _largest_first(watched)
+        self.alive = _live_arrays_of_names(watched)
         self._rows: dict[StorageKey, Row] = {}
         for item, arrays in self.alive[:MOST_EXPLAINED]:
             self._rows[arrays[0].storage] = item.row(arrays)
@@ -166,7 +166,7 @@ def _with_all_holders(
             yield item, replace(first, path=path, remedy=REMOVE_THEM)
 
 
-def _largest_first(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, list[Array]]]:
+def _live_arrays_of_names(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, list[Array]]]:
     """Return the names with live arrays, and these arrays."""
     alive = list[tuple[WatchedName, list[Array]]]()
     for item in watched:

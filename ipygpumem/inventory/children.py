@@ -63,7 +63,7 @@ def with_endings(children: Sequence[Child], namespace: dict[str, Any]) -> list[C
                     removals.setdefault(pid, []).append(owner.removal)
     for pid, of_process in removals.items():
         # Workers that persist are held by the data loader and by its iterator.
-        lines.setdefault(pid, _joined(of_process))
+        lines.setdefault(pid, _removals_in_one_line(of_process))
     return [child._replace(ends_by=lines.get(child.pid, "")) for child in children]
 
 
@@ -92,7 +92,7 @@ class _Owner(NamedTuple):
     """The line that removes the reference, and leaves the positions of other items."""
 
 
-def _joined(removals: Iterable[str]) -> str:
+def _removals_in_one_line(removals: Iterable[str]) -> str:
     """Return some lines as one, with a single ``del``."""
     deleted = dict[str, None]()
     statements = dict[str, None]()

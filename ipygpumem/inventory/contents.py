@@ -345,16 +345,16 @@ class Contents:
             levels.append(list(children.values()))
 
     def _grown_in(self, level: Sequence[Any], listed: set[int]) -> list[Grown]:
-        """Return the objects of a level that were within reach and have grown, but for those in
-        ``listed``, to which they are added.
+        """Return the objects of a level that were within reach and have grown, except those whose
+        identities are ``listed``; the new ones are added to these.
         """
         within_reach = list(compress(level, self._are_known(level)))
-        found = list[Grown]()
+        new_rows = list[Grown]()
         for grown in self._extents.grown(within_reach, 1):
             if id(grown.item) not in listed:
                 listed.add(id(grown.item))
-                found.append(grown)
-        return found
+                new_rows.append(grown)
+        return new_rows
 
     def _long_with_grown_items(
         self, level: Sequence[Any], smallest: int, made: Set[int]
@@ -638,8 +638,8 @@ def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _ends_of(containers: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Return the length of each container, and the identity of its last item or key; of None if it
-    has no order.
+    """Return for each container its length and the identity of its last item or key, by which a
+    replaced end is seen; the identity of None for a container without order, such as a set.
     """
     ordered = by_identity(of_types(_APPENDED, containers))
     lists = [item if id(item) in ordered else () for item in containers]

@@ -200,8 +200,12 @@ class OlderData:
         return dropped_older, self._older_bytes(region, dropped_older, dropped)
 
     def _older_bytes(self, region: Region, older: Set[int], dropped: Set[NodeKey]) -> int:
-        """Return the bytes of dropped older objects, with what they lead to, but for what is
-        new.
+        """Return the bytes of dropped older objects, and of the older ones to which they lead.
+
+        Args:
+            region: the objects behind the lines.
+            older: identities of the nearest older objects that die.
+            dropped: everything that dies.
         """
         new = {key for key in region.objects if key in self._made} | self._new_ids
         of_older = region.reach(older, without=new) & dropped

@@ -305,13 +305,13 @@ def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
         place = None
         # Skip an exotic or half-made array, as in arrays.describe.
         with contextlib.suppress(Exception):
-            place = _place_of(array)
+            place = _place_of_memory(array)
         if place is not None and place[:2] not in listed:
             listed.add(place[:2])
             yield Storage(*place, kind)
 
 
-def _place_of(array: object) -> tuple[str, int, int] | None:
+def _place_of_memory(array: object) -> tuple[str, int, int] | None:
     """Return the device, address and bytes of a tensor's or array's memory; None if it has none of
     its own.
     """

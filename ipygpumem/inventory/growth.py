@@ -105,8 +105,8 @@ class Extents:
                 self._lengths.update(zip(map(id, long), lengths, strict=True))
 
     def grown(self, items: Sequence[object], smallest: int) -> Iterator[Grown]:
-        """Yield the containers among some ``items`` that were there that have grown by ``smallest``
-        bytes or more.
+        """Yield the containers among ``items`` that have grown by ``smallest`` bytes or more since
+        they were added; all ``items`` existed then.
         """
         for same, measure in self._containers(items):
             for item, length in zip(*_long(same, measure), strict=True):

@@ -66,7 +66,7 @@ def merged(rows: Sequence[HeldRow]) -> list[HeldRow]:
     for group in _groups(_with_arrays_inside(removable)):
         alone += _rows_of_group(group)
     rows = _joined_by_lines(_joined_by_positions(_joined_by_deletion(alone)))
-    return _largest_first(rows)
+    return _rows_largest_first(rows)
 
 
 def remarks_on_possibly_older(
@@ -157,7 +157,7 @@ def _row_of_object(rows: Sequence[HeldRow]) -> HeldRow:
     """Return one row for the arrays of an object and for its other memory."""
     if len(rows) == 1:
         return rows[0]
-    of_object = _records(rows)
+    of_object = _records_of(rows)
     shown = of_object[0]
     for row in reversed(of_object):
         if row.arrays:
@@ -182,14 +182,14 @@ def _with_arrays_inside(rows: Sequence[HeldRow]) -> list[HeldRow]:
         if around is None:
             whole += group
             continue
-        of_group = _records(group)
+        of_group = _records_of(group)
         joined = replace(_sum_of(of_group, around.row), device=_devices_of(of_group))
         remedy = Remedy(around.line, _comment_of(group), around.cuts)
         whole.append(HeldRow(joined, around.holder).with_remedy(remedy))
     return whole
 
 
-def _records(rows: Iterable[HeldRow]) -> list[RetainedArray]:
+def _records_of(rows: Iterable[HeldRow]) -> list[RetainedArray]:
     """Return the rows without their holders."""
     return [row.row for row in rows]
 
@@ -225,54 +225,66 @@ def _devices_of(rows: Sequence[RetainedArray]) -> str:
 # -- groups ---------------------------------------------------------------------------------------
 
 
-class _MovedItems(NamedTuple):
-    """The identities of containers whose other items move when a row is removed."""
+class _ChangedPlaces(NamedTuple):
+    """Containers and references that the line of one row changes for the line of another, so that
+    one line must free both.
+    """
 
     containers: set[int]
-    """Containers from which rows are removed."""
+    """Identities of the containers from which rows are removed: their other items move."""
     crowded: set[int]
     """Containers from which one line may remove several items by their positions."""
     registries: set[int]
     """Lists with a call that removes an item, such as a logger's handlers, from which rows are
     removed, and through which the lines of other rows lead.
     """
-    passed: set[tuple[int, str]]
-    """References that the lines of two rows both remove, or that one removes and another leads
-    through: the second line would raise an error.
-    """
+    conflicting: set[tuple[int, str]]
+    """References after whose removal by one line another line would raise an error."""
 
     @classmethod
-    def of(cls, rows: Sequence[HeldRow]) -> _MovedItems:
-        """Return the containers and lists to which the lines of some rows lead."""
-        containers = Counter[int]()
-        called, passed = set[int](), set[int]()
-        removed, on_the_way = Counter[tuple[int, str]](), set[tuple[int, str]]()
+    def of(cls, rows: Sequence[HeldRow]) -> _ChangedPlaces:
+        """Return the places that the lines of some rows change."""
+        removals = Counter[int]()
+        called = set[int]()
+        led_through = set[int]()
         for row in rows:
             for cut in row.cuts:
                 if _is_in_container(row, cut) or (cut.kind is Kind.KEY and len(row.cuts) > 1):
-                    containers[cut.owner_id] += 1
+                    removals[cut.owner_id] += 1
                 if cut.kind is Kind.CALL and cut.owner_id:
                     called.add(cut.owner_id)
-                passed.update(
-                    outer.owner_id for outer in _outer_references(cut) if outer.kind is Kind.CALL
-                )
-                on_the_way.update(map(_key_of_reference, _outer_references(cut)))
-            of_row = chain.from_iterable(cut.each() for cut in row.cuts)
-            removed.update(set(map(_key_of_reference, of_row)))
-        twice = {reference for reference, count in removed.items() if count > 1}
-        crowded = {owner_id for owner_id, count in containers.items() if count > 1}
-        return cls(set(containers), crowded, called & passed, twice | removed.keys() & on_the_way)
+                for outer in _outer_references(cut):
+                    if outer.kind is Kind.CALL:
+                        led_through.add(outer.owner_id)
+        crowded = {container for container, count in removals.items() if count > 1}
+        return cls(set(removals), crowded, called & led_through, _conflicting_references(rows))
+
+
+def _conflicting_references(rows: Sequence[HeldRow]) -> set[tuple[int, str]]:
+    """Return the references that the lines of two rows both remove, or that one removes and another
+    leads through.
+    """
+    number_of_lines = Counter[tuple[int, str]]()
+    led_through = set[tuple[int, str]]()
+    for row in rows:
+        removed = set[tuple[int, str]]()
+        for cut in row.cuts:
+            removed.update(map(_key_of_reference, cut.each()))
+            led_through.update(map(_key_of_reference, _outer_references(cut)))
+        number_of_lines.update(removed)
+    removed_twice = {reference for reference, number in number_of_lines.items() if number > 1}
+    return removed_twice | (number_of_lines.keys() & led_through)
 
 
 def _groups(rows: Sequence[HeldRow]) -> list[list[HeldRow]]:
     """Return the rows in groups that one line may free."""
     if len(rows) < 2:
         return [list(rows)] if rows else []
-    moved = _MovedItems.of(rows)
+    changed = _ChangedPlaces.of(rows)
     group_of = dict[object, list[HeldRow]]()
     for row in rows:
         group = [row]
-        for place in _keys_of_groups(row, moved):
+        for place in _keys_of_groups(row, changed):
             other = group_of.setdefault(place, group)
             if other is not group:
                 other += group
@@ -295,21 +307,21 @@ def _replace_group(
             group_of[place] = other
 
 
-def _keys_of_groups(row: HeldRow, moved: _MovedItems) -> Iterator[object]:
+def _keys_of_groups(row: HeldRow, changed: _ChangedPlaces) -> Iterator[object]:
     """Yield the keys of the groups to which a row belongs."""
     yield row.cuts  # one line frees both
     for cut in row.cuts:
         if _is_in_container(row, cut):
             yield cut.owner_id
-        elif cut.kind is Kind.KEY and cut.owner_id in moved.crowded:
+        elif cut.kind is Kind.KEY and cut.owner_id in changed.crowded:
             yield cut.owner_id  # ``del outer["x"]`` moves the keys of the other line
         for other in (cut, *_outer_references(cut)):
-            if other.kind is Kind.CALL and other.owner_id in moved.registries:
+            if other.kind is Kind.CALL and other.owner_id in changed.registries:
                 yield other.owner_id
-            if _key_of_reference(other) in moved.passed:
+            if _key_of_reference(other) in changed.conflicting:
                 yield _key_of_reference(other)
         for outer in _outer_references(cut):
-            if outer.kind in WITH_POSITIONS and outer.owner_id in moved.containers:
+            if outer.kind in WITH_POSITIONS and outer.owner_id in changed.containers:
                 yield outer.owner_id  # another row's removal moves the items of this list
         container = cut.outer
         if container is not None and container.kind is Kind.ITEM and not row.row.name:
@@ -383,7 +395,7 @@ def _cuts_of(rows: Iterable[HeldRow]) -> list[Cut]:
 
 def _row_of_several(rows: Sequence[HeldRow], holder: Holder) -> HeldRow:
     """Return one row for several, with the holder of all."""
-    records = _records(rows)
+    records = _records_of(rows)
     first = records[0]
     whole = replace(
         _sum_of(records, first),
@@ -399,7 +411,7 @@ def _row_of_several(rows: Sequence[HeldRow], holder: Holder) -> HeldRow:
     return HeldRow(whole, holder)
 
 
-def _largest_first(rows: Sequence[HeldRow]) -> list[HeldRow]:
+def _rows_largest_first(rows: Sequence[HeldRow]) -> list[HeldRow]:
     return sorted(rows, key=attrgetter("row.size_bytes"), reverse=True)
 
 
@@ -512,7 +524,7 @@ def _joined_by_deletion(rows: list[HeldRow]) -> list[HeldRow]:
         if len(of_same) == 1:
             remaining += of_same
             continue
-        largest_first = _largest_first(of_same)
+        largest_first = _rows_largest_first(of_same)
         holders = [row.holder for row in largest_first if row.holder is not None]
         path = _text_of_several(holders[0], len({holder.path for holder in holders}))
         remedy = replace(holders[0].remedy, comment=_comment_of(largest_first))
@@ -572,7 +584,7 @@ def _row_of_items(owner: str, ending: str, rows_at: Mapping[int, list[HeldRow]])
         line = f"for _position in {listed}: {statement}{deletion}"
     remedy = Remedy(line, _comment_of(rows), tuple(_cuts_of(rows)))
     path = _text_of_several(first, len(positions))
-    return [_row_of_several(_largest_first(rows), replace(first, path=path, remedy=remedy))]
+    return [_row_of_several(_rows_largest_first(rows), replace(first, path=path, remedy=remedy))]
 
 
 def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
@@ -607,7 +619,7 @@ def _joined_by_lines(rows: list[HeldRow]) -> list[HeldRow]:
             tuple(chain.from_iterable(paths.values())),
         )
         remaining = [row for row in remaining if all(row is not other for other in pair)]
-        remaining.append(_row_of_several(_largest_first(pair), holder))
+        remaining.append(_row_of_several(_rows_largest_first(pair), holder))
 
 
 def _user_and_remover(rows: Sequence[HeldRow]) -> tuple[HeldRow, HeldRow] | None:

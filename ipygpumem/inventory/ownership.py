@@ -152,7 +152,7 @@ def ownership_of(
         every = region.reach([id(holding[0])])
         owned = _Owned(name, is_name, holding, region)
         groups, held_outside = _other_holders(owned, references, every, roots)
-        parts, counted = _parts(region, groups, held_outside)
+        parts, counted = _held_parts(region, groups, held_outside)
         freed = region.bytes_of(every - counted)
         size_bytes = freed.total() + sum(part.size_bytes for part in parts.values())
         held_parts, remark = _with_remarks(_in_order_of_lines(parts), size_bytes, roots, holding)
@@ -244,7 +244,8 @@ def _searched_holders(
     every = region.reach([id(holding[0])])
     named = _worth_naming(region, held_outside, every)
     namespaces = {
-        key: _without(owned.own_name, root_of) for key, root_of in roots.namespaces.items()
+        key: _roots_without_name(owned.own_name, root_of)
+        for key, root_of in roots.namespaces.items()
     }
     members = region.all_ids()  # these refer to each other
     outside = replace(roots, namespaces=namespaces, hidden=roots.hidden | members)
@@ -288,7 +289,7 @@ def _ended_by_name(groups: Groups, target: str, item: object, roots: Roots) -> G
     return ended
 
 
-def _parts(
+def _held_parts(
     region: Region, groups: Groups, held: set[int]
 ) -> tuple[dict[Holder, HeldPart], set[NodeKey]]:
     """Return the memory that each holder keeps alive, and all nodes of these parts."""
@@ -443,7 +444,7 @@ def _worth_naming(region: Region, held_outside: set[int], every: Collection[Node
     return large
 
 
-def _without(name: str, root_of: RootOf) -> RootOf:
+def _roots_without_name(name: str, root_of: RootOf) -> RootOf:
     """Return a function that names the roots of a namespace, except a name itself."""
     text = f"{NOTEBOOK}{name}"  # a module of %run may have a global of the same name
 
@@ -465,11 +466,11 @@ def _nodes_by_holder(
     """Return the held nodes, and the memory that partners share, by holder; variables first."""
     nearest = [key for key in region.objects if key in held]
     too_many = nearest[_MOST_SEARCHED:]
-    searched = _objects_to_search(region, nearest[:_MOST_SEARCHED], held, shared)
-    targets = [item for items in searched.values() for item in items]
+    objects_by_node = _objects_to_search(region, nearest[:_MOST_SEARCHED], shared)
+    targets = list(chain.from_iterable(objects_by_node.values()))
     search = BackwardSearch(targets, heap, roots, for_all=True)
     rows = HolderRows(search, roots, too_many, is_name=is_name)
-    for key, items in searched.items():
+    for key, items in objects_by_node.items():
         rows.add(key, items)
     groups = rows.groups()
     missing = rows.without_holder
@@ -485,23 +486,29 @@ def _nodes_by_holder(
 
 
 def _objects_to_search(
-    region: Region, nearest: Sequence[int], held: set[int], shared: Partners
+    region: Region, held: Sequence[int], shared: Partners
 ) -> dict[NodeKey, Sequence[object]]:
-    """Return the objects whose holders keep each node: its own, and those that show its memory."""
-    searched = dict[NodeKey, Sequence[object]]()
-    for key in nearest:
+    """Return the objects whose holders keep each node of a region alive.
+
+    Args:
+        region: the objects that a name leads to.
+        held: the objects to which other objects refer, too: each is a node.
+        shared: objects elsewhere on the same memory, whose holders also keep it.
+    """
+    objects_by_node = dict[NodeKey, Sequence[object]]()
+    for key in held:
         items = [region.objects[key]]
         for _, same in shared.get(key, ()):
             items += same
-        searched[key] = items
+        objects_by_node[key] = items
     for owner, pieces in shared.items():
-        if owner in searched or len(searched) >= 2 * _MOST_SEARCHED:
+        if owner in objects_by_node or len(objects_by_node) >= 2 * _MOST_SEARCHED:
             continue
         if type(owner) is int and is_atom(region.objects[owner]):
             continue
         for piece, same in pieces:
-            searched[region.node_of(piece, owner)] = same
-    return searched
+            objects_by_node[region.node_of(piece, owner)] = same
+    return objects_by_node
 
 
 def _add_tensors_of_graphs(

@@ -235,7 +235,7 @@ def _cell(tensor: TensorRecord) -> str:
     return f"cell {tensor.cell}"
 
 
-def _name(tensor: TensorRecord) -> str:
+def _name_of_tensor(tensor: TensorRecord) -> str:
     return first_part(tensor.name)
 
 
@@ -249,7 +249,7 @@ def _shape(tensor: TensorRecord) -> str:
 _FIRST_PART = re.compile(r"(?<!^Out)[.\[]")
 
 _LABELS: dict[str, Callable[[TensorRecord], str]] = {
-    "name": _name,
+    "name": _name_of_tensor,
     "shape": _shape,
     "kind": attrgetter("kind"),
     "cell": _cell,

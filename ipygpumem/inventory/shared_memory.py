@@ -24,7 +24,8 @@ from ipygpumem.inventory.watched_names import WatchedName, storages_of
 
 
 def rows_of(explained: Sequence[Explained], heap: Heap) -> list[HeldRow]:
-    """Return the rows of arrays, those that share all of their memory as one.
+    """Return the rows of arrays; a row whose memory is all in that of another is joined with it,
+    such as that of a tensor made ``from_numpy``.
 
     Args:
         explained: the arrays of names and their rows.
@@ -41,9 +42,11 @@ def rows_of(explained: Sequence[Explained], heap: Heap) -> list[HeldRow]:
     for position, (item, row) in enumerate(explained):
         storages = item.live_storages()
         positions = {position_of.get(arrays_below.get(storage, storage)) for storage in storages}
-        other = positions.pop()
-        if not positions and other is not None and other != position:
-            rows[other] = _joined(rows[other], row)
+        if len(positions) > 1:
+            continue
+        position_of_all = positions.pop()
+        if position_of_all is not None and position_of_all != position:
+            rows[position_of_all] = _row_of_both(rows[position_of_all], row)
             joined.add(position)
     return [row for position, row in enumerate(rows) if position not in joined]
 
@@ -121,7 +124,7 @@ def _addresses(storages: set[StorageKey], heap: Heap) -> dict[StorageKey, int]:
     return addresses
 
 
-def _joined(row: HeldRow, other: HeldRow) -> HeldRow:
+def _row_of_both(row: HeldRow, other: HeldRow) -> HeldRow:
     """Return an array's row with the name and the holder of a tensor on its memory."""
     names = [name for name in (row.row.name, other.row.name) if name]
     holders = [item.holder for item in (row, other) if item.holder is not None]

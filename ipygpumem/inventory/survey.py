@@ -204,8 +204,8 @@ class _Survey:
     def _tensor_records(
         self, arrays: Sequence[object], storages: Storages | None
     ) -> tuple[list[TensorRecord], set[int]]:
-        """Return the records of torch tensors, and the identities of the owners of arrays' memory
-        that these records show.
+        """Return the records of torch tensors, and the identities of the owners of the
+        memory of ``arrays`` that need no record of their own: these records have that memory.
         """
         with torch_reader() as reader:
             if reader is None:

@@ -270,7 +270,7 @@ def _measure(
         size = sizes.measure(value, name)
         is_complete &= size.complete
         _, *other_names = names_by_object[id(value)]
-        rows.append(_row(name, value, size, other_names))
+        rows.append(_named_row(name, value, size, other_names))
     listed = [row for row in _with_holders(rows) if _is_listed(row, chosen[row.name])]
     return _Measured(listed, len(objects) - len(listed), is_complete, sizes)
 
@@ -313,7 +313,7 @@ def _names_by_object(named: Mapping[str, object]) -> dict[int, list[str]]:
     return names
 
 
-def _row(name: str, value: object, size: Size, other_names: Sequence[str]) -> NamedSize:
+def _named_row(name: str, value: object, size: Size, other_names: Sequence[str]) -> NamedSize:
     """Return the row of a named object."""
     return NamedSize(
         name,

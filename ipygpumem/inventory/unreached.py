@@ -129,10 +129,10 @@ def candidates(
         if size < smallest:
             size = sizes.together([item])
         sized.append((size, item))
-    return _largest(sized, smallest, most)
+    return _largest_objects(sized, smallest, most)
 
 
-def _largest(sized: Iterable[tuple[int, object]], smallest: int, most: int) -> list[object]:
+def _largest_objects(sized: Iterable[tuple[int, object]], smallest: int, most: int) -> list[object]:
     """Return the ``most`` largest objects of at least ``smallest`` bytes, in their order."""
     large = [pair for pair in sized if pair[0] >= smallest]
     largest = sorted(large, key=itemgetter(0), reverse=True)[:most]

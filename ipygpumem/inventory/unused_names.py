@@ -216,7 +216,7 @@ def names_used(code: FailedCode, allowance: Allowance) -> set[str] | None:
             continue
         followed[id(item)] = item
         if type(item) is CodeType:
-            words |= _words_of(item)
+            words |= _names_and_words(item)
             waiting += map(namespace.get, item.co_names)
         waiting += _that_may_use_names(item, namespace)
     if waiting or words & _OUT_OF_SIGHT:
@@ -248,7 +248,7 @@ def _running_code(code: FailedCode) -> Iterator[CodeType]:
             yield frame.f_code
 
 
-def _words_of(code: CodeType) -> set[str]:
+def _names_and_words(code: CodeType) -> set[str]:
     """Return the names in some code, and the words in its texts."""
     texts = " ".join(_texts(code.co_consts))
     return {*code.co_names, *code.co_freevars, *re.findall(r"\w+", texts)}

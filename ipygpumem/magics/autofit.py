@@ -20,7 +20,7 @@ from ipygpumem.errors import AutofitError, quoted
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting.fit import TOO_LARGE, Fit
 from ipygpumem.fitting.plan import Number, Plan, Values
-from ipygpumem.heap.array_search import arrays_by_name
+from ipygpumem.heap.array_search import arrays_of_names
 from ipygpumem.introspect import type_name
 from ipygpumem.magics import completions
 from ipygpumem.report.autofit import autofit_report
@@ -92,7 +92,7 @@ def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
             f"{word!r} is not a variable: write NAME=NUMBER, such as batch_size=1024"
         )
     if equals:
-        return name, _number(name, text)
+        return name, _parsed_number(name, text)
     if name not in namespace:
         raise AutofitError(
             f"there is no variable {quoted(name)}: write {name}=NUMBER to set where to start"
@@ -108,15 +108,15 @@ def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
 def _minima(words: list[str]) -> Number | dict[str, Number] | None:
     """Return the smallest value of all variables, or of each; None if there is no limit."""
     if len(words) == 1 and "=" not in words[0]:
-        return _number("--min", words[0])
+        return _parsed_number("--min", words[0])
     minima: dict[str, Number] = {}
     for word in words:
         name, _, text = word.partition("=")
-        minima[name] = _number(f"--min {name}", text)
+        minima[name] = _parsed_number(f"--min {name}", text)
     return minima or None
 
 
-def _number(what: str, text: str) -> Number:
+def _parsed_number(what: str, text: str) -> Number:
     """Return the number that a text means: 1e3 is as whole as 1000, and 1.0 is a float."""
     try:
         return int(text)
@@ -168,7 +168,7 @@ class _OpenTry:
 
     def saved_bytes(self) -> int:
         """Return the bytes that the overwritten values of the cell's names hold."""
-        return sum(row.size_bytes for row in arrays_by_name(self._scope.saved))
+        return sum(row.size_bytes for row in arrays_of_names(self._scope.saved))
 
     def close(self, enclosing: Scope | None) -> None:
         """Delete the names of the try."""

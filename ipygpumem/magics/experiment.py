@@ -13,7 +13,8 @@ from ipygpumem.errors import ExperimentError, ellipsize, quoted
 from ipygpumem.fitting.budgets import parse_budget
 from ipygpumem.magics import completions
 from ipygpumem.report import history as reports
-from ipygpumem.report.content import times, usage_parts
+from ipygpumem.report.cells import usage_parts
+from ipygpumem.report.experiments import times
 from ipygpumem.report.layout import Report, clean, listed, note
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import (
@@ -33,7 +34,7 @@ _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
 
-def _name(example: str) -> Argument:
+def _name_argument(example: str) -> Argument:
     """Return the argument for an experiment's name."""
     return argument(
         "name", "NAME", is_joined=True, missing=f"which name? Write it first: {example} --keep x"
@@ -66,7 +67,7 @@ _OPTIONS = (
 )
 
 
-@command("%experiment start", "open one", _name("%experiment start demo"), *_OPTIONS)
+@command("%experiment start", "open one", _name_argument("%experiment start demo"), *_OPTIONS)
 def start(app: App, options: Options) -> list[Report]:
     """Open an experiment; return a note about it, and about devices that its budget cannot
     limit.
@@ -91,7 +92,7 @@ def _opened(app: App, experiment: Experiment) -> str:
 @command(
     "%%experiment",
     "run a cell like a function: at the end its new names are deleted and its memory is freed",
-    _name("%%experiment demo"),
+    _name_argument("%%experiment demo"),
     *_OPTIONS,
 )
 def of_cell(app: App, options: Options) -> list[Report]:
@@ -155,11 +156,11 @@ def parse_parameters(words: Iterable[str]) -> Parameters:
             )
         if name in parameters:
             raise ExperimentError(f"--note: {name} is given twice")
-        parameters[name] = _number(value)
+        parameters[name] = _number_or_text(value)
     return parameters
 
 
-def _number(text: str) -> int | float | str:
+def _number_or_text(text: str) -> int | float | str:
     """Return the number that a text means; the text itself if that is none."""
     if _WHOLE.fullmatch(text):
         return int(text) if len(text) < 19 else text  # records hold 64 bits

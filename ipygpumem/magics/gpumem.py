@@ -17,8 +17,8 @@ from ipygpumem.meter.contexts import create_context, why_no_accelerator
 from ipygpumem.probes.other_kernels import other_kernels
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import CellRecord
-from ipygpumem.report.content import freed_report
 from ipygpumem.report.export import save
+from ipygpumem.report.freeing import freed_report
 from ipygpumem.report.history import history_report, traces_report
 from ipygpumem.report.layout import Report, clean, count, device_label, listed, note, sizes
 from ipygpumem.report.status import status_report
@@ -175,7 +175,7 @@ def short_status(app: App, options: Options) -> list[Report]:
     """Return a short status, the largest names, what changed since the last look, and the next
     commands to try.
     """
-    on_or_off, measured = _headline(app)
+    on_or_off, measured = _settings_headline(app)
     used = reclaim.bytes_in_use(app.context.meter.now())
     named = largest_names(app.context.shell).names
     lines = lines_of_open(app.experiments)
@@ -184,12 +184,12 @@ def short_status(app: App, options: Options) -> list[Report]:
     before = app.last_look
     app.last_look = LastLook(dict(used), {row.name: row.size_bytes for row in named})
     if before is not None:
-        lines.append(f"since the last look: {_changes(before, app.last_look)}")
+        lines.append(f"since the last look: {_words_on_changes(before, app.last_look)}")
     lines.append("next: %gpumem top, status, leaks, history or free; %gpumem? describes them")
     return [Report("note", (on_or_off, measured, *sizes(used)), lines)]
 
 
-def _changes(before: LastLook, now: LastLook) -> str:
+def _words_on_changes(before: LastLook, now: LastLook) -> str:
     """Return the devices and names that changed by a MiB, the largest changes first."""
     changes = list[tuple[str, int]]()
     for device, change in _differences(before.device_bytes, now.device_bytes):
@@ -209,7 +209,7 @@ def _differences(before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[
             yield key, change
 
 
-def _headline(app: App) -> tuple[str, str]:
+def _settings_headline(app: App) -> tuple[str, str]:
     """Return the setting of the cells' lines, and the number of measured cells and experiments."""
     config = app.context.config
     lines_shown = "off"
@@ -224,7 +224,7 @@ def _headline(app: App) -> tuple[str, str]:
 @command("%gpumem status", "show settings, open experiments, and each device's memory")
 def status(app: App, options: Options) -> list[Report]:
     """Return the settings, the open experiments, and the memory of each device."""
-    headline = " · ".join(_headline(app))
+    headline = " · ".join(_settings_headline(app))
     lines = lines_of_open(app.experiments) or ["no experiment is open"]
     lines.append(RELEASED[app.context.config.release_frames])
     printed_bytes = Printed(app.context.shell).size_bytes()

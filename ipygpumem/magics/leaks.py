@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ipygpumem.report.content import leaks_report, note_on_unreached
 from ipygpumem.report.layout import Report
+from ipygpumem.report.leaks import leaks_report, note_on_unreached
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, byte_size, command, option
 from ipygpumem.shell.leak_search import LeakSearch

@@ -183,7 +183,7 @@ class Meter:
                 except Exception as error:  # noqa: PERF203  # as in _read
                     if is_from_signal(error):
                         raise
-                    self.failures[_name(probe)] = describe_error(error)
+                    self.failures[_probe_name(probe)] = describe_error(error)
         return readings
 
     def change(self, action: Callable[[], None]) -> None:
@@ -197,7 +197,7 @@ class Meter:
         """Measure with ``probe`` from now on, instead of any probe with the same name."""
         with self.lock:
             self.readings()  # open spans keep the peaks of a replaced probe
-            dropped = [other for other in self._probes if _name(other) == _name(probe)]
+            dropped = [other for other in self._probes if _probe_name(other) == _probe_name(probe)]
             self._probes = [other for other in self._probes if other not in dropped]
             if self._is_closed:
                 dropped.append(probe)
@@ -253,10 +253,10 @@ class Meter:
             except Exception as error:  # a broken driver must not take the host's figures with it
                 if is_from_signal(error):
                     raise
-                self.failures[_name(probe)] = describe_error(error)
+                self.failures[_probe_name(probe)] = describe_error(error)
                 continue
             if self.failures:
-                self.failures.pop(_name(probe), None)
+                self.failures.pop(_probe_name(probe), None)
             for reading in readings:
                 by_device[reading.device] = reading
         return by_device
@@ -286,5 +286,5 @@ class Meter:
             probe.close()
 
 
-def _name(probe: Probe) -> str:
+def _probe_name(probe: Probe) -> str:
     return getattr(probe, "name", "") or type(probe).__name__

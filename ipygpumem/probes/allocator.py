@@ -157,7 +157,7 @@ def _segment(data: Mapping[str, Any]) -> Segment:
     address = int(data["address"])
     for entry in data["blocks"]:
         address = int(entry.get("address", address))  # older versions of torch have none
-        block = _block(entry, address)
+        block = _snapshot_block(entry, address)
         blocks.append(block)
         address += block.size_bytes
     kind = data.get("segment_type", "")
@@ -175,7 +175,7 @@ def _segment(data: Mapping[str, Any]) -> Segment:
 _STATES: dict[str, State] = {"inactive": "inactive", "active_allocated": "allocated"}
 
 
-def _block(entry: Mapping[str, Any], address: int) -> SnapshotBlock:
+def _snapshot_block(entry: Mapping[str, Any], address: int) -> SnapshotBlock:
     """Return the block that torch describes."""
     size = int(entry["size"])
     requested = min(int(entry.get("requested_size", size)), size)

@@ -133,7 +133,7 @@ def deaths(path: Path = Path("/dev/kmsg")) -> list[Death]:
     """Return the deaths in the system log, oldest first; none if it is not readable."""
     in_log = list[Death]()
     boot = time.time() - time.monotonic()
-    for record in _records(path):
+    for record in _system_log(path):
         head, _, text = record.partition(";")
         match = _OOM.search(text) or _FAULT.search(text)
         fields = head.split(",")
@@ -144,7 +144,7 @@ def deaths(path: Path = Path("/dev/kmsg")) -> list[Death]:
     return in_log
 
 
-def _records(path: Path) -> list[str]:
+def _system_log(path: Path) -> list[str]:
     """Return the last records of the system log; none if it is not readable."""
     records: list[str] = []
     with contextlib.suppress(OSError), open(path, "rb", buffering=0, opener=without_waiting) as log:

@@ -39,7 +39,7 @@ def other_kernels() -> list[OtherKernel]:
     ours = {os.getpid(), *descendants()}
     kernels = list[OtherKernel]()
     for pid in pids:
-        if pid in ours or not is_kernel(_words_of(pid)) or not _is_same_user(pid):
+        if pid in ours or not is_kernel(_command_words(pid)) or not _is_same_user(pid):
             continue
         size = size_of(pid)
         if size is not None:
@@ -77,7 +77,7 @@ def _is_same_user(pid: int) -> bool:
     return False
 
 
-def _words_of(pid: int) -> list[str]:
+def _command_words(pid: int) -> list[str]:
     """Return the words of a process's command line; none if it has ended."""
     with contextlib.suppress(OSError):
         command_line = Path(f"/proc/{pid}/cmdline").read_bytes()

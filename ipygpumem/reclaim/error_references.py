@@ -73,7 +73,7 @@ def reference_to(name: str, container: Any, path: Path) -> ErrorReference:
     if not path:
         loses = name if _has_other_items(container) else ""
         if id(type(container)) in CLEARABLE_TYPES:
-            return ErrorReference(name, f"{_code_of(name)}.clear()", loses=loses)
+            return ErrorReference(name, f"{_code_of_name(name)}.clear()", loses=loses)
         return ErrorReference(name, _deletion(name), loses=loses)
     steps = ""
     inner = container
@@ -81,10 +81,10 @@ def reference_to(name: str, container: Any, path: Path) -> ErrorReference:
         code = key_code(key)
         if not code or not has_places(inner):  # the item that leads here is removed as a whole
             loses = f"{name}{steps}" if _has_other_items(inner) else ""
-            return ErrorReference(f"{name}{steps}", "", f"{_code_of(name)}{steps}", loses)
+            return ErrorReference(f"{name}{steps}", "", f"{_code_of_name(name)}{steps}", loses)
         steps += f"[{code}]"
         inner = _item_at(inner, key)
-    return ErrorReference(f"{name}{steps}", "", f"{_code_of(name)}{steps}")
+    return ErrorReference(f"{name}{steps}", "", f"{_code_of_name(name)}{steps}")
 
 
 def _item_at(container: Any, key: object) -> Any:
@@ -99,7 +99,7 @@ def _item_at(container: Any, key: object) -> Any:
     return None
 
 
-def _code_of(name: str) -> str:
+def _code_of_name(name: str) -> str:
     """Return the code for a named object or an output."""
     if cell_of_output(name) is not None:
         return name

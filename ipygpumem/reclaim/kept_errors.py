@@ -83,16 +83,16 @@ def _kept_error(
     losses = [reference.loses for reference in group.references]
     names = [row.name for row in rows[:_NAMES_SHOWN]]
     return KeptError(
-        place=_each_once(places),
+        place=_texts_once(places),
         size_bytes=sum(row.size_bytes for row in rows),
         names=tuple(names),
         remedy=line_that_removes(group.references, collects=collects),
         is_complete=is_complete,
-        loses=_each_once(losses),
+        loses=_texts_once(losses),
     )
 
 
-def _each_once(texts: Iterable[str]) -> str:
+def _texts_once(texts: Iterable[str]) -> str:
     """Return the texts that are not empty, in order, each once, separated by commas."""
     unique = dict.fromkeys(text for text in texts if text)
     return ", ".join(unique)
@@ -222,7 +222,7 @@ def _places_in(errors: Sequence[BaseException]) -> Iterator[Place]:
     with_frames_listed = set[int]()
     for error in errors:
         prefix = f"{type_name(error)}." if len(errors) > 1 else ""
-        for name, value in _attributes(error):
+        for name, value in _attributes_of_error(error):
             yield Place(prefix + name, value, str(id(error)))
         if id(error) in with_frames_listed:
             continue
@@ -233,7 +233,7 @@ def _places_in(errors: Sequence[BaseException]) -> Iterator[Place]:
                 yield Place(label, value, str(id(frame)))
 
 
-def _attributes(error: BaseException) -> Iterator[tuple[str, object]]:
+def _attributes_of_error(error: BaseException) -> Iterator[tuple[str, object]]:
     """Yield the attributes of an error, other than its traceback and other errors; runs no user
     code.
     """

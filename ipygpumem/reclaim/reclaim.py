@@ -39,7 +39,7 @@ def run_steps(meter: Meter, steps: list[Step], done: list[FreeingStep]) -> None:
     before = _now(meter)
     for name, action in steps:
         started = perf_counter()
-        outcome, error = _run(action)
+        outcome, error = _run_step(action)
         seconds = perf_counter() - started
         after = _now(meter)
         freed = _credit(before, after, outcome)
@@ -48,7 +48,7 @@ def run_steps(meter: Meter, steps: list[Step], done: list[FreeingStep]) -> None:
         before = after
 
 
-def _run(action: Callable[[], object]) -> tuple[object, str | None]:
+def _run_step(action: Callable[[], object]) -> tuple[object, str | None]:
     """Run a step; return its result, and its error in words: a broken step must not stop the next
     ones.
     """

@@ -116,19 +116,19 @@ def _table_entry(before: int, position: _Position) -> bytes:
         return bytes([0x80 | _NO_COLUMNS << 3, *step])
     entry = [0x80 | _LONG << 3, *step]
     for number in (end_line - line, column + 1, end_column + 1):
-        entry += _number(number)
+        entry += _six_bit_groups(number)
     return bytes(entry)
 
 
 def _signed_number(value: int) -> list[int]:
     """Return ``value`` as the table has numbers that may be negative: the last bit is the sign."""
     if value < 0:
-        return _number(-value << 1 | 1)
-    return _number(value << 1)
+        return _six_bit_groups(-value << 1 | 1)
+    return _six_bit_groups(value << 1)
 
 
-def _number(value: int) -> list[int]:
+def _six_bit_groups(value: int) -> list[int]:
     """Return ``value`` in groups of six bits, the lowest first."""
     if value < 64:
         return [value]
-    return [0x40 | value & 63, *_number(value >> 6)]
+    return [0x40 | value & 63, *_six_bit_groups(value >> 6)]

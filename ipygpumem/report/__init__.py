@@ -1,3 +1,3 @@
-"""Turns records into text and HTML: ``content`` selects, ``text`` and ``html`` lay out. Nothing
-measures.
+"""Turns records into text and HTML: ``text`` and ``html`` lay out the reports that all other files
+make of records. Nothing measures.
 """

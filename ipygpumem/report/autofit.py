@@ -41,11 +41,11 @@ def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Re
         lines.append(f"all tries are used up: {larger} may fit, too")
     tables = []
     if len(tries) > 1:
-        tables.append(_table(tries, plan))
+        tables.append(_table_of_tries(tries, plan))
     return Report("autofit", head, tuple(lines), tables, records=tries)
 
 
-def _table(tries: Sequence[Try], plan: Plan) -> Table:
+def _table_of_tries(tries: Sequence[Try], plan: Plan) -> Table:
     """Return a row for each try: its values, the peak of each device in use, and the outcome."""
     devices = _devices(tries)
     rows = []

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ipygpumem.estimating.records import PERHAPS, DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.report.layout import Fact, Report, Table, clean, device_label, shape_label, size_text
-from ipygpumem.report.showing import shows
+from ipygpumem.report.registration import shows
 from ipygpumem.units import format_bytes, format_change, format_in, format_seconds
 
 _GUESSES_SHOWN = 5
@@ -154,12 +154,12 @@ def summary_report(summary: ModelSummary) -> Report:
         f"{format_bytes(weights)} of weights",
         f"{format_bytes(total.activation_bytes)} of activations",
     ]
-    rows = [_row(row, weights + total.activation_bytes) for row in summary.rows]
+    rows = [_row_of_module(row, weights + total.activation_bytes) for row in summary.rows]
     table = Table.of(rows, {"parameters", "weights", "activations", "share"})
     return Report("summary", segments, (), [table], records=[summary])
 
 
-def _row(row: ModuleRow, share_of: int) -> dict[str, str]:
+def _row_of_module(row: ModuleRow, share_of: int) -> dict[str, str]:
     """Return the row of a module; figures of zero are left out."""
     weights = row.parameter_bytes + row.buffer_bytes
     texts = {"module": _module_label(row), "type": clean(row.type_name)}

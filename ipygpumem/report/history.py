@@ -15,7 +15,8 @@ from ipygpumem.records import (
     devices_of,
     usage_on,
 )
-from ipygpumem.report.content import end_labels, has_pauses, trace_segments
+from ipygpumem.report.cells import trace_segments
+from ipygpumem.report.experiments import end_labels, has_pauses
 from ipygpumem.report.layout import (
     VALUE_SHOWN,
     Report,
@@ -48,9 +49,9 @@ def history_report(
             text += "; an experiment inside one cell has no cells of its own"
         return Report("history", text)
     rows = list(map(_cell_row, cells, _figures(cells)))
-    table = _table(rows, "source", "experiment", "error")
+    table = _table_of_figures(rows, "source", "experiment", "error")
     seconds = format_seconds(sum(cell.duration_seconds for cell in cells))
-    headline = f"history · {_number(cells, total, 'cell')}{of} · {seconds}"
+    headline = f"history · {_number_shown(cells, total, 'cell')}{of} · {seconds}"
     return Report("history", headline, tables=[table])
 
 
@@ -69,8 +70,8 @@ def _cell_row(cell: CellRecord, devices: dict[str, str]) -> dict[str, str]:
 def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
     """Return one row for each of ``traces``, including iterations of loops, out of ``total``."""
     rows = list(map(_trace_row, traces, _figures(traces)))
-    number = _number(traces, total, "trace")
-    return Report("traces", number, tables=[_table(rows, "label", "error")])
+    number = _number_shown(traces, total, "trace")
+    return Report("traces", number, tables=[_table_of_figures(rows, "label", "error")])
 
 
 def _trace_row(trace: TraceRecord, devices: dict[str, str]) -> dict[str, str]:
@@ -84,13 +85,13 @@ def _trace_row(trace: TraceRecord, devices: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _table(rows: Sequence[dict[str, str]], *words: str, title: str = "") -> Table:
+def _table_of_figures(rows: Sequence[dict[str, str]], *words: str, title: str = "") -> Table:
     """Return a table whose columns are numbers, except those named in ``words``."""
     numbers = rows[0].keys() - words
     return Table.of(rows, numbers, title, code={"source"})
 
 
-def _number(shown: Sequence[object], total: int, what: str) -> str:
+def _number_shown(shown: Sequence[object], total: int, what: str) -> str:
     number = count(total, what)
     if len(shown) < total:
         return f"the last {len(shown)} of {number}"
@@ -169,7 +170,7 @@ def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequenc
     for record, figures in zip(rows, _figures(rows, first), strict=True):
         row = {label: str(record.iteration), "time": format_seconds(record.duration_seconds)}
         table_rows.append(row | figures)
-    table = _table(table_rows, title=title)
+    table = _table_of_figures(table_rows, title=title)
     seconds = last.started_at + last.duration_seconds - first.started_at
     head = [f"{label} {number}", format_seconds(seconds)]
     return Report("track", head, remarks, [table], records=rows)
@@ -193,7 +194,7 @@ def experiments_report(
     if not records:
         return Report("experiments", "no experiment has finished yet", lines)
     rows = list(map(_experiment_row, numbered(records), _figures(records)))
-    table = _table(rows, "experiment", "began", "parameters")
+    table = _table_of_figures(rows, "experiment", "began", "parameters")
     return Report("experiments", count(len(records), "experiment"), lines, [table])
 
 
@@ -242,14 +243,14 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
     for record in records:
         parameters |= record.parameters
     rows = [_comparison_row(run, parameters) for run in runs]
-    tables = [_table(rows, "experiment")]
+    tables = [_table_of_figures(rows, "experiment")]
     for device in _devices_worth_reporting(records):
         rows = []
         for run in runs:
             usage = usage_on(run.record.usages, device)
             if usage is not None:
                 rows.append(_device_row(run, usage))
-        tables.append(_table(rows, "experiment", title=device_label(device)))
+        tables.append(_table_of_figures(rows, "experiment", title=device_label(device)))
     return Report("comparison", f"{count(len(runs), 'experiment')} side by side", tables=tables)
 
 

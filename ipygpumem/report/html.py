@@ -125,7 +125,7 @@ def with_text(reports: Sequence[Report], *, bars: bool) -> dict[str, str]:
 
 def render(reports: Iterable[Report], *, bars: bool = True) -> str:
     """Return the reports one below the other."""
-    return "\n".join([_report(report, bars=bars) for report in reports])
+    return "\n".join([_html_report(report, bars=bars) for report in reports])
 
 
 def _escaped(text: str) -> str:
@@ -133,20 +133,23 @@ def _escaped(text: str) -> str:
     return _TOGETHER.sub("\N{NO-BREAK SPACE}", escape(clean(text)))
 
 
-def _parts(first: str, *remaining: str) -> str:
+def _html_parts(first: str, *remaining: str) -> str:
     """Return drawn parts with separators between them."""
-    return _joined("span", "", 1, 100, first, remaining)
+    return _parts_in_a_row("span", "", 1, 100, first, remaining)
 
 
-def _head(first: str, *remaining: str) -> str:
+def _html_headline(first: str, *remaining: str) -> str:
     """Return a headline of drawn parts, the first one bold."""
-    return _joined("b", "; font-weight: 600", 0.85, 95, first, remaining)
+    return _parts_in_a_row("b", "; font-weight: 600", 0.85, 95, first, remaining)
 
 
-def _joined(
+def _parts_in_a_row(
     kind: str, look: str, opacity: float, width: int, first: str, remaining: Sequence[str]
 ) -> str:
-    """Return drawn parts in a row; the first is an element ``kind`` with the style ``look``."""
+    """Return parts next to each other, in at most ``width`` percent of the page.
+
+    The first is an element ``kind`` with the style ``look``; the remaining ones have an opacity.
+    """
     parts = [_FIRST.format(kind, look, first)]
     parts += [_PART.format(opacity, part) for part in remaining]
     return _PARTS.format(width, " ".join(parts))
@@ -156,10 +159,10 @@ def _line(line: str) -> str:
     """Return a line, broken between its parts if it has any."""
     if SEPARATOR not in line:
         return _escaped(line)
-    return _parts(*map(_escaped, line.split(SEPARATOR)))
+    return _html_parts(*map(_escaped, line.split(SEPARATOR)))
 
 
-def _report(report: Report, *, bars: bool) -> str:
+def _html_report(report: Report, *, bars: bool) -> str:
     """Return one report: a line, or a frame with a headline if there is more to show."""
     parts: list[str] = []
     for line, bar in report.segments:
@@ -171,9 +174,9 @@ def _report(report: Report, *, bars: bool) -> str:
     if report.tables or report.facts or report.listings or has_lines:
         plain, themed = _TROUBLE if report.is_trouble else _ACCENT
         body = "\n".join(_body(report, bars=bars))
-        return _FRAME.format(plain, themed, _head(*parts), body)
+        return _FRAME.format(plain, themed, _html_headline(*parts), body)
     is_more_than_a_word = len(parts) > 1 or report.lines
-    head = _head(*parts) if is_more_than_a_word else parts[0]
+    head = _html_headline(*parts) if is_more_than_a_word else parts[0]
     lines = [head, *map(_line, report.lines)]
     return _LINE.format("<br>".join(lines))
 
@@ -181,7 +184,7 @@ def _report(report: Report, *, bars: bool) -> str:
 def _body(report: Report, *, bars: bool) -> Iterator[str]:
     """Yield the parts below the headline."""
     for table in report.tables:
-        drawn = _table(table, bars=bars)
+        drawn = _html_table(table, bars=bars)
         if table.title:
             drawn = _collapsible(table.title, drawn, shown=not table.is_collapsed)
         yield drawn
@@ -226,7 +229,7 @@ Look = tuple[str, str, str]
 """A column's width, alignment and extra style."""
 
 
-def _table(table: Table, *, bars: bool) -> str:
+def _html_table(table: Table, *, bars: bool) -> str:
     """Return a table; the bars follow the last column of numbers."""
     grid = [list(map(clean, row)) for row in (table.columns, *table.rows)]
     letters = []
@@ -236,7 +239,8 @@ def _table(table: Table, *, bars: bool) -> str:
     if sum(letters) > _SPLIT:
         fewer, equal = table.split()
         if equal:
-            return f'{_table(fewer, bars=bars)}\n<div style="opacity: 0.75">{_escaped(equal)}</div>'
+            shown = _html_table(fewer, bars=bars)
+            return f'{shown}\n<div style="opacity: 0.75">{_escaped(equal)}</div>'
     letters = _room_for_wide_letters(table, letters)
     looks = _looks(table, letters)
     rows = [list(map(escape, row)) for row in grid]
@@ -258,8 +262,8 @@ def _drawn(rows: Sequence[Sequence[str]], looks: list[Look], first: int, width: 
         indent = _em(first, _GAP)
     width_of_first, side, style = looks[0]
     looks[0] = width_of_first, side, f"{style}; margin-left: -{indent}"
-    head = _row(rows[0], looks, indent, is_head=True)
-    body = [_row(row, looks, indent, is_head=False) for row in rows[1:]]
+    head = _html_row(rows[0], looks, indent, is_head=True)
+    body = [_html_row(row, looks, indent, is_head=False) for row in rows[1:]]
     return _TABLE.format(width, head, "\n".join(body))
 
 
@@ -285,7 +289,7 @@ def _looks(table: Table, letters: Sequence[int]) -> list[Look]:
     for name, size in zip(table.columns, letters, strict=True):
         is_number = name in table.numbers
         is_code = name in table.code
-        looks.append(_look(size, number=is_number, code=is_code, is_second=is_second))
+        looks.append(_look_of_column(size, number=is_number, code=is_code, is_second=is_second))
         is_second = len(looks) == 1
     return looks
 
@@ -306,7 +310,7 @@ def _em(letters: float, more: float = 0) -> str:
     return f"{letters * _LETTER + more:.4g}em"
 
 
-def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> Look:
+def _look_of_column(letters: int, *, number: bool, code: bool, is_second: bool) -> Look:
     """Return how a column of that many letters looks."""
     font = f"; white-space: pre-wrap; {_CODE}" if code else ""
     if number:
@@ -324,7 +328,7 @@ def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> Look:
     return width, "left", style
 
 
-def _row(row: Sequence[str], looks: Sequence[Look], indent: str, *, is_head: bool) -> str:
+def _html_row(row: Sequence[str], looks: Sequence[Look], indent: str, *, is_head: bool) -> str:
     """Return a row of cells, or the headings."""
     kind = "td"
     heading = ""

@@ -21,7 +21,6 @@ from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, T
 from ipygpumem.inventory.top import SMALLEST, LargestNames, NamedSize
 from ipygpumem.records import COMMENT, OUTSIDE, ReferencePath, RetainedArray
 from ipygpumem.report import layout
-from ipygpumem.report.content import LAST_INDEX, leak_table
 from ipygpumem.report.layout import (
     IN_ONE_LINE,
     SEPARATOR,
@@ -40,7 +39,8 @@ from ipygpumem.report.layout import (
     row_of_more,
     sizes,
 )
-from ipygpumem.report.showing import shows
+from ipygpumem.report.leaks import LAST_INDEX, leak_table
+from ipygpumem.report.registration import shows
 from ipygpumem.units import format_at_least, format_bytes, format_change
 
 _NOTES_SHOWN = 10
@@ -70,7 +70,9 @@ def tensors_report(
 
     ``holders`` has the holders of tensors without a name, by library and storage.
     """
-    return _report(inventory, _table("", inventory.tensors, top, holders or {}))
+    return _inventory_report(
+        inventory, _table_of_tensors("", inventory.tensors, top, holders or {})
+    )
 
 
 def groups_report(
@@ -84,7 +86,7 @@ def groups_report(
         size = sum(group.size_bytes for group in remaining)
         sums = TensorGroup(and_more(len(remaining)), number, size)
         rows.append(_group_row(sums, by))
-    return _report(inventory, Table.of(rows, {"tensors", "size"}))
+    return _inventory_report(inventory, Table.of(rows, {"tensors", "size"}))
 
 
 def _group_row(group: TensorGroup, by: str) -> dict[str, str]:
@@ -95,7 +97,7 @@ def _group_row(group: TensorGroup, by: str) -> dict[str, str]:
     }
 
 
-def _report(inventory: Inventory, table: Table) -> Report:
+def _inventory_report(inventory: Inventory, table: Table) -> Report:
     """Return a report of an inventory, with the notes on its largest tensors."""
     number = count(len(inventory.tensors), "storage")
     head = [f"tensors and arrays: {number}", *sizes(inventory.device_bytes)]
@@ -128,11 +130,11 @@ def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
     tables = []
     for change, tensors in (("added", difference.added), ("removed", difference.removed)):
         title = f"{change}: {len(tensors):,}"
-        tables.append(_table(title, tensors, top))
+        tables.append(_table_of_tensors(title, tensors, top))
     return tables
 
 
-def _table(
+def _table_of_tensors(
     title: str,
     tensors: Sequence[TensorRecord],
     top: int,

@@ -19,7 +19,8 @@ from ipygpumem.records import (
     mimebundle,
 )
 from ipygpumem.report import html
-from ipygpumem.report.content import cell_report, experiment_reports, trace_report
+from ipygpumem.report.cells import cell_report, trace_report
+from ipygpumem.report.experiments import experiment_reports
 from ipygpumem.report.history import experiments_report, history_report, traces_report
 from ipygpumem.report.layout import Report
 
@@ -30,7 +31,7 @@ Build = TypeVar("Build", bound=Callable[..., Sequence[Report]])
 
 def _shows_without_metadata(kind: type[Any]) -> Callable[[Build], Build]:
     """Register the decorated function as the reports of a class of records, in displays that carry
-    no records; see ``showing.shows``.
+    no records; see ``registration.shows``.
     """
 
     def register(build: Build) -> Build:

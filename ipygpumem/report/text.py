@@ -51,16 +51,16 @@ def encodable(shown: str, encoding: str) -> str:
 
 def render(reports: Iterable[Report], style: Style = PLAIN) -> str:
     """Return the reports one below the other."""
-    return "\n".join([_report(report, style) for report in reports])
+    return "\n".join([_text_report(report, style) for report in reports])
 
 
-def _report(report: Report, style: Style) -> str:
+def _text_report(report: Report, style: Style) -> str:
     """Return the lines of one report."""
-    lines = _headline(report, style)
+    lines = _headline_in_lines(report, style)
     for table in report.tables:
         if table.title:
             lines += _hanging(clean(table.title), style.width)
-        lines += _table(table, style)
+        lines += _lines_of_table(table, style)
     for fact in report.facts:
         values = listed(fact.values, fact.most)
         lines += _titled(fact.title, f"{fact.title}: {values}", style)
@@ -76,7 +76,7 @@ def _report(report: Report, style: Style) -> str:
     return text
 
 
-def _headline(report: Report, style: Style) -> list[str]:
+def _headline_in_lines(report: Report, style: Style) -> list[str]:
     """Return the headline in lines, its first part in bold."""
     plain = []
     drawn = []
@@ -297,7 +297,7 @@ _WIDEST_WHOLE = 40
 """Maximum width of a column of code that is broken last."""
 
 
-def _table(table: Table, style: Style) -> list[str]:
+def _lines_of_table(table: Table, style: Style) -> list[str]:
     """Return the lines of ``table`` without its title: headings, a rule, and rows followed by their
     bars.
 

@@ -42,7 +42,7 @@ def parts_of(tree: ast.AST, *, blocks: bool = True) -> Iterator[ast.AST]:
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        parts = _parts(node)
+        parts = _children_in_scope(node)
         if not blocks:
             parts = [part for part in parts if not isinstance(part, ast.stmt)]
         waiting.extend(parts)
@@ -90,7 +90,7 @@ def _assigned_name(node: ast.AST) -> str | None:
     return None
 
 
-def _parts(node: ast.AST) -> Iterable[ast.AST]:
+def _children_in_scope(node: ast.AST) -> Iterable[ast.AST]:
     """Return the children of ``node`` that run in its own scope."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         # Decorators, defaults and annotations run in the enclosing scope; the body does not.

@@ -318,7 +318,9 @@ def _in_two_forms(
     bound = bindings_of(loop).bound & names
     if not bound:
         return instrumented
-    choice: Any = _at(loop, f"if {BINDING_RECORDER}.needs_no({sorted(bound)}): pass\nelse: pass")
+    choice: Any = _statement_at(
+        loop, f"if {BINDING_RECORDER}.needs_no({sorted(bound)}): pass\nelse: pass"
+    )
     choice.body = [loop]
     choice.orelse = instrumented
     return [choice]
@@ -400,7 +402,7 @@ def _with_check_at_end(
     """
     if not names:
         return [statement, *after]
-    block: Any = _at(statement, "try: pass\nfinally: pass")
+    block: Any = _statement_at(statement, "try: pass\nfinally: pass")
     block.body = [statement, *after]
     block.finalbody = _lookups(statement, HAS_ENDED, names)
     return [block]
@@ -442,7 +444,7 @@ def _deletions(statement: ast.Delete, names: frozenset[str]) -> list[ast.stmt]:
 
 def _lookups(place: ast.stmt | ast.expr, word: str, names: Iterable[str]) -> list[ast.stmt]:
     """Return a statement that looks up an event for each name."""
-    return [_at(place, f"{BINDING_RECORDER}[{word + name!r}]") for name in sorted(names)]
+    return [_statement_at(place, f"{BINDING_RECORDER}[{word + name!r}]") for name in sorted(names)]
 
 
 def _with_lookups_after(value: ast.expr, word: str, names: set[str]) -> ast.expr:
@@ -468,12 +470,12 @@ def _lookup_expressions(place: ast.expr, word: str, names: set[str]) -> list[ast
 
 def _one_of(value: ast.expr, parts: list[ast.expr], index: int) -> ast.expr:
     """Return an expression that evaluates all ``parts`` and has the value of one of them."""
-    wrapped: Any = _at(value, f"(None, None)[{index}]")
+    wrapped: Any = _statement_at(value, f"(None, None)[{index}]")
     wrapped.value.value.elts = parts
     return wrapped.value  # type: ignore[no-any-return]  # of the parsed statement
 
 
-def _at(place: ast.stmt | ast.expr, code: str) -> ast.stmt:
+def _statement_at(place: ast.stmt | ast.expr, code: str) -> ast.stmt:
     """Return the statement ``code``, at the position where ``place`` begins."""
     (statement,) = ast.parse(code).body
     decorators = getattr(place, "decorator_list", ())

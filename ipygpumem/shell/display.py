@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.failures import is_own_failure, tell_failure
+from ipygpumem.failures import failures_told
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.records import CellRecord, packed
 from ipygpumem.report import html, text
@@ -94,14 +94,11 @@ class Display:
             nonlocal bar, due
             if perf_counter() < due:
                 return
-            try:
+            with failures_told("the progress bar"):
                 bar = bar or _new_bar(f"ipygpumem: {what}", share, self._bar_stream)
                 bar.update(max(0.0, min(share, 1.0) - bar.n))  # the bar never moves back
-            except Exception as error:  # the work continues
-                if not is_own_failure(error):
-                    raise
-                due = float("inf")
-                tell_failure("the progress bar", error)
+                return
+            due = float("inf")  # the work continues without a bar
 
         try:
             yield progress

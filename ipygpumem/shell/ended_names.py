@@ -25,13 +25,13 @@ def remarks(error: NameError, context: ShellContext, experiments: ExperimentMana
         return []  # a module's code misses a name of that module
     if name in experiments.ended_elsewhere:
         number, remark = experiments.ended_elsewhere[name]
-        if not _is_later_name(name, [number], context):
+        if not _was_bound_again(name, [number], context):
             return [remark]
     for record in reversed(experiments.finished):
         if name not in record.deleted:
             continue
         numbers = [cell.execution_count or 0 for cell in record.cells]
-        if _is_later_name(name, numbers, context):
+        if _was_bound_again(name, numbers, context):
             return []
         ended = f"experiment {clean_name(record.name)}, which has ended"
         shown = clean_name(name)
@@ -39,9 +39,9 @@ def remarks(error: NameError, context: ShellContext, experiments: ExperimentMana
     return []
 
 
-def _is_later_name(name: str, numbers: Sequence[int], context: ShellContext) -> bool:
-    """Return True if user code has bound a name again after the cells with these numbers, in which
-    it ended: then user code has deleted it, too.
+def _was_bound_again(name: str, numbers: Sequence[int], context: ShellContext) -> bool:
+    """Return True if user code has bound a name again since the cells with these numbers, in which
+    it ended: then it is missing because user code has deleted it.
 
     A running cell such as ``data = data + 1`` has bound nothing yet, unless it deletes the name
     itself.

@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING
 
 from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, quoted
-from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure, write_line
+from ipygpumem.failures import GuardedBlock, failures_told, is_own_failure, tell_failure, write_line
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.records import CellRecord, ExperimentRecord, Usage
-from ipygpumem.report import content
+from ipygpumem.report.experiments import experiment_reports
 from ipygpumem.report.layout import Report, clean_name, note
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.cell import HISTORY_LENGTH, Cell
@@ -245,7 +245,9 @@ class ExperimentManager:
         running[-1].scopes.ending.append(experiment)
 
     def finish(self, experiment: Experiment) -> ExperimentRecord:
-        """End ``experiment`` and all inside it, show the reports, and return the record."""
+        """End ``experiment`` and all inside it, unless that was done, show the reports, and return
+        the record.
+        """
         if experiment.record is None or experiment in self.open:
             self.context.display.show(self.end_experiment(experiment))
             self._subscribers.shown()
@@ -371,7 +373,7 @@ class ExperimentManager:
             self.finished.append(record)
             self._subscribers.add(record)
             style = experiment.report_style
-            reports += content.experiment_reports(record, style, self.context.display.scales)
+            reports += experiment_reports(record, style, self.context.display.scales)
             if style == "none":
                 for line in record.notes:
                     if line.startswith("keep: "):
@@ -530,13 +532,9 @@ class Experiment(GuardedBlock):
             raise ExperimentError(f"experiment {quoted(self.name)} has not been started")
         if self.record is not None:
             return self.record.usages
-        try:
+        with failures_told("the measurement of an experiment", "its usage is unknown"):
             return self._measured_scope.usages()
-        except Exception as error:
-            if not is_own_failure(error):
-                raise
-            tell_failure("the measurement of an experiment", error, "its usage is unknown")
-            return ()
+        return ()
 
     def finish(self) -> ExperimentRecord:
         """End the experiment (and the ones inside it), show its report and return its record.

@@ -108,7 +108,7 @@ def _remember_or_compare(
     free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
     live_tensors(Garbage())  # creates the objects of tensors known only in C++
     objects = _grouped(named())
-    names = _largest(objects, progress)
+    names = _memory_of_names(objects, progress)
     unnamed = _arrays_without_name(objects)
     before, growing.before = growing.before, None
     if before is None:
@@ -137,7 +137,7 @@ def _remember(
     growing.processes = Processes(0, _sizes(children_now()))
 
 
-def _largest(objects: dict[str, object], progress: Progress) -> LargestNames:
+def _memory_of_names(objects: dict[str, object], progress: Progress) -> LargestNames:
     """Return the memory of ``objects``, with words instead of a type for the output that IPython
     keeps.
     """

@@ -28,7 +28,7 @@ from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays
 from ipygpumem.inventory.watched_names import WatchedName, record_without_name, storages_of
 from ipygpumem.notebook import code_of_output
 from ipygpumem.records import RetainedArray
-from ipygpumem.report.content import ReclaimableItem
+from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
@@ -36,7 +36,7 @@ from ipygpumem.shell.ipython.printed import Printed
 from ipygpumem.shell.leaked_objects import (
     Holders,
     LeakCandidates,
-    Notebook,
+    NotebookOnHeap,
     SurvivingObjects,
     Unlisted,
     UnreachedObjects,
@@ -167,7 +167,7 @@ class LeakSearch:
         """
         namespace = self._context.namespace
         large = LeakCandidates(heap, list(in_run_modules(self._context.shell)))
-        notebook = Notebook(heap, namespace, self._smallest)
+        notebook = NotebookOnHeap(heap, namespace, self._smallest)
         surviving = SurvivingObjects(self._survivors, notebook, large.places, listed)
         in_rows = listed | surviving.storages | in_graphs
         unlisted = Unlisted(notebook, large.places, surviving.sizes, listed)
@@ -179,7 +179,7 @@ class LeakSearch:
         objects = UnreachedObjects(candidates, unlisted, not_listed | named)
         return _UnnamedMemory(surviving, arrays, objects, unlisted)
 
-    def _named_among(self, candidates: Sequence[object], notebook: Notebook) -> set[int]:
+    def _named_among(self, candidates: Sequence[object], notebook: NotebookOnHeap) -> set[int]:
         """Return the identities of the candidates, and of the large arrays, that a name leads
         to: one walk from the names for both.
         """
@@ -270,7 +270,7 @@ class _UnnamedArrays:
         beyond: the rows of further ones.
     """
 
-    def __init__(self, notebook: Notebook, listed: Set[StorageKey], named: Set[int]) -> None:
+    def __init__(self, notebook: NotebookOnHeap, listed: Set[StorageKey], named: Set[int]) -> None:
         self._notebook = notebook
         self._rows: dict[StorageKey, RetainedArray] = {}
         for key, same in notebook.heap.large(notebook.smallest).items():

@@ -29,7 +29,7 @@ from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_registered
 from ipygpumem.inventory.remaining import holder_of_several, is_searched_together
 from ipygpumem.inventory.retained import words_on_output
-from ipygpumem.report.content import ReclaimableItem
+from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.survivors import ReportedObjects, Survivors
 
@@ -37,7 +37,7 @@ Holders = Mapping[StorageKey, Holder]
 """The answers of a search for holders; the key of an object is "object" and its identity."""
 
 
-class Notebook:
+class NotebookOnHeap:
     """The live objects and the user's names, which keep many of them on purpose.
 
     Make it after the heap, else its dict would be a holder of all of the names' objects.
@@ -142,7 +142,7 @@ class SurvivingObjects:
     def __init__(
         self,
         survivors: Survivors,
-        notebook: Notebook,
+        notebook: NotebookOnHeap,
         places: unreached.Places,
         listed: Set[StorageKey],
     ) -> None:
@@ -223,7 +223,11 @@ class Unlisted:
     """
 
     def __init__(
-        self, notebook: Notebook, places: unreached.Places, sizes: Sizes, listed: Set[StorageKey]
+        self,
+        notebook: NotebookOnHeap,
+        places: unreached.Places,
+        sizes: Sizes,
+        listed: Set[StorageKey],
     ) -> None:
         self.notebook = notebook
         self._places = places

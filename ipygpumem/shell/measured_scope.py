@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.heap.array_search import arrays_by_name
+from ipygpumem.heap.array_search import arrays_of_names
 from ipygpumem.meter.meter import Span
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.host import RamFigures
@@ -105,7 +105,7 @@ class MeasuredScope:
 
     def saved_memory(self) -> list[RetainedArray]:
         """Return the arrays held by the objects that its code has replaced."""
-        return arrays_by_name(self.names.overwritten())
+        return arrays_of_names(self.names.overwritten())
 
     def outputs(self) -> dict[int, Any]:
         """Return the outputs since its start, by cell number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.failures import is_own_failure, tell_failure
+from ipygpumem.failures import failures_told
 from ipygpumem.records import CellRecord, ExperimentRecord, History
 from ipygpumem.report import printed_records as _printed  # noqa: F401  # registers them
 from ipygpumem.shell.app import current_app
@@ -50,14 +50,10 @@ def experiment(
     {'lr': 0.1}
     """
     function = ", or put the code into a function, whose local names are deleted when it returns"
-    try:
+    with failures_told("an experiment", "it runs without this scope", asked=True):
         experiments = current_app(otherwise=function).experiments
         return Experiment(experiments, name, keep, drop_imports, seed, report, note, budget)
-    except Exception as error:
-        if not is_own_failure(error):
-            raise
-        tell_failure("an experiment", error, "it runs without this scope", asked=True)
-        return UnscopedExperiment(name)
+    return UnscopedExperiment(name)
 
 
 def last() -> CellRecord | None:

@@ -28,8 +28,8 @@ from ipygpumem.reclaim.name_snapshot import NameSnapshot
 from ipygpumem.reclaim.plain_locals import plain_locals
 from ipygpumem.reclaim.reclaim import steps_that_free
 from ipygpumem.records import Cause, FreeingStep, Reading, RecoveryRecord
-from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
+from ipygpumem.report.recovery import recovery_reports
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.error_isolation import HookStep
@@ -138,11 +138,10 @@ class Recovery:
         has_survivors = bool(cell.scopes.ending)
         recovery = self._with_kept_errors(cell.errors.recovery, has_survivors=has_survivors)
         cell.errors.recovery = recovery
-        return content.recovery_reports(recovery, self._config.min_held_bytes)
+        return recovery_reports(recovery, self._config.min_held_bytes)
 
     def _with_kept_errors(self, record: RecoveryRecord, *, has_survivors: bool) -> RecoveryRecord:
-        """Return the record with the memory that errors still hold, which waits for no freeing any
-        more.
+        """Return the record with the memory that errors still hold, after all steps that free it.
 
         With ``has_survivors``, an experiment's report has listed what the last error holds.
         """

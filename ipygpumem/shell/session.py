@@ -20,7 +20,7 @@ from ipygpumem.probes.children import EndedChildren
 from ipygpumem.reclaim.frames import cells_line
 from ipygpumem.reclaim.reclaim import decrease
 from ipygpumem.records import CellRecord, Usage
-from ipygpumem.report import content
+from ipygpumem.report.cells import begins_with_our_command, cell_report, is_quiet
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
@@ -272,8 +272,9 @@ class Session:
         )
 
     def _collect(self, cell: Cell, seconds: float) -> None:
-        """Collect garbage if that is cheap or was promised; an interrupt does not stop the making
-        of the record.
+        """Collect garbage if that is cheap, or all of it after a line of a report.
+
+        A signal's exception waits until the cell's record is made.
         """
         context = self._context
         if not context.config.collect_garbage:
@@ -300,14 +301,14 @@ class Session:
         context = self._context
         remarks = self._remarks(cell, record, result)
         context.display.scales.note(record.usages)
-        may_hide = context.config.quiet or content.begins_with_our_command(record)
-        is_hidden = not remarks and may_hide and content.is_quiet(record)
+        may_hide = context.config.quiet or begins_with_our_command(record)
+        is_hidden = not remarks and may_hide and is_quiet(record)
         lines = list[str]()
         if own_growth.unreported_bytes:  # taken even if the line is hidden
             lines.append(own_growth.take_growth_text(record.usages))
         if is_hidden or not context.config.report:
             return []
-        report = content.cell_report(record, context.display.scales)
+        report = cell_report(record, context.display.scales)
         lines = [*filter(None, lines), *remarks]
         if lines:
             report = replace(report, lines=(*report.lines, *lines))

@@ -56,15 +56,17 @@ class Subscribers:
                 try:
                     entry[0](record)
                 except KeyboardInterrupt:
+                    name = _name_of_subscriber(entry[0])
                     print(
-                        f"ipygpumem: {_name(entry[0])} was interrupted; it stays subscribed",
+                        f"ipygpumem: {name} was interrupted; it stays subscribed",
                         file=sys.stderr,
                     )
                 except BaseException as error:  # even SystemExit: a logger must not end the session
                     self._drop(entry)
                     why = f"{type_name(error)}: {clean(classify(error).message)}"
+                    name = _name_of_subscriber(entry[0])
                     print(
-                        f"ipygpumem: {_name(entry[0])} failed and gets no further records ({why})",
+                        f"ipygpumem: {name} failed and gets no further records ({why})",
                         file=sys.stderr,
                     )
                 finally:
@@ -79,7 +81,7 @@ class Subscribers:
             vars(self._shell).pop(_KEPT_AS, None)
 
 
-def _name(subscriber: object) -> str:
+def _name_of_subscriber(subscriber: object) -> str:
     """Return a callable's name without running the user's code."""
     function = subscriber.__func__ if type(subscriber) is MethodType else subscriber
     name = function.__qualname__ if type(function) is FunctionType else type_name(function)

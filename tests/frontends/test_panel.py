@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import textwrap
 from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.frontends, pytest.mark.timeout(600)]
 
 LOAD = "%load_ext ipygpumem"
-OPEN = "import ipygpumem\n\nshown = ipygpumem.panel()\nshown"
+OPEN = textwrap.dedent(
+    """\
+    import ipygpumem
+
+    shown = ipygpumem.panel()
+    shown"""
+)
 BUSY = """import pathlib, time
 
 hold = bytearray(300 * 2**20)

@@ -1,5 +1,7 @@
 """Cells in a child process, which can use a card only if the kernel has not."""
 
+import textwrap
+
 import pytest
 
 from benchmarks.harness.kernel import Kernel
@@ -14,9 +16,11 @@ def test_an_isolated_cell_uses_a_card_unused_by_the_kernel() -> None:
     """Its context and its memory go with it."""
     with started_kernel() as kernel:
         run_ok(kernel, "import torch")
-        cell = (
-            "%%isolate --keep size\nlarge = torch.ones(2**20, device='cuda')\nsize = "
-            "torch.cuda.memory_allocated()"
+        cell = textwrap.dedent(
+            """\
+            %%isolate --keep size
+            large = torch.ones(2**20, device='cuda')
+            size = torch.cuda.memory_allocated()"""
         )
         run_ok(kernel, cell)
         assert kernel.value("(size, torch.cuda.is_initialized())") == (4 << 20, False)

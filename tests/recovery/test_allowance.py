@@ -20,7 +20,7 @@ from ipygpumem.reclaim import listing
 from ipygpumem.reclaim.plain_locals import plain_locals
 from ipygpumem.reclaim.tracebacks import release
 from ipygpumem.records import RecoveryRecord
-from ipygpumem.report.content import recovery_reports
+from ipygpumem.report.recovery import recovery_reports
 from ipygpumem.units import MIB
 from tests.recovery.cases import recovers
 from tests.steps import fails, works

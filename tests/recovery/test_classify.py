@@ -199,12 +199,22 @@ INTERRUPTS = {
     "from None": f"{_INTERRUPTED}except KeyboardInterrupt: raise RuntimeError from None",
     "several levels": f"{_INTERRUPTED}except BaseException:\n    try: 1 / 0\n    except ZeroDivisionError as error:\n"  # noqa: E501
     "        try: raise ValueError from error\n        finally: sys.exit()",
-    "with": "class Block:\n    def __enter__(self): pass\n    def __exit__(self, *error): raise OSError('no disk')\n"  # noqa: E501
-    "with Block(): raise KeyboardInterrupt",
+    "with": textwrap.dedent(
+        """\
+        class Block:
+            def __enter__(self): pass
+            def __exit__(self, *error): raise OSError('no disk')
+        with Block(): raise KeyboardInterrupt"""
+    ),
     "a subclass": "class Stop(KeyboardInterrupt): pass\nraise Stop",
     "a cancelled cell": "raise asyncio.CancelledError",
-    "while memory had run out": "try:\n    try: raise MemoryError\n    except MemoryError: raise KeyboardInterrupt\n"  # noqa: E501
-    "except KeyboardInterrupt: sys.exit(1)",
+    "while memory had run out": textwrap.dedent(
+        """\
+        try:
+            try: raise MemoryError
+            except MemoryError: raise KeyboardInterrupt
+        except KeyboardInterrupt: sys.exit(1)"""
+    ),
     "groups": "raise group('outer', [ValueError(), group('inner', [KeyboardInterrupt()])])",
     "in a group's context": f"{_INTERRUPTED}except KeyboardInterrupt: raise group('all', [ValueError()])",  # noqa: E501
     "behind a group's member": f"{_INTERRUPTED}except KeyboardInterrupt as error:\n    try: 1 / 0\n"
@@ -216,8 +226,15 @@ ERRORS = {
     "a timeout": f"{_WAITING}asyncio.run(asyncio.wait_for(wait(), 0.001))",
     "an error behind a timeout": f"{_WAITING}try: asyncio.run(asyncio.wait_for(wait(), 0.001))\n"
     "except asyncio.TimeoutError: raise RuntimeError('too slow')",
-    "a task group": "async def fail(): 1 / 0\nasync def main():\n    async with asyncio.TaskGroup() as tasks:\n"  # noqa: E501
-    "        tasks.create_task(fail())\n        await asyncio.sleep(9)\nasyncio.run(main())",
+    "a task group": textwrap.dedent(
+        """\
+        async def fail(): 1 / 0
+        async def main():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fail())
+                await asyncio.sleep(9)
+        asyncio.run(main())"""
+    ),
     "a cancelled future": "future = futures.Future()\nfuture.cancel()\nfuture.result()",
     "a handled Ctrl-C": f"{_INTERRUPTED}except KeyboardInterrupt: pass\n1 / 0",
 }

@@ -1,6 +1,7 @@
 """After an OOM or an interrupt the memory is back, also where recovery itself gets none."""
 
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -72,9 +73,17 @@ def test_an_oom_in_a_script_leaves_only_the_scripts_names(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import builtins, weakref\nimport numpy as np\n"
-        "def f():\n    x = np.ones(4 << 17)\n    builtins.script_ref = weakref.ref(x)\n    raise "
-        "MemoryError\nf()\n"
+        textwrap.dedent(
+            """\
+            import builtins, weakref
+            import numpy as np
+            def f():
+                x = np.ones(4 << 17)
+                builtins.script_ref = weakref.ref(x)
+                raise MemoryError
+            f()
+            """
+        )
     )
     reply = fails(notebook, f"{how} {script}")
     assert reply.error == "MemoryError"
@@ -382,7 +391,16 @@ def test_the_line_of_an_error_says_that_its_frames_hold_much(
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="new in Python 3.11")
 def test_free_drops_an_error_shown_before_an_exception_group(notebook: Kernel) -> None:
-    fails(notebook, "def f():\n    x = big(40)\n    1 / 0\nf()")
+    fails(
+        notebook,
+        textwrap.dedent(
+            """\
+            def f():
+                x = big(40)
+                1 / 0
+            f()"""
+        ),
+    )
     fails(notebook, "raise ExceptionGroup('several', [ValueError(1)])")
     works(notebook, "%gpumem free")
     assert notebook.value("alive()") == 0

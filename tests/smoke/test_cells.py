@@ -1,6 +1,7 @@
 """Loading, the line after each cell, %%experiment, %gpumem status and records, in real kernels."""
 
 import re
+import textwrap
 
 import pytest
 
@@ -198,8 +199,12 @@ ENDINGS = {
         None,
     ),
     "experiments inside each other": (
-        "%%experiment outer\ninner = ipygpumem.experiment('inner').start()\nblock = bytearray(256 "
-        "<< 20)",
+        textwrap.dedent(
+            """\
+            %%experiment outer
+            inner = ipygpumem.experiment('inner').start()
+            block = bytearray(256 << 20)"""
+        ),
         None,
     ),
     "a recovery": (

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -214,8 +215,12 @@ PASTED = {
     "async def work(x): await asyncio.Queue().get()\nt = asyncio.create_task(work(big()))": "t.cancel(); t = None",  # noqa: E501
     "async def wait(x, q): await q.get()\nq = asyncio.Queue(); asyncio.create_task(wait(big(), q));": "",  # noqa: E501
     "async def fail(x): fails(x)\nfailed = [asyncio.create_task(fail(big()))]": "del failed[0]",
-    "async def stop(x):\n    e.cancel(); await asyncio.sleep(9)\ne = "
-    "asyncio.create_task(stop(big()))": "e = None",
+    textwrap.dedent(
+        """\
+        async def stop(x):
+            e.cancel(); await asyncio.sleep(9)
+        e = asyncio.create_task(stop(big()))"""
+    ): "e = None",
     "plt.imshow(big().reshape(1024, -1));": "plt.close(1)",
 }
 """Cells that leave 8 MiB each, and what frees them; of a task without a name only that there is

@@ -3,6 +3,7 @@ verdict.
 """
 
 import os
+import textwrap
 from dataclasses import replace
 from itertools import accumulate, takewhile
 from random import Random
@@ -469,12 +470,19 @@ def test_code_frees_an_object_unless_another_name_leads_to_it(line: str) -> None
     """
     names: dict[str, Any] = {}
     exec(
-        "import torch\nnet = torch.nn.Linear(512, 512, bias=False)\n"
-        "optimizer = torch.optim.SGD([net.weight], momentum=1)\n"
-        "net(torch.ones(1, 512)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
-        "alias = [torch.ones(512, 512)]\nagain, nested = alias, {'a': [alias, {}]}\n"
-        "cache = {1: [torch.ones(512, 512)]}\n"
-        "class Holder: pass\nholder = Holder()\nholder.held = {'x': [torch.ones(512, 512)]}",
+        textwrap.dedent(
+            """\
+            import torch
+            net = torch.nn.Linear(512, 512, bias=False)
+            optimizer = torch.optim.SGD([net.weight], momentum=1)
+            net(torch.ones(1, 512)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+            alias = [torch.ones(512, 512)]
+            again, nested = alias, {'a': [alias, {}]}
+            cache = {1: [torch.ones(512, 512)]}
+            class Holder: pass
+            holder = Holder()
+            holder.held = {'x': [torch.ones(512, 512)]}"""
+        ),
         names,
     )
     cell = f"optimizer, alias, cache, holder, nested\n{line}\nx = torch.empty(512, 512)"

@@ -288,9 +288,11 @@ def test_a_mistake_in_a_cell_is_one_line(estimating: Kernel) -> None:
 
 def test_estimates_find_the_largest_batch_for_an_absent_card(estimating: Kernel) -> None:
     cell = "%%autofit n={}\n%%estimate --device cuda {}\n"
-    code = (
-        "layer = torch.nn.Linear(8192, 8192)\nwith torch.no_grad():\n    y = layer(torch.zeros(n "
-        "<< 12, 8192))"
+    code = textwrap.dedent(
+        """\
+        layer = torch.nn.Linear(8192, 8192)
+        with torch.no_grad():
+            y = layer(torch.zeros(n << 12, 8192))"""
     )
     reply = works(estimating, cell.format(4, "--device-memory 1600MiB") + code)
     assert estimating.value("n, 'layer' in globals()") == (2, False)

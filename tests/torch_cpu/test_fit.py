@@ -5,6 +5,7 @@ must not run twice.
 import random
 import re
 import sys
+import textwrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -211,9 +212,12 @@ def test_checkpointed_blocks_get_the_same_gradients(first_look: Search) -> None:
 
 def test_split_batches_and_plain_loops_are_equal_up_to_rounding() -> None:
     begin = NET.replace("nn.Dropout(0.1)", "nn.Identity()")
-    begin += (
-        "torch.manual_seed(0)\nmodel = Net()\nx, y = torch.randn(64, 8, 256), torch.arange(512) % "
-        "10\n"
+    begin += textwrap.dedent(
+        """\
+        torch.manual_seed(0)
+        model = Net()
+        x, y = torch.randn(64, 8, 256), torch.arange(512) % 10
+        """
     )
     # With a small ``eps``, the first step of AdamW divides a tiny gradient by itself, which makes
     # much of its rounding, and that depends on the CPU.
@@ -241,9 +245,12 @@ def test_split_batches_and_plain_loops_are_equal_up_to_rounding() -> None:
 
 
 def test_another_optimizer_has_no_state_of_earlier_steps() -> None:
-    begin = (
-        "import torch\nfrom torch import nn\nnet = nn.Sequential(*(nn.Linear(512, 512) for _ in "
-        "range(4)))\n"
+    begin = textwrap.dedent(
+        """\
+        import torch
+        from torch import nn
+        net = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+        """
     )
     begin += "optimizer = torch.optim.AdamW(net.parameters(), foreach=False)\n"
     step = "net(torch.randn(8, 512)).mean().backward(); optimizer.step(); optimizer.zero_grad()"
@@ -276,9 +283,12 @@ def test_results_changed_by_dropout_or_ties_are_not_called_equal() -> None:
 
 
 def test_no_layer_is_left_unfrozen_that_no_optimizer_trains() -> None:
-    cell = (
-        "import torch\nfrom torch import nn\nnet = nn.Sequential(*[nn.Linear(64, 64) for _ in "
-        "range(3)])\n"
+    cell = textwrap.dedent(
+        """\
+        import torch
+        from torch import nn
+        net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
+        """
     )
     cell += (
         "optimizer = torch.optim.Adam(net[PART].parameters())\nnet(torch.randn(8, "

@@ -1,5 +1,7 @@
 """Objects from before a scope are no leaks of it, even if new objects refer to them; with torch."""
 
+import textwrap
+
 import pytest
 
 from benchmarks.harness.kernel import Kernel
@@ -122,7 +124,16 @@ def test_a_gradient_of_an_outer_tensor_is_freed_by_its_line(notebook: Kernel) ->
             "optimizer.state[outer[0].weight]['mean'] = torch.zeros(1 << 19)",
             "optimizer.state (under a key of type Parameter)",
         ),
-        ("def replace():\n    global leak\n    leak = torch.zeros(1 << 19)\nreplace()", "leak"),
+        (
+            textwrap.dedent(
+                """\
+                def replace():
+                    global leak
+                    leak = torch.zeros(1 << 19)
+                replace()"""
+            ),
+            "leak",
+        ),
     ],
 )
 def test_advice_deletes_only_objects_that_the_scope_made(

@@ -4,6 +4,7 @@ allocator caches.
 
 import contextlib
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -89,11 +90,15 @@ STORED = {
         "it = sum(step() for _ in 'abc') / 3", ONE.format(""), "keep loss.item() in it", 3
     ),
     "a graph with what a Function of the user's keeps": Case(
-        "class Twice(torch.autograd.Function):\n"
-        "    @staticmethod\n    def forward(ctx, x): ctx.extra = torch.ones(1 << 18); return x * "
-        "2\n"
-        "    @staticmethod\n    def backward(ctx, gradient): return gradient * 2\n"
-        "it = [Twice.apply(step())]",
+        textwrap.dedent(
+            """\
+            class Twice(torch.autograd.Function):
+                @staticmethod
+                def forward(ctx, x): ctx.extra = torch.ones(1 << 18); return x * 2
+                @staticmethod
+                def backward(ctx, gradient): return gradient * 2
+            it = [Twice.apply(step())]"""
+        ),
         ONE.format("[0]"),
         "it.append(loss.item())",
         2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import queue
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -181,17 +182,19 @@ SEVERAL = {
         "layers = [torch.nn.Linear(512, 512)]; watch(memory=layers[0].weight)\n"
         "model = torch.nn.Sequential(*layers); optimizer = torch.optim.Adam(model.parameters())"
     ),
-    "head": (
-        "head = torch.nn.Linear(512, 512); watch(memory=head.weight)\n"
-        "class Net(torch.nn.Module): pass\n"
-        "net = Net(); net.head = head; net.other = torch.nn.Linear(512, 512)"
+    "head": textwrap.dedent(
+        """\
+        head = torch.nn.Linear(512, 512); watch(memory=head.weight)
+        class Net(torch.nn.Module): pass
+        net = Net(); net.head = head; net.other = torch.nn.Linear(512, 512)"""
     ),
-    "body": (
-        "body = torch.nn.Linear(512, 512); watch(memory=body.weight)\n"
-        "jobs = {'a': (1, {'opt': torch.optim.Adam(body.parameters())})}\n"
-        "body(torch.ones(1, 512)).sum().backward(); jobs['a'][1]['opt'].step()\n"
-        "class Net(torch.nn.Module): pass\n"
-        "nets = [Net()]; nets[0].part = body"
+    "body": textwrap.dedent(
+        """\
+        body = torch.nn.Linear(512, 512); watch(memory=body.weight)
+        jobs = {'a': (1, {'opt': torch.optim.Adam(body.parameters())})}
+        body(torch.ones(1, 512)).sum().backward(); jobs['a'][1]['opt'].step()
+        class Net(torch.nn.Module): pass
+        nets = [Net()]; nets[0].part = body"""
     ),
     "o": "o = np.ones(2**18); hold = [[o] for n in range(4)]; w = [o, o]; watch(memory=o)",
 }

@@ -2,6 +2,7 @@
 everything.
 """
 
+import textwrap
 from typing import Any
 
 import pytest
@@ -65,14 +66,21 @@ YOUNG = {
 FULL = {
     "a collection of the user's": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.collect()",
     "much allocated": "n = Node(torch.ones(1 << 19)); watch(n=n); many = [[] for _ in range(50_000)]",  # noqa: E501
-    "an inner experiment": (
-        "n = Node(torch.ones(1 << 19)); watch(n=n)\nwith ipygpumem.experiment('inner', "
-        "report='none'):\n"
-        "    inner = Node(torch.ones(1 << 19)); watch(inner=inner)"
+    "an inner experiment": textwrap.dedent(
+        """\
+        n = Node(torch.ones(1 << 19)); watch(n=n)
+        with ipygpumem.experiment('inner', report='none'):
+            inner = Node(torch.ones(1 << 19)); watch(inner=inner)"""
     ),
     "an old object that is garbage now": "del old",
     "an old object that dies at once and leaves what it held": "del box",
-    "a function binds an old name anew": "def f():\n    global older\n    older = 1\nf()",
+    "a function binds an old name anew": textwrap.dedent(
+        """\
+        def f():
+            global older
+            older = 1
+        f()"""
+    ),
     "the collector is switched off": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.disable()",
     "the heap is frozen": "n = Node(torch.ones(1 << 19)); watch(n=n); gc.freeze()",
     "a finaliser frees what is old": "c = Closing(older.clear); watch(c=c)",

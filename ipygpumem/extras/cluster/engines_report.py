@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ipygpumem.records import OUTSIDE, EngineRecord, ExperimentRecord, Usage
-from ipygpumem.report.content import has_changed, name_facts, times
+from ipygpumem.report.cells import has_changed
+from ipygpumem.report.experiments import name_facts, times
 from ipygpumem.report.layout import (
     Listing,
     Report,
@@ -91,9 +92,9 @@ def merged_record(
         usages=_summed_usages(records),
         consumed=_sums_by_kind(record.consumed for record in records),
         freed=_sums_by_kind(record.freed for record in records),
-        deleted=_each_once(record.deleted for record in records),
-        restored=_each_once(record.restored for record in records),
-        kept=_each_once(record.kept for record in records),
+        deleted=_names_of_all_engines(record.deleted for record in records),
+        restored=_names_of_all_engines(record.restored for record in records),
+        kept=_names_of_all_engines(record.kept for record in records),
         survivors=(),
         notes=tuple(alike(_errors_and_notes(engines), hosts)),
         parameters=parameters,
@@ -103,7 +104,7 @@ def merged_record(
     )
 
 
-def _each_once(names_of_engines: Iterable[Sequence[str]]) -> tuple[str, ...]:
+def _names_of_all_engines(names_of_engines: Iterable[Sequence[str]]) -> tuple[str, ...]:
     """Return the names of all engines, each once, in the order of their first occurrence."""
     return tuple(dict.fromkeys(itertools.chain.from_iterable(names_of_engines)))
 
@@ -199,7 +200,7 @@ def engines_report(record: ExperimentRecord) -> Report:
     ]
     return Report(
         "engines",
-        _head(record, len(failed)),
+        _engines_headline(record, len(failed)),
         list(map(clean, record.notes)),
         tables,
         name_facts(record),
@@ -208,7 +209,7 @@ def engines_report(record: ExperimentRecord) -> Report:
     )
 
 
-def _head(record: ExperimentRecord, failed: int) -> list[str]:
+def _engines_headline(record: ExperimentRecord, failed: int) -> list[str]:
     """Return the headline: the engines, the time, and the memory of each device in use."""
     engines = count(len(record.engines), "engine")
     head = [f"experiment {clean_name(record.name)}", f"on {engines}"]

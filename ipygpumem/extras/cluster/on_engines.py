@@ -67,7 +67,7 @@ def on_engines(app: App, call: Call) -> list[Report]:
             reports = _end_by_name(app, options)
         else:
             magic = call.command.name.split()[0].lstrip("%")
-            reports = _look(app, magic, line, options)
+            reports = _run_on_each_engine(app, magic, line, options)
     return _unless(struck, app, reports)
 
 
@@ -170,6 +170,11 @@ def _end_and_report(
 ) -> list[Report]:
     """End an experiment, and return its report.
 
+    Args:
+        app: the services of the shell.
+        experiment: the experiment.
+        is_ours: this client has begun it.
+
     Raises:
         ClusterError: another client has begun it, and no engine has a record of it.
     """
@@ -193,7 +198,7 @@ def _store_and_report(
     return [engines_report(record)]
 
 
-def _look(app: App, magic: str, line: str, options: Options) -> list[Report]:
+def _run_on_each_engine(app: App, magic: str, line: str, options: Options) -> list[Report]:
     """Run a command on each engine, and return its reports below one table of figures."""
     engines = _engines_of(app.context.shell, options.on)
     asked = engines.ask("look", magic, line)

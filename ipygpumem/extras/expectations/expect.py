@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from ipygpumem.api.inventories import diff, tensors
 from ipygpumem.api.traces import Trace, can_decorate, decorated, run_inside
 from ipygpumem.errors import MemoryExpectationError, TraceError
-from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure
+from ipygpumem.failures import GuardedBlock, failures_told
 from ipygpumem.records import OUTSIDE, TraceRecord
-from ipygpumem.report.content import trace_report
+from ipygpumem.report.cells import trace_report
 from ipygpumem.report.inventory import difference_report
 from ipygpumem.report.layout import device_label
 from ipygpumem.report.text import render
@@ -124,22 +124,18 @@ def expect(*, ram: float | str | None = None, gpu: float | str | None = None) ->
     >>> with ipygpumem.expect(ram="64MiB"):
     ...     data = bytes(2**20)
     """
-    try:
+    with failures_told("expect", Expectation._lost_at_start, asked=True):
         return Expectation(ram, gpu)
-    except Exception as error:
-        if not is_own_failure(error):
-            raise
-        tell_failure("expect", error, Expectation._lost_at_start, asked=True)
-        return Unchecked()
+    return Unchecked()
 
 
 def measured(function: F, **limits: Any) -> F:
     """Return a test's function with each call in a block that also checks what stays alive."""
-    return run_inside(function, functools.partial(_block, **limits))
+    return run_inside(function, functools.partial(_checked_block, **limits))
 
 
 @contextlib.contextmanager
-def _block(leaks: int | None = None, **limits: Any) -> Iterator[None]:
+def _checked_block(leaks: int | None = None, **limits: Any) -> Iterator[None]:
     """Check what code uses and, if ``leaks`` is given, the number of tensors and arrays that stay
     alive.
     """

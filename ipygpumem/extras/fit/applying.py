@@ -176,7 +176,7 @@ class ChangedRun:
         return original(*args, **kwargs)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a backward pass, after the hooks if it is the outermost."""
+        """Run a backward pass; the outermost one calls the hooks first."""
         if not self._backwards:
             tensors = args[0] if kwargs.get("accumulate_grad") else ()
             self._tell("backward", tensors)

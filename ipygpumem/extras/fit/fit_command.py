@@ -249,7 +249,9 @@ class Search:
         trials = list(self.trials)
         if best is not None and len(best.changes) > 1:
             trials.append(best)
-        table = Table.of([_row(trial, base, self._size) for trial in trials], {"peak", "needs"})
+        table = Table.of(
+            [_trial_row(trial, base, self._size) for trial in trials], {"peak", "needs"}
+        )
         facts = [
             Fact("no effect", [clean(trial.title) for trial in self.useless]),
             Fact("not possible", [*map(clean, self.failed + self._unsafe_checkpoints())]),
@@ -344,7 +346,7 @@ def _lines(changes: Sequence[Change]) -> list[str]:
     return list(lines)
 
 
-def _row(trial: Trial, base: Trial, size: str) -> dict[str, str]:
+def _trial_row(trial: Trial, base: Trial, size: str) -> dict[str, str]:
     return {
         "change": clean(trial.title),
         "peak": format_in(trial.device.peak_bytes, size),

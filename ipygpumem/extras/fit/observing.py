@@ -207,7 +207,7 @@ class _FirstRunHooks:
             call=self._call,
             enter=self._enter,
             leave=self._leave,
-            result_of=self._result_of,
+            result_of=self._note_result_nodes,
             scaled=self._scaled,
             operation=self._operation,
             backward=self._backward,
@@ -281,7 +281,7 @@ class _FirstRunHooks:
         self._entered.append(blocks)
         if not _is_plain((args, kwargs)):
             blocks.refuse("they get objects, which a second run could find changed")
-        return _generators(), _state(module, args, kwargs)
+        return _generator_states(), _state(module, args, kwargs)
 
     def _leave(self, module: Any, args: Any, kwargs: Any, mark: Any) -> None:
         """Compare the state after a block's forward pass."""
@@ -293,7 +293,7 @@ class _FirstRunHooks:
             return
         blocks = self._entered.pop()
         generators, state = mark
-        if generators != _generators():
+        if generators != _generator_states():
             blocks.refuse("they draw random numbers that torch does not restore")
         if state != _state(module, args, kwargs):
             blocks.refuse("they change attributes, buffers or inputs")
@@ -315,8 +315,8 @@ class _FirstRunHooks:
             for blocks in self._entered:
                 blocks.refuse(reason)
 
-    def _result_of(self, module: Any, result: Any) -> None:
-        """Note the node that made a layer's result, if the result has the rows of a batch."""
+    def _note_result_nodes(self, module: Any, result: Any) -> None:
+        """Note the autograd nodes that made a layer's result, if it has the rows of a batch."""
         rows = self._findings.batch.rows
         if not rows or next(module.parameters(), None) is None:
             return
@@ -507,7 +507,7 @@ def _is_generator(value: Any) -> bool:
     return any(is_of_library(value, "numpy.random", name) for name in names)
 
 
-def _generators() -> Any:
+def _generator_states() -> Any:
     """Return the states of Python's and NumPy's global generators."""
     numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
     if numpys is None:

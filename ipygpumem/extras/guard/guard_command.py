@@ -73,7 +73,7 @@ def _asked_for(options: Options) -> tuple[str, int | None]:
         state, size = "", options.words
     limits = [options.limit] if options.limit else []
     if size:
-        limits.append(_size(size))
+        limits.append(_size_alone(size))
     if len(limits) > 1:
         shown = " and ".join(map(format_bytes, reversed(limits)))
         raise UsageError(f"%gpumem guard: two limits: {shown}")
@@ -84,7 +84,7 @@ def _asked_for(options: Options) -> tuple[str, int | None]:
     return state, limits[0] if limits else None
 
 
-def _size(text: str) -> object:
+def _size_alone(text: str) -> object:
     """Return the bytes of a size that stands alone."""
     if not text.lstrip("-.")[:1].isdigit():
         hint = f"{did_you_mean(text, ('on', 'off'))}; use on, off, or a size such as 8GiB"

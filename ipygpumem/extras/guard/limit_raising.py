@@ -118,7 +118,7 @@ class _Started(threading.Event):
 
     def __init__(self, thread: threading.Thread, limit: AllocationLimit) -> None:
         super().__init__()
-        bootstrap = functools.partial(_run, thread._bootstrap, limit)  # type: ignore[attr-defined]
+        bootstrap = functools.partial(_run_thread, thread._bootstrap, limit)  # type: ignore[attr-defined]
         thread._bootstrap = bootstrap  # type: ignore[attr-defined]  # the function that the new thread calls
         self._bootstrap = weakref.ref(bootstrap)
         self._thread = weakref.ref(thread)
@@ -140,7 +140,7 @@ class _Started(threading.Event):
         return True
 
 
-def _run(bootstrap: Callable[[], None], limit: AllocationLimit) -> None:
+def _run_thread(bootstrap: Callable[[], None], limit: AllocationLimit) -> None:
     """Run a thread. Its stack goes back to the system afterwards, and other threads must not use as
     much instead.
     """

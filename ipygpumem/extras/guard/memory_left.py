@@ -61,7 +61,7 @@ class MemoryLeft:
         """A larger request is refused by Linux itself."""
         owners_by_size = [(ram_bytes, "the machine")]
         for _, limit, _, _ in self._groups:
-            owners_by_size.append((_number(limit), "the control group"))
+            owners_by_size.append((_number_in_file(limit), "the control group"))
         self.total_bytes, name = min(owners_by_size)
         self.name = f"{name}'s {format_bytes(self.total_bytes)}"
         """The memory that may run out, in words."""
@@ -88,7 +88,7 @@ class MemoryLeft:
                 cache_bytes = 0
                 for name in version.cache:
                     cache_bytes += _figure(caches, b"\n%b " % name.encode())
-                free.append(max(0, _number(limit) - _number(used) + cache_bytes))
+                free.append(max(0, _number_in_file(limit) - _number_in_file(used) + cache_bytes))
         return Figures(min(free), (int(rss) - int(shared)) * PAGE_BYTES, int(data) * PAGE_BYTES)
 
     def data_bytes(self) -> int | None:
@@ -107,7 +107,7 @@ def _read(descriptor: int, most_bytes: int = _FILE_BYTES) -> bytes:
     return os.pread(descriptor, most_bytes, 0)
 
 
-def _number(descriptor: int) -> int:
+def _number_in_file(descriptor: int) -> int:
     """Return the number that is a file's only line."""
     return int(_read(descriptor, _LINE_BYTES))
 

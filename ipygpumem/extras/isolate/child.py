@@ -54,7 +54,7 @@ def run(task: Task, parent: int) -> NoReturn:
     pid = os.getpid()
     try:
         _separate(task, parent)
-        _run(task, pid)
+        _run_cell_here(task, pid)
     except BaseException as error:  # the kernel's code must not go on in this process
         with contextlib.suppress(BaseException):
             lines = traceback.format_exc().splitlines()
@@ -86,7 +86,7 @@ def _separate(task: Task, parent: int) -> None:
     asyncio.set_event_loop(asyncio.new_event_loop())
 
 
-def _run(task: Task, pid: int) -> None:
+def _run_cell_here(task: Task, pid: int) -> None:
     """Run the cell in this process, whose number is ``pid``, and send all that comes of it."""
     app = task.app
     shell = task.app.context.shell

@@ -182,7 +182,7 @@ def lines_report(record: LinesRecord, order: str) -> Report:
     tables = []
     for number, block in enumerate(record.blocks):
         if number in blocks_that_ran:
-            tables.append(_table(record, number, devices, order))
+            tables.append(_table_of_block(record, number, devices, order))
         else:
             notes.append(f"{clean(block.title)} did not run")
     notes += _together_notes(record)
@@ -225,7 +225,7 @@ def _devices(record: LinesRecord) -> list[str]:
     return sorted(devices, key=lambda device: (device != "cpu", device)) or ["cpu"]
 
 
-def _table(record: LinesRecord, number: int, devices: list[str], order: str) -> Table:
+def _table_of_block(record: LinesRecord, number: int, devices: list[str], order: str) -> Table:
     """Return the lines of a block and their costs."""
     block = record.blocks[number]
     costs = {line: cost for (owner, line), cost in record.costs.items() if owner == number}
@@ -239,7 +239,7 @@ def _table(record: LinesRecord, number: int, devices: list[str], order: str) -> 
     for device in devices:
         figures += [f"{device_label(device)} kept", f"{device_label(device)} peak"]
     columns = ("line", "hits", "time", *figures, "source")
-    rows = [_row(line, block, costs.get(line), devices) for line in ordered]
+    rows = [_line_row(line, block, costs.get(line), devices) for line in ordered]
     is_cell_alone = block.title == "cell" and len(record.blocks) == 1
     title = "" if is_cell_alone else clean(block.title)
     return Table(title, columns, rows, set(columns[:-1]), {"source"})
@@ -260,7 +260,7 @@ def _figure(cost: LineCost, order: str) -> float:
             return cost.hits
 
 
-def _row(line: int, block: CodeBlock, cost: LineCost | None, devices: list[str]) -> list[str]:
+def _line_row(line: int, block: CodeBlock, cost: LineCost | None, devices: list[str]) -> list[str]:
     """Return the cells of a line's row; a line that did not run has only its source."""
     index = line - block.first_line
     source = ""

@@ -88,17 +88,17 @@ def measure(
     measured = [NOTHING, *statements]
     costs = [Cost(statement.text) for statement in measured]
     for statement in measured:
-        _run(meter, statement, namespace, setup, _wait_for([]))
+        _run_once(meter, statement, namespace, setup, _wait_for([]))
     in_use = [device for device, reading in meter.now().items() if reading.reserved_bytes]
     wait = _wait_for(in_use)
     for _ in range(repeats):
         for statement, cost in zip(measured, costs, strict=True):
-            cost.runs.append(_run(meter, statement, namespace, setup, wait))
+            cost.runs.append(_run_once(meter, statement, namespace, setup, wait))
     nothing, *costs_of_statements = costs
     return costs_of_statements, nothing
 
 
-def _run(
+def _run_once(
     meter: Meter,
     statement: Statement,
     namespace: dict[str, Any],

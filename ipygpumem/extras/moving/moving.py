@@ -33,7 +33,7 @@ from ipygpumem.reclaim.emptying import private_pools
 from ipygpumem.reclaim.reclaim import bytes_reserved, free_now
 from ipygpumem.records import Record
 from ipygpumem.report.layout import Report, Table, clean, device_label
-from ipygpumem.report.showing import shows
+from ipygpumem.report.registration import shows
 from ipygpumem.units import format_bytes
 
 DEVICES = ("cuda", "xpu")

@@ -41,9 +41,12 @@ from ipygpumem.notebook import current_shell, running_cell
 from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.reclaim.reclaim import free_now
 from ipygpumem.records import FreeingStep, Record, RetainedArray
-from ipygpumem.report import content, layout
+from ipygpumem.report import layout
+from ipygpumem.report.freeing import freed_report
 from ipygpumem.report.layout import Report, clean, clean_name
-from ipygpumem.report.showing import shows
+from ipygpumem.report.leaks import leak_table
+from ipygpumem.report.registration import shows
+from ipygpumem.report.retained_arrays import held_table
 from ipygpumem.scope.ownable import is_ownable
 
 _KINDS = (
@@ -149,7 +152,7 @@ def _empty(item: object, says: str) -> None:
         object.__dict__["__class__"].__set__(item, Released)
 
 
-def _parts(name: str, item: object) -> Iterator[tuple[str, object]]:
+def _parts_with_names(name: str, item: object) -> Iterator[tuple[str, object]]:
     """Yield an object's parts, with their names."""
     for key, value in (instance_dict(item) or {}).items():
         if key in MODULE_PARTS and is_instance(value, dict):
@@ -185,10 +188,10 @@ def release(*objects: object) -> ReleaseRecord:
     if not objects:
         raise GpuMemError("release needs at least one object: release(learner)")
     frame = sys._getframe(1)
-    named = _named(objects, frame)
+    named = _objects_with_names(objects, frame)
     del objects
     app = loaded_app()
-    where = _place_of(frame)
+    where = _place_of_frame(frame)
     notes = tuple(f"{name} was released before" for name, item in named if _is_released(item))
     # if all of them were released before, the first one's error says where
     named = [(name, item) for name, item in named if not _is_released(item)] or named
@@ -208,7 +211,7 @@ def release(*objects: object) -> ReleaseRecord:
     return ReleaseRecord(names, where, freed_parts, left, freed, tuple(steps), notes)
 
 
-def _named(objects: Sequence[object], frame: FrameType) -> list[tuple[str, object]]:
+def _objects_with_names(objects: Sequence[object], frame: FrameType) -> list[tuple[str, object]]:
     """Return objects with their names in the caller's frame, or their types."""
     names: dict[int, str] = {}
     for name, value in survey.visible_names(frame):
@@ -217,7 +220,7 @@ def _named(objects: Sequence[object], frame: FrameType) -> list[tuple[str, objec
     return [(names.get(id(item), type_name(item)), item) for item in objects]
 
 
-def _place_of(frame: FrameType) -> str:
+def _place_of_frame(frame: FrameType) -> str:
     """Return the running cell, or a script and its line."""
     shell = current_shell()
     if shell is None:
@@ -230,10 +233,10 @@ def release_report(record: ReleaseRecord) -> Report:
     """Return the memory freed with an object, and the memory that other objects still hold."""
     names = layout.listed([clean_name(name) for name in record.names])
     notes = [*map(clean, record.notes)]
-    report = content.freed_report(f"released {names}", record.steps, record.freed, notes)
+    report = freed_report(f"released {names}", record.steps, record.freed, notes)
     tables = [
-        content.held_table("freed tensors and arrays", record.freed_parts),
-        content.leak_table(record.left, "left, because something else refers to it"),
+        held_table("freed tensors and arrays", record.freed_parts),
+        leak_table(record.left, "left, because something else refers to it"),
     ]
     return replace(report, kind="release", tables=tables, records=[record])
 
@@ -261,7 +264,7 @@ def _watched_parts(named: Sequence[tuple[str, object]]) -> list[_WatchedPart]:
     for _, item in named:
         search.pass_over(item)  # parts that lead back to it do not count
     for owner_name, owner in named:
-        for name, value in sorted(_parts(owner_name, owner), key=_rank):
+        for name, value in sorted(_parts_with_names(owner_name, owner), key=_rank):
             arrays = list[_WatchedArray]()
             for item, array in search.find(value):
                 arrays.append(_WatchedArray(watch(item), array))
@@ -325,8 +328,8 @@ def _freed_and_left(
             replace(item, holder=holders[array.storage].record())
             for item, array in zip(left, largest_left, strict=True)
         ]
-    return _largest_first(freed), _largest_first(left)
+    return _arrays_largest_first(freed), _arrays_largest_first(left)
 
 
-def _largest_first(arrays: Sequence[RetainedArray]) -> tuple[RetainedArray, ...]:
+def _arrays_largest_first(arrays: Sequence[RetainedArray]) -> tuple[RetainedArray, ...]:
     return tuple(sorted(arrays, key=attrgetter("size_bytes"), reverse=True))

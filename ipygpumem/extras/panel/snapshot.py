@@ -53,10 +53,10 @@ def _rounded(sizes: Mapping[str, int | None]) -> Figures:
 
 def names(rows: Sequence[NamedSize]) -> list[dict[str, Any]]:
     """Return the largest names with their sizes, devices, and the certainty of the sizes."""
-    return [_name(row) for row in rows[:_NAMES]]
+    return [_name_entry(row) for row in rows[:_NAMES]]
 
 
-def _name(row: NamedSize) -> dict[str, Any]:
+def _name_entry(row: NamedSize) -> dict[str, Any]:
     least_bytes = row.size_bytes * _LEAST_SHARE
     devices = [device for device, size in row.device_bytes.items() if size >= least_bytes]
     return {

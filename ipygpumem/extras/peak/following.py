@@ -130,7 +130,7 @@ class Follower(StorageFollower):
         """Log the storages that exist, and follow this thread."""
         with torch._C.DisableTorchFunction():
             self._see_existing()
-            self._know_names()
+            self._note_named_objects()
         self.began = time.perf_counter()
         if torch.cuda.is_initialized():
             self._record_cuda()
@@ -195,7 +195,7 @@ class Follower(StorageFollower):
         """
         if inventory is not None:
             self._row_keys.name(inventory)
-        self._know_names()
+        self._note_named_objects()
         self._row_keys.note_replaced()
         self._modules.names = tuple  # none: they hold the frame
         self._fold(last=True)
@@ -428,8 +428,8 @@ class Follower(StorageFollower):
     # -- what tensors are for ----------------------------------------------------------------------
 
     @_guarded
-    def _know_names(self) -> None:
-        """Note the modules and optimizers that have names."""
+    def _note_named_objects(self) -> None:
+        """Note the tensors of the modules and optimizers that have names."""
         # the paths of the first name replace those of later ones, such as ``Out[5]``
         for name, value in reversed(list(self._modules.names())):
             if is_instance(value, torch.nn.Module):

@@ -120,7 +120,9 @@ class HostTracker:
             for record in reader.get_high_watermark_allocation_records(merge_threads=True):
                 self.freed_bytes += self._freed_bytes(record, kept.get(record.stack_id))
                 rows.append(self._row(record))
-        whole = DevicePeak("cpu", "memray", sum(row.size_bytes for row in rows), rows=_joined(rows))
+        whole = DevicePeak(
+            "cpu", "memray", sum(row.size_bytes for row in rows), rows=_one_row_for_alike(rows)
+        )
         if use is not None:
             most_bytes = use.room_bytes(self.kept_bytes, self.freed_bytes)
             whole = bounded(whole, most_bytes, use.unused_parts)
@@ -188,7 +190,7 @@ def _torch_folder() -> str:
     return str(Path(getattr(loaded_torch(), "__file__", None) or "no torch").parent) + "/"
 
 
-def _joined(rows: Iterable[PeakRow]) -> tuple[PeakRow, ...]:
+def _one_row_for_alike(rows: Iterable[PeakRow]) -> tuple[PeakRow, ...]:
     """Return one row for all rows with the same role, operation, line and allocator, the largest
     first.
     """

@@ -258,7 +258,7 @@ class Peak:
         self._notes += follower.notes
         if ran_out and follower.failed is not None:
             _, _, origin = follower.failed
-            self._notes.append(f"memory ran out in {_words_of(origin)}")
+            self._notes.append(f"memory ran out in {_words_on_origin(origin)}")
         if follower.error:
             self._notes.append(f"following torch's storages stopped early: {follower.error}")
         self._save(follower.snapshot)
@@ -292,7 +292,7 @@ class Peak:
         return observers
 
 
-def _words_of(origin: Origin) -> str:
+def _words_on_origin(origin: Origin) -> str:
     """Return an operation, its module and its line in words."""
     words = list[str]()
     if origin.operation:
@@ -382,7 +382,7 @@ def _checked_file(
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise FileError(f"{ellipsize(path.parent)!r} is not a folder, or cannot be written")
     if path.exists():
-        head = _head(path, name)
+        head = _beginning_of_file(path, name)
         if head and not is_ours(head):
             raise FileError(f"{name} is not {kind}, so it is not replaced: name another")
     return path
@@ -399,7 +399,7 @@ def _is_flame_graph(beginning: str) -> bool:
     return "memray" in beginning
 
 
-def _head(path: Path, name: str) -> bytes:
+def _beginning_of_file(path: Path, name: str) -> bytes:
     """Return the beginning of a file that exists."""
     try:
         with open_plain(path) as file:

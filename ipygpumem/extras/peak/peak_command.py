@@ -61,7 +61,7 @@ def of_cell(app: App, options: Options) -> list[Report]:
     def finish() -> list[Report]:
         error = shown_since(cell.last_error_id)
         record = peak.stop(inventory, error)
-        has_curves = any(map(_changes, record.devices))
+        has_curves = any(map(_has_changed_tensors, record.devices))
         if app.context.display.has_images and has_curves:
             try:
                 with growth_for("%%peak"):
@@ -79,6 +79,6 @@ def of_cell(app: App, options: Options) -> list[Report]:
     return []
 
 
-def _changes(device: DevicePeak) -> bool:
+def _has_changed_tensors(device: DevicePeak) -> bool:
     """Return True if the code has allocated or freed tensors on a device."""
     return any(point.seconds > 0 for point in device.curve)

@@ -8,7 +8,7 @@ from ipygpumem.errors import PlotError, not_installed
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
 from ipygpumem.extras.peak.words import headline, title
 from ipygpumem.report.colours import OUT_OF_MEMORY, PEAK
-from ipygpumem.report.picture import LEGEND, Picture, put_ticks_at_bytes, style
+from ipygpumem.report.matplotlib_picture import LEGEND, Picture, put_ticks_at_bytes, style
 from ipygpumem.units import format_bytes, format_seconds
 
 try:

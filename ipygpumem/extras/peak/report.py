@@ -19,7 +19,7 @@ from ipygpumem.report.layout import (
     count,
     peak_label,
 )
-from ipygpumem.report.showing import shows
+from ipygpumem.report.registration import shows
 from ipygpumem.units import KIB, MIB, format_bytes, format_seconds
 
 _ROWS_SHOWN = 20
@@ -114,15 +114,15 @@ def _tables(device: DevicePeak, top: int) -> list[Table]:
     """Return the tables of a device: of its parts, if it has several, and of the largest layers."""
     parts = share_rows(device.parts, device.size_bytes)
     in_ram = [row for row in device.rows if row.size_bytes]
-    groups = sorted(layers(in_ram, top).items(), key=lambda group: -_size(group[1]))
+    groups = sorted(layers(in_ram, top).items(), key=lambda group: -_bytes_of_rows(group[1]))
     by_role = any(len({row.role for row in rows}) > 1 for _, rows in groups)
     least = max(device.size_bytes / 1000, KIB)
-    large = [rows for _, rows in groups if _size(rows) >= least]
+    large = [rows for _, rows in groups if _bytes_of_rows(rows) >= least]
     top = min(top, len(large) or 1)
-    table_rows = [_row(key, rows, by_role=by_role) for key, rows in groups[:top]]
+    table_rows = [_layer_row(key, rows, by_role=by_role) for key, rows in groups[:top]]
     smaller = groups[top:]
     if smaller:
-        size = format_bytes(sum(_size(rows) for _, rows in smaller))
+        size = format_bytes(sum(_bytes_of_rows(rows) for _, rows in smaller))
         table_rows.append({"size": size, _WHAT: count(len(smaller), "smaller row")})
     numbers = {"size", *_COLUMNS}
     if len(parts) < 2:
@@ -131,12 +131,12 @@ def _tables(device: DevicePeak, top: int) -> list[Table]:
     return [table_of_parts, Table.of(table_rows, numbers, "", code={_WHAT})]
 
 
-def _row(key: Key, rows: Sequence[PeakRow], *, by_role: bool) -> dict[str, str]:
+def _layer_row(key: Key, rows: Sequence[PeakRow], *, by_role: bool) -> dict[str, str]:
     """Return the table's row of a layer, with a column for each role if ``by_role``."""
     bytes_by_role = Counter[str]()
     for row in rows:
         bytes_by_role[row.role] += row.size_bytes
-    texts = {"size": format_bytes(_size(rows))}
+    texts = {"size": format_bytes(_bytes_of_rows(rows))}
     if by_role:
         for role in _COLUMNS:
             texts[role] = format_bytes(bytes_by_role[role]) if role in bytes_by_role else ""
@@ -145,17 +145,17 @@ def _row(key: Key, rows: Sequence[PeakRow], *, by_role: bool) -> dict[str, str]:
         (only_role,) = bytes_by_role
         if only_role not in texts:  # it has no column
             texts["role"] = only_role
-    texts[_WHAT] = clean_name(_label(key, rows))
+    texts[_WHAT] = clean_name(_layer_label(key, rows))
     return texts
 
 
-def _label(key: Key, rows: Sequence[PeakRow]) -> str:
+def _layer_label(key: Key, rows: Sequence[PeakRow]) -> str:
     """Return the path of a layer, with the operation of its rows if all have the same."""
     path = [part for part in key if isinstance(part, str)]
     label = ".".join(path)
     if "*" in path:
         position = path.index("*")
-        items = {_parts(row)[position] for row in rows}
+        items = {_path_of_row(row)[position] for row in rows}
         label += f" ({len(items)} layers)"
     operations = {(row.name, row.operation, row.line) for row in rows if row.name or row.operation}
     if len(operations) != 1:
@@ -185,13 +185,13 @@ def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
     The items of a list, such as a transformer's blocks, are split together. A list with too many
     items becomes one layer ``blocks.*``, so that its parts are sums over all items.
     """
-    total = _size(rows)
+    total = _bytes_of_rows(rows)
     groups = _split(rows, ())
     whole = set[Key]()
     """Layers that are not split further."""
     while True:
-        key = _largest(groups, whole)
-        if not key or _size(groups[key]) < total / most:
+        key = _layer_to_split(groups, whole)
+        if not key or _bytes_of_rows(groups[key]) < total / most:
             return groups
         family = _family(key, groups)
         parts = dict[Key, list[PeakRow]]()
@@ -208,9 +208,9 @@ def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
         whole.update(item for item in family if item in parts)
 
 
-def _largest(groups: Mapping[Key, Sequence[PeakRow]], whole: Container[Key]) -> Key:
+def _layer_to_split(groups: Mapping[Key, Sequence[PeakRow]], whole: Container[Key]) -> Key:
     """Return the key of the largest layer that may be split; empty if there is none."""
-    sizes = {key: _size(rows) for key, rows in groups.items() if key not in whole}
+    sizes = {key: _bytes_of_rows(rows) for key, rows in groups.items() if key not in whole}
     return max(sizes, key=sizes.__getitem__, default=())
 
 
@@ -227,13 +227,13 @@ def _split(rows: Sequence[PeakRow], key: Key) -> dict[Key, list[PeakRow]]:
     """Return the rows of a layer by its parts; its own memory stays under its key."""
     parts: dict[Key, list[PeakRow]] = {}
     for row in rows:
-        parts.setdefault((*key, *_parts(row)[len(key) :][:1]), []).append(row)
+        parts.setdefault((*key, *_path_of_row(row)[len(key) :][:1]), []).append(row)
     return parts
 
 
 def _below(groups: Mapping[Key, Sequence[PeakRow]], most: int) -> int:
     """Return the bytes of all groups but the ``most`` largest ones."""
-    return sum(sorted(map(_size, groups.values()), reverse=True)[most:])
+    return sum(sorted(map(_bytes_of_rows, groups.values()), reverse=True)[most:])
 
 
 def _has_parts(key: Key, parts: Iterable[Key]) -> bool:
@@ -247,7 +247,7 @@ def _is_item(key: Key, of: Key | None = None) -> bool:
     return isinstance(key[-1], str) and key[-1].isdigit() and of in (None, key[:-1])
 
 
-def _parts(row: PeakRow) -> Key:
+def _path_of_row(row: PeakRow) -> Key:
     """Return the parts of the path to a row's module, and the row's own part below it."""
     path = row.module.split(".") if row.module else []
     if row.name or row.operation:
@@ -255,5 +255,5 @@ def _parts(row: PeakRow) -> Key:
     return tuple(path)
 
 
-def _size(rows: Sequence[PeakRow]) -> int:
+def _bytes_of_rows(rows: Sequence[PeakRow]) -> int:
     return sum(row.size_bytes for row in rows)

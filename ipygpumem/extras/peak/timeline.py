@@ -113,7 +113,7 @@ class Timeline:
         groups: dict[RowKey, list[SizedBlock]] = {}
         for block in blocks:
             groups.setdefault(key_of(block.life), []).append(block)
-        rows = sorted_rows(_row(row_key, group) for row_key, group in groups.items())
+        rows = sorted_rows(_row_of_blocks(row_key, group) for row_key, group in groups.items())
         curve = tuple(
             max(points, key=lambda point: sum(point.parts.values()))
             for points in _groups(self._points)
@@ -138,7 +138,7 @@ def blocks_of(lives: Lives) -> list[SizedBlock]:
     return [SizedBlock(life, life.size_bytes, life.reserved_bytes) for life in lives]
 
 
-def _row(row_key: RowKey, blocks: Sequence[SizedBlock]) -> PeakRow:
+def _row_of_blocks(row_key: RowKey, blocks: Sequence[SizedBlock]) -> PeakRow:
     """Return the row of blocks that have the same key."""
     role, name, module, operation, line = row_key
     return PeakRow(

@@ -25,7 +25,7 @@ from ipygpumem.report.layout import (
     shorten,
     size_or_unknown,
 )
-from ipygpumem.report.picture import LEGEND, Picture, put_ticks_at_bytes, style
+from ipygpumem.report.matplotlib_picture import LEGEND, Picture, put_ticks_at_bytes, style
 from ipygpumem.units import format_bytes, format_change, format_seconds, whole
 
 try:
@@ -169,7 +169,7 @@ def _draw_cell_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
     least = 3 * _letter_width(axes)
     for cell, begin, end in spans:
         if end - begin > least:
-            text = _name(cell)
+            text = _cell_name(cell)
             if not cell.success:
                 text = f"× {text}"
             axes.text((begin + end) / 2, 1.5, text, ha="center", **_STRIP_TEXT)
@@ -227,9 +227,9 @@ def _use_headline(device: str, uses: Sequence[CellUse]) -> str:
     last = uses[-1].usage
     peak = format_bytes(highest.usage.peak_bytes)
     words = [
-        _label(device),
+        _device_label(device),
         f"{format_bytes(last.after_bytes)} in use at the end",
-        f"peak {peak} in cell {_name(highest.span.cell)}",
+        f"peak {peak} in cell {_cell_name(highest.span.cell)}",
     ]
     if last.total_bytes:
         words.append(f"total {format_bytes(last.total_bytes)}")
@@ -251,9 +251,9 @@ def experiments(
     times = list(map(_time_label, shown))
     lines = []
     for record, name, time in zip(shown, names, times, strict=True):
-        memory = [f"{_label(each)} {_peak_and_kept(record, each)}" for each in device_names]
+        memory = [f"{_device_label(each)} {_peak_and_kept(record, each)}" for each in device_names]
         lines.append(SEPARATOR.join([name, time, *memory]))
-    columns = ["time", *map(_label, device_names)]
+    columns = ["time", *map(_device_label, device_names)]
     height = 0.5 * len(shown) + 1.3
     width = max(9, 2.5 * len(columns))
     with rc_context(style()):
@@ -339,7 +339,7 @@ def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = N
     heights: list[float] = []
     for item in shown:
         size = format_bytes(item.total_bytes)
-        headline = f"{_label(item.device)}{SEPARATOR}{size}, {clean(item.basis)}"
+        headline = f"{_device_label(item.device)}{SEPARATOR}{size}, {clean(item.basis)}"
         headlines.append(headline)
         labels = list(map(_part_label, _parts_drawn(item)))
         summary.append(f"{headline}: {', '.join(labels)}")
@@ -450,12 +450,12 @@ def _selected_devices(devices: Iterable[str], wanted: str | None, why_not: str) 
     return selected
 
 
-def _name(cell: CellRecord) -> str:
+def _cell_name(cell: CellRecord) -> str:
     """Return a cell's number, or a dot for one that has none."""
     if cell.execution_count is None:
         return "·"
     return str(cell.execution_count)
 
 
-def _label(device: str) -> str:
+def _device_label(device: str) -> str:
     return shorten(device_label(device), 24)

@@ -76,7 +76,7 @@ def postmortem(app: App, options: Options) -> list[Report]:
     """Return the report on a recording, by default the last one whose kernel died."""
     folder = app.recorder.folder
     if options.file:
-        recording = _named(folder, options.file)
+        recording = _named_recording(folder, options.file)
         return [postmortem_report(recording, recordings.judge(recording))]
     dead = [tail for tail in recordings.ended(folder) if tail.kernel and not tail.end]
     if dead:
@@ -91,7 +91,7 @@ def postmortem(app: App, options: Options) -> list[Report]:
     return [Report("postmortem", text)]
 
 
-def _named(folder: Path, name: str) -> Recording:
+def _named_recording(folder: Path, name: str) -> Recording:
     """Return the recording with a file name in the folder, or a path."""
     for path in (folder / name, Path(os.path.expanduser(name))):  # noqa: PTH111  # that of Path fails on some names
         recording = recordings.read(path)
@@ -114,7 +114,7 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
     evidence = [clean(verdict.evidence)] if verdict.evidence else []
     return Report(
         "postmortem",
-        _headline(recording, verdict),
+        _recording_headline(recording, verdict),
         lines,
         [_memory_table(recording.cell)],
         [Fact("evidence", evidence)],
@@ -137,7 +137,7 @@ def _listings(moments: Sequence[Moment]) -> list[Listing]:
     return [Listing(title, source, code=True)]
 
 
-def _headline(recording: Recording, verdict: Verdict) -> list[str]:
+def _recording_headline(recording: Recording, verdict: Verdict) -> list[str]:
     """Return the kernel, and when, where and why it died, if it did."""
     name = _kernel_name(recording.kernel)
     why = clean(verdict.text)

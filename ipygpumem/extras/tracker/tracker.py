@@ -113,7 +113,7 @@ class Tracker:
         # no Python code calls an atexit handler
         inventory = inventory_at(caller or sys._getframe(), storages)
         before, before_place, _ = self._last or (Inventory((), 0.0), "", None)
-        place = _place_of(caller, inventory.cell)
+        place = _code_place(caller, inventory.cell)
         changes = records.difference(before, inventory)
         self._number += 1
         record = TrackerRecord(
@@ -169,7 +169,7 @@ class _CodePlace(NamedTuple):
         return place
 
 
-def _place_of(caller: FrameType | None, cell: int | None) -> _CodePlace:
+def _code_place(caller: FrameType | None, cell: int | None) -> _CodePlace:
     """Return the place of a frame; of a frame of ``cell``, without a file."""
     if caller is None:
         return _CodePlace()

@@ -121,8 +121,8 @@ class Barriers:
         if not _FRAME.isdisjoint(type_ids):
             self._learn_namespaces(frame.f_globals for frame in of_types(_FRAME, objects))
         if not self._asked.isdisjoint(type_ids):
-            objects = _without(self._refused(of_types(self._asked, objects)), objects)
-        return _without(self.passed_over, objects)
+            objects = _objects_without(self._refused(of_types(self._asked, objects)), objects)
+        return _objects_without(self.passed_over, objects)
 
     def _learn(self, objects: Sequence[object]) -> None:
         """Classify the types of some objects."""
@@ -178,7 +178,7 @@ def _registered_loggers() -> set[int]:
     return {id(kind.root), *map(id, list(loggers.values()))}
 
 
-def _without(identities: set[int], objects: Sequence[Any]) -> Sequence[Any]:
+def _objects_without(identities: set[int], objects: Sequence[Any]) -> Sequence[Any]:
     """Return the objects that have none of some identities."""
     if identities.isdisjoint(map(id, objects)):
         return objects
@@ -218,7 +218,7 @@ def recorders_of_cells(objects: Sequence[Any]) -> list[Any]:
     traits = [
         (instance_dict(item) or {}).get("_trait_values") for item in of_types(of_history, objects)
     ]
-    return [*ours, *_without(shared, attributes), *filter(None, traits)]
+    return [*ours, *_objects_without(shared, attributes), *filter(None, traits)]
 
 
 def _leads_to_shell(item: object) -> bool:

@@ -299,14 +299,14 @@ def _has_pointer(kind: type, example: object) -> bool:
     if library in _FOLLOWED or library in sys.stdlib_module_names:
         return False
     pointers = [library_type("ctypes", "c_void_p"), library_type("_ctypes", "_Pointer")]
-    for value in _attributes(example):
+    for value in _values_of_attributes(example):
         for pointer in pointers:
             if pointer is not None and type.__subclasscheck__(pointer, type(value)):
                 return True
     return False
 
 
-def _attributes(item: object) -> Iterator[object]:
+def _values_of_attributes(item: object) -> Iterator[object]:
     """Yield the values of an object's attributes, and its class; creates no dict of attributes."""
     for value in gc.get_referents(item):
         if type(value) is dict:

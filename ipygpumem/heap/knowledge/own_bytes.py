@@ -143,13 +143,13 @@ class OwnBytes:
         plain_sizes = _sizes_of_plain(without_types(special, items))
         if not special:
             return plain_sizes
-        shares = self._shares(items, special)
+        mean_bytes = self._mean_bytes(items, special)
         sizes_of_arrays = self._sizes_of_arrays(items)
         sizes = list[int]()
         next_plain = iter(plain_sizes)
         for item, type_id in zip(items, map(id, map(type, items)), strict=True):
-            if type_id in shares:
-                sizes.append(shares[type_id])
+            if type_id in mean_bytes:
+                sizes.append(mean_bytes[type_id])
             elif type_id in self.arrays:
                 sizes.append(sizes_of_arrays[id(item)])
             elif type_id in special:
@@ -167,15 +167,15 @@ class OwnBytes:
         rounded_sizes = {size: rounded({size: 1}, _HEADER) for size in set(sizes)}
         return dict(zip(map(id, arrays), map(rounded_sizes.__getitem__, sizes), strict=True))
 
-    def _shares(self, items: Sequence[Any], type_ids: set[int]) -> dict[int, int]:
-        """Return the bytes of one object of each type whose objects have memory outside them: the
-        mean of all of these, by the identity of the type.
+    def _mean_bytes(self, items: Sequence[Any], type_ids: set[int]) -> dict[int, int]:
+        """Return the mean size of the objects of each type whose objects have memory outside them,
+        by the identity of the type.
         """
-        shares: dict[int, int] = {}
+        mean_bytes: dict[int, int] = {}
         for type_id in (self._inline | self._in_bulk.keys()) & type_ids:
             same = of_types({type_id}, items)
-            shares[type_id] = self.of(same) // len(same)
-        return shares
+            mean_bytes[type_id] = self.of(same) // len(same)
+        return mean_bytes
 
     def requested(self, batch: Batch[Any]) -> int:
         """Return the bytes that objects have requested from allocators, without the data of arrays.

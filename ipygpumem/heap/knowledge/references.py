@@ -194,8 +194,8 @@ class ReferenceReader:
                 if first is not None:
                     graphs.add_nodes(owner, [first])
                 for node in self._nodes.of(tensor):
-                    graphs.add_tensors(_key_of(node), saved_by(node))
-                    graphs.add_nodes(_key_of(node), self._nodes.following(node))
+                    graphs.add_tensors(_key_of_node(node), saved_by(node))
+                    graphs.add_nodes(_key_of_node(node), self._nodes.following(node))
 
 
 _JAGGED = ("torch.nested._internal.nested_tensor", "NestedTensor")
@@ -223,10 +223,10 @@ class _Graphs(NamedTuple):
         self.tensors.extend(zip(repeat(owner), tensors))
 
     def add_nodes(self, owner: Owner, nodes: Iterable[object]) -> None:
-        self.nodes.extend(zip(repeat(owner), map(_key_of, nodes)))
+        self.nodes.extend(zip(repeat(owner), map(_key_of_node, nodes)))
 
 
-def _key_of(node: object) -> Owner:
+def _key_of_node(node: object) -> Owner:
     return "graph", id(node)
 
 

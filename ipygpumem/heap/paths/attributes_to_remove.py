@@ -156,8 +156,9 @@ def library_that_keeps(owner: object, name: str, child: object) -> str:
 
 @functools.lru_cache(maxsize=1000)
 def _is_in_code_of_package(package: str, name: str, number_of_modules: int) -> bool:
-    """Return True if the loaded code of a package has a name; a further loaded module may have
-    it.
+    """Return True if the loaded code of a package has a name.
+
+    The number of loaded modules is a part of the cache's key: a further module may have the name.
     """
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] != package or not is_instance(module, ModuleType):

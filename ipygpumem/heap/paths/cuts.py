@@ -361,7 +361,9 @@ def statement_of(cuts: Sequence[Cut], *, most_owners: int = _MOST_KEYS) -> str:
     if len(groups) > most_owners:
         return ""
     is_alone = len(groups) == 1
-    statements = [_of_one_owner(group, is_alone=is_alone) for group in _inner_first(groups)]
+    statements = [
+        _statement_for_one_owner(group, is_alone=is_alone) for group in _inner_first(groups)
+    ]
     return in_sequence(statements) if all(statements) else ""
 
 
@@ -427,8 +429,8 @@ def _positions(cut: Cut) -> tuple[int, ...]:
     return (*before, cut.position)
 
 
-def _of_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
-    """Return the statement that removes some references of one object.
+def _statement_for_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
+    """Return the statement that removes some references of one object; empty if there is none.
 
     It is a loop only if it stands alone: no loop can follow another statement in a line.
     """
@@ -697,7 +699,7 @@ def _of_one_item(cuts: list[Cut]) -> str:
     """
     if len(cuts) <= _MOST_KEYS and all(cut.kind is Kind.KEY for cut in cuts):
         return in_sequence([cut.statement for cut in cuts])
-    return _of_one_owner(cuts, is_alone=False)
+    return _statement_for_one_owner(cuts, is_alone=False)
 
 
 def _outer_of_each(groups: list[list[Cut]]) -> list[Cut]:

@@ -51,7 +51,7 @@ def append_dataset_step(path: Path, steps: Sequence[object]) -> int:
 def _went_to_variable(path: Path, steps: Sequence[object], *, is_dataset: bool) -> int:
     """Append a variable or coordinate, which leaves together with its index."""
     owner = steps[0]
-    label = _label(owner, steps[1], steps[2])
+    label = _code_of_label(owner, steps[1], steps[2])
     if not label:
         path.enter(" (in a coordinate)", "", None)
         return 2
@@ -71,7 +71,7 @@ def _went_to_variable(path: Path, steps: Sequence[object], *, is_dataset: bool) 
     return 2
 
 
-def _label(owner: object, items: object, item: object) -> str:
+def _code_of_label(owner: object, items: object, item: object) -> str:
     """Return the code of the name of a variable or an index; empty if it does not leave alone, such
     as one level of an index of several.
     """

@@ -58,10 +58,11 @@ def handlers_and_filters(names: Mapping[str, object]) -> Iterator[tuple[object, 
         names: the user's names, to write code.
     """
     for logger, root in loggers(names):
-        yield from _items_of(logger, "filters", root.text, root.code)
-        for handler, root_of_handler in _items_of(logger, "handlers", root.text, root.code):
-            yield from _items_of(handler, "filters", root_of_handler.text, root_of_handler.code)
-            yield handler, root_of_handler
+        yield from _handlers_or_filters(logger, "filters", root.text, root.code)
+        handlers = _handlers_or_filters(logger, "handlers", root.text, root.code)
+        for handler, place in handlers:
+            yield from _handlers_or_filters(handler, "filters", place.text, place.code)
+            yield handler, place
 
 
 def append_logger_step(path: Path, owner: object, items: Sequence[object], item: object) -> int:
@@ -83,7 +84,9 @@ def is_filterer(item: object) -> bool:
     return is_of_library(item, "logging", "Filterer")
 
 
-def _items_of(owner: object, name: str, text: str, code: str) -> Iterator[tuple[object, Root]]:
+def _handlers_or_filters(
+    owner: object, name: str, text: str, code: str
+) -> Iterator[tuple[object, Root]]:
     """Yield the handlers or filters of a logger or handler, each with its root.
 
     Args:

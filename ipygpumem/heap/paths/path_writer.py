@@ -133,6 +133,11 @@ class CutsInside(NamedTuple):
     removed_references: set[tuple[int, int]]
     """The references as the identities of both objects."""
 
+    @classmethod
+    def empty(cls) -> CutsInside:
+        """Return no references."""
+        return cls(set(), [], set())
+
     def add(self, cut: Cut, item: object, references: Iterable[tuple[int, int]]) -> None:
         """Add a reference to one of the objects."""
         self.reached.add(id(item))
@@ -278,22 +283,40 @@ class PathWriter:
         The search for them ends one step below the items. It returns none if they are too many to
         write the line of each.
         """
-        inside = CutsInside(set(), [], set())
         items = items_of(chain[-1])
-        direct = [item for item in items if id(item) in wanted]
-        if direct:
-            inside.cuts.extend(self.cuts_of_items(root, chain, direct))
-            if inside.cuts:
-                inside.reached.update(map(id, direct))
-                inside.removed_references.update((id(chain[-1]), id(item)) for item in direct)
-            return inside
-        wanted_parts = list[tuple[int, object, object]]()
-        for position, item in _each_once(items):
-            parts = by_identity(items_of(item))
-            wanted_parts += [(position, item, part) for key, part in parts.items() if key in wanted]
+        wanted_items = [item for item in items if id(item) in wanted]
+        if wanted_items:
+            return self._cuts_of_wanted_items(root, chain, wanted_items)
+        return self._cuts_of_wanted_parts(root, chain, items, wanted)
+
+    def _cuts_of_wanted_items(
+        self, root: Root, chain: Sequence[object], wanted_items: Sequence[object]
+    ) -> CutsInside:
+        """Return the references by which the last object of a chain holds some of its items."""
+        inside = CutsInside.empty()
+        inside.cuts.extend(self.cuts_of_items(root, chain, wanted_items))
+        if inside.cuts:
+            inside.reached.update(map(id, wanted_items))
+            container_id = id(chain[-1])
+            inside.removed_references.update((container_id, id(item)) for item in wanted_items)
+        return inside
+
+    def _cuts_of_wanted_parts(
+        self,
+        root: Root,
+        chain: Sequence[object],
+        items: Sequence[object],
+        wanted: Container[int],
+    ) -> CutsInside:
+        """Return the references by which the items of a chain's last object hold wanted objects.
+
+        The code of the first ones is written; later ones in the same place of their items have the
+        same code with another position.
+        """
+        inside = CutsInside.empty()
         alike = list[AlikeReferences]()
         number_written = 0
-        for position, item, part in wanted_parts:
+        for position, item, part in _wanted_parts(items, wanted):
             cut = first_alike(alike, position, item, part)
             if cut is not None and number_written >= _MOST_WRITTEN:
                 self._removed_objects[id(part)] = part
@@ -301,7 +324,7 @@ class PathWriter:
                 continue
             number_written += 1
             if number_written > _MOST_INSIDE:
-                return CutsInside(set(), [], set())
+                return CutsInside.empty()
             way = self.way(root, (*chain, item, part))
             if way.cut is None:
                 continue
@@ -573,16 +596,18 @@ class PathWriter:
         if (kind is None or path.is_of_library) and is_added(parent, name[1:], child):
             path.is_of_library = False
             kind = Kind.DELETED_ATTRIBUTE
-        if kind is None and not self._guarded(path, parent, child, name):
+        if kind is None and not self._append_guarded_attribute(path, parent, child, name):
             path.append_fixed(shown, target)
         elif kind is not None:
             cut = _cut_of_attributes(parent, child, path.code) if target else None
             path.enter(shown, _readable(parent, child, path.code, name), cut)
         return 1
 
-    def _guarded(self, path: Path, parent: object, child: object, name: str) -> bool:
-        """Append an attribute of a variable's object that the object's own code does not set, such
-        as that of a frozen data class; return False if it is something else.
+    def _append_guarded_attribute(
+        self, path: Path, parent: object, child: object, name: str
+    ) -> bool:
+        """Append an attribute of a variable's object that a statement cannot set, such as that of a
+        frozen data class; return False for anything else.
         """
         is_variable = path.cut is not None and path.cut.kind is Kind.NAME and path.code != ""
         if not is_variable or not is_users_class(type(parent)) or not name.startswith("."):
@@ -596,13 +621,27 @@ class PathWriter:
         return True
 
 
-def _each_once(items: Sequence[object]) -> Iterator[tuple[int, object]]:
+def _items_once(items: Sequence[object]) -> Iterator[tuple[int, object]]:
     """Yield the items, each once, with their first positions."""
     seen = set[int]()
     for position, item in enumerate(items):
         if id(item) not in seen:
             seen.add(id(item))
             yield position, item
+
+
+def _wanted_parts(
+    items: Sequence[object], wanted: Container[int]
+) -> list[tuple[int, object, object]]:
+    """Return the wanted objects in the items of a container: each with its item, and the position
+    of that.
+    """
+    wanted_parts = list[tuple[int, object, object]]()
+    for position, item in _items_once(items):
+        for key, part in by_identity(items_of(item)).items():
+            if key in wanted:
+                wanted_parts.append((position, item, part))
+    return wanted_parts
 
 
 def _ending(item: object, path: Path) -> str:

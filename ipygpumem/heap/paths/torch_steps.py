@@ -151,7 +151,7 @@ def _is_added_state(steps: Sequence[object]) -> bool:
     of_parameter, entry = steps[2], steps[3]
     if not is_instance(of_parameter, dict):
         return False
-    key = _key_of(of_parameter, entry)
+    key = _key_in_dict(of_parameter, entry)
     return key is not None and not (type(key) is str and key in MADE_IN_STEPS)
 
 
@@ -240,7 +240,7 @@ def _last_attribute(steps: Sequence[object]) -> tuple[object, str]:
     module = steps[-3] if len(steps) > 2 else None
     is_in_module = is_of_library(module, "torch.nn", "Module")
     if is_in_module and attribute_text(module, owner)[1:] in _PARTS:
-        return module, text_of(_key_of(owner, child))
+        return module, text_of(_key_in_dict(owner, child))
     return owner, attribute_text(owner, child)[1:]
 
 
@@ -250,7 +250,7 @@ def _append_hook(
     """Append a hook of a tensor, module or optimizer."""
     owner, hooks = steps[0], steps[1]
     where = attribute_text(owner, hooks) or _hooks_of_tensor(owner, hooks)
-    key = _key_of(hooks, steps[2])
+    key = _key_in_dict(hooks, steps[2])
     removal = _removal_by_handle(hooks, key, names)
     if not removal and where:
         is_only_one = len(hooks) == 1  # type: ignore[arg-type]  # it is a dict
@@ -279,7 +279,7 @@ def _removal_by_handle(hooks: object, key: object, names: Mapping[str, object]) 
 def _append_part(path: Path, steps: Sequence[object]) -> None:
     """Append a module, parameter or buffer of a module."""
     module, parts, child = steps[:3]
-    key = text_of(_key_of(parts, child))
+    key = text_of(_key_in_dict(parts, child))
     is_attribute = key.isidentifier()
     is_list = any(is_of_library(module, "torch.nn", name) for name in _LISTS)
     # A number is a position, and the name of a part may be another number.
@@ -305,7 +305,7 @@ def _append_part(path: Path, steps: Sequence[object]) -> None:
     path.enter(f"[{key}]" if key.isdecimal() else part, target, cut)
 
 
-def _key_of(items: Any, value: object) -> object:
+def _key_in_dict(items: Any, value: object) -> object:
     """Return the key of a value in a dict; None if it is not there."""
     return next((key for key, item in list(dict.items(items)) if item is value), None)
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.bulk import of_types, types_of
-from ipygpumem.report.content import ReclaimableItem
 from ipygpumem.report.layout import count
+from ipygpumem.report.leaks import ReclaimableItem
 
 REMEDY = "%gpumem free"
 _OUTPUTS = "outputs"

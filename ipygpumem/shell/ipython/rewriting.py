@@ -194,7 +194,7 @@ def raise_at_start(tree: Any, error: BaseException, shell: Any) -> None:
         place += 1  # such imports must come first
     first = tree.body[place]
     shell.builtin_trap.add_builtin(_STRUCK, error)  # until the cell's end
-    tree.body.insert(place, _at(first, f"raise {_STRUCK}"))
+    tree.body.insert(place, _located_statement(first, f"raise {_STRUCK}"))
 
 
 def loop_over_body(tree: Any, shell: Any) -> None:
@@ -205,7 +205,7 @@ def loop_over_body(tree: Any, shell: Any) -> None:
     if not body or getattr(body[0], "ipygpumem_loop", False) or not _compiles_without_loop(body):
         return
     number = len(body)
-    loop: Any = _at(body[0], _LOOP)
+    loop: Any = _located_statement(body[0], _LOOP)
     loop.ipygpumem_loop = True
     shown = _statement_that_shows(body, shell.ast_node_interactivity)
     loop.body[0].body = body
@@ -233,15 +233,15 @@ def _statement_that_shows(body: list[ast.stmt], interactivity: str) -> list[ast.
     if interactivity == "last_expr_or_assign" and type(last) is ast.Assign:
         target = last.targets[0]
         if type(target) is ast.Name:
-            return [_at(last, target.id)]
+            return [_located_statement(last, target.id)]
         return []
     shows_last = interactivity in ("last_expr", "last_expr_or_assign", "last", "all")
     if not shows_last or type(last) is not ast.Expr:
         return []
-    keep: Any = _at(last, f"{_FIT}.keep(None)")
+    keep: Any = _located_statement(last, f"{_FIT}.keep(None)")
     keep.value.args[0] = last.value
     body[-1] = keep
-    return [_at(last, f"{_FIT}.take()")]
+    return [_located_statement(last, f"{_FIT}.take()")]
 
 
 def _start_of_body(tree: ast.Module) -> int:
@@ -274,7 +274,7 @@ def _compiles_without_loop(body: list[ast.stmt]) -> bool:
     return True
 
 
-def _at(place: ast.stmt, code: str) -> ast.stmt:
+def _located_statement(place: ast.stmt, code: str) -> ast.stmt:
     """Return the statement ``code``, with the location of ``place``."""
     (statement,) = ast.parse(code).body
     for node in ast.walk(statement):

@@ -1,6 +1,6 @@
-"""Three more members of the kind that each item of "Named truly" describes, each held against the
-truth: the process's memory before it is made and after ``del``, weak references, or the line that a
-report prints.
+"""Three objects of each kind whose memory reports must name truly: memory of C libraries, mapped
+files, graphs, printed text, children. Each is held against the process's memory before it is made
+and after ``del``, against weak references, or against the line that a report prints.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.steps import needs, ok, tidied_kernel, works
-from tests.test_cases import _RSS, total
 from tests.test_holders import _ASK, _LEFT, left, left_by_experiment, why
+from tests.test_reported_objects import _RSS, total
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", _ASK, hides_libraries=True)

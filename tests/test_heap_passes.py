@@ -177,7 +177,7 @@ def measure() -> None:
 
 @functools.cache
 def measured() -> dict[str, tuple[int, float]]:
-    lines = printed("-c", "from tests.test_passes import measure; measure()").splitlines()
+    lines = printed("-c", "from tests.test_heap_passes import measure; measure()").splitlines()
     found: dict[str, tuple[int, float]] = json.loads(lines[-1])
     return found
 

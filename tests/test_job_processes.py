@@ -4,6 +4,7 @@ ever ended by us.
 
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,9 +107,12 @@ def test_a_launchers_later_workers_belong_to_the_launchers_cell(
 def test_a_left_over_process_stays_listed_with_its_cell(kernel: Kernel, folder: Path) -> None:
     inside = started(
         kernel,
-        "%%experiment apart\nleft = subprocess.Popen([sys.executable, '-c', 'input()'], "
-        "stdin=subprocess.PIPE)\n"
-        "%experiment keep left",
+        textwrap.dedent(
+            """\
+            %%experiment apart
+            left = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)
+            %experiment keep left"""
+        ),
     )
     left = kernel.value("left.pid")
     before = listed(kernel)

@@ -1,0 +1,131 @@
+"""The lines of cells and traces: time, error, and each device's change, peak and use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ipygpumem.records import OUTSIDE, CellRecord, TraceRecord, Usage
+from ipygpumem.report import layout
+from ipygpumem.report.layout import LineSegment, Report, clean, clean_name, device_label
+from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
+
+
+def cell_report(record: CellRecord, scales: layout.Scales | None = None) -> Report:
+    """Return the one-line report of a cell, with bars scaled by ``scales``; short if nothing
+    changed.
+    """
+    number = record.execution_count
+    segments = _span_segments(record, scales or layout.Scales())
+    if number is None:
+        return Report("cell", ["cell", *segments])
+    has_bars = any(isinstance(segment, LineSegment) for segment in segments)
+    is_short = record.error is None and not has_bars
+    if is_short and record.duration_seconds < 1:
+        segments.pop(0)  # the time
+    return Report("cell", [f"cell {number}", *segments])
+
+
+def trace_report(record: TraceRecord, note: str = "") -> Report:
+    """Return the one-line report of a trace."""
+    title = "trace"
+    if record.label:
+        title = f"trace {clean_name(record.label)}"
+    head: list[LineSegment | str] = [title]
+    if note:
+        head.append(clean(note))
+    head += trace_segments(record)
+    return Report("trace", head, records=[record])
+
+
+def trace_segments(record: TraceRecord) -> list[LineSegment | str]:
+    """Return a trace's headline after its name: its time, its error, each device in use."""
+    segments = _span_segments(record)
+    if not record.usages:
+        segments.append("memory was not measured")
+    return segments
+
+
+def _span_segments(
+    record: CellRecord | TraceRecord, scales: layout.Scales | None = None
+) -> list[LineSegment | str]:
+    """Return a headline's parts: time, error, a child process's peak, each device in use."""
+    segments: list[LineSegment | str] = [format_seconds(record.duration_seconds)]
+    if record.error is not None:
+        segments.append(clean_name(record.error))
+    if isinstance(record, CellRecord) and record.child_peak_bytes is not None:
+        segments.append(f"child process peak +{format_bytes(record.child_peak_bytes)}")
+    for usage in worth_reporting(record.usages):
+        if not has_changed(usage):
+            in_use = _of_total(usage) or format_bytes(usage.after_bytes)
+            segments.append(f"{usage_label(usage)} {in_use}")
+            continue
+        bar = None if scales is None else scales.bar(usage)
+        segments.append(LineSegment(_usage_part(usage), bar))
+    return segments
+
+
+def worth_reporting(usages: Iterable[Usage]) -> list[Usage]:
+    """Return the usages without those of accelerators that were and are empty."""
+    return list(filter(layout.is_worth_reporting, usages))
+
+
+def begins_with_our_command(record: CellRecord) -> bool:
+    """Return True if a cell's first line is one of our commands, which show their own reports."""
+    return record.source_line.startswith(
+        ("%gpumem", "%experiment", "%%estimate", "%%gpumemit", "%config IPyGpuMem")
+    )
+
+
+def is_quiet(record: CellRecord) -> bool:
+    """Return True if a cell has nothing to report: no device changed, nothing failed, no child
+    process holds memory.
+    """
+    if record.error is not None or record.recovery is not None:
+        return False
+    for usage in record.usages:
+        if has_changed(usage):
+            return False
+        if usage.device in OUTSIDE and usage.after_bytes:
+            return False
+    return True
+
+
+def usage_parts(usages: Iterable[Usage]) -> list[str]:
+    """Return one headline part per device, without accelerators that were and are empty."""
+    return list(map(_usage_part, worth_reporting(usages)))
+
+
+def has_changed(usage: Usage) -> bool:
+    """Return True if kept, freed or temporary memory reaches a MiB; less is usually not caused by
+    the cell.
+    """
+    return max(abs(usage.delta_bytes), usage.peak_delta_bytes) >= MIB
+
+
+def _usage_part(usage: Usage) -> str:
+    """Return a device's change, peak and use in words."""
+    parts = [f"{usage_label(usage)} {format_change(usage.delta_bytes)}"]
+    if usage.device not in OUTSIDE:
+        parts.append(f"peak {layout.peak_label(usage)}")
+    parts.append(_of_total(usage) or f"{format_bytes(usage.after_bytes)} now")
+    return ", ".join(parts)
+
+
+def usage_label(usage: Usage) -> str:
+    """Return the name of the device, with the measure of child processes where it is not PSS."""
+    label = device_label(usage.device)
+    if usage.device == "children" and usage.note:
+        label += " by RSS"
+    return label
+
+
+def _of_total(usage: Usage) -> str:
+    """Return the memory in use now out of the total; empty if the report shows no total."""
+    total = usage.total_bytes
+    if total is None:
+        return ""
+    if usage.used_bytes is not None:
+        return format_share(usage.used_bytes, total)
+    if usage.device == "shm":  # the mount's limit
+        return f"{format_bytes(usage.after_bytes)} of {format_bytes(total)}"
+    return ""

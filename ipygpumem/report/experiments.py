@@ -1,0 +1,107 @@
+"""The report of a finished experiment: its devices, the objects still alive, its names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ipygpumem.records import OUTSIDE, ExperimentRecord, Usage
+from ipygpumem.report import layout
+from ipygpumem.report.cells import usage_label, worth_reporting
+from ipygpumem.report.freeing import step_shares
+from ipygpumem.report.layout import LineSegment, Report, Table, clean, clean_name, count
+from ipygpumem.report.leaks import leak_table
+from ipygpumem.units import format_bytes, format_change, format_seconds
+
+
+def experiment_reports(
+    record: ExperimentRecord, style: str, scales: layout.Scales | None = None
+) -> list[Report]:
+    """Return the report of a finished experiment in ``style``: ``full``, ``compact``
+    or ``none``.
+    """
+    if style == "none":
+        return []
+    scales = scales or layout.Scales()
+    head: list[LineSegment | str] = [f"experiment {clean_name(record.name)}"]
+    if record.cells:
+        head.append(count(len(record.cells), "cell"))
+    head += times(record.duration_seconds, record.span_seconds)
+    notes = tuple(map(clean, record.notes))
+    usages = worth_reporting(record.usages)
+    if style == "compact":
+        for usage in usages:
+            text = _compact_part(record, usage)
+            head.append(LineSegment(text, scales.bar(usage)))
+        return [Report("experiment", head, notes, records=[record])]
+    table = _devices_table(record, usages, scales)
+    title = "still alive, because something outside the experiment refers to it"
+    survivors = leak_table(record.survivors, title)
+    facts = _experiment_facts(record)
+    return [Report("experiment", head, notes, [table, survivors], facts, records=[record])]
+
+
+def _compact_part(record: ExperimentRecord, usage: Usage) -> str:
+    """Return an experiment's figures on one device in a few words."""
+    labels = end_labels(record, usage.device)
+    consumed, freed = labels["consumed"], labels["freed"]
+    text = f"{usage_label(usage)} consumed {consumed}, freed {freed}"
+    if usage.device in OUTSIDE:
+        return text
+    return f"{text}, peak {layout.peak_label(usage)}"
+
+
+def _devices_table(
+    record: ExperimentRecord, usages: Sequence[Usage], scales: layout.Scales
+) -> Table:
+    """Return one row per device; the cell's line shows what is in use now."""
+    rows = []
+    for usage in usages:
+        row = {"device": usage_label(usage)} | end_labels(record, usage.device)
+        if usage.device not in OUTSIDE:
+            row["peak"] = layout.peak_label(usage)
+        rows.append(row)
+    bars = list(map(scales.bar, usages))
+    return Table.of(rows, {"consumed", "freed", "peak"}, bars=bars)
+
+
+def _experiment_facts(record: ExperimentRecord) -> list[layout.Fact]:
+    """Return an experiment's parameters, what happened to its names, and the steps that freed."""
+    parameters = [clean_name(f"{name}={value}") for name, value in record.parameters.items()]
+    return [
+        layout.Fact("noted", parameters, code=True),
+        *name_facts(record),
+        layout.Fact("freed by", step_shares(record.steps, record.freed)),
+    ]
+
+
+def name_facts(record: ExperimentRecord) -> list[layout.Fact]:
+    """Return the facts on an experiment's names: deleted, restored and kept ones."""
+    names = {"deleted": record.deleted, "restored": record.restored, "kept": record.kept}
+    facts = []
+    for title, values in names.items():
+        facts.append(layout.Fact(title, list(map(clean_name, values)), code=True))
+    return facts
+
+
+def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
+    """Return the labels of the memory that an experiment held at its end on a device, and of the
+    memory freed: 0 B if memory grew during the end, for instance by our own records.
+    """
+    freed = record.freed.get(device)
+    if freed is None:
+        return {"consumed": "unknown", "freed": "unknown"}
+    consumed = record.consumed.get(device, 0)
+    return {"consumed": format_change(consumed), "freed": format_bytes(max(0, freed))}
+
+
+def times(seconds: float, span_seconds: float) -> list[str]:
+    """Return the time in an experiment's cells, and the span from start to end if it has pauses."""
+    texts = [format_seconds(seconds)]
+    if has_pauses(seconds, span_seconds):
+        texts.append(f"span {format_seconds(span_seconds)}")
+    return texts
+
+
+def has_pauses(seconds: float, span_seconds: float) -> bool:
+    """Return True if an experiment's span is notably longer than the time in its cells."""
+    return span_seconds > seconds + 1

@@ -1,0 +1,242 @@
+"""The report of ``%gpumem leaks``, and the table of leaks in other reports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from operator import attrgetter, itemgetter
+from typing import NamedTuple
+
+from ipygpumem.records import SEVERAL_TYPES, RetainedArray, uncounted_note
+from ipygpumem.report import layout
+from ipygpumem.report.layout import (
+    SEPARATOR,
+    TO_FREE,
+    Report,
+    Table,
+    accelerator,
+    clean,
+    clean_name,
+    count,
+    row_of_more,
+)
+from ipygpumem.report.retained_arrays import (
+    ROWS_OPEN,
+    ROWS_SHOWN,
+    contents_text,
+    shape_text,
+    total_bytes,
+    total_text,
+)
+from ipygpumem.units import format_at_least, format_bytes, format_shape
+
+_SizedRow = tuple[int, dict[str, str]]
+"""The bytes and the texts of a row of leaks."""
+
+
+class ReclaimableItem(NamedTuple):
+    """Memory that was probably kept by accident, but is no leak."""
+
+    size_bytes: int
+    device: str
+    what: str
+    remedy: str
+    new_bytes: int
+    """Bytes that no leak's row counts."""
+    is_at_least: bool = False
+    """True if it is more than its bytes."""
+
+
+LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
+"""The index of an item in the path of its holder."""
+
+
+def leaks_report(
+    held: Sequence[RetainedArray],
+    smallest: int,
+    beyond: Sequence[RetainedArray] = (),
+    kept: Sequence[ReclaimableItem] = (),
+    notes: Sequence[str] = (),
+) -> Report:
+    """Return the report of ``%gpumem leaks``; ``beyond`` were too many to examine, ``kept`` are no
+    leaks.
+    """
+    headline = _leaks_headline(held, smallest, beyond, kept)
+    sized_rows = _leak_rows(held) + _kept_rows(kept)
+    sized_rows.sort(key=itemgetter(0), reverse=True)
+    table = _table_of_leaks(sized_rows)
+    lines = list(notes)
+    if beyond:
+        number = count(len(beyond), "smaller storage")
+        hint = "free larger ones first, then run it again"
+        lines.insert(0, f"{number}, {total_text(beyond)} in total: too many to examine; {hint}")
+    return Report("leaks", headline, lines, [table], records=held)
+
+
+def note_on_unreached(rows: Sequence[RetainedArray]) -> str:
+    """Return a line about memory that may be no leak: the search ended before it knew."""
+    it, they = ("it", "it") if len(rows) == 1 else ("them", "they")
+    leak = "no leak" if len(rows) == 1 else "no leaks"
+    return (
+        f"{count(len(rows), 'object')}, {total_text(rows)} in total: the search ended at its "
+        f"limits before it knew what holds {it}; {they} may be {leak}"
+    )
+
+
+def _leaks_headline(
+    held: Sequence[RetainedArray],
+    smallest: int,
+    beyond: Sequence[RetainedArray],
+    kept: Sequence[ReclaimableItem],
+) -> str:
+    """Return the number of leaks, of reclaimable items and of unexamined storages, and the bytes
+    of all of them.
+    """
+    reclaimable = 0
+    size_bytes = total_bytes(held) + total_bytes(beyond)
+    is_at_least = any(row.is_at_least for row in held)
+    for item in kept:
+        size_bytes += item.new_bytes
+        is_at_least |= item.is_at_least
+        if item.new_bytes > 0:
+            reclaimable += 1
+    total = format_at_least(size_bytes, is_at_least=is_at_least)
+    if held:
+        kinds = [count(len(_groups_of_leaks(held)), "leak")]
+        if reclaimable:
+            kinds.append(count(reclaimable, "reclaimable item"))
+        if beyond:
+            kinds.append(count(len(beyond), "unexamined storage"))
+        return f"{', '.join(kinds)}{SEPARATOR}{total}"
+    none = f"no leak of at least {format_bytes(smallest)}"
+    if reclaimable or beyond:
+        return f"{none}, but {total} are kept by what is listed below"
+    return f"{none} was found"
+
+
+def _kept_rows(kept: Sequence[ReclaimableItem]) -> list[_SizedRow]:
+    """Return a row for each memory that is kept by mistake, and one for the rest."""
+    ordered = sorted(kept, key=attrgetter("new_bytes"), reverse=True)
+    rows = [(item.new_bytes, _kept_row(item)) for item in ordered[:ROWS_SHOWN]]
+    more = ordered[ROWS_SHOWN:]
+    if more:
+        size = sum(item.new_bytes for item in more)
+        rows.append((0, row_of_more(len(more), size, "what")))
+    return rows
+
+
+def _kept_row(item: ReclaimableItem) -> dict[str, str]:
+    """Return the row of memory that is kept by mistake, with the bytes that only it counts."""
+    what = item.what
+    if item.new_bytes < item.size_bytes:
+        in_leaks = format_bytes(item.size_bytes - item.new_bytes)
+        what = f"{what} ({in_leaks} more of it in the rows of leaks)"
+    return {
+        "size": format_at_least(item.new_bytes, is_at_least=item.is_at_least),
+        "what": clean(what),
+        "device": accelerator(item.device),
+        "cell": "",
+        "held by": "",
+        TO_FREE: clean(item.remedy),
+    }
+
+
+def leak_table(held: Sequence[RetainedArray], title: str) -> Table:
+    """Return a table with a row for each leak, those in one container together, and one for the
+    rest; without rows if there are no leaks.
+    """
+    return _table_of_leaks(_leak_rows(held), title)
+
+
+def _table_of_leaks(sized_rows: Sequence[_SizedRow], title: str = "") -> Table:
+    """Return the table of rows of leaks: size, object, holder, and the line that frees it."""
+    rows = [row for _, row in sized_rows]
+    is_long = bool(title) and len(rows) > ROWS_OPEN
+    numbers, lines_to_paste = {"size", "cell"}, {TO_FREE}
+    return Table.of(
+        rows, numbers, title, code=lines_to_paste, whole=lines_to_paste, is_collapsed=is_long
+    )
+
+
+def _leak_rows(held: Sequence[RetainedArray]) -> list[_SizedRow]:
+    """Return a row for each group of leaks, the largest first, and one for the rest."""
+    groups = _groups_of_leaks(held)
+    rows = [(total_bytes(group), _leak_row(group)) for group in groups[:ROWS_SHOWN]]
+    remaining = list[RetainedArray]()
+    for group in groups[ROWS_SHOWN:]:
+        remaining += group
+    if remaining:
+        rows.append((0, row_of_more(len(remaining), total_bytes(remaining), "what")))
+    return rows
+
+
+def _groups_of_leaks(held: Sequence[RetainedArray]) -> list[list[RetainedArray]]:
+    """Return the leaks by line, the largest first."""
+    by_line: dict[tuple[object, ...], list[RetainedArray]] = {}
+    for item in held:
+        by_line.setdefault(_group_of(item), []).append(item)
+    return sorted(by_line.values(), key=total_bytes, reverse=True)
+
+
+def _group_of(item: RetainedArray) -> tuple[object, ...]:
+    """Return a key that is equal for leaks of one line, such as the items of one list."""
+    kind = (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell)
+    if item.holder is None:
+        return kind
+    container = LAST_INDEX.sub("", item.holder.path)
+    return (*kind, container, item.holder.advice)
+
+
+def _leak_row(group: Sequence[RetainedArray]) -> dict[str, str]:
+    """Return the row of leaks of the same kind in one container."""
+    first = group[0]
+    is_at_least = any(item.is_at_least for item in group)
+    row = {
+        "size": format_at_least(total_bytes(group), is_at_least=is_at_least),
+        "what": _words_on_objects(group) + _uncounted_text(group),
+        "device": accelerator(first.device),
+        "cell": layout.number_text(first.cell),
+        "held by": "",
+        TO_FREE: "",
+    }
+    if first.holder is not None:
+        path = first.holder.path
+        if len(group) > 1:
+            path = LAST_INDEX.sub("[…]", path)
+        row["held by"] = clean(path)
+        row[TO_FREE] = clean(first.holder.advice)
+    return row
+
+
+def _uncounted_text(group: Sequence[RetainedArray]) -> str:
+    """Return a sentence about libraries whose memory is not counted; empty if there are none."""
+    libraries = set[str]()
+    for item in group:
+        libraries.update(item.uncounted)
+    if not libraries:
+        return ""
+    return f"; {clean(uncounted_note(sorted(libraries)))}"
+
+
+def _words_on_objects(group: Sequence[RetainedArray]) -> str:
+    """Return the number, name, type and content of leaks of the same kind."""
+    first = group[0]
+    objects = sum(item.objects for item in group)
+    kind = clean_name(first.type_name)
+    is_of_many_types = first.type_name == SEVERAL_TYPES and bool(first.parts) and objects > 1
+    if is_of_many_types:
+        kind = f"{objects:,} objects ({contents_text(first)})"
+    elif first.shape is None:
+        contents = contents_text(first) or shape_text(first)
+        if contents:
+            kind = f"{kind} with {contents}"
+    shape = format_shape(first.shape or ())
+    words = [kind, shape]
+    if not first.parts:
+        words.insert(1, first.dtype)
+    text = " ".join(clean_name(word) for word in words if word)
+    if first.name:
+        text = f"{clean_name(first.name)}: {text}"
+    if objects > 1 and not is_of_many_types:
+        return f"{objects:,} × {text}"
+    return text

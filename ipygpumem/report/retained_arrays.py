@@ -1,0 +1,83 @@
+"""Retained arrays: their table in the report of an error, and words that reports of leaks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ipygpumem.records import RetainedArray
+from ipygpumem.report import layout
+from ipygpumem.report.layout import Table, clean_name, count
+from ipygpumem.units import format_bytes
+
+ROWS_SHOWN = 20
+"""Maximum number of rows of a table; one more has the rest."""
+ROWS_OPEN = 8
+"""Maximum number of rows of a details table that is shown open."""
+
+
+def held_table(
+    title: str,
+    held: Sequence[RetainedArray],
+    smallest: int = 0,
+    more: Mapping[str, int] | None = None,
+) -> Table:
+    """Return a table of the largest arrays held, one row for the rest, and one for each device of
+    ``more``.
+    """
+    large = [item for item in held if item.size_bytes >= smallest]
+    shown = large[:ROWS_SHOWN]
+    remaining = held[len(shown) :]
+    rows = list(map(_held_row, shown))
+    for device, size in (more or {}).items():
+        rows.append({"size": format_bytes(size), "name": "garbage and caches", "device": device})
+    if remaining and total_bytes(remaining) >= smallest:
+        rows.append({"size": total_text(remaining), "name": f"and {len(remaining)} more"})
+    is_long = len(shown) > ROWS_OPEN
+    if is_long:
+        title = f"{title}: {total_text(held)}"
+    numbers = {"line", "size"}
+    code = {"function", "name"}
+    return Table.of(rows, numbers, title, code=code, is_collapsed=is_long)
+
+
+def _held_row(item: RetainedArray) -> dict[str, str]:
+    """Return the row of an array that a frame or a traceback holds."""
+    row = {
+        "size": format_bytes(item.size_bytes),
+        "function": item.function,
+        "line": "",
+        "name": item.name,
+        "type": item.type_name,
+        "shape": shape_text(item),
+        "contents": contents_text(item),
+        "dtype": item.dtype,
+        "device": item.device,
+    }
+    if item.function:
+        row["line"] = str(item.line)
+    return {column: clean_name(text) for column, text in row.items()}
+
+
+def shape_text(item: RetainedArray) -> str:
+    """Return the shape of an array, or the number of arrays in a container."""
+    if item.shape is not None:
+        return layout.shape_label(item.shape)
+    if item.arrays and not item.parts:
+        return count(item.arrays, "array")
+    return ""
+
+
+def contents_text(item: RetainedArray) -> str:
+    """Return the parts of an object with their sizes."""
+    parts = [f"{name} {format_bytes(size)}" for name, size in item.parts.items()]
+    return ", ".join(parts)
+
+
+def total_text(held: Iterable[RetainedArray]) -> str:
+    """Return the bytes of some arrays in words."""
+    return format_bytes(total_bytes(held))
+
+
+def total_bytes(held: Iterable[RetainedArray]) -> int:
+    """Return the bytes of some arrays."""
+    return sum(item.size_bytes for item in held)
