@@ -199,6 +199,19 @@ def measure_next_to_free_pages() -> None:
     del pins
 
 
+def measure_many_arrays() -> None:
+    """Print the visits of an experiment with 30,000 arrays that leaves none, next to many objects.
+
+    The collector may run first, because of our notes on the arrays.
+    """
+    shell = shell_that_looks()
+    assert shell.run_cell(SETUP).success
+    json.hidden = [{"number": number, "list": []} for number in range(5 * MANY)]  # type: ignore[attr-defined]
+    cell = "%%experiment many\narrays = [numpy.ones(9) for _ in range(30_000)]"
+    _, visits = passes_and_visits(shell, cell, runs=4)
+    print(json.dumps(visits))
+
+
 @functools.cache
 def measured() -> dict[str, tuple[int, float]]:
     lines = printed("-c", "from tests.test_heap_passes import measure; measure()").splitlines()
@@ -238,5 +251,11 @@ def test_code_that_leaves_no_memory_causes_no_pass_over_the_heap(name: str) -> N
 
 @linux
 def test_free_pages_of_the_heap_are_no_growth_to_search_for() -> None:
-    lines = printed("-c", "from tests.test_passes import measure_next_to_free_pages as f; f()")
+    lines = printed("-c", "from tests.test_heap_passes import measure_next_to_free_pages as f; f()")
     assert json.loads(lines.splitlines()[-1]) < 2
+
+
+@linux
+def test_our_notes_on_arrays_are_no_growth_to_search_for() -> None:
+    lines = printed("-c", "from tests.test_heap_passes import measure_many_arrays as f; f()")
+    assert json.loads(lines.splitlines()[-1]) < MANY

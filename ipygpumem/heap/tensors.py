@@ -395,7 +395,7 @@ def _in_words(error: Exception) -> str:
     return f"could not be read: {reason}"
 
 
-_ENDS: dict[int, weakref.ref[Any]] = {}
+ENDS_OF_STORAGES: dict[int, weakref.ref[Any]] = {}
 """A weak reference to each of the ``Storages``, by the identity of its keys: its callback frees
 the references that are left.
 """
@@ -435,8 +435,20 @@ class Storages:
 
     def alive(self, keys: Iterable[int]) -> Iterator[bool]:
         """Return for each of some storages, all of them added before, whether it is alive."""
-        kind: Any = sys.modules["torch"].UntypedStorage
-        return map(not_, map(kind._expired, keys))
+        has_expired: Callable[[int], bool] = sys.modules["torch"].UntypedStorage._expired
+        # A dropped reference must not be asked: its memory is free.
+        return (key in self._keys and not has_expired(key) for key in keys)
+
+    def drop_dead(self) -> int:
+        """Free the references to dead storages, each of which keeps 156 bytes; return their
+        number.
+        """
+        kind: Any = sys.modules["torch"].UntypedStorage if self._keys else None
+        dead = [key for key in self._keys if kind._expired(key)]
+        for key in dead:
+            self._keys.remove(key)
+            kind._free_weak_ref(key)
+        return len(dead)
 
     def any_alive(self) -> bool:
         """Return True if one of the storages is alive."""
@@ -445,12 +457,12 @@ class Storages:
     def _free_at_end(self, free: Callable[[int], object]) -> None:
         """Free all references with this object."""
         key = id(self._keys)
-        if key in _ENDS:
+        if key in ENDS_OF_STORAGES:
             return
         each_key = chain.from_iterable((self._keys,))  # of the keys at the end
-        steps = chain(map(free, each_key), map(_ENDS.pop, (key,)))
+        steps = chain(map(free, each_key), map(ENDS_OF_STORAGES.pop, (key,)))
         # It counts the results that equal the reference, which are none, but takes all steps.
-        _ENDS[key] = weakref.ref(self, partial(countOf, steps))
+        ENDS_OF_STORAGES[key] = weakref.ref(self, partial(countOf, steps))
 
     def close(self) -> None:
         """Free all references."""

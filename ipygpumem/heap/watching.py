@@ -50,10 +50,20 @@ class WatchedArray:
     alive.
     """
 
+    __slots__ = ("_is_alive", "_place", "_reference")  # an experiment may watch a million arrays
+
     def __init__(self, array: Any) -> None:
         self._reference: weakref.ref[Any] | None = weakref.ref(array)
-        self.place = place_of(array)
+        self._place: Span | None = None
         self._is_alive = True
+
+    @property
+    def place(self) -> Span | None:
+        """The array's place in memory; None if it died before anything asked for this."""
+        if self._place is None and self._reference is not None:
+            array = self._reference()
+            self._place = None if array is None else place_of(array)
+        return self._place
 
     def __call__(self) -> bool:
         """Return True if the memory is still alive."""
@@ -62,7 +72,7 @@ class WatchedArray:
         array = self._reference()
         return array is not None and not is_on_closed_map(array)
 
-    def detach(self, places: Container[Span]) -> None:
+    def detach(self, places: Container[Span | None]) -> None:
         """Drop the weak reference before user code runs, if ``update`` can find the array at one of
         ``places``.
         """
@@ -70,9 +80,9 @@ class WatchedArray:
             self._is_alive = self()
             self._reference = None
 
-    def update(self, places: Container[Span]) -> None:
+    def update(self, places: Container[Span | None]) -> None:
         """Check whether the array is still at one of ``places``; a new array at the same place is
         mistaken for it.
         """
         if self._reference is None:
-            self._is_alive = self.place in places
+            self._is_alive = self._place in places

@@ -64,8 +64,11 @@ class EarlierData:
         if not self._is_complete:
             return []
         objects = by_identity(items)
-        were_there = by_identity(self.among(list(objects.values())))
-        return [objects[key] for key in objects.keys() - were_there.keys()]
+        unknown = objects.keys() - by_identity(self.among(list(objects.values()))).keys()
+        # One at the place of an earlier one may be that one, with other bytes.
+        bytearrays = by_identity(of_types({id(bytearray)}, list(objects.values())))
+        unknown -= bytearrays.keys() & self._samples.keys()
+        return [objects[key] for key in unknown]
 
     def behind(self, items: Sequence[object]) -> list[object]:
         """Return the data that was there, among some objects and in containers among them that the
@@ -151,8 +154,7 @@ def _of_texts(texts: list[Any]) -> Iterator[int]:
 
 
 def _of_bytearrays(arrays: list[bytearray]) -> Iterator[int]:
-    # Its bytes may have changed since: each one at the place of an earlier one is that one.
-    return repeat(0, len(arrays))
+    return map(sample_of_text, arrays)
 
 
 _SAMPLES: dict[type, Callable[[list[Any]], Iterator[int]]] = {

@@ -29,6 +29,7 @@ from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Roots
 from ipygpumem.heap.paths.task_endings import cancelling
 from ipygpumem.heap.sizes import Share, Size, Sizes, row_of
+from ipygpumem.heap.tensors import ENDS_OF_STORAGES
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.contents import Contents, Received, leading_objects
 from ipygpumem.inventory.leftover import MANY_MODULES
@@ -604,8 +605,10 @@ def _entries(held: Sequence[object], new: set[int]) -> list[object]:
 
 
 def _ours(heap: Heap) -> set[int]:
-    """Return the identities of this package's objects: each cell changes their lists."""
-    ours = set[int]()
+    """Return the identities of this package's objects: each cell changes their lists, and the end
+    watches storages.
+    """
+    ours = {id(ENDS_OF_STORAGES)}
     for part in chunks(heap.tracked):
         ours.update(map(id, recorders_of_cells(part)))
     return ours

@@ -102,7 +102,7 @@ def _places_of_arrays(watched: Sequence[WatchedName]) -> list[tuple[int, int, St
     places = list[tuple[int, int, StorageKey]]()
     for item in watched:
         for is_alive, array in item.arrays:
-            if isinstance(is_alive, WatchedArray) and is_alive():
+            if isinstance(is_alive, WatchedArray) and is_alive() and is_alive.place:
                 _, start, end = is_alive.place
                 places.append((start, end, array.storage))
     return places

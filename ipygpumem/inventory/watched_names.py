@@ -9,7 +9,7 @@ from itertools import compress
 from operator import attrgetter, itemgetter
 
 from ipygpumem.heap.array_search import ArraySearch
-from ipygpumem.heap.arrays import Array, Span, StorageKey, describe, library_type
+from ipygpumem.heap.arrays import Array, Span, StorageKey, describe, library_type, owner_of
 from ipygpumem.heap.bulk import instances_among
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.rows import Row
@@ -51,6 +51,8 @@ class WatchedName:
             library, key = array.storage
             if library == "torch" and key in storages:
                 stored.append(array)
+            elif library == "numpy":
+                watched.append((WatchedArray(owner_of(item)), array))
             else:
                 watched.append((watch(item), array))
         return cls(record, tuple(watched), tuple(stored), storages)
@@ -127,7 +129,8 @@ def record_without_name(item: object) -> RetainedArray:
 
 def places_of_numpy(watched: Iterable[WatchedName]) -> list[Span]:
     """Return the places in memory of names' NumPy arrays that are alive."""
-    return [array.place for array in _numpy_arrays(watched) if array()]
+    places = [array.place for array in _numpy_arrays(watched) if array()]
+    return [place for place in places if place is not None]
 
 
 def update_numpy(watched: Sequence[WatchedName], heap: Heap) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ipygpumem.introspect import loaded
 
-_BLOCK_BYTES = 48
+BLOCK_BYTES = 48
 """Typical size of a block of Python's allocator."""
 
 
@@ -124,7 +124,7 @@ def allocated_bytes() -> int:
 
     New objects may fill pages that earlier ones have left, which RSS does not show.
     """
-    allocated = sys.getallocatedblocks() * _BLOCK_BYTES + malloc_bytes()
+    allocated = sys.getallocatedblocks() * BLOCK_BYTES + malloc_bytes()
     allocated_by_arrow = getattr(loaded("pyarrow"), "total_allocated_bytes", None)
     if allocated_by_arrow is not None:
         allocated += allocated_by_arrow()

@@ -52,6 +52,20 @@ DRAW = (
 )
 
 
+def test_our_notes_on_many_tensors_are_in_no_row(notebook: Kernel) -> None:
+    """``module ipygpumem.heap.tensors, global ENDS_OF_STORAGES[140...]`` was the largest leak."""
+    works(
+        notebook,
+        "leaked = []",
+        "%%experiment a\ntensors = [torch.empty(1) for _ in range(60_000)]\n"
+        "leaked.append([str(number) * 9 for number in range(60_000)])",
+    )
+    rows = notebook.value(
+        "[(row.holder.path, row.type_name) for row in ipygpumem.experiments()[-1].survivors]"
+    )
+    assert rows == [("notebook variable leaked[0]", "list")]
+
+
 def test_a_seeded_scope_gives_the_same_numbers_on_each_run(notebook: Kernel) -> None:
     works(notebook, "import random, numpy as np\nnumbers = []")
     for _ in range(2):
