@@ -32,8 +32,10 @@ Written by `python -m benchmarks.peak_times`.
 Each step is repeated until it takes about {seconds:g} s of CPU, in a real kernel, once plainly and once under
 `%%peak`, in {pairs} pairs in turn; torch and BLAS have one thread. *Code*: the CPU time of the process while the step
 itself runs, under `%%peak` / plainly, median (least to most). *Cell*: the same of the whole cell, with the start and
-the report. Control: a second plain run / the first, of the code: the machine was shared with other work. The aim is at
-most {most:g} times for the code.
+the report. *Floor*: the same of the code under memray's tracker and, if torch is loaded, one of its dispatch modes that
+only calls each operation: `%%peak` needs both, and cannot be below. Control: a second plain run / the first, of the
+code: the machine was shared with other work. The aim is at most {most:g} times for the code. Where the floor is above
+it, the step consists of operations, or of calls of Python functions, of a few microseconds each.
 
 """  # noqa: E501
 _SETUP = """
@@ -44,6 +46,24 @@ def timed(work, count):
         work()
     return time.process_time() - started
 """
+_FLOOR = """
+import contextlib, memray, sys, tempfile
+def floor():
+    stack = contextlib.ExitStack()
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    destination = memray.FileDestination(folder + "/memory.bin", compress_on_exit=False)
+    form = memray.FileFormat.AGGREGATED_ALLOCATIONS
+    tracker = memray.Tracker(destination=destination, file_format=form, memory_interval_ms=10_000)
+    stack.enter_context(tracker)
+    if "torch" in sys.modules:
+        from torch.utils._python_dispatch import TorchDispatchMode
+        class Empty(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                return func(*args, **(kwargs or {}))
+        stack.enter_context(Empty())
+    return stack
+"""
+"""Defines a context of the tools that ``%%peak`` needs, with nothing of our own."""
 
 
 class _Step(NamedTuple):
@@ -223,14 +243,17 @@ def _run(kernel: Kernel, cell: str) -> _Times:
 
 
 def _measured(step: _Step, pairs: int) -> list[tuple[_Times, ...]]:
-    """Return the times of a step: plainly, under ``%%peak``, and plainly once more."""
+    """Return the times of a step: plainly, under ``%%peak``, plainly once more, and the floor."""
     with Kernel() as kernel:
         kernel.run(_SETUP)
         kernel.run(step.code)
+        kernel.run(_FLOOR)
         kernel.run(OURS.on)
         cell = f"_seconds = timed(step, {_calibrated(kernel)})"
         kernel.run(f"%%peak\n{cell}")  # the first one imports what it needs
-        cells = (cell, f"%%peak\n{cell}", cell)
+        floor = f"with floor():\n    {cell}"
+        kernel.run(floor)
+        cells = (cell, f"%%peak\n{cell}", cell, floor)
         return [tuple(_run(kernel, text) for text in cells) for _ in range(pairs)]
 
 
@@ -240,12 +263,14 @@ def _spread(ratios: Sequence[float]) -> str:
 
 def _row(step: _Step, runs: Sequence[tuple[_Times, ...]]) -> tuple[str, ...]:
     """Return the row of a step."""
-    code = [followed.code / plain.code for plain, followed, _ in runs]
-    cell = [followed.cell / plain.cell for plain, followed, _ in runs]
-    control = [again.code / plain.code for plain, _, again in runs]
-    plain = median(plain.code for plain, _, _ in runs)
+    code = [followed.code / plain.code for plain, followed, _, _ in runs]
+    cell = [followed.cell / plain.cell for plain, followed, _, _ in runs]
+    control = [again.code / plain.code for plain, _, again, _ in runs]
+    floor = [least.code / plain.code for plain, _, _, least in runs]
+    plain = median(plain.code for plain, _, _, _ in runs)
     reached = "yes" if median(code) <= _MOST_TIMES else "**no**"
-    return step.title, f"{plain:.2f} s", _spread(code), _spread(cell), _spread(control), reached
+    spreads = map(_spread, (code, floor, cell, control))
+    return step.title, f"{plain:.2f} s", *spreads, reached
 
 
 def main() -> None:
@@ -267,7 +292,15 @@ def main() -> None:
         pairs=options.pairs,
         most=_MOST_TIMES,
     )
-    heads = ("step", "plain", "code: times longer", "cell: times longer", "control", "reached")
+    heads = (
+        "step",
+        "plain",
+        "code: times longer",
+        "floor",
+        "cell: times longer",
+        "control",
+        "reached",
+    )
     _PAGE.write_text(f"{head}{table(heads, rows)}\n", encoding="utf-8")
 
 

@@ -19,6 +19,7 @@ ROOMS = {
         "test_estimate_refusals",
         "torch_cpu/test_estimate",
         "torch_cpu/test_estimate_memory",
+        "torch_cpu/test_estimate_places",
         "torch_cpu/test_estimate_rollback",
         "torch_cpu/test_estimate_usual_code",
         "torch_cpu/test_result_cache",

@@ -28,7 +28,6 @@ KNOWN_SIZES: dict[str, str] = {
     "left torch: losses": GRAPH,
     "left torch: a sum of losses": GRAPH,
     "left torch: one loss": GRAPH,
-    "place : a builtin": GROWTH,
     "place : a handler of logging": GROWTH,
 }
 """Questions to which commands give different sizes today, with the reason."""

@@ -122,6 +122,12 @@ TOGETHER = {
         "a.rows",
         "in 200 of its items",
     ),
+    "records": (
+        "rows = [{'bytes': bytearray(5000)} for _ in range(200)]",
+        "for row in rows: row['bytes'].extend(bytes(300_000))",
+        "rows",
+        "in 200 of its items",
+    ),
     "a short list": (
         "rows = [bytearray(5000) for _ in range(90)]",
         "for row in rows: row.extend(bytes(700_000))",

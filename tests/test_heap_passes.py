@@ -19,8 +19,10 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from ipygpumem.heap.allowance import Allowance
+from ipygpumem.probes.malloc import trim_heap
 from ipygpumem.shell import recovery
 from tests.alone import printed
+from tests.test_sizes import linux
 
 LOOKS = {
     "status": "%gpumem status",
@@ -150,14 +152,20 @@ def passes_and_visits(
     return pick(found)
 
 
-def measure() -> None:
-    """Print the passes of each cell, and its visits of each of many objects that no name of the
-    notebook leads to.
-    """
+def shell_that_looks() -> InteractiveShell:
+    """Return a shell in which only what the user asks for looks at the heap."""
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     shell.run_line_magic("load_ext", "ipygpumem")
     # after a long cell it is a full collection
     shell.run_line_magic("config", "IPyGpuMem.collect_garbage = False")
+    return shell
+
+
+def measure() -> None:
+    """Print the passes of each cell, and its visits of each of many objects that no name of the
+    notebook leads to.
+    """
+    shell = shell_that_looks()
     recovery.Allowance = functools.partial(Allowance, 1000)  # type: ignore[misc, assignment]  # however slow the machine
     for cell in (SETUP, LEAK):
         assert shell.run_cell(cell).success
@@ -173,6 +181,22 @@ def measure() -> None:
         passes, visits = passes_and_visits(shell, cell, runs=3, pick=pick)
         found[name] = passes, round((visits - few[name][1]) / MANY, 2)
     print(json.dumps(found))
+
+
+def measure_next_to_free_pages() -> None:
+    """Print the visits of each of many objects by an experiment that leaves an array, next to free
+    pages of malloc's heap.
+    """
+    shell = shell_that_looks()
+    assert shell.run_cell(SETUP).success
+    shell.user_ns["records"] = [{"number": number, "list": []} for number in range(5 * MANY)]
+    older = [bytes(2000) for _ in range(MANY)]
+    pins = [bytes(600) for _ in range(10)]  # above the free pages in the heap
+    del older
+    trim_heap()  # they have addresses, but no page in RAM
+    _, visits = passes_and_visits(shell, LOOKS["an experiment that leaves an array"], runs=4)
+    print(json.dumps(visits / (2 * len(shell.user_ns["records"]))))
+    del pins
 
 
 @functools.cache
@@ -210,3 +234,9 @@ def test_a_search_visits_objects_no_more_often_than_before(name: str) -> None:
 @pytest.mark.parametrize("name", QUIET | RECOVERIES)
 def test_code_that_leaves_no_memory_causes_no_pass_over_the_heap(name: str) -> None:
     assert measured()[name] == [0, 0]
+
+
+@linux
+def test_free_pages_of_the_heap_are_no_growth_to_search_for() -> None:
+    lines = printed("-c", "from tests.test_passes import measure_next_to_free_pages as f; f()")
+    assert json.loads(lines.splitlines()[-1]) < 2

@@ -444,6 +444,138 @@ def test_no_line_removes_an_older_array_that_has_a_new_holder(kernel: Kernel, co
     assert kernel.value("len(many[59_000]['words'])") == 1 << 20
 
 
+@pytest.mark.parametrize(
+    ("records", "older", "new"),
+    [
+        (
+            "[{'number': each} for each in range(60_000)]",
+            "many[59_000]['older']",
+            "many[59_000]['list']",
+        ),
+        ("instances(Document, 60_000)", "many[59_000].older", "vars(many[59_000])['list']"),
+    ],
+    ids=["dict", "attributes"],
+)
+def test_an_older_dict_that_gets_a_list_keeps_its_older_array(
+    kernel: Kernel, records: str, older: str, new: str
+) -> None:
+    """The collector tracks the dict since then only, so that it seems to be new."""
+    works(
+        kernel,
+        _SETUP,
+        f"many = {records}\n{older} = np.ones(1 << 18)",
+        f"%%experiment e\n{new} = [np.ones(1 << 20)]",
+    )
+    for _, _, line in kernel.value("rows()"):
+        works(kernel, line)
+    assert kernel.value(f"len({older})") == 1 << 18
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "[1, large()]",
+        "{'number': 1, 'words': large()}",
+        "(1, [large()])",
+        "np.array([large(), 1], object)",
+    ],
+)
+@pytest.mark.parametrize("number", [10, 1500])
+def test_a_record_in_an_older_one_is_removed_as_a_whole(
+    notebook: Kernel, number: int, record: str
+) -> None:
+    """The line removed the array alone, so that a broken record remained."""
+    works(
+        notebook,
+        _SETUP,
+        f"large = lambda: np.ones(1 << 21)\nrecords = dicts({number})",
+        f"%%experiment e\nrecords[3]['new'] = {record}",
+    )
+    line = 'del records[3]["new"]'
+    assert [row[2] for row in notebook.value("rows()")] == [line]
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert line in leaks
+    works(notebook, line)
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert leaks.startswith("no leak"), leaks
+
+
+def test_an_older_dict_in_an_older_record_keeps_its_older_data(notebook: Kernel) -> None:
+    """The collector tracks it only since it has a list, so that it seems to be new."""
+    works(
+        notebook,
+        _SETUP,
+        "records = [{'number': each, 'inner': {'older': np.ones(each)}} for each in range(1500)]",
+        "%%experiment e\nrecords[3]['inner']['new'] = [np.ones(1 << 21)]",
+    )
+    ((_, _, line),) = notebook.value("rows()")
+    assert line.startswith('del records[3]["inner"]["new"]')
+
+
+@pytest.mark.parametrize(
+    ("older", "code", "line"),
+    [
+        ("words(1000)", "records[500] = texts(1) * 1000", "del records[500]"),
+        (
+            "{each: each for each in words(1000)}",
+            "records['1500'] = texts(1) * 1000",
+            'del records["1500"]',
+        ),
+        (
+            "words(1000)",
+            "for each in range(100, 200): records[each] = texts(each) * 10",
+            "del records[100:200]",
+        ),
+        (
+            "dicts(1000)",
+            "for each in range(100, 200): records[each] = {'words': texts(each) * 10}",
+            "del records[100:200]",
+        ),
+        (
+            "dicts(1000)",
+            "for each in range(100, 200): records[each] = {'words': [np.ones(1 << 13)]}",
+            "del records[100:200]",
+        ),
+    ],
+)
+def test_new_data_in_the_places_of_older_items_is_named(
+    notebook: Kernel, older: str, code: str, line: str
+) -> None:
+    """It was "not named", but for that which the collector tracks."""
+    works(notebook, _SETUP, f"records = {older}", f"%%experiment e\n{code}")
+    assert [row[2] for row in notebook.value("rows()")] == [line]
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert line in leaks
+    works(notebook, line)
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert leaks.startswith("no leak"), leaks
+
+
+@pytest.mark.parametrize(
+    "owner", ["bytearray(1 << 24)", "array.array('d', bytes(1 << 24))", "written(1 << 24)"]
+)
+def test_memory_that_another_object_owns_has_all_of_its_holders(
+    notebook: Kernel, owner: str
+) -> None:
+    """The line removed the NumPy array alone, which freed nothing."""
+    works(
+        notebook,
+        _SETUP,
+        """
+        import array, mmap
+        def written(size):
+            owner = mmap.mmap(-1, size)
+            owner[:] = b"1" * size
+            return owner
+        records = dicts(10)
+        """,
+        f"%%experiment e\nowner = records[3]['owner'] = {owner}\n"
+        "records[4]['new'] = np.frombuffer(owner, 'u1')",
+    )
+    ((_, _, line),) = notebook.value("rows()")
+    assert line == 'del records[4]["new"]; del records[3]["owner"]'
+
+
 def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
     works(notebook, _SETUP, "deep = [[{'inner': [Document()]}]]; deep[0][0]['inner'][0].all = [1]")
     works(notebook, "%%experiment e\ndeep[0][0]['inner'][0].all.append(np.ones(1 << 19))")

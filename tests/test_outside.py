@@ -252,3 +252,35 @@ def test_the_line_shown_ends_the_workers_of_a_data_loader(kernel: Kernel) -> Non
     assert re.search(r"pt_data_worker +cell 2 +del loader, batches$", text, re.MULTILINE), text
     (text,) = works(kernel, "del batches, loader").reports("cell")
     assert re.search(r"child processes -\d", text), text
+
+
+def test_an_array_of_a_closed_segment_has_no_memory(kernel: Kernel) -> None:
+    """``leaks`` failed (mmap closed or invalid), and a report listed an array without pages."""
+    works(
+        kernel,
+        """
+        import numpy as np
+        from multiprocessing.shared_memory import SharedMemory
+        store = {}
+        """,
+    )
+    (report,) = works(
+        kernel,
+        """%%experiment e
+segment = SharedMemory(create=True, size=16 << 20)
+array = np.ndarray((2 << 20,), buffer=segment.buf)
+array[:] = 1
+store["array"] = array
+segment.unlink(); segment.close()
+""",
+    ).reports("experiment")
+    assert "ndarray" not in report
+    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    assert leaks.startswith("no leak")
+    works(kernel, "array = store['array']")
+    (top,) = works(kernel, "%gpumem top").reports("top")
+    assert "ndarray" not in top
+    (why,) = works(kernel, "%gpumem why array").reports("why")
+    assert "MiB" not in why
+    (status,) = works(kernel, "%gpumem status").reports("status")
+    assert "arrays" not in status

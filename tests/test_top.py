@@ -111,6 +111,17 @@ def test_shared_memory_is_freed_by_its_remedy_after_arrays_on_it() -> None:
             SharedMemory(name)
 
 
+def test_a_cached_function_stays_when_its_results_are_freed() -> None:
+    names: dict[str, Any] = {"load": functools.lru_cache(bytes)}
+    assert len(names["load"](MIB)) == MIB
+    assert take(**names)["load"].remedy == "load.cache_clear()"
+    exec("load.cache_clear()", names)
+    assert take(load=names["load"])["load"].size_bytes < MIB // 10
+    by_closure = functools.lru_cache(functools.partial(len, bytes(MIB)))
+    assert by_closure() == MIB
+    assert take(by_closure=by_closure)["by_closure"].remedy == "del by_closure"
+
+
 def test_an_error_holds_the_locals_of_its_functions() -> None:
     def fail() -> None:
         big = bytes(MIB)

@@ -14,13 +14,14 @@ from torch.utils._pytree import tree_map_only
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
 from ipygpumem.estimating.assumptions import Assumptions
-from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.devices import CARD, Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.guesses import COMPARES, Guesses, KnownValues
 from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
 from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, of_share
 from ipygpumem.estimating.layouts import has_layout, laid_out
 from ipygpumem.estimating.missing_operators import STAND_INS, with_workspace, without_channels_last
+from ipygpumem.estimating.places import Places
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.result_cache import ResultCache
 from ipygpumem.estimating.sparse import (
@@ -80,6 +81,7 @@ class AllocationTracker(StorageFollower):
         self,
         log: StorageLog,
         devices: Devices,
+        places: Places,
         workspaces: Workspaces,
         copies: FakeCopies,
         note: Note,
@@ -91,6 +93,7 @@ class AllocationTracker(StorageFollower):
         super().__init__(log)
         self._assumptions = assumptions
         self._devices = devices
+        self._places = places
         self._workspaces = workspaces
         self._copies = copies
         self._check = check
@@ -141,7 +144,16 @@ class AllocationTracker(StorageFollower):
             # In a backward pass the mode of torch functions is active here, too: each attribute of
             # a tensor that we or torch's fakes read would be a call of its handler.
             with torch._C.DisableTorchFunction():
-                return self._follow_operation(func, args, kwargs)
+                if not self._devices.uses_host:
+                    return self._follow_operation(func, args, kwargs)
+                with self._devices.placing(self._place_of_results(args, kwargs)):
+                    return self._follow_operation(func, args, kwargs)
+
+    def _place_of_results(self, args: Any, kwargs: Any) -> str:
+        """Return the place of an operation's results, which code may have named."""
+        if self._devices.place is not None:
+            return self._devices.place
+        return self._places.of_results(tensors_in((args, kwargs)))
 
     def _follow_operation(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation, and log the storages of its results."""
@@ -280,7 +292,7 @@ class AllocationTracker(StorageFollower):
             return
         # A copy made in inference mode could not be a part of code that autograd follows, and torch
         # makes no views of it.
-        with torch.inference_mode(tensor.is_inference()):
+        with torch.inference_mode(tensor.is_inference()), self._devices.placing(CARD):
             original = self._copies.share(tensor)
             copy = self._copies.of(original)
         self._strays[id(tensor)] = tensor, copy

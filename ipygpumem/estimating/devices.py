@@ -1,15 +1,24 @@
 """Knows which devices tensors are assumed to be on while code is estimated.
 
-The CPU stands for devices that are not available.
+The CPU stands for devices that are not available. Then a tensor is on the host only if the code
+itself says so (``named_devices.py``), and the log of storages knows those tensors by ``HOST``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from ipygpumem.estimating.named_devices import names_host
 from ipygpumem.probes.accelerators import current_device, parse_device
+
+CARD = "card"
+"""The place of tensors that are on a card, or for which it is assumed."""
+HOST = "host"
+"""The place of tensors that the code itself puts on the CPU, and their device in the log."""
 
 
 class Devices:
@@ -31,6 +40,10 @@ class Devices:
 
         self.moves_host_tensors = False
         """True if the code puts tensors on the host, which count on the requested device."""
+        self.uses_host = False
+        """True once the code itself has put a tensor on the CPU, next to those of a card."""
+        self.place: str | None = None
+        """Place of the results of the current operation or call; None: that of its arguments."""
 
     @property
     def on_cpu(self) -> bool:
@@ -54,15 +67,56 @@ class Devices:
     @property
     def is_elsewhere(self) -> bool:
         """True if the CPU stands for another device."""
-        return self.on_cpu and self.assumed_device != "cpu"
+        return self.on_cpu and self.assumed_device != "cpu" and self.place != HOST
+
+    @property
+    def has_places(self) -> bool:
+        """True if a tensor on the CPU may stand for one on a card, or be on the host."""
+        return self.real_device is not None and self.requested_device != "cpu"
 
     def log_name(self, device: Any) -> str:
         """Return the name that the log has for a device."""
-        return str(self.real_device or device)
+        if self.real_device is None:
+            return str(device)
+        if self.is_host(device):
+            return HOST
+        return str(self.real_device)
 
     def assumed_for(self, device: Any) -> str:
         """Return the name of the device that a tensor on ``device`` is assumed to be on."""
+        if self.is_host(device):
+            return "cpu"
         return self.assumed_device or str(device)
+
+    def is_host(self, device: Any) -> bool:
+        """Return True if a result of the current operation on ``device`` is on the host."""
+        if self.real_device is None:
+            return bool(device.type == "cpu")
+        if not self.uses_host or not self.has_places:
+            return False
+        if self.on_cpu:
+            return self.place == HOST
+        return bool(device.type == "cpu")
+
+    @contextmanager
+    def placing(self, place: str | None) -> Iterator[None]:
+        """Let the results of operations in the block be in a place."""
+        place_before = self.place
+        self.place = place
+        if place == HOST:
+            self.uses_host = True
+        try:
+            yield
+        finally:
+            self.place = place_before
+
+    def place_named_by(self, value: Any) -> str | None:
+        """Return the place of tensors for which code names a device; None for no device."""
+        if isinstance(value, torch.device) and value.type == "meta":
+            return None
+        if isinstance(value, (str, torch.device, int)):
+            return HOST if names_host(value) else CARD
+        return None
 
     def real_device_of_copy(self, device: Any) -> Any:
         """Return the device of the fake copy of a tensor on ``device``."""
@@ -83,7 +137,7 @@ class Devices:
         if not isinstance(value, torch.device) or value.type == "meta":
             return value
         if value.type == "cpu":
-            if self.requested_device is None:
+            if self.requested_device is None or self.place == HOST:
                 return value
             if self.requested_device != "cpu":
                 self.moves_host_tensors = True

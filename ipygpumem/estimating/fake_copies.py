@@ -27,6 +27,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.named_devices import from_notebook
 from ipygpumem.estimating.patches import MOST_VALUES, NO_PROCESSES, fake_parameter
 from ipygpumem.estimating.rollback import Rollback
 from ipygpumem.estimating.sparse import is_sparse, made_of, parts_of
@@ -137,6 +138,8 @@ class FakeCopies:
 
     def of(self, value: Any) -> Any:
         """Return the copy of ``value``, or ``value`` itself if it is shared."""
+        if self._devices.has_places:
+            value = from_notebook(value)
         if is_atom(value):
             return value
         if is_instance(value, type):

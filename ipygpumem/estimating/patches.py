@@ -30,21 +30,28 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
 from ipygpumem.estimating.autocast import Autocast
 from ipygpumem.estimating.card_functions import CardFunctions
-from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.devices import HOST, Devices
+from ipygpumem.estimating.named_devices import ON_HOST, STAND_IN, names_host
+from ipygpumem.estimating.places import Places
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.unfollowed import Unfollowed, is_eager
 from ipygpumem.introspect import is_users
 
 
-def choose_loop(optimizer: Any, devices: Devices) -> None:
+def choose_loop(optimizer: Any, devices: Devices, places: Places) -> None:
     """Choose an optimizer's loop as torch does on accelerators; for fake parameters it would choose
     another.
+
+    torch takes the plain loop if one of the parameters is on the host.
     """
     if not _has_fast_loop(type(optimizer)):
         return  # such as Adafactor, which always uses the plain loop
     device_type, _, _ = (devices.assumed_device or "cpu").partition(":")
     for group in optimizer.param_groups:
         if _is_loop_chosen(group):
+            continue
+        are_on_host = [places.of(parameter) == HOST for parameter in group["params"]]
+        if any(are_on_host):
             continue
         device_types = {parameter.device.type for parameter in group["params"]}
         device_types.add(device_type)
@@ -244,6 +251,8 @@ class Patches:
             Wrapper(torch.jit, "load", traces, "as torch.jit.script"),
             Wrapper(scaler, "_maybe_opt_step", _always_step, "an overflow is a value"),
             Wrapper(autograd, "_engine_run_backward", run_backward, "backward leaves modes"),
+            Wrapper(autograd.graph.saved_tensors_hooks, "__init__", self._hook, "as backward"),
+            Wrapper(torch._C._nn, "_parse_to", self._parse_to, "it makes another device of one"),
             Wrapper(context, "__torch_function__", self._in_context, "called after our mode"),
             Patch(functional, "gaussian_nll_loss", gaussian_loss, keeps_arguments),
             Patch(torch, "stft", stft, keeps_arguments),
@@ -334,6 +343,32 @@ class Patches:
         """
         with self._functions:
             return original(*args, **kwargs)
+
+    def _hook(self, original: Any, hooks: Any, pack: Any, unpack: Any) -> None:
+        """Run the hooks of saved tensors in the mode.
+
+        The operation that saves them has left it.
+        """
+
+        def run_in_mode(hook: Any, saved: Any) -> Any:
+            with self._functions:
+                return hook(saved)
+
+        original(
+            hooks, functools.partial(run_in_mode, pack), functools.partial(run_in_mode, unpack)
+        )
+
+    def _parse_to(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the parsed arguments of ``Module.to``; the CPU is an object that says where."""
+        device, *further = original(*args, **kwargs)
+        if device is None or device.type != "cpu" or not self._devices.has_places:
+            return device, *further
+        named = kwargs.get("device", kwargs.get("tensor"))
+        if args:
+            named = args[0]
+        if isinstance(named, torch.Tensor):
+            named = named.device
+        return ON_HOST if names_host(named) else STAND_IN, *further
 
     def _in_context(
         self,

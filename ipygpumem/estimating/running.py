@@ -29,11 +29,12 @@ from ipygpumem.estimating.assumptions import Assumptions
 from ipygpumem.estimating.autocast import Autocast
 from ipygpumem.estimating.caching_allocator import unfollowed_settings
 from ipygpumem.estimating.card_functions import CardFunctions
-from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.devices import HOST, Devices
 from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_without_tensors
 from ipygpumem.estimating.fake_copies import FakeCopies, copying_names_first, run_code
 from ipygpumem.estimating.limits import Limits
 from ipygpumem.estimating.patches import Patches, choose_loop
+from ipygpumem.estimating.places import Places
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.replay import device_figures
 from ipygpumem.estimating.result_cache import ResultCache
@@ -90,12 +91,14 @@ class Estimation:
         self._unfollowed = Unfollowed(self._note)
         self._fakes = _fake_mode(self._devices)
         self.copies = FakeCopies(self.log, self._devices, self._fakes, self._unfollowed)
+        self._places = Places(self.log, self._devices)
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
         properties = self._accelerators.known_properties
         self._workspaces = Workspaces(self.log, self._devices, properties, self._note)
         self._tracker = AllocationTracker(
             self.log,
             self._devices,
+            self._places,
             self._workspaces,
             self.copies,
             self._note,
@@ -106,7 +109,9 @@ class Estimation:
         )
         autocast = Autocast(self._devices)
         card = CardFunctions(self._devices, autocast, self._tracker.known_values, self._unfollowed)
-        self._functions = TorchFunctions(self._devices, card, self._tracker.upper_bounds)
+        self._functions = TorchFunctions(
+            self._devices, self._places, card, self._tracker.upper_bounds
+        )
         self._patches = Patches(
             self._note,
             self._unfollowed,
@@ -174,6 +179,8 @@ class Estimation:
 
     def place_of(self, tensor: Any) -> str:
         """Return the device that a fake tensor is assumed to be on."""
+        if self._places.of(tensor) == HOST:
+            return "cpu"
         return self._devices.assumed_for(tensor.device)
 
     def _estimate_of(self, run: Callable[[], Any]) -> Estimate:
@@ -183,7 +190,7 @@ class Estimation:
         figures = self.with_rollback(lambda: self._figures(run))
         devices = []
         for device, already_held_bytes in figures:
-            devices.append(with_room(device, already_held_bytes, self._room_bytes))
+            devices.append(with_room(device, already_held_bytes, self._room_of(device, figures)))
         self._note_advice(devices)
         self._note_all(self._assumptions.notes(self._tracker.upper_bounds))
         return Estimate(
@@ -193,6 +200,14 @@ class Estimation:
             notes=tuple(self._notes),
             upper_bounds=tuple(self._tracker.upper_bounds),
         )
+
+    def _room_of(
+        self, device: DeviceEstimate, figures: list[tuple[DeviceEstimate, int]]
+    ) -> int | None:
+        """Return the memory that the user says a device has; that of a card isn't the RAM's."""
+        if device.device == "cpu" and len(figures) > 1:
+            return None
+        return self._room_bytes
 
     def _note_advice(self, devices: list[DeviceEstimate]) -> None:
         """Note what would help on the devices, and the devices whose size is unknown."""
@@ -211,6 +226,8 @@ class Estimation:
         """
         self.run_on_fakes(code)
         self._note_assumptions()
+        if self._devices.assumed_device == "cpu":
+            self.log.join(HOST, "cpu")
         devices = dict.fromkeys(life.device for life in self.log.lives)
         figures = []
         for device_name in devices:
@@ -225,8 +242,8 @@ class Estimation:
     def _unfollowed_on(self, device_name: str, devices: Iterable[str]) -> tuple[str, ...]:
         """Return the kinds of code that ran on a device, and whose memory is not followed."""
         # Code on a card also makes tensors on the host, whose memory its compiler hardly changes.
-        uses_card = any(other != "cpu" for other in devices)
-        if device_name == "cpu" and uses_card:
+        uses_card = any(other not in ("cpu", HOST) for other in devices)
+        if device_name == HOST or (device_name == "cpu" and uses_card):
             return ()
         return self._unfollowed.kinds
 
@@ -234,9 +251,10 @@ class Estimation:
         """Note devices that are not available, and recurrent layers with unknown kernels."""
         if self._devices.requested_device is None and self._devices.accelerators_named_by_code:
             names = ", ".join(self._devices.accelerators_named_by_code)
-            self._note(
-                f"{names} is not available: tensors on it and on the host are counted together"
-            )
+            note = f"{names} is not available: tensors on it and on the host are counted together"
+            if self._devices.uses_host:
+                note += ", except those that the code itself puts on the CPU"
+            self._note(note)
         if self._devices.moves_host_tensors:
             name = self._devices.requested_device
             self._note(f"tensors that the code puts on the CPU are counted on {name}, too")
@@ -251,6 +269,9 @@ class Estimation:
         self, device_name: str, unfollowed: tuple[str, ...]
     ) -> tuple[DeviceEstimate, int]:
         """Return the figures of one device of the log, and the bytes that it holds already."""
+        if device_name == HOST:
+            device, _ = device_figures(self.log, HOST, "cpu")
+            return device, 0
         device, already_held_bytes = device_figures(
             self.log, device_name, self._devices.assumed_device or device_name
         )
@@ -323,7 +344,7 @@ class Estimation:
         """Register hooks on the steps of all optimizers, and return their handles."""
 
         def choose(optimizer: Any, *_: Any) -> None:
-            choose_loop(optimizer, self._devices)
+            choose_loop(optimizer, self._devices, self._places)
 
         return [
             register_optimizer_step_pre_hook(choose),

@@ -193,6 +193,12 @@ class StorageLog:
         life, _ = entry
         return life
 
+    def join(self, device: str, other: str) -> None:
+        """Log the storages of a device as those of another one."""
+        for life in self.lives:
+            if life.device == device:
+                life.device = other
+
     def close(self) -> None:
         """Log no deaths from now on: storages that are alive now are kept by the run."""
         self.alive.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
 from ipygpumem.estimating.card_functions import CardFunctions
 from ipygpumem.estimating.cumulative_products import cumprod
-from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.devices import CARD, HOST, Devices
+from ipygpumem.estimating.named_devices import ON_HOST, STAND_IN
 from ipygpumem.estimating.packed import PackedSequences, real_values
+from ipygpumem.estimating.places import Places, is_transformed
 from ipygpumem.heap.knowledge.frames import stack
 
 UNKNOWN = "this code cannot be estimated, because it needs the values of tensors"
@@ -34,10 +37,15 @@ class TorchFunctions(TorchFunctionMode):
     """
 
     def __init__(
-        self, devices: Devices, card: CardFunctions, upper_bounds: dict[str, None]
+        self,
+        devices: Devices,
+        places: Places,
+        card: CardFunctions,
+        upper_bounds: dict[str, None],
     ) -> None:
         super().__init__()
         self._devices = devices
+        self._places = places
         self._upper_bounds = upper_bounds
         """Lines whose results are assumed to be as large as possible."""
         packed = PackedSequences(self._assume_longest)
@@ -48,6 +56,7 @@ class TorchFunctions(TorchFunctionMode):
             torch.cumprod: cumprod,
             torch.Tensor.cumprod: cumprod,
             torch.Tensor.pin_memory: self._pinned,
+            torch.Tensor.device.__get__: self._device_of,
             torch._pack_padded_sequence: packed.pack,
             torch._pad_packed_sequence: packed.pad,
             **self._of_recurrent_layers(),
@@ -75,21 +84,78 @@ class TorchFunctions(TorchFunctionMode):
     def _redirected(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a torch function with the available device instead of other devices."""
         devices = self._devices
-        moved_to = _MOVES.get(func)
-        if moved_to is not None:
-            devices.accelerators_named_by_code.setdefault(moved_to)
-            return args[0].to(devices.real_device)
-        if func is torch.Tensor.to and len(args) > 1:
-            tensor, device, *further = args
-            args = (tensor, devices.real_device_instead_of(device), *further)
+        if func in _MOVES:
+            return self._move(func, args, kwargs)
         device = kwargs.get("device")
         if device is not None:
-            kwargs = {**kwargs, "device": devices.real_device_instead_of(device)}
-        elif devices.requested_device is None or devices.on_cpu:
+            with devices.placing(devices.place_named_by(device)):
+                kwargs = {**kwargs, "device": devices.real_device_instead_of(device)}
+                return func(*args, **kwargs)
+        if devices.requested_device is None or devices.on_cpu:
             return func(*args, **kwargs)
-        elif func in _device_constructors():
+        if func in _device_constructors():
             kwargs = {**kwargs, "device": devices.real_device}
         return func(*args, **kwargs)
+
+    def _move(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function that may move a tensor to another device."""
+        devices = self._devices
+        tensor, *further = args
+        if func is torch.Tensor.cpu:
+            return self._moved(functools.partial(func, **kwargs), tensor, HOST)
+        accelerator = _MOVES[func]
+        if accelerator:
+            devices.accelerators_named_by_code.setdefault(accelerator)
+            call = functools.partial(torch.Tensor.to, device=devices.real_device)
+            return self._moved(call, tensor, CARD)
+        target = kwargs.get("device", kwargs.get("other"))
+        if further:
+            target = further[0]
+        place = self._place_named_by(target)
+        if place is None:
+            return func(*args, **kwargs)
+        with devices.placing(place):
+            real_device = devices.real_device_instead_of(target)
+        if further:
+            further[0] = real_device
+        else:
+            kwargs = {**kwargs, "device": real_device}
+
+        def call_with_device(tensor: Any) -> Any:
+            return func(tensor, *further, **kwargs)
+
+        return self._moved(call_with_device, tensor, place)
+
+    def _place_named_by(self, target: Any) -> str | None:
+        """Return the place of a device, or of another tensor; None for neither."""
+        if isinstance(target, torch.Tensor):
+            return self._places.of(target)
+        return self._devices.place_named_by(target)
+
+    def _moved(self, call: Callable[[Any], Any], tensor: Any, place: str) -> Any:
+        """Return the result of a call that converts a tensor, and moves it to a place.
+
+        A card converts what comes from the host after it has got it, and the host what it gets.
+        """
+        devices = self._devices
+        if not devices.on_cpu:
+            with devices.placing(place):
+                return call(tensor)
+        is_plain = not hasattr(type(tensor), "__tensor_flatten__") and not is_transformed()
+        if not is_plain or devices.assumed_device == "cpu" or place == self._places.of(tensor):
+            return call(tensor)
+        if place == HOST:
+            return call(self._places.moved(tensor, HOST))
+        return self._places.moved(call(tensor), CARD)
+
+    def _device_of(self, original: Any, tensor: Any) -> Any:
+        """Return a tensor's device; the CPU is an object that says where the tensor is."""
+        device = original(tensor)
+        if device.type != "cpu" or not self._devices.has_places:
+            return device
+        if self._places.of(tensor) == HOST:
+            return ON_HOST
+        return STAND_IN
 
     def _pinned(self, _: Any, tensor: Any, *__: Any, **___: Any) -> Any:
         """Return a copy on the host, unless host and device are counted together."""
@@ -218,8 +284,13 @@ def _unchanged(_: Any, tensor: Any) -> Any:
     return tensor
 
 
-_MOVES = {torch.Tensor.cuda: "cuda:0", torch.Tensor.xpu: "xpu:0"}
-"""Functions that move a tensor to an accelerator, and the device that they name."""
+_MOVES = {
+    torch.Tensor.cuda: "cuda:0",
+    torch.Tensor.xpu: "xpu:0",
+    torch.Tensor.cpu: "",
+    torch.Tensor.to: "",
+}
+"""Functions that may move a tensor, and the accelerator that they name."""
 _OF_VALUES: dict[Any, Handler] = {
     torch.Tensor.data_ptr: _refuse_address,
     torch.Tensor.numpy: _array,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import Array, describe, described
-from ipygpumem.heap.bulk import without_objects
+from ipygpumem.heap.bulk import by_identity, without_objects
 from ipygpumem.heap.knowledge.barriers import globals_among
 from ipygpumem.heap.walk import MOST_OBJECTS, Group, Walk
 from ipygpumem.introspect import type_name
@@ -16,9 +16,7 @@ from ipygpumem.records import RetainedArray
 
 
 class ArraySearch(Walk):
-    """Finds the tensors and arrays that objects hold, each storage once; not behind arrays, and not
-    in classes.
-    """
+    """Finds the tensors and arrays that objects hold, each storage once; not in classes."""
 
     def __init__(
         self,
@@ -32,13 +30,14 @@ class ArraySearch(Walk):
         """Arrays with their descriptions, of which the storages have not been compared yet."""
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Record the arrays that own memory, and return the wrappers, whose memory belongs to the
-        tensors inside.
+        """Record the arrays that own memory, and return those that lead to other objects, with the
+        wrappers, whose memory belongs to the tensors inside.
         """
         pairs = described(arrays)
         self._pairs += pairs
         described_ids = {id(item) for item, _ in pairs}
-        return [item for item in arrays if id(item) not in described_ids]
+        wrappers = [item for item in arrays if id(item) not in described_ids]
+        return list(by_identity([*wrappers, *super().that_lead_on(arrays)]).values())
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield the contents of some objects, without namespaces."""

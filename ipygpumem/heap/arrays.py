@@ -9,6 +9,7 @@ descriptors, and never compared, never asked for their ``repr``, and never touch
 from __future__ import annotations
 
 import gc
+import mmap
 import sys
 import types
 from collections.abc import Iterable, Iterator, Sequence
@@ -224,7 +225,7 @@ def _describe_ndarray(array: Any) -> Array:
         key: StorageKey = ("numpy", id(owner))
         if read_array("flags", owner).owndata:
             size = int(read_array("nbytes", owner)) + _bytes_of_texts(owner)
-        else:
+        elif not is_on_closed_map(owner):
             size = max(_span(owner), _span(array))
     else:  # a tensor, whose storage is the memory of both
         key = object_key(owner)
@@ -240,6 +241,21 @@ def _describe_ndarray(array: Any) -> Array:
         size,
         key,
     )
+
+
+def is_on_closed_map(array: Any) -> bool:
+    """Return True for an array of a segment of shared memory that is closed: its addresses are not
+    mapped, and nothing may read it.
+    """
+    mapped: Any = _viewed_by(array)
+    return is_of_library(mapped, "mmap", "mmap") and not map_bytes(mapped)
+
+
+def map_bytes(mapped: Any) -> int:
+    """Return the bytes of an ``mmap``; 0 if it is closed."""
+    if mmap.mmap.closed.__get__(mapped):  # type: ignore[attr-defined]  # typeshed has a property
+        return 0
+    return mmap.mmap.__len__(mapped)
 
 
 def _bytes_of_texts(array: Any) -> int:
@@ -403,7 +419,7 @@ def memory_of(array: Any) -> object:
     owner = owner_of(array)
     if not is_array(owner):
         return owner
-    viewed = _viewed_by(owner)
+    viewed = other_owner_of(owner)
     is_memory = is_atom(viewed) or is_of_library(viewed, "mmap", "mmap")
     if viewed is not None and is_memory:
         return viewed
@@ -446,6 +462,14 @@ def owner_of(array: Any) -> Any:
     return array
 
 
+def other_owner_of(array: Any) -> object:
+    """Return the object that owns the memory of ``array`` if neither an array nor a tensor does,
+    such as the ``bytearray`` behind ``np.frombuffer``; otherwise None.
+    """
+    owner = owner_of(array)
+    return _viewed_by(owner) if is_array(owner) else None
+
+
 def bases_of(array: Any) -> list[object]:
     """Return the objects whose data an array shows: the arrays of which it is a view, and the bytes
     or other object at the end.
@@ -482,5 +506,8 @@ def place_of(array: Any) -> Span:
 
 
 def places_of(arrays: Iterable[Any]) -> set[Span]:
-    """Return the places of the arrays that own the memory of some arrays."""
-    return {place_of(owner) for owner in map(owner_of, arrays) if is_array(owner)}
+    """Return the places of the arrays that own the memory of some arrays, as far as it is
+    mapped.
+    """
+    owners = filter(is_array, map(owner_of, arrays))
+    return {place_of(owner) for owner in owners if not is_on_closed_map(owner)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import mmap
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from ipygpumem.heap.arrays import (
     is_array,
     is_of_library,
     library_type,
+    map_bytes,
     object_key,
     owner_of,
     place_of,
@@ -213,9 +213,9 @@ def _matplotlib_renderer(renderer: Any) -> Iterator[object]:
 
 def _memory_map(mapped: Any) -> Iterator[object]:
     """Yield the memory of an ``mmap``: the pages in RAM if they can be counted."""
-    if mmap.mmap.closed.__get__(mapped):  # type: ignore[attr-defined]  # typeshed has a property
+    size = map_bytes(mapped)
+    if not size:
         return
-    size = mmap.mmap.__len__(mapped)
     note = _MAPPED
     with contextlib.suppress(structs.UnknownLayoutError, OSError):
         address = structs.address_of_map(mapped)
@@ -394,7 +394,7 @@ def _shared_memory(segment: Any) -> Iterator[object]:
     # its pages need not be those that this process has touched
     size = linked_bytes(_segment_name(attributes))
     if size is None:
-        size = mmap.mmap.__len__(mapped)
+        size = map_bytes(mapped)
     yield _of(mapped, size, OUTLIVES)
 
 

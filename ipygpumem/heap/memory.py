@@ -4,7 +4,6 @@ host memory once.
 
 from __future__ import annotations
 
-import mmap
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from ipygpumem.heap.arrays import (
     is_array,
     is_of_library,
     library_type,
+    map_bytes,
     memory_of,
     object_key,
     owner_of,
@@ -377,7 +377,7 @@ def _keys_of_maps(array: Any) -> list[tuple[object, ...]]:
     mapped: Any = memory_of(array)
     if not is_of_library(mapped, "mmap", "mmap"):
         return []
-    rest_bytes = mmap.mmap.__len__(mapped) - read_array("nbytes", owner_of(array))
+    rest_bytes = map_bytes(mapped) - read_array("nbytes", owner_of(array))
     if rest_bytes >= _LARGE:
         return []
     return [object_key(mapped)]

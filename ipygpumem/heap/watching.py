@@ -7,7 +7,14 @@ import weakref
 from collections.abc import Callable, Container
 from typing import Any
 
-from ipygpumem.heap.arrays import Span, is_array, is_of_library, owner_of, place_of
+from ipygpumem.heap.arrays import (
+    Span,
+    is_array,
+    is_of_library,
+    is_on_closed_map,
+    owner_of,
+    place_of,
+)
 from ipygpumem.heap.tensors import Storages, reader_of
 
 
@@ -52,7 +59,8 @@ class WatchedArray:
         """Return True if the memory is still alive."""
         if self._reference is None:
             return self._is_alive
-        return self._reference() is not None
+        array = self._reference()
+        return array is not None and not is_on_closed_map(array)
 
     def detach(self, places: Container[Span]) -> None:
         """Drop the weak reference before user code runs, if ``update`` can find the array at one of

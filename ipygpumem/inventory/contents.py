@@ -30,7 +30,7 @@ from ipygpumem.heap.bulk import (
     without_objects,
     without_types,
 )
-from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES
+from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES, UNTRACKED_TYPES
 from ipygpumem.heap.knowledge.barriers import globals_among, types_not_entered
 from ipygpumem.introspect import (
     ATOMS,
@@ -188,8 +188,10 @@ class Contents:
         self._with_records.update(dict.fromkeys(ids_of(with_records)))
         for part in chunks(with_records, _LONG_AT_ONCE):
             items = gc.get_referents(*part)
+            in_records = _contents_of_records(items)
             self._extents.add(items)
-            self.earlier.add([*items, *_contents_of_records(items)])
+            self._extents.add(in_records)
+            self.earlier.add([*items, *in_records])
         contents = list[object]()
         for part in chunks(short, _AT_ONCE):
             if len(self._known) >= _MOST:
@@ -231,9 +233,11 @@ class Contents:
         made: Set[int] = frozenset(),
         own_references: Mapping[int, int] | None = None,
         is_older_array: Callable[[object], bool] | None = None,
+        *,
+        has_containers: bool = False,
     ) -> Iterator[Received]:
         """Yield the new objects in each object that was within reach, each once; at the end the new
-        data in the items of long containers, which has no name.
+        data in long containers and in their items, which has no name.
 
         Args:
             namespace: the names now.
@@ -241,7 +245,9 @@ class Contents:
                 tell.
             own_references: the number of our references to untracked objects, by identity.
             is_older_array: returns True for a NumPy array that may be older; without it, arrays in
-                the items of long containers are left out.
+                long containers and their items are left out.
+            has_containers: True for the new containers in these, too, as far as all of their older
+                data is known.
         """
         now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
@@ -254,11 +260,13 @@ class Contents:
             new = self._new_in(item, children, made)
             if new:
                 yield Received(names[id(chain[0])], chain, new)
-        new_data = self._new_data_in_records(long, made, own_references or {})
+        new_data = self._new_data_in_long(long, made, own_references or {})
         if is_older_array is not None:
             # Modules have arrays that no snapshot has seen.
             of_names = [item for item in long if not is_instance(chains[id(item)][0], ModuleType)]
-            new_data += self._arrays_in_records(of_names, made, is_older_array)
+            new_data += self._arrays_in_long(of_names, made, is_older_array)
+        if has_containers:
+            new_data += self._containers_in_long(long, made)
         if new_data:
             yield Received("", (), list(by_identity(new_data).values()))
 
@@ -351,14 +359,22 @@ class Contents:
     def _long_with_grown_items(
         self, level: Sequence[Any], smallest: int, made: Set[int]
     ) -> Iterator[Grown]:
-        """Yield the long containers whose items have grown, as far as they were no short ones."""
+        """Yield the long containers whose items, or records among these, have grown, as far as they
+        were no short ones.
+        """
         for container in by_identity(of_types(CONTAINER_TYPES, level)).values():
             is_new = id(container) in made and type(container) is not dict
             if id(container) not in self._ends or is_new or len(container) > _MOST:
                 continue
-            items = list(filter(self._extents.has, gc.get_referents(container)))
-            grown_items = list(self._extents.grown(items, 1))
+            items = gc.get_referents(container)
+            grown_items = self._grown_among(items)
+            in_records = self._grown_among(_contents_of_records(items))
+            grown_items += _with_grown_items(in_records, items, 1, made)
             yield from _with_grown_items(grown_items, [container], smallest, made)
+
+    def _grown_among(self, items: Sequence[object]) -> list[Grown]:
+        """Return the containers among some items that were long, and have grown."""
+        return list(self._extents.grown(list(filter(self._extents.has, items)), 1))
 
     def _recorded_children(self, level: Sequence[Any]) -> dict[int, Any]:
         """Return the objects to which some objects refer whose contents were recorded, by
@@ -396,9 +412,9 @@ class Contents:
         earlier = by_identity(self.earlier.among(new))
         return [child for child in new if id(child) not in earlier]
 
-    def _older_records_in(self, container: Any, made: Set[int]) -> list[object]:
-        """Return the older items of a container that was long, each once; none if they were not
-        recorded.
+    def _in_long(self, container: Any, made: Set[int]) -> list[object]:
+        """Return the items of a container that was long, with the contents of the older records
+        among them; nothing if they were not recorded.
         """
         if not made or id(container) not in self._with_records:
             return []
@@ -409,31 +425,43 @@ class Contents:
         records = {key: tracked[key] for key in tracked.keys() - made}
         # A dict is tracked once it gets a container, so that an older one may seem new.
         records.update(by_identity(self.earlier.among(items)))
-        return list(records.values())
+        return [*items, *_contents_of_records(list(records.values()))]
 
-    def _new_data_in_records(
+    def _new_data_in_long(
         self, containers: Iterable[Any], made: Set[int], own_references: Mapping[int, int]
     ) -> list[object]:
-        """Return the new untracked data in the older items of containers that were long.
+        """Return the new untracked data in containers that were long, and in their older items.
 
         Data with further holders is left out: it may be older, such as the texts of a data frame.
         """
         new = list[object]()
         for container in containers:
-            in_records = _contents_of_records(self._older_records_in(container, made))
-            new += self.earlier.added_to(_without_shared(in_records, own_references))
+            inside = self._in_long(container, made)
+            new += self.earlier.added_to(_without_shared(inside, own_references))
         return new
 
-    def _arrays_in_records(
+    def _arrays_in_long(
         self, containers: Iterable[Any], made: Set[int], is_older: Callable[[object], bool]
     ) -> list[object]:
-        """Return the new NumPy arrays in the older items of containers that were long."""
+        """Return the new NumPy arrays in containers that were long, and in their older items."""
         array_type = library_type("numpy", "ndarray")
         new = list[object]()
         for container in containers if array_type is not None else ():
-            in_records = _contents_of_records(self._older_records_in(container, made))
-            arrays = by_identity(of_types({id(array_type)}, in_records))
+            inside = self._in_long(container, made)
+            arrays = by_identity(of_types({id(array_type)}, inside))
             new += filterfalse(is_older, arrays.values())
+        return new
+
+    def _containers_in_long(self, containers: Iterable[Any], made: Set[int]) -> list[object]:
+        """Return the new containers in containers that were long, and in their older items."""
+        new = list[object]()
+        for container in containers:
+            inside = self._in_long(container, made)
+            inner = of_types(CONTAINER_TYPES, inside)
+            tracked = [item for item in inner if id(item) in made]
+            # A dict is tracked once it gets a container, so that an older one may seem new.
+            new += self.earlier.unknown_among(tracked)
+            new += of_types(UNTRACKED_TYPES, self.earlier.added_to(inside))
         return new
 
     def _added_to(self, item: Any) -> list[object]:

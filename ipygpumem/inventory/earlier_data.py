@@ -55,11 +55,17 @@ class EarlierData:
         """Return the data among some objects that is new; nothing if the earlier data was too much
         to be remembered.
         """
+        return self.unknown_among(_untracked_data(items))
+
+    def unknown_among(self, items: Sequence[object]) -> list[object]:
+        """Return the objects that are none of the data that was there, each once; nothing if there
+        was too much to know.
+        """
         if not self._is_complete:
             return []
-        data = by_identity(_untracked_data(items))
-        were_there = by_identity(self.among(list(data.values())))
-        return [data[key] for key in data.keys() - were_there.keys()]
+        objects = by_identity(items)
+        were_there = by_identity(self.among(list(objects.values())))
+        return [objects[key] for key in objects.keys() - were_there.keys()]
 
     def behind(self, items: Sequence[object]) -> list[object]:
         """Return the data that was there, among some objects and in containers among them that the
@@ -145,7 +151,8 @@ def _of_texts(texts: list[Any]) -> Iterator[int]:
 
 
 def _of_bytearrays(arrays: list[bytearray]) -> Iterator[int]:
-    return map(sample_of_text, arrays)
+    # Its bytes may have changed since: each one at the place of an earlier one is that one.
+    return repeat(0, len(arrays))
 
 
 _SAMPLES: dict[type, Callable[[list[Any]], Iterator[int]]] = {

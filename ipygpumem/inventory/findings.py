@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import is_array, is_of_library, owner_of, place_of
+from ipygpumem.heap.arrays import (
+    is_array,
+    is_of_library,
+    is_on_closed_map,
+    owner_of,
+    place_of,
+)
 from ipygpumem.heap.total import ObjectCount, Total, total
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.inventory.breakdown import (
@@ -314,7 +320,7 @@ def _place_of_memory(array: object) -> tuple[str, int, int] | None:
     if not is_array(array):
         return None
     owner = owner_of(array)
-    if not is_array(owner):  # a tensor, which is listed itself
+    if not is_array(owner) or is_on_closed_map(owner):  # a tensor is listed itself
         return None
     _, start, end = place_of(owner)
     return "cpu", start, end - start

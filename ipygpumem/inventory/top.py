@@ -19,6 +19,7 @@ from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE
 from ipygpumem.heap.knowledge.tasks import is_pending, pending
 from ipygpumem.heap.knowledge.views import small_view
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
+from ipygpumem.heap.parts import CACHED
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end
 from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.region import Region
@@ -43,6 +44,8 @@ _WITH_TASKS = (list, tuple, set)
 """Types of containers of which pending tasks are cancelled, besides dicts' values."""
 _MOST_TASKS = 1000
 """Maximum number of items of a container that are asked whether they are asyncio tasks."""
+_MOST_OF_CACHE = 0.9
+"""Smallest share of a cached function's memory in its results with which these alone are freed."""
 _INCOMPLETE = "there are too many objects to examine: some names hold more"
 _PARTS = 10
 """Maximum number of parts in a record."""
@@ -194,6 +197,8 @@ def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> 
         return row._replace(remedy=f"cancel its tasks, then {deletion}")
     if is_segment(value):
         return _with_remedy_of_segment(row, named)
+    if _is_filled_cache(row):  # the function may be needed later
+        return row._replace(remedy=f"{target}.cache_clear()")
     if OUTLIVES in row.notes:
         deletion = f"close() and unlink() its shared memory, then {deletion}"
     return row._replace(remedy=deletion)
@@ -211,6 +216,13 @@ def _with_remedy_of_segment(row: NamedSize, named: Mapping[str, object]) -> Name
         remedy = f"{_deletion(arrays)}; {remedy}"
     other_holders = tuple(name for name in row.held_by if name not in arrays)
     return row._replace(remedy=remedy, held_by=other_holders)
+
+
+def _is_filled_cache(row: NamedSize) -> bool:
+    """Return True for a cached function, nearly all memory of which is in cached results."""
+    if not row.parts or row.parts[0].name != CACHED:
+        return False
+    return row.parts[0].size_bytes >= _MOST_OF_CACHE * row.size_bytes
 
 
 def _has_pending(value: Any) -> bool:

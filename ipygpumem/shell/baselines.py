@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from contextvars import copy_context
 from itertools import chain, compress, filterfalse
 from operator import not_
@@ -13,7 +13,7 @@ from typing import Any
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.arrays import Array, Span, library_type, owner_of, place_of
-from ipygpumem.heap.bulk import chunks, instances_among
+from ipygpumem.heap.bulk import by_identity, chunks, instances_among, of_types
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.knowledge.frames import running_locals
 from ipygpumem.heap.objects_since import ObjectsSince
@@ -103,12 +103,18 @@ class Baseline:
         made = self._made_after(0)
         tracked = gc.get_objects()
         are_new = list(map(made.__contains__, map(id, tracked)))
-        in_new = gc.get_referents(*compress(tracked, are_new))
-        arrays = set(map(id, instances_among(in_new, array_type)))
+        new = list(compress(tracked, are_new))
+        arrays = set(map(id, instances_among(gc.get_referents(*new), array_type)))
+        new_dicts = by_identity(of_types({id(dict)}, new))
+        in_older = set[int]()
         # An older array may have got a new holder, such as a tuple.
         for part in chunks(list(compress(tracked, map(not_, are_new)))) if arrays else ():
             older = [item for item in part if item is not self._namespace]
+            in_older.update(new_dicts.keys() & set(map(id, gc.get_referents(*older))))
             arrays -= set(map(id, gc.get_referents(*older)))
+        # A dict is tracked once it gets a container, so that an older one may seem new.
+        for key in in_older - self.received(made) if in_older else ():
+            arrays -= set(map(id, new_dicts[key].values()))
         self._in_new_containers = arrays
 
     def is_surely_new(self, place: Span) -> bool:
@@ -154,12 +160,20 @@ class Baseline:
         """Drop the lists of new objects, 60 MiB for a million of them."""
         vars(self).pop("objects_at_end", None)
 
-    def received(self, made: Set[int]) -> set[int]:
-        """Return the identities of the new objects that known ones have received since, given those
-        of the tracked objects ``made`` since.
+    def received(
+        self, made: Set[int], is_older_array: Callable[[object], bool] | None = None
+    ) -> set[int]:
+        """Return the identities of the new objects that known ones have received since.
+
+        Args:
+            made: identities of the tracked objects made since.
+            is_older_array: returns True for an array that may be older; without it, arrays in the
+                items of long containers are left out.
         """
         names = ownable_objects(self._namespace)
-        parts = self.contents.received(names, made)
+        parts = self.contents.received(
+            names, made, is_older_array=is_older_array, has_containers=True
+        )
         return set(map(id, chain.from_iterable(part.items for part in parts)))
 
     def knows_new_objects(self) -> bool:

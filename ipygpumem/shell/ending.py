@@ -23,7 +23,7 @@ from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import code_of_output
 from ipygpumem.probes.children import children as children_now
-from ipygpumem.probes.host import RamFigures
+from ipygpumem.probes.host import RamFigures, rss_bytes
 from ipygpumem.probes.malloc import allocated_bytes, malloc_bytes
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import (
@@ -106,6 +106,8 @@ class MemoryBefore:
     """Its names by the identities of their objects."""
     malloc_bytes: int = 0
     """The bytes in use from malloc."""
+    lists_bytes: int = 0
+    """The pages of the lists that the end itself makes then; malloc keeps those that are free."""
 
 
 class ExperimentEnd:
@@ -236,10 +238,12 @@ class ExperimentEnd:
         try:
             before.usages = self._scope.measurement.fix_peaks()
             before.malloc_bytes = malloc_bytes()
+            without_lists = rss_bytes()
             before.saved = self._scope.saved_memory()
             self._scope.baseline.note_end()
             self._own_names = self._scope.names.own_names()
             before.watched = self._watch(self._own_names)
+            before.lists_bytes = max(0, rss_bytes() - without_lists)
         except MemoryError:  # the names must be deleted all the more
             self._log.remarks.append(
                 "not enough memory to list everything that the experiment held"
@@ -351,7 +355,10 @@ class ExperimentEnd:
 
     def _survivors_of(self, watched: list[WatchedName]) -> tuple[RetainedArray, ...]:
         """Return the rows of the objects that are still alive."""
-        from ipygpumem.shell.survivors import EndedExperiment, HostGrowth  # loading stays fast
+        from ipygpumem.shell.survivor_search import (  # loading stays fast
+            EndedExperiment,
+            HostGrowth,
+        )
 
         namespace = self._context.namespace
         baseline = self._scope.baseline
@@ -423,7 +430,7 @@ class ExperimentEnd:
                 freed_before += step.freed.get("cpu", 0)
         # Malloc keeps the pages of most blocks that the end itself frees until this step.
         of_the_end = self._before.malloc_bytes - malloc_bytes() - freed_before
-        older = returned - max(0, of_the_end)
+        older = returned - max(0, of_the_end) - self._before.lists_bytes
         return max(0, min(older, self._scope.free_heap_at_start))
 
     def _free_blocks_bytes(self) -> int:

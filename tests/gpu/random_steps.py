@@ -14,28 +14,12 @@ Run by test_random_steps in a process of its own:
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import linecache
-import math
-import traceback
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
-from typing import Any
 
-import torch
-
-from ipygpumem.estimating.records import FITS
-from ipygpumem.estimating.running import Estimation
-
-PEAK_SHARE = 0.0025
-"""Largest difference of a peak, as a share of the allocator's."""
-RESERVED_SHARE = 0.02
-"""The same of the reserved memory."""
-PEAK_BYTES, RESERVED_BYTES = 64 << 10, 4 << 20
-"""Differences that small steps may have: a few blocks, and two small segments."""
+from tests.gpu.step_figures import compared, prepare
 
 HEADER = """
 import torch
@@ -518,131 +502,6 @@ def program(seed: int) -> str:
     return "\n".join(filter(None, lines))
 
 
-# -- comparison ------------------------------------------------------------------------------------
-
-
-@dataclass
-class Figures:
-    """Figures of one step: those of the estimate, and those of torch's allocator."""
-
-    seed: int
-    peak_bytes: int = 0
-    reserved_bytes: int = 0
-    required_bytes: int = 0
-    """Memory with which the step runs, by the estimate."""
-    verdict: str = ""
-    """The estimate's verdict for a card with so much memory."""
-    true_peak_bytes: int = 0
-    true_reserved_bytes: int = 0
-    runs: bool = False
-    """True if the step runs with ``required_bytes``."""
-    error: str = ""
-
-    @property
-    def mistakes(self) -> list[str]:
-        """Descriptions of the figures that are wrong."""
-        if self.error:
-            return [self.error]
-        mistakes: list[str] = []
-        if self.verdict == FITS and not self.runs:
-            mistakes.append(f"does not run with {self.required_bytes:,} bytes")
-        pairs = (
-            ("peak", self.peak_bytes, self.true_peak_bytes, PEAK_BYTES, PEAK_SHARE),
-            (
-                "reserved",
-                self.reserved_bytes,
-                self.true_reserved_bytes,
-                RESERVED_BYTES,
-                RESERVED_SHARE,
-            ),
-        )
-        for name, estimated, true, least, share in pairs:
-            if abs(estimated - true) > max(least, share * true):
-                mistakes.append(
-                    f"{name} {estimated:,}, true {true:,} ({estimated / true - 1:+.2%})"
-                )
-        return mistakes
-
-
-def clean() -> None:
-    """Free all memory on the card, also cuBLAS's workspaces."""
-    gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-
-
-def always_step(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
-    """Step as an estimate does: a card whose kernels compute nothing may report an overflow."""
-    return optimizer.step(*args, **kwargs)
-
-
-def made(seed: int) -> dict[str, Any]:
-    """Run a program, and return its names."""
-    code = program(seed)
-    name = f"<step {seed}>"
-    linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(code, name, "exec"), names)
-    return names
-
-
-def runs_within(seed: int, limit_bytes: int) -> bool:
-    """Return True if a step runs with a limit of the memory that torch's allocator reserves.
-
-    The model is made before, as it was for the estimate: making it leaves segments in the cache.
-    """
-    clean()
-    train = made(seed)["train"]
-    clean()
-    total_bytes = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (limit_bytes + 1) / total_bytes))
-    try:
-        train()
-    except torch.OutOfMemoryError:
-        return False
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    return True
-
-
-def compare(seed: int) -> Figures:
-    """Estimate a step, and run it."""
-    figures = Figures(seed)
-    clean()
-    names = made(seed)
-    train = names["train"]
-    clean()
-    # A machine may be so busy that an estimate takes longer than notebooks wait.
-    estimation = Estimation(timeout_seconds=math.inf)
-    estimate = estimation.of_call(train, (), {}, (names,))
-    (device,) = (device for device in estimate.devices if device.device.startswith("cuda"))
-    figures.peak_bytes = device.peak_bytes
-    figures.reserved_bytes = device.reserved_bytes
-    required_bytes = device.needed_bytes + device.spare_bytes
-    device = replace(device, context_bytes=0, room_bytes=required_bytes)
-    figures.required_bytes = required_bytes
-    figures.verdict = device.verdict
-    clean()
-    train()
-    figures.true_peak_bytes = torch.cuda.max_memory_allocated()
-    figures.true_reserved_bytes = torch.cuda.max_memory_reserved()
-    del names, train
-    figures.runs = runs_within(seed, figures.required_bytes)
-    return figures
-
-
-def compared(seed: int) -> Figures:
-    """Return the figures of a step, or those with the error that it raises."""
-    try:
-        return compare(seed)
-    except Exception as error:
-        line = str(error).partition("\n")[0]
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        traceback.clear_frames(error.__traceback__)  # else the next step finds its tensors
-        return Figures(seed, error=f"{type(error).__name__}: {line} ({where.name})")
-
-
 def main() -> None:
     """Compare the steps of a range of seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -650,21 +509,15 @@ def main() -> None:
     parser.add_argument("stop", type=int, nargs="?")
     parser.add_argument("--show", action="store_true")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.cuda.init()
-    torch.amp.GradScaler._maybe_opt_step = always_step  # type: ignore[method-assign]
-    # The first estimate imports torch's compiler, which each later collection would pass over.
-    Estimation().of_call(torch.ones, (1,), {"device": "cuda"}, ())
-    gc.collect()
-    gc.freeze()
+    prepare()
     seeds = range(options.first, options.stop or options.first + 1)
     for seed in seeds:
-        figures = compared(seed)
+        figures = compared(f"step {seed}", program(seed))
         code = program(seed).removeprefix(HEADER)
         if options.show:
             print(code, figures, sep="\n")
         elif figures.mistakes:
-            print(json.dumps([f"step {seed}: {'; '.join(figures.mistakes)}", code]), flush=True)
+            print(json.dumps([figures.title, code]), flush=True)
     print(f"{len(seeds)} steps")
 
 

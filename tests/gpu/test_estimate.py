@@ -366,6 +366,91 @@ def test_estimates_of_sparse_and_packed_code_match_real_runs(step: str) -> None:
     assert tuple(rest) == STEPS[step]
 
 
+PLACES = """
+import gc, json, sys, torch, ipygpumem
+from torch import nn
+from torch.nn import functional as F
+
+def cache_on_the_host():
+    keys = torch.zeros(8, 16, 1024, 64, device="cpu")
+    query = torch.zeros(8, 16, 1, 64, device="cuda")
+    for position in range(0, 1024, 256):
+        keys[:, :, position] = query.squeeze(2).cpu()
+        part = keys[:, :, : position + 256].to("cuda")
+        query = F.softmax(query @ part.transpose(2, 3), -1) @ part
+
+def table_on_the_host():
+    table = nn.Embedding(100000, 64, device="cpu")
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10)).cuda()
+    optimizer = torch.optim.Adam([*table.parameters(), *model.parameters()])
+    for _ in range(2):
+        words = torch.randint(100000, (512, 20), device="cpu")
+        model(table(words).cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def activations_on_the_host():
+    weights = [torch.zeros(1024, 1024, device="cuda", requires_grad=True) for _ in range(4)]
+    x = torch.zeros(4096, 1024, device="cuda")
+    with torch.autograd.graph.save_on_cpu():
+        for weight in weights:
+            x = torch.tanh(x @ weight)
+    x.sum().backward()
+
+def layers_in_turn():
+    host = torch.device("cpu")
+    layers = [nn.Linear(1024, 1024, device=host) for _ in range(6)]
+    x = torch.zeros(256, 1024, device="cuda")
+    with torch.no_grad():
+        for layer in layers:
+            layer.to("cuda")
+            x = layer(x)
+            layer.to(host)
+
+def half_results():
+    x = torch.zeros(4096, 1024, device="cuda")
+    results = [(x * number).to("cpu", torch.float16) for number in range(4)]
+    return torch.stack(results).to("cuda").float()
+
+def peaks(step, device):
+    rows = ipygpumem.estimate(step, device=device).devices
+    by_device = {row.device: row.peak_bytes for row in rows}
+    return by_device["cuda:0"], by_device["cpu"]
+
+def allocated(step):
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated()
+
+steps = [cache_on_the_host, table_on_the_host, activations_on_the_host]
+steps += [layers_in_turn, half_results]
+is_here = torch.cuda.is_available()
+found = {}
+for step in steps:
+    figures = [peaks(step, None), peaks(step, "cuda:0")]
+    found[step.__name__] = figures, allocated(step) if is_here else None
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.simulated
+def test_tensors_on_the_host_are_counted_there_without_a_card() -> None:
+    here = script(PLACES)
+    hidden = script(PLACES, env={"CUDA_VISIBLE_DEVICES": ""})
+    wrong = {}
+    for name, (figures, allocated) in here.items():
+        of_hidden, _ = hidden[name]
+        cards = {card for card, _ in (*figures, *of_hidden)}
+        on_host = {ram for _, ram in (*figures, *of_hidden)}
+        errors = [abs(card / allocated - 1) for card in cards]
+        if max(errors) > 0.0001 or max(on_host) > 1.01 * min(on_host):
+            wrong[name] = figures, of_hidden, allocated
+    assert wrong == {}
+
+
 @pytest.mark.simulated
 def test_sparse_gradients_count_each_index_once_for_sparse_adam() -> None:
     """On a simulated card, whose kernels compute nothing, all indices are the same."""

@@ -1,7 +1,7 @@
-"""Estimates of random training steps, against torch's own allocator.
+"""Estimates of random and of usual training steps, against torch's own allocator.
 
 A failure shows the wrong figures and the code of the step. Paste it into a notebook, or run
-``python -m tests.gpu.random_steps SEED --show``.
+``python -m tests.gpu.random_steps SEED --show``, or ``python -m tests.gpu.training_steps NAME``.
 """
 
 import json
@@ -33,5 +33,16 @@ def test_random_steps_use_as_much_as_their_estimates_say(first: int, stop: int) 
     """
     *lines, last = printed("-m", "tests.gpu.random_steps", first, stop).splitlines()
     assert last == f"{stop - first} steps"
+    wrong = dict(map(json.loads, lines))
+    assert not wrong, "\n\n".join(f"# {title}\n{code}" for title, code in wrong.items())
+
+
+@pytest.mark.simulated
+def test_usual_steps_use_as_much_as_their_estimates_say() -> None:
+    """The same of twenty steps as in public projects; an estimate that depends on values is not
+    below the allocator's figure, and names the lines.
+    """
+    *lines, last = printed("-m", "tests.gpu.training_steps").splitlines()
+    assert last == "20 steps"
     wrong = dict(map(json.loads, lines))
     assert not wrong, "\n\n".join(f"# {title}\n{code}" for title, code in wrong.items())

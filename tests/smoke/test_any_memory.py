@@ -474,11 +474,11 @@ def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel)
 def test_the_report_says_when_memory_may_be_older(notebook: Kernel) -> None:
     works(
         notebook,
-        "import ipygpumem.shell.survivors as module; most = module.MOST_OLD; module.MOST_OLD = 3",
+        "import ipygpumem.shell.survivor_search as module; most = module._MOST_OLD; module._MOST_OLD = 3",
         OLD,
     )
     works(notebook, "%%experiment a\nresults.append(bytes(8 << 20))")
-    works(notebook, "module.MOST_OLD = most")
+    works(notebook, "module._MOST_OLD = most")
     ((kind, _, path),) = survivors(notebook)
     assert (kind, path) == (
         "bytes",

@@ -36,6 +36,7 @@ from ipygpumem.units import GIB, KIB, MIB
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 CARD = "cuda:0"
+HERE = "cpu"
 WORKSPACE = 32 * MIB
 
 
@@ -252,7 +253,7 @@ def test_matrix_products_take_one_workspace_for_each_thread() -> None:
 
 def test_host_tensors_on_a_requested_device_are_noted() -> None:
     def step() -> torch.Tensor:
-        return torch.ones(1 << 18, device="cpu")
+        return torch.ones(1 << 18, device=HERE)
 
     note = "tensors that the code puts on the CPU are counted on cuda:0, too"
     assert note in ipygpumem.estimate(step, device="cuda:0").notes

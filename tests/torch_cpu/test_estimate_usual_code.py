@@ -218,7 +218,7 @@ def test_a_tensor_is_printed_in_the_first_estimate_of_a_process() -> None:
 
 def test_usual_training_code_is_estimated(tmp_path: Path) -> None:
     estimate = estimated(as_functions(CASES.values()), tmp_path, device_memory="8GiB")
-    assert [device.device for device in estimate.devices] == ["cuda:0"]
+    assert [device.device for device in estimate.devices] == ["cuda:0", "cpu"]
     assert estimate.peak_bytes >= 256 * 512 * 4
     assert not any("site-packages" in line for line in (*estimate.guesses, *estimate.notes))
     compiled = [note for note in estimate.notes if "torch.compile" in note]

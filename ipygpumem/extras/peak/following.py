@@ -20,7 +20,7 @@ from ipygpumem.estimating import users_part
 from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_compiler
 from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLife, tensors_in
 from ipygpumem.extras.peak.cuda import BackwardOperation, CudaRecording, now_us
-from ipygpumem.extras.peak.graph import FollowedGraph
+from ipygpumem.extras.peak.graph import WITHOUT_MEMORY, FollowedGraph
 from ipygpumem.extras.peak.origins import (
     CallingCode,
     Modules,
@@ -29,7 +29,7 @@ from ipygpumem.extras.peak.origins import (
     Origin,
     is_owned,
 )
-from ipygpumem.extras.peak.pages import PagesLog
+from ipygpumem.extras.peak.pages import LEAST_COUNTED_BYTES, PagesLog
 from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.row_keys import BUFFERS, ROLES, RowKeys
 from ipygpumem.extras.peak.timeline import Clock, Lives, Timeline, alive_at
@@ -42,6 +42,7 @@ from ipygpumem.inventory.survey import roles_of_tensors
 _SET = torch.ops.aten.set_
 _TO_FOLLOW = object()
 _OPERATOR = torch._ops.OpOverload
+_PARAMETER = torch.nn.Parameter
 _STRIDED = torch.strided
 _is_in_inference_mode = torch.is_inference_mode_enabled
 _device_name = functools.lru_cache(64)(str)
@@ -255,7 +256,8 @@ class Follower(StorageFollower):
         """Run one operation."""
         __tracebackhide__ = True  # of the user's errors
         kwargs = kwargs or {}
-        if types or not isinstance(func, _OPERATOR) or _is_in_inference_mode():
+        is_view = id(func) in WITHOUT_MEMORY
+        if types or is_view or not isinstance(func, _OPERATOR) or _is_in_inference_mode():
             result = self._unfollowed(func, types, args, kwargs)
             if result is not _TO_FOLLOW:
                 return result
@@ -294,12 +296,22 @@ class Follower(StorageFollower):
         NotImplemented stands for an operation of a subclass, whose operations on the tensors inside
         it are dispatched next.
         """
+        kinds = []
+        for kind in types:  # usually parameters alone; a comprehension would be one more frame
+            if kind is not _PARAMETER and kind is not torch.Tensor:
+                kinds.append(kind)  # noqa: PERF401
         # Fake tensors, of a mode inside this one, have no memory.
-        if any(kind.__module__ == _FAKE for kind in types):
+        if kinds and any(kind.__module__ == _FAKE for kind in kinds):
             return func(*args, **kwargs)
         # The operations on the tensors inside a subclass come here.
-        if any(kind is not torch.Tensor and answers_itself(torch, kind) for kind in types):
+        if kinds and any(answers_itself(torch, kind) for kind in kinds):
             return NotImplemented
+        if id(func) in WITHOUT_MEMORY:  # half of the operations of many steps
+            try:
+                return func._op(*args, **kwargs)
+            except Exception as error:
+                error.__traceback__ = users_part(error.__traceback__)
+                raise
         # An operator that takes functions, whose operations come here.
         if not isinstance(func, _OPERATOR):
             return func(*args, **kwargs)
@@ -356,13 +368,12 @@ class Follower(StorageFollower):
         may_grow: bool,
     ) -> None:
         """Log the storages of an operation's results."""
-        in_backward = self.backward_is_running()
         has_new_life = False
         tensors: Sequence[Any] = (result,)
         if type(result) is not torch.Tensor:
             tensors = _plain_tensors(result)
         for tensor in tensors:
-            life = self._see(tensor, in_backward=in_backward)
+            life = self._see(tensor)
             if may_grow and life is None and tensor.device.type == "cpu":
                 life = self.log.grown(tensor, "cpu")
                 if life is not None:
@@ -395,9 +406,7 @@ class Follower(StorageFollower):
             arguments = call.functions[-1].arguments
             life.recorded = any(item.requires_grad for item in tensors_in(arguments))
 
-    def _see(
-        self, tensor: Any, *, existed_before: bool = False, in_backward: bool = False
-    ) -> StorageLife | None:
+    def _see(self, tensor: Any, *, existed_before: bool = False) -> StorageLife | None:
         """Log a tensor's storage, and return its life if it is new."""
         is_strided = tensor.layout is _STRIDED
         if is_strided:
@@ -407,6 +416,8 @@ class Follower(StorageFollower):
         device = "cpu" if tensor.is_cpu else _device_name(tensor.device)
         if device == "meta":
             return None
+        # Before the storage is logged: it is allocated after the backward pass has begun.
+        in_backward = not existed_before and self.backward_is_running()
         if not is_strided:
             return self.log.see(
                 tensor, device, existed_before=existed_before, in_backward=in_backward
@@ -416,7 +427,8 @@ class Follower(StorageFollower):
         )
         life.in_backward = in_backward
         if device == "cpu":
-            self.log.note_address(life, tensor)
+            if life.size_bytes >= LEAST_COUNTED_BYTES:
+                self.log.note_address(life, tensor)
         elif device.startswith("cuda"):
             life.address = tensor.untyped_storage().data_ptr()
             if self._recording.is_on:

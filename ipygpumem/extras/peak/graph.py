@@ -31,7 +31,7 @@ _COPY_SLICES = "torch::autograd::CopySlices"
 runs.
 """
 _ATEN = torch.ops.aten
-_WITHOUT_MEMORY = set(
+WITHOUT_MEMORY = set(
     map(
         id,
         [
@@ -84,7 +84,7 @@ class FollowedGraph:
         """
         number, thread = _next_number(), _this_thread()
         last_number = self._numbers.get(thread)
-        if number == last_number or id(func) in _WITHOUT_MEMORY:
+        if number == last_number or id(func) in WITHOUT_MEMORY:
             return False
         self._numbers[thread] = number
         return last_number is not None

@@ -8,7 +8,7 @@ from ipygpumem.estimating.storages import StorageLife, StorageLog
 from ipygpumem.probes.pages import PAGE_BYTES, resident_bytes
 from ipygpumem.units import MIB
 
-_LEAST_COUNTED_BYTES = 8 * MIB
+LEAST_COUNTED_BYTES = 8 * MIB
 """Bytes of the smallest storage whose pages are counted, which takes some microseconds a MiB."""
 
 
@@ -26,7 +26,7 @@ class PagesLog(StorageLog):
 
     def note_address(self, life: StorageLife, tensor: Any) -> None:
         """Note the address of a tensor's storage if its pages are to be counted."""
-        if life.size_bytes >= _LEAST_COUNTED_BYTES:
+        if life.size_bytes >= LEAST_COUNTED_BYTES:
             life.address = tensor.untyped_storage().data_ptr()
 
     def count_pages(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import FunctionType, ModuleType
 
-from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.arrays import holding_objects, is_array, is_of_library
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.holders.backward import Steps
@@ -141,10 +141,12 @@ class ReceivedRecords:
 
 
 def _may_be_record(item: object) -> bool:
-    """Return True for a container, a class of the user, or an instance of a class that is no part
-    of a figure and of no model.
+    """Return True for a container, an array of objects, a class of the user, or an instance of a
+    class that is no part of a figure and of no model.
     """
     if is_exactly(item, *CONTAINERS, OrderedDict):
+        return True
+    if is_array(item) and holding_objects([item])[0]:
         return True
     if is_instance(item, type):
         return is_users_class(item)

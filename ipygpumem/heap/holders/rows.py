@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from operator import not_
 
 from ipygpumem.heap.arrays import (
     StorageKey,
     described,
+    is_array,
     is_of_library,
     is_of_pandas,
     object_key,
+    other_owner_of,
     storage_key,
 )
 from ipygpumem.heap.bulk import by_identity, chunks, of_types, types_of, without_types
@@ -104,6 +106,22 @@ class Row:
         return {self.storage_by_array_id[id(array)] for array in self.held_arrays()}
 
 
+def objects_of_storages(
+    heap: Heap, wanted: Container[StorageKey]
+) -> Iterator[tuple[StorageKey, object]]:
+    """Yield the objects that keep ``wanted`` storages, each with its storage: tensors, arrays, and
+    the objects whose memory arrays show.
+    """
+    for item in [*heap.tensors, *heap.ndarrays] if wanted else ():
+        key = storage_key(item) or object_key(item)
+        if key not in wanted:
+            continue
+        yield key, item
+        other_owner = other_owner_of(item) if is_array(item) else None
+        if other_owner is not None:
+            yield key, other_owner
+
+
 class RowHolders:
     """Shortens chains of references so that they end at the holder of a whole row.
 
@@ -132,13 +150,10 @@ class RowHolders:
                 by_storage.setdefault(storage, []).append(row)
         self._storages = frozenset(by_storage)
         """The storages of all rows."""
-        arrays = [*heap.tensors, *heap.ndarrays] if rows else []
-        for item in arrays:
-            key = storage_key(item)
-            if key is not None and key in by_storage:
-                for row in by_storage[key]:
-                    row.storage_by_array_id[id(item)] = key
-                    row.arrays[id(item)] = item
+        for key, item in objects_of_storages(heap, by_storage):
+            for row in by_storage[key]:
+                row.storage_by_array_id[id(item)] = key
+                row.arrays[id(item)] = item
 
     def row(self, key: StorageKey) -> Row | None:
         """Return the row for which a storage stands; None if it stands for none."""

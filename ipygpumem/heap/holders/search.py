@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
+from ipygpumem.heap.arrays import StorageKey, object_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS
 from ipygpumem.heap.holders.explanation import (
@@ -22,7 +22,7 @@ from ipygpumem.heap.holders.kept_by_graphs import (
     search_graph_holders,
     with_graph_holders,
 )
-from ipygpumem.heap.holders.rows import Row, RowHolders
+from ipygpumem.heap.holders.rows import Row, RowHolders, objects_of_storages
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import Roots
 
@@ -54,7 +54,8 @@ def explain(
     of_python = objects.keys() - wanted
     # An array's memory belongs to a Python object, which lives as long as the memory does.
     of_python |= {key for key in wanted if key[0] == "numpy"}
-    _add_arrays(objects, wanted, heap)
+    for key, item in objects_of_storages(heap, wanted):
+        objects.setdefault(key, []).append(item)
     explanation = Explanation(objects, heap, roots, max_visits)
     of_rows = RowHolders(rows or {}, heap, roots.namespaces)
     explanation.explain(rows=of_rows, all_places=all_places)
@@ -94,15 +95,3 @@ def _holders_that_free(
             storages = rows[key].removed_storages() if key in rows else {key}
             holders_that_free.update(dict.fromkeys(storages, holder))
     return holders_that_free
-
-
-def _add_arrays(
-    objects: dict[StorageKey, list[object]], wanted: set[StorageKey], heap: Heap
-) -> None:
-    """Add the tensors and arrays on the ``wanted`` storages to ``objects``."""
-    if not wanted:
-        return
-    for item in [*heap.tensors, *heap.ndarrays]:
-        key = storage_key(item) or object_key(item)
-        if key in wanted:
-            objects.setdefault(key, []).append(item)
