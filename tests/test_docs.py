@@ -257,15 +257,35 @@ def sections() -> list[str]:
     ]
 
 
+def pieces(section: str) -> list[str]:
+    """Return the rows of tables, the paragraphs and the blocks of a section."""
+    texts = []
+    for part in section.split("\n\n"):
+        lines = part.splitlines()
+        is_table = all(line.startswith("|") for line in lines)
+        texts += lines if is_table else [part]
+    return texts
+
+
 def undocumented(command: Command, texts: list[str]) -> list[str]:
-    """Return the options of a command that no section about the command names."""
+    """Return the options of a command that no section about the command names: in a text that names
+    the command, too, or in a row of their own.
+    """
     words = command.name.replace("%%", "%").split()  # %experiment has the options of %%experiment
-    about = [text for text in texts if all(word in text.replace("%%", "%") for word in words)]
-    return [
-        f"{command.name} {option}"
-        for option in command.options
-        if not any(re.search(rf"{re.escape(option)}\b", text) for text in about)
-    ]
+
+    def is_about_it(text: str) -> bool:
+        return all(word in text.replace("%%", "%") for word in words)
+
+    candidates = [piece for text in texts if is_about_it(text) for piece in pieces(text)]
+    missing = []
+    for option in command.options:
+        name = re.compile(rf"(?<![\w-]){re.escape(option)}\b")
+        if not any(
+            name.search(piece) and (is_about_it(piece) or piece.startswith(f"| `{option}"))
+            for piece in candidates
+        ):
+            missing.append(f"{command.name} {option}")
+    return missing
 
 
 def test_the_documentation_lists_each_option_of_each_command() -> None:

@@ -52,8 +52,8 @@ class EarlierData:
             self._samples.update(zip(map(id, same), samples, strict=True))
 
     def added_to(self, items: Sequence[object]) -> list[object]:
-        """Return the data among some objects that was not there; nothing if there was too much to
-        know.
+        """Return the data among some objects that is new; nothing if the earlier data was too much
+        to be remembered.
         """
         return self.unknown_among(_untracked_data(items))
 

@@ -81,7 +81,9 @@ def _record(array: Any, labels: Labels) -> TensorRecord:
 
 
 def shown_by_jax(arrays: Sequence[object], records: dict[int, TensorRecord]) -> set[int]:
-    """Count the NumPy arrays on JAX host buffers; return the identities of their owners."""
+    """Count NumPy arrays on the host buffers of JAX in the records of these; return the identities
+    of the arrays' owners, which need no record of their own.
+    """
     starts = sorted(key for key, record in records.items() if record.device == "cpu")
     shown: set[int] = set()
     if not starts:

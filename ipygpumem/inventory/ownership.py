@@ -515,7 +515,7 @@ def _add_tensors_of_graphs(
     groups: Groups, region: Region, missing: set[NodeKey], heap: Heap, roots: Roots
 ) -> set[NodeKey]:
     """Add the holders of tensors that only autograd keeps to the groups; return these tensors."""
-    tensors = _nodes_by_storage(region, missing)
+    tensors = _tensor_nodes_by_storage(region, missing)
     if tensors:
         for storage, holder in explain(tensors, heap, roots).items():
             groups.setdefault(holder, set()).add(tensors[storage])
@@ -529,7 +529,7 @@ def _add_graphs_of_held_tensors(
     groups: Groups, region: Region, keys: set[int], heap: Heap, roots: Roots
 ) -> None:
     """Add the tensors whose graphs keep tensors that have Python holders, too."""
-    tensors = _nodes_by_storage(region, keys)
+    tensors = _tensor_nodes_by_storage(region, keys)
     if not tensors:
         return
     holders = graph_holders(set(tensors), heap, roots)
@@ -537,8 +537,10 @@ def _add_graphs_of_held_tensors(
         groups.setdefault(holders.get(storage, _GRAPH), set()).add(key)
 
 
-def _nodes_by_storage(region: Region, keys: Collection[NodeKey]) -> dict[StorageKey, NodeKey]:
-    """Return the node of a tensor on each storage, of the tensors among some nodes."""
+def _tensor_nodes_by_storage(
+    region: Region, keys: Collection[NodeKey]
+) -> dict[StorageKey, NodeKey]:
+    """Return the nodes that are tensors, by their storage."""
     nodes = dict[StorageKey, NodeKey]()
     for tensor in region.tensors(keys):
         storage = storage_key(tensor)

@@ -397,7 +397,7 @@ class _Memory:
         return not any(self.is_referred(item, inside) for item in items)
 
     def findings(self, keys: Iterable[StorageKey], what: str, remedy: str) -> Iterator[Finding]:
-        """Yield some storages by device."""
+        """Yield a finding for the storages on each device; ``what`` and ``remedy`` are words."""
         by_device: dict[str, dict[StorageKey, int]] = {}
         for key in keys:
             device, size = self._sizes[key]

@@ -268,8 +268,8 @@ def _drawn(rows: Sequence[Sequence[str]], looks: list[Look], first: int, width: 
 
 
 def _room_for_wide_letters(table: Table, letters: Sequence[int]) -> list[int]:
-    """Return columns' letters with room for headings, and for short words, which may have wide
-    letters only; numbers have none.
+    """Return the widths of columns in letters, with room for headings of numbers, and one letter
+    more for short words, which may have wide letters only.
     """
     wider = []
     for name, size in zip(table.columns, letters, strict=True):

@@ -474,7 +474,10 @@ def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel)
 def test_the_report_says_when_memory_may_be_older(notebook: Kernel) -> None:
     works(
         notebook,
-        "import ipygpumem.shell.survivor_search as module; most = module._MOST_OLD; module._MOST_OLD = 3",
+        """
+        import ipygpumem.shell.survivor_search as module
+        most, module._MOST_OLD = module._MOST_OLD, 3
+        """,
         OLD,
     )
     works(notebook, "%%experiment a\nresults.append(bytes(8 << 20))")

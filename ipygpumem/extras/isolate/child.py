@@ -212,7 +212,7 @@ class _Errors:
             self._send("traceback", *_described(earlier, its_lines))
 
     def end(self, error: BaseException | None) -> tuple[str, str, str, list[str]]:
-        """Show what the cell did not raise; return its own error."""
+        """Show the last error if it is not the one that ended the cell; return that one."""
         for waiting, lines in self._waiting:
             if waiting is error:
                 return _described(error, lines)

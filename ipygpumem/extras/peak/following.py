@@ -200,10 +200,10 @@ class Follower(StorageFollower):
         self._row_keys.note_replaced()
         self._modules.names = tuple  # none: they hold the frame
         self._fold(last=True)
-        return [self._peak(device, ran_out=ran_out) for device in self._timelines]
+        return [self._record_of(device, ran_out=ran_out) for device in self._timelines]
 
-    def _peak(self, device: str, *, ran_out: bool) -> DevicePeak:
-        """Return the record of one device."""
+    def _record_of(self, device: str, *, ran_out: bool) -> DevicePeak:
+        """Return the record of a device at its peak, or at the request that failed."""
         failed: tuple[int, float] | None
         blocks = self._recording.blocks.get(device)
         if blocks is not None:

@@ -108,7 +108,7 @@ class Printed:
         outputs = list[object]()
         for entries in self._entries.values():
             outputs += entries.values()
-        return _leaves(outputs)
+        return _printed_texts(outputs)
 
     def own_texts(self) -> list[object]:
         """Return the texts that dropping all of it frees, each once: those of the user's objects
@@ -127,7 +127,7 @@ class Printed:
         size_by_cell = Counter[int]()
         for entries in self._entries.values():
             for number in list(entries):
-                texts = _leaves([entries[number]])
+                texts = _printed_texts([entries[number]])
                 size_by_cell[number] += sum(map(sys.getsizeof, texts))
         return dict(size_by_cell.most_common())
 
@@ -176,8 +176,9 @@ def _shorten(outputs: dict[int, list[Any]], number: int, length: Length) -> None
         del stream[length.texts :]
 
 
-def _leaves(level: list[object]) -> list[object]:
-    """Return the texts and bytes in IPython's lists, dicts and outputs, as often as they occur.
+def _printed_texts(level: list[object]) -> list[object]:
+    """Return the texts and bytes below some objects of IPython: in its lists, dicts and outputs, as
+    often as they occur there.
 
     Data that also belongs to the user, as in ``JSON(data)``, is left out.
     """
