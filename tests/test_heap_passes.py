@@ -238,5 +238,5 @@ def test_code_that_leaves_no_memory_causes_no_pass_over_the_heap(name: str) -> N
 
 @linux
 def test_free_pages_of_the_heap_are_no_growth_to_search_for() -> None:
-    lines = printed("-c", "from tests.test_passes import measure_next_to_free_pages as f; f()")
+    lines = printed("-c", "from tests.test_heap_passes import measure_next_to_free_pages as f; f()")
     assert json.loads(lines.splitlines()[-1]) < 2
