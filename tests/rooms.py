@@ -136,6 +136,7 @@ LONGER = {
         "torch_cpu/test_fit_perhaps",
     ),
     "heap": (
+        "test_passing",
         "test_sizes",
         "torch_cpu/test_certainty",
         "torch_cpu/test_long_graphs",

@@ -20,6 +20,7 @@ from ipygpumem.heap.knowledge.sorted_types import SortedTypes
 from ipygpumem.heap.levels import LevelReader
 from ipygpumem.heap.libraries import Piece
 from ipygpumem.heap.memory import MemoryReader
+from ipygpumem.heap.passing import PlainObjects
 
 MOST_NODES = 20_000_000
 """Maximum number of objects, except numbers and text with one reference."""
@@ -81,6 +82,7 @@ class GraphReader:
         )
         self._folder = Folder(context)
         self._level_reader = LevelReader(context, self._folder)
+        self._plain_objects = PlainObjects(context, self._folder)
 
     def read(self, roots: Sequence[object]) -> list[NodeKey]:
         """Add objects and everything that they lead to; return the new nodes.
@@ -122,6 +124,18 @@ class GraphReader:
         self.memory.add(pieces)
         self._read_waiting()
         return self.new
+
+    def pass_through(self, roots: Sequence[object]) -> list[NodeKey]:
+        """Let later readings count nothing that some objects lead to; return the nodes that had to
+        be read for it.
+
+        Raises:
+            AllowanceError: the allowance is spent.
+        """
+        self._begin()
+        entered = without_never_followed(roots)
+        self.barriers.open(entered)
+        return self.read(self._plain_objects.pass_over(self.barriers.enterable(entered)))
 
     def reserve(self, objects: Sequence[object]) -> None:
         """Add objects as nodes that no reading enters before they are released."""

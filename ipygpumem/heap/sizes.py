@@ -152,6 +152,19 @@ class Sizes:
         finally:
             passed_over -= added
 
+    def pass_through(self, values: Sequence[object]) -> None:
+        """Count nothing that some objects lead to in later measurements; the caller keeps it alive.
+        Three times as fast as ``together``.
+        """
+        if not self._begin():
+            return
+        reader = self.region.reader
+        try:
+            reader.pass_through(reader.barriers.enterable(values))
+        except AllowanceError:
+            reader.limits.is_complete = False
+        self.complete = reader.limits.is_complete
+
     def exclude_data(self, arrays: Iterable[Any]) -> None:
         """Do not count the data of ``arrays``; the objects themselves and their elements count when
         measured.
@@ -159,8 +172,12 @@ class Sizes:
         self.region.reader.memory.exclude_data(arrays)
 
     def has_counted(self, item: object) -> bool:
-        """Return True if an object to which several objects refer has been counted."""
+        """Return True if an object to which several objects refer has been counted, or is passed
+        over.
+        """
         key = id(item)
+        if key in self.region.reader.barriers.passed_over:
+            return True
         return key in self.region.objects and key not in self._waiting
 
     def label_of(self, item: object) -> str:

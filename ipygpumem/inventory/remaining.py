@@ -510,7 +510,7 @@ def most_bytes(changes: Changes) -> int:
 def _measure_old(counted: Sizes, objects: Sequence[object], new: set[int]) -> None:
     """Count the memory behind some objects, without passing through new ones."""
     with counted.passing_over(counted.not_counted(new)):
-        counted.together(objects)
+        counted.pass_through(objects)
 
 
 def _all_new(heap: Heap, new: set[int]) -> Iterator[list[object]]:

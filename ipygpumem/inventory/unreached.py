@@ -238,7 +238,7 @@ def count_named(
         if is_users_class(kind):
             values += list(class_dict(kind).values())
     with sizes.passing_over(set(map(id, places.items))):
-        sizes.together(values)
+        sizes.pass_through(values)
 
 
 def _users_places(heap: Heap) -> Iterator[Any]:

@@ -172,8 +172,9 @@ class SurvivingObjects:
         """Add the objects of one row."""
         items = survivor.items
         self._large.append((survivor, size))
-        # The walk that measures them enters tracebacks and closures.
-        region = Region(items, keeps_arrays=True)
+        # The walk that measures them enters tracebacks and closures, and so does this one.
+        region = Region(keeps_arrays=True)
+        region.reader.pass_through(items)
         arrays = region.arrays_of(region.objects.keys())
         self.storages.update(array.storage for _, array in described(arrays))
         if is_searched_together(items, len(self.to_explain)):
