@@ -701,6 +701,33 @@ CASES: dict[str, Case] = {
         "import pandas; outer = [pandas.DataFrame({'a': [1]}) for _ in range(3)]",
         "assert [len(each) for each in outer] == [1, 1, 1]",
     ),
+    "a list in a cell of an older frame": Case(
+        'outer.at[1, "a"].append(x)',
+        "import pandas; outer = pandas.DataFrame({'a': [[1], [2]], 'b': [[3], [4]]})",
+        "assert outer.to_dict('list') == {'a': [[1], [2]], 'b': [[3], [4]]}",
+    ),
+    "a list in a cell of an older frame in a list": Case(
+        'outer[0].at[1, "a"].append(x)',
+        "import pandas; outer = [pandas.DataFrame({'a': [[1], [2]]})]",
+        "assert outer[0].to_dict('list') == {'a': [[1], [2]]}",
+    ),
+    "a list in an older series": Case(
+        "outer[1].append(x)",
+        "import pandas; outer = pandas.Series([[1], [2]])",
+        "assert outer.tolist() == [[1], [2]]",
+        kinds=("array",),
+    ),
+    "a dict in an older series": Case(
+        'outer[1]["data"] = x',
+        "import pandas; outer = pandas.Series([{}, {}])",
+        "assert outer.tolist() == [{}, {}]",
+        kinds=("array",),
+    ),
+    "an element of an older series": Case(
+        "outer.iat[1] = x",
+        "import pandas; outer = pandas.Series([[1], None])",
+        "assert outer.tolist() == [[1], None]",
+    ),
     "dicts in a hidden module's list": Case(
         'sys.modules["hidden_mine"].RUNS += [{"data": x}, {"data": x}, {"data": x}]',
         """
