@@ -672,6 +672,62 @@ CASES: dict[str, Case] = {
     "a group of zarr in a list": Case(
         'outer.append(zarr.Group()); outer[0]["a"] = x', f"{_ZARR}; outer = []"
     ),
+    "an older object of a library in a list": Case(
+        "outer[1].rate = x",
+        "import argparse; outer = [argparse.Namespace(rate=each) for each in range(3)]",
+        "assert [each.rate for each in outer[::2]] == [0, 2]; assert len(outer) == 3",
+    ),
+    "older objects of libraries in a dict": Case(
+        'outer["args"].data = x; outer["parser"].data = x',
+        """
+        import argparse
+        outer = {"args": argparse.Namespace(rate=1), "parser": argparse.ArgumentParser()}
+        """,
+        "assert outer['args'].rate == 1; outer['parser'].format_usage()",
+    ),
+    "a private attribute of an older object of a library": Case(
+        "outer[0]._data = x",
+        "import argparse; outer = [argparse.Namespace(rate=1)]",
+        "assert outer[0].rate == 1",
+    ),
+    "a buffer of an older model in a list": Case(
+        'outer[1].register_buffer("data", torch.from_numpy(x))',
+        "import torch; outer = [torch.nn.Linear(2, 2) for _ in range(3)]",
+        "assert len(outer) == 3; outer[1](torch.ones(2))",
+        kinds=("array",),
+    ),
+    "the attributes of an older frame in a list": Case(
+        'outer[1].attrs["data"] = x',
+        "import pandas; outer = [pandas.DataFrame({'a': [1]}) for _ in range(3)]",
+        "assert [len(each) for each in outer] == [1, 1, 1]",
+    ),
+    "a list in a cell of an older frame": Case(
+        'outer.at[1, "a"].append(x)',
+        "import pandas; outer = pandas.DataFrame({'a': [[1], [2]], 'b': [[3], [4]]})",
+        "assert outer.to_dict('list') == {'a': [[1], [2]], 'b': [[3], [4]]}",
+    ),
+    "a list in a cell of an older frame in a list": Case(
+        'outer[0].at[1, "a"].append(x)',
+        "import pandas; outer = [pandas.DataFrame({'a': [[1], [2]]})]",
+        "assert outer[0].to_dict('list') == {'a': [[1], [2]]}",
+    ),
+    "a list in an older series": Case(
+        "outer[1].append(x)",
+        "import pandas; outer = pandas.Series([[1], [2]])",
+        "assert outer.tolist() == [[1], [2]]",
+        kinds=("array",),
+    ),
+    "a dict in an older series": Case(
+        'outer[1]["data"] = x',
+        "import pandas; outer = pandas.Series([{}, {}])",
+        "assert outer.tolist() == [{}, {}]",
+        kinds=("array",),
+    ),
+    "an element of an older series": Case(
+        "outer.iat[1] = x",
+        "import pandas; outer = pandas.Series([[1], None])",
+        "assert outer.tolist() == [[1], None]",
+    ),
     "dicts in a hidden module's list": Case(
         'sys.modules["hidden_mine"].RUNS += [{"data": x}, {"data": x}, {"data": x}]',
         """

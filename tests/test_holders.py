@@ -1481,6 +1481,23 @@ def test_a_frame_s_older_columns_are_not_left() -> None:
 
 
 @linux
+def test_a_small_array_in_a_cell_of_an_older_series_is_left(kernel: Kernel) -> None:
+    """Pandas gives the series a new manager, with its older block."""
+    needs("pandas")
+    works(
+        kernel,
+        _LEFT,
+        "import pandas as pd; outer = pd.Series([None] * 30, dtype=object)",
+        "%%experiment e\nouter.iat[25] = np.ones(2**20)",
+    )
+    rows = left_by_experiment(kernel)
+    assert [row[1:] for row in rows] == [
+        ("notebook variable outer (in a column)", "outer.iat[25] = None")
+    ]
+    works(kernel, "del outer")
+
+
+@linux
 def test_an_array_with_a_new_holder_is_not_left(kernel: Kernel) -> None:
     works(
         kernel,

@@ -168,6 +168,18 @@ CASES = {
         1500,
         "for _item in records: _item.words = None; del _item",
     ),
+    "arrays in place of the first values": Case(
+        "[{'words': None, **each} for each in dicts(1500)]",
+        "for each in records: each['words'] = np.ones(5000)",
+        1500,
+        'for _item in records: del _item["words"]; del _item',
+    ),
+    "texts in place of the first values": Case(
+        "[{'words': None, **each} for each in dicts(1500)]",
+        "for each in records: each['words'] = texts(each['number'])",
+        1500,
+        'for _item in records: del _item["words"]; del _item',
+    ),
     "arrays in tracked dicts": Case(
         "dicts(1500)\nfor each in records: each['tags'] = [each['text']]\ndel each",
         "for each in records: each['words'] = np.ones(5000)",

@@ -93,7 +93,7 @@ class EarlierData:
         for same, samples in _with_samples(were_there):
             data += self._alike(same, samples)
         longer = [item for item in of_types({id(dict)}, were_there) if len(item) > 1]
-        data += self._alike(longer, _of_first_values(longer))
+        data += self._alike(longer, _of_first_keys(longer))
         return data
 
     def _alike(self, items: Sequence[object], samples: Iterable[int]) -> Iterator[object]:
@@ -118,9 +118,10 @@ def _large_texts(items: Sequence[object]) -> list[Any]:
 
 def _with_samples(items: Sequence[object]) -> Iterator[tuple[list[Any], Iterator[int]]]:
     """Yield the texts and containers of each type among some objects, without empty ones, with a
-    sample of each: a hash of a text, or of the identities of two values in a container.
+    sample of each: a hash of a text, or of the identities of two items of a tuple or keys of a
+    dict.
 
-    They are the first ones of a dict, which stay the same if the dict gets more.
+    A dict's first keys stay the same if it gets more, or other values.
     """
     for kind, samples_of in _SAMPLES.items():
         same = list(filter(None, of_types({id(kind)}, items)))
@@ -130,21 +131,21 @@ def _with_samples(items: Sequence[object]) -> Iterator[tuple[list[Any], Iterator
 
 # Loops in C: an experiment takes the samples of 50,000 objects.
 def _of_dicts(dicts: list[dict[Any, Any]]) -> Iterator[int]:
-    return _of_values(map(islice, map(dict.values, dicts), repeat(2)))
+    return _of_identities(map(islice, dicts, repeat(2)))
 
 
-def _of_first_values(dicts: list[dict[Any, Any]]) -> Iterator[int]:
-    """Yield the sample that each dict had if it had only one value."""
-    return _of_values(map(islice, map(dict.values, dicts), repeat(1)))
+def _of_first_keys(dicts: list[dict[Any, Any]]) -> Iterator[int]:
+    """Yield the sample that each dict had if it had only one key."""
+    return _of_identities(map(islice, dicts, repeat(1)))
 
 
 def _of_tuples(tuples: list[tuple[Any, ...]]) -> Iterator[int]:
-    return _of_values(map(itemgetter(0, -1), tuples))
+    return _of_identities(map(itemgetter(0, -1), tuples))
 
 
-def _of_values(values: Iterator[Iterable[object]]) -> Iterator[int]:
-    """Yield a hash of the identities of each group of values."""
-    return map(hash, map(tuple, map(map, repeat(id), values)))
+def _of_identities(groups: Iterator[Iterable[object]]) -> Iterator[int]:
+    """Yield a hash of the identities of each group of objects."""
+    return map(hash, map(tuple, map(map, repeat(id), groups)))
 
 
 def _of_texts(texts: list[Any]) -> Iterator[int]:

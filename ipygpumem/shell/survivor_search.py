@@ -28,6 +28,7 @@ from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.live_tensors import live_tensors
+from ipygpumem.heap.paths.data_frame_steps import without_old_blocks
 from ipygpumem.heap.paths.remedies import REMOVE, Holder
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.heap.sizes import Sizes
@@ -230,6 +231,8 @@ class SurvivorSearch:
             changes = self._changes(self._ended.baseline.objects_at_end)
             received = chain.from_iterable(part.items for part in changes.received())
             frames = list(filter(is_of_pandas, received))
+            if changes.new:
+                frames = without_old_blocks(frames, changes.new)
             for _, array in described(arrays_behind(frames)):
                 new.pop(array.storage, None)
         return list(new.values())

@@ -97,8 +97,8 @@ class Survivors:
         """Modules of torch and figures that lines of earlier reports remove."""
         self._removed_records: list[Remembered] = []
         """Records that these lines remove."""
-        self._stay_open: list[weakref.ref[Any]] = []
-        """Older figures that these lines leave open."""
+        self._stay: list[weakref.ref[Any]] = []
+        """Older figures and objects of libraries that these lines do not remove."""
         self._kept_ids: dict[str, int] = {}
         """The names that experiments have kept on purpose, and the identities of their objects."""
         self.deleted = DeletedNames(context)
@@ -118,7 +118,7 @@ class Survivors:
         return replace(
             roots,
             new=self._identities_of_removed,
-            stay_open=self._stay_open,
+            stay=self._stay,
             received=functools.cache(self._identities_of_records),
         )
 
@@ -250,7 +250,7 @@ class Survivors:
         update_numpy(self.known, heap)
         self.known = [item for item in self.known if item.live_arrays()]
         self._removed_as_whole = [item for item in self._removed_as_whole if item() is not None]
-        self._stay_open = [item for item in self._stay_open if item() is not None]
+        self._stay = [item for item in self._stay if item() is not None]
 
     def objects_alive(self, heap: Heap) -> list[ReportedObjects]:
         """Return the reported objects without arrays that are still alive, and forget the rest."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import BackwardSearch, FoundChain, NextUp, Steps
 from ipygpumem.heap.holders.received_records import ReceivedRecords
@@ -85,7 +86,7 @@ class Explanation:
         self._new = roots.new
         self._removed_as_whole = roots.removed_as_whole
         self._knows_age = roots.knows_age
-        self._stay_open = roots.stay_open
+        self._stay = roots.stay
         self._records = ReceivedRecords(roots, self._writer)
         self._rows: RowHolders | None = None
         self._names = roots.names
@@ -229,10 +230,20 @@ class Explanation:
         if self._is_new_figure(figure, object_id):
             self._removed_as_whole.append(weakref.ref(figure))
             return False
-        is_known = any(reference() is figure for reference in self._stay_open)
-        if self._knows_age and not is_known:
-            self._stay_open.append(weakref.ref(figure))
-        return self._knows_age or is_known
+        return self._is_older(figure)
+
+    def _is_older(self, item: object) -> bool:
+        """Return True if an object is older than the memory to free; note it for later looks, which
+        do not know its age.
+        """
+        if any(reference() is item for reference in self._stay):
+            return True
+        if not self._knows_age or id(item) in self._new():
+            return False
+        reference = weak(item)
+        if reference is not None:
+            self._stay.append(reference)
+        return True
 
     def _of_row(
         self, key: StorageKey, chain: tuple[Root, Steps], way: Way, rows: RowHolders | None
@@ -341,6 +352,8 @@ class Explanation:
                 continue
             if _are_axes(item):
                 return self._figure_around(root, steps[: position + 1], row, rows)
+            if self._is_older(item):
+                continue
             elements = by_identity(flat_elements(steps[position - 1]) or ())
             elements.pop(id(None), None)
             leading = rows.leading_items(row, list(elements.values()))

@@ -6,7 +6,14 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipygpumem.heap.arrays import elements, is_array, is_of_library, is_of_pandas, storage_key
+from ipygpumem.heap.arrays import (
+    elements,
+    is_array,
+    is_of_library,
+    is_of_pandas,
+    read_array,
+    storage_key,
+)
 from ipygpumem.heap.bulk import one_of_each
 from ipygpumem.heap.libraries import library_of
 from ipygpumem.heap.paths.cuts import Cut, Kind, with_repeated
@@ -97,20 +104,23 @@ def _is_block(item: object) -> bool:
 def _number_inside(steps: Sequence[object]) -> int:
     """Return the number of references up to the first object that is not pandas' own.
 
-    An array counts as pandas' own if it has objects: the next one is in a cell.
+    An array counts as pandas' own if it has objects. The next object is in a cell, even if it is of
+    a type that pandas has inside, too: a list, or another frame.
     """
     number = 0
+    is_in_array = False
     for item in steps[:-1]:
-        if not _is_inside(item):
+        is_in_cell = is_in_array
+        is_in_array = is_array(item) and elements(item) is not None
+        is_cache = type(item) is dict and number > 0 and _is_manager(steps[number - 1])
+        if not is_in_array and (is_in_cell or not (is_cache or _is_inside(item))):
             break
         number += 1
     return number
 
 
 def _is_inside(item: object) -> bool:
-    if is_of_pandas(item) or is_exactly(item, tuple, list):
-        return True
-    return is_array(item) and elements(item) is not None
+    return is_of_pandas(item) or is_exactly(item, tuple, list)
 
 
 @dataclass(frozen=True)
@@ -157,8 +167,8 @@ def _went_to_cell(path: Path, steps: Sequence[object], way: _Inside) -> None:
     """Append a cell with an object, by its position: labels may occur twice."""
     array, child = steps
     rows = elements(array) or []
-    if not rows or type(rows[0]) is not list:
-        rows = [rows]  # an array of one column has one dimension
+    if read_array("ndim", array) == 1:
+        rows = [rows]  # an array of one column
     cuts = list[Cut]()
     for place, cells in zip(list(way.block.mgr_locs), rows, strict=False):
         for position, cell in enumerate(cells):

@@ -283,8 +283,8 @@ class Roots:
             those that an experiment has made.
         knows_age: True if all objects that are not ``new`` are older than the memory to free; False
             if their age is unknown.
-        stay_open: older open figures, which lines leave open; it receives them if their age is
-            known.
+        stay: older open figures and objects of libraries, which lines do not remove; it receives
+            them if their age is known.
         removed_as_whole: receives new modules of torch and figures that lines of advice remove as a
             whole.
         received: returns the identities of objects that older ones have received since: the user
@@ -302,7 +302,7 @@ class Roots:
     names: Mapping[str, object] = field(default_factory=dict)
     new: Callable[[], Container[int]] = frozenset
     knows_age: bool = False
-    stay_open: list[weakref.ref[Any]] = field(default_factory=list)
+    stay: list[weakref.ref[Any]] = field(default_factory=list)
     removed_as_whole: list[weakref.ref[Any]] = field(default_factory=list)
     received: Callable[[], Container[int]] = frozenset
     removed_records: dict[int, object] = field(default_factory=dict)
