@@ -484,6 +484,28 @@ def test_an_older_dict_that_gets_a_list_keeps_its_older_array(
 
 
 @pytest.mark.parametrize(
+    ("older", "code", "line"),
+    [
+        ("{'buffer': bytearray(b'head')}", "records[3]['buffer'].extend(bytes(1 << 24))", ""),
+        ("bytearray(b'head')", "records[3].extend(bytes(1 << 24))", ""),
+        ("{}", "records[3]['new'] = np.ones(1 << 20)", 'del records[3]["new"]'),
+        ("{}", "records[3]['new'] = [np.ones(1 << 20)]", 'del records[3]["new"]'),
+        (
+            "{'new': None, 'id': 1, 'text': 'a'}",
+            "del records[3]['new']; records[3]['new'] = [np.ones(1 << 20)]",
+            'del records[3]["new"]',
+        ),
+    ],
+)
+def test_an_older_item_that_changes_stays(
+    notebook: Kernel, older: str, code: str, line: str
+) -> None:
+    """``del records[3]`` removed it with its older data."""
+    works(notebook, _SETUP, f"records = [{older} for _ in range(300)]", f"%%experiment e\n{code}")
+    assert [row[2] for row in notebook.value("rows()")] == ([line] if line else [])
+
+
+@pytest.mark.parametrize(
     "record",
     [
         "[1, large()]",

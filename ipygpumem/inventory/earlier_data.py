@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import compress, filterfalse, islice, repeat
+from itertools import compress, filterfalse, islice, permutations, repeat
 from operator import eq, itemgetter
 from typing import Any
 
@@ -21,6 +21,8 @@ _LARGE = 1 << 6
 """Minimum length of a text that is recorded: a sentence, not a name."""
 _MOST = 50_000
 """Maximum number of texts and containers that are recorded: 50 ms of work."""
+_MOST_KEYS = 10
+"""Maximum number of keys of a changed dict by which it is recognised."""
 _LONG = 1 << 12
 """Length of texts of which only parts are compared."""
 _TEXTS = {id(str), id(bytes), id(bytearray)}
@@ -44,7 +46,7 @@ class EarlierData:
 
     def add(self, items: Sequence[object]) -> None:
         """Add the data among some objects."""
-        data = _untracked_data(items)
+        data = _recognisable(items)
         number_left = _MOST - len(self._samples)
         if len(data) > number_left:
             self._is_complete = False
@@ -94,12 +96,36 @@ class EarlierData:
             data += self._alike(same, samples)
         longer = [item for item in of_types({id(dict)}, were_there) if len(item) > 1]
         data += self._alike(longer, _of_first_keys(longer))
+        alike = by_identity(data)
+        changed = [item for item in of_types({id(dict)}, were_there) if id(item) not in alike]
+        data += [item for item in changed if self._has_earlier_keys(item)]
         return data
+
+    def _has_earlier_keys(self, item: dict[Any, Any]) -> bool:
+        """Return True for a dict that has the keys of its sample, in any order or after others, or
+        that was empty.
+        """
+        sample = self._samples[id(item)]
+        keys = list(islice(map(id, item), _MOST_KEYS))
+        return any(
+            hash(group) == sample for number in range(3) for group in permutations(keys, number)
+        )
 
     def _alike(self, items: Sequence[object], samples: Iterable[int]) -> Iterator[object]:
         """Return the objects whose samples are those of the objects that were there."""
         before = map(self._samples.__getitem__, map(id, items))
         return compress(items, map(eq, before, samples))
+
+
+def _recognisable(items: Sequence[object]) -> list[Any]:
+    """Return the data among some objects, with empty dicts and short bytearrays, which later code
+    may fill.
+    """
+    dicts: list[Any] = of_types({id(dict)}, items)
+    empty = [item for item in filterfalse(gc.is_tracked, dicts) if not item]
+    bytearrays: list[Any] = of_types({id(bytearray)}, items)
+    short = [item for item in bytearrays if len(item) < _LARGE]
+    return [*_untracked_data(items), *empty, *short]
 
 
 def _untracked_data(items: Sequence[object]) -> list[Any]:
@@ -117,14 +143,14 @@ def _large_texts(items: Sequence[object]) -> list[Any]:
 
 
 def _with_samples(items: Sequence[object]) -> Iterator[tuple[list[Any], Iterator[int]]]:
-    """Yield the texts and containers of each type among some objects, without empty ones, with a
+    """Yield the texts and containers of each type among some objects, without empty tuples, with a
     sample of each: a hash of a text, or of the identities of two items of a tuple or keys of a
     dict.
 
     A dict's first keys stay the same if it gets more, or other values.
     """
     for kind, samples_of in _SAMPLES.items():
-        same = list(filter(None, of_types({id(kind)}, items)))
+        same = [item for item in of_types({id(kind)}, items) if item or kind is not tuple]
         if same:
             yield same, samples_of(same)
 
