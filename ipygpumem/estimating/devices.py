@@ -6,13 +6,14 @@ itself says so (``named_devices.py``), and the log of storages knows those tenso
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from ipygpumem.estimating.named_devices import names_host
+from ipygpumem.estimating.named_devices import ON_HOST, STAND_IN, names_host
 from ipygpumem.probes.accelerators import current_device, parse_device
 
 CARD = "card"
@@ -42,8 +43,8 @@ class Devices:
         """True if the code puts tensors on the host, which count on the requested device."""
         self.uses_host = False
         """True once the code itself has put a tensor on the CPU, next to those of a card."""
-        self.place: str | None = None
-        """Place of the results of the current operation or call; None: that of its arguments."""
+        self._current = threading.local()
+        """Has the place of each thread's current operation or call."""
 
     @property
     def on_cpu(self) -> bool:
@@ -98,17 +99,22 @@ class Devices:
             return self.place == HOST
         return bool(device.type == "cpu")
 
+    @property
+    def place(self) -> str | None:
+        """Place of the results of this thread's current call; None: that of its arguments."""
+        return getattr(self._current, "place", None)
+
     @contextmanager
     def placing(self, place: str | None) -> Iterator[None]:
-        """Let the results of operations in the block be in a place."""
+        """Let the results of this thread's operations in the block be in a place."""
         place_before = self.place
-        self.place = place
+        self._current.place = place
         if place == HOST:
             self.uses_host = True
         try:
             yield
         finally:
-            self.place = place_before
+            self._current.place = place_before
 
     def place_named_by(self, value: Any) -> str | None:
         """Return the place of tensors for which code names a device; None for no device."""
@@ -137,8 +143,10 @@ class Devices:
         if not isinstance(value, torch.device) or value.type == "meta":
             return value
         if value.type == "cpu":
-            if self.requested_device is None or self.place == HOST:
-                return value
+            if self.place == HOST:
+                return ON_HOST
+            if self.requested_device is None:
+                return STAND_IN
             if self.requested_device != "cpu":
                 self.moves_host_tensors = True
             return self.real_device
@@ -155,7 +163,7 @@ def _common_device(requested_device: str | None) -> Any:
     Without CUDA that is the CPU, because this build of torch may lack kernels for the device.
     """
     if not torch.cuda.is_available():
-        return torch.device("cpu")
+        return STAND_IN
     if requested_device is None:
         return None
     return torch.device(requested_device)

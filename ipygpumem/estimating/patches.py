@@ -30,7 +30,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
 from ipygpumem.estimating.autocast import Autocast
 from ipygpumem.estimating.card_functions import CardFunctions
-from ipygpumem.estimating.devices import HOST, Devices
+from ipygpumem.estimating.devices import CARD, HOST, Devices
 from ipygpumem.estimating.named_devices import ON_HOST, STAND_IN, names_host
 from ipygpumem.estimating.places import Places
 from ipygpumem.estimating.records import Note
@@ -112,6 +112,10 @@ def _fake_kind(kind: Any) -> Any:
     bases = (kind, fake_tensor.FakeTensor)
     attributes = {"__module__": kind.__module__, "detach": detach}
     return make_class(kind.__name__, bases, attributes)
+
+
+_NAMES_HOST = "_ipygpumem_names_host"
+"""Attribute of a ``torch.device`` context that the estimated code has made."""
 
 
 class Patch(NamedTuple):
@@ -253,6 +257,7 @@ class Patches:
             Wrapper(autograd, "_engine_run_backward", run_backward, "backward leaves modes"),
             Wrapper(autograd.graph.saved_tensors_hooks, "__init__", self._hook, "as backward"),
             Wrapper(torch._C._nn, "_parse_to", self._parse_to, "it makes another device of one"),
+            Wrapper(context, "__init__", _note_named_device, "its device is made of the code's"),
             Wrapper(context, "__torch_function__", self._in_context, "called after our mode"),
             Patch(functional, "gaussian_nll_loss", gaussian_loss, keeps_arguments),
             Patch(torch, "stft", stft, keeps_arguments),
@@ -382,9 +387,18 @@ class Patches:
         """Call a function in a ``torch.device`` context, with the device that stands for its."""
         options = dict(kwargs or {})
         is_constructor = func in _device._device_constructors()
-        if is_constructor and options.get("device") is None:
+        if not is_constructor or options.get("device") is not None:
+            return func(*args, **options)
+        place = HOST if vars(context).get(_NAMES_HOST) else CARD
+        with self._devices.placing(place):
             options["device"] = self._devices.real_device_instead_of(context.device)
         return func(*args, **options)
+
+
+def _note_named_device(original: Any, context: Any, device: Any) -> None:
+    """Make a ``torch.device`` context, which knows if the code itself names the CPU."""
+    original(context, device)
+    vars(context)[_NAMES_HOST] = names_host(device)
 
 
 def _replacement_contexts(items: list[Patch | Wrapper]) -> list[Any]:

@@ -79,6 +79,13 @@ def moved_model() -> Any:
     return model
 
 
+def in_contexts() -> Any:
+    with torch.device("cpu"):
+        on_host = torch.zeros(4, NUMBERS)
+    with torch.device("cuda"):
+        return on_host, torch.zeros(2, NUMBERS), nn.Linear(1024, 1024, bias=False)
+
+
 ON_THE_HOST: dict[Callable[[], Any], Figures] = {
     cached: {CARD: (2, 1), "cpu": (4, 4)},
     device_objects: {CARD: (3, 2), "cpu": (4, 4)},
@@ -86,6 +93,7 @@ ON_THE_HOST: dict[Callable[[], Any], Figures] = {
     results_on_the_host: {CARD: (2, 0), "cpu": (12, 6)},
     as_other_tensors: {CARD: (1, 0), "cpu": (5, 4)},
     there_and_back: {CARD: (2, 2), "cpu": (4, 0)},
+    in_contexts: {CARD: (6, 6), "cpu": (4, 4)},
     moved_model: {CARD: (4, 0), "cpu": (4, 4)},
 }
 
@@ -149,6 +157,16 @@ def test_the_size_of_a_card_is_not_that_of_the_ram() -> None:
     rooms = {row.device: row.room_bytes for row in rows}
     assert rooms[CARD] == 1024 * MIB
     assert rooms["cpu"] != 1024 * MIB
+
+
+def test_known_values_stay_known_on_the_host() -> None:
+    def step() -> Any:
+        lengths = torch.tensor([NUMBERS, 2])
+        return torch.zeros(lengths.cpu().tolist()), x.to("cpu")
+
+    estimate = ipygpumem.estimate(step, device=CARD)
+    assert (estimate.guesses, estimate.upper_bounds) == ((), ())
+    assert {row.device: row.peak_bytes // MIB for row in estimate.devices} == {CARD: 3, "cpu": 1}
 
 
 def test_code_without_a_card_has_one_place() -> None:
