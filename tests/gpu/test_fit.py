@@ -49,7 +49,7 @@ LINES_OF_MODELS = """
 import json, torch
 from dataclasses import replace
 from tests.fit_models import MODELS, changes, pasted
-from tests.gpu.random_steps import clean
+from tests.gpu.step_figures import clean
 
 total_bytes = torch.cuda.get_device_properties(0).total_memory
 
