@@ -10,7 +10,7 @@ import math
 import torch
 from torch import nn
 from torch.distributions import Categorical
-from torch.func import functional_call
+from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -606,3 +606,19 @@ def train():
         opt.zero_grad()
         loss.backward()
         opt.step()
+
+
+# %% stacked networks
+nets = [nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)).cuda() for _ in range(16)]
+weights, _ = stack_module_state(nets)
+weights = {name: weight.detach() for name, weight in weights.items()}
+
+
+def loss_of(weights, x, y):
+    return F.cross_entropy(functional_call(nets[0], weights, (x,)), y)
+
+
+def train():
+    x = torch.randn(4096, 256, device="cuda")
+    y = torch.randint(10, (4096,), device="cuda")
+    vmap(grad(loss_of), (0, None, None))(weights, x, y)
