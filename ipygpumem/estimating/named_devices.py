@@ -7,6 +7,9 @@ estimate for a card takes only a CPU that the code itself names as the host::
     cache = torch.zeros(8, 4096, device="cpu")  # on the host
     mask = torch.zeros(8, 4096, device=x.device)  # on the card
     batch = batch.to(device)  # on the card
+
+Known limit: a CPU from an object that is not copied, such as a class or a library's module, counts
+as named if the running code also names the CPU elsewhere.
 """
 
 from __future__ import annotations
