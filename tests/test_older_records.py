@@ -737,3 +737,32 @@ def test_an_import_is_not_asked_for_its_many_small_objects(notebook: Kernel) -> 
     inside = f"{_IMPORT}\nsys.modules['json'].JSONDecoder.kept += map(words, [3000] * 100)"
     works(notebook, f"%%experiment e\n{inside}")
     assert notebook.value("rows()") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("frame.loc[2, 'texts'] = 'w' * (1 << 24)", "del frame['texts']  # the column was there"),
+        (
+            "frame['texts'] = np.ones(1 << 18, complex)",
+            "del frame['texts']  # the column was there",
+        ),
+        ("frame['new'] = np.ones(1 << 18)", "del frame['new']"),
+    ],
+)
+def test_a_line_says_that_a_column_was_there_before(kernel: Kernel, code: str, line: str) -> None:
+    """pandas makes a new array of a whole column of texts if one of them changes."""
+    pytest.importorskip("pandas")
+    works(
+        kernel,
+        _SETUP,
+        """
+        import pandas
+        frame = pandas.DataFrame({"number": range(1 << 18), "texts": ["a"] * (1 << 18)})
+        """,
+        f"%%experiment e\n{code}",
+    )
+    ((_, _, advice),) = kernel.value("rows()")
+    assert advice.replace('"', "'").removesuffix(" before") == line
+    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    assert advice in leaks

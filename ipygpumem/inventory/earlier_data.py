@@ -102,7 +102,7 @@ class EarlierData:
         return data
 
     def _has_earlier_keys(self, item: dict[Any, Any]) -> bool:
-        """Return True for a dict that has the keys of its sample at any place, or that was empty."""
+        """Return True for a dict that has the keys of its sample somewhere, or that was empty."""
         sample = self._samples[id(item)]
         keys = list(islice(map(id, item), _MOST_KEYS))
         return any(

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
-from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import BackwardSearch, FoundChain, NextUp, Steps
 from ipygpumem.heap.holders.received_records import ReceivedRecords
@@ -85,8 +84,7 @@ class Explanation:
         self._registered = roots.registered
         self._new = roots.new
         self._removed_as_whole = roots.removed_as_whole
-        self._knows_age = roots.knows_age
-        self._stay = roots.stay
+        self._is_older = roots.is_older
         self._records = ReceivedRecords(roots, self._writer)
         self._rows: RowHolders | None = None
         self._names = roots.names
@@ -231,19 +229,6 @@ class Explanation:
             self._removed_as_whole.append(weakref.ref(figure))
             return False
         return self._is_older(figure)
-
-    def _is_older(self, item: object) -> bool:
-        """Return True if an object is older than the memory to free; note it for later looks, which
-        do not know its age.
-        """
-        if any(reference() is item for reference in self._stay):
-            return True
-        if not self._knows_age or id(item) in self._new():
-            return False
-        reference = weak(item)
-        if reference is not None:
-            self._stay.append(reference)
-        return True
 
     def _of_row(
         self, key: StorageKey, chain: tuple[Root, Steps], way: Way, rows: RowHolders | None

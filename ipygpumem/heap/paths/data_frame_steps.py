@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +26,22 @@ _MOST_COLUMNS = 20_000
 """Maximum number of columns of a frame whose labels are read."""
 _MOST_NAMED = 40
 """Maximum number of columns that one array may have to be removed by their names."""
+_OLDER_COLUMN = "the column was there before"
 _MOST_CELLS = 10
 """Maximum number of cells with one object that a line empties one by one."""
 
 
-def append_frame_step(path: Path, steps: Sequence[object]) -> int:
+def append_frame_step(
+    path: Path, steps: Sequence[object], is_older: Callable[[object], bool]
+) -> int:
     """Append the way through a data frame or series; return the number of references.
 
     The number is 0 if the object is neither. Users write no names for the objects inside.
+
+    Args:
+        path: the path.
+        steps: the frame and the objects after it.
+        is_older: returns True for an object that is older than the memory to free.
     """
     frame = steps[0]
     if type_name(frame) not in ("DataFrame", "Series") or not is_of_pandas(frame):
@@ -59,6 +67,8 @@ def append_frame_step(path: Path, steps: Sequence[object]) -> int:
         path.append_fixed("")
     else:
         _went_to_columns(path, frame, way, steps[-1])
+        if path.removal and is_older(way.manager.items):  # a new column makes new labels
+            path.advise(path.removal, "", _OLDER_COLUMN)
     return number
 
 

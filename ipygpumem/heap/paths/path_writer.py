@@ -158,6 +158,7 @@ class PathWriter:
         self._cell_of = roots.cell_of
         self._names = roots.names
         self._removed_objects = roots.removed_objects
+        self._is_older = roots.is_older
         self._of_leaks = of_leaks
 
     def holder(self, root: Root, chain: Sequence[object]) -> Holder:
@@ -572,7 +573,7 @@ class PathWriter:
         """Write the step through any other object, to the attribute that refers to the next one."""
         parent, child = steps[0], steps[1]
         written = (
-            append_frame_step(path, steps)
+            append_frame_step(path, steps, self._is_older)
             or append_dataset_step(path, steps)
             or append_torch_step(path, steps, self._names)
         )

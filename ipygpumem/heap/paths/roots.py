@@ -14,6 +14,7 @@ from enum import IntEnum
 from types import FrameType, ModuleType
 from typing import Any
 
+from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.paths.attributes_to_remove import is_in_code, is_in_source, is_users_callable
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.patches import patch_of, stopping
@@ -283,8 +284,8 @@ class Roots:
             those that an experiment has made.
         knows_age: True if all objects that are not ``new`` are older than the memory to free; False
             if their age is unknown.
-        stay: older open figures and objects of libraries, which lines do not remove; it receives
-            them if their age is known.
+        stay: older open figures, objects of libraries and labels of columns, which lines do not
+            remove unsaid; it receives them if their age is known.
         removed_as_whole: receives new modules of torch and figures that lines of advice remove as a
             whole.
         received: returns the identities of objects that older ones have received since: the user
@@ -307,6 +308,19 @@ class Roots:
     received: Callable[[], Container[int]] = frozenset
     removed_records: dict[int, object] = field(default_factory=dict)
     removed_objects: dict[int, object] = field(default_factory=dict)
+
+    def is_older(self, item: object) -> bool:
+        """Return True if an object is older than the memory to free; note it for later looks, which
+        do not know its age.
+        """
+        if any(reference() is item for reference in self.stay):
+            return True
+        if not self.knows_age or id(item) in self.new():
+            return False
+        reference = weak(item)
+        if reference is not None:
+            self.stay.append(reference)
+        return True
 
 
 _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
