@@ -28,7 +28,7 @@ from tests.steps import needs, works
 
 MOST = {
     "a trivial cell": 249,
-    "an empty experiment": 2140,
+    "an empty experiment": 2180,
     "an empty experiment, each object": 0.005,
     "an empty experiment, each name": 0.025,
     "%gpumem status, each object": 0.024,

@@ -119,10 +119,9 @@ def _recognisable(items: Sequence[object]) -> list[Any]:
     """Return the data among some objects, with empty dicts and short bytearrays, which later code
     may fill.
     """
-    dicts: list[Any] = of_types({id(dict)}, items)
-    empty = [item for item in filterfalse(gc.is_tracked, dicts) if not item]
+    empty = filterfalse(gc.is_tracked, filterfalse(None, of_types({id(dict)}, items)))
     bytearrays: list[Any] = of_types({id(bytearray)}, items)
-    short = [item for item in bytearrays if len(item) < _LARGE]
+    short = compress(bytearrays, map(_LARGE.__gt__, map(len, bytearrays)))
     return [*_untracked_data(items), *empty, *short]
 
 
@@ -148,7 +147,9 @@ def _with_samples(items: Sequence[object]) -> Iterator[tuple[list[Any], Iterator
     A dict's first keys stay the same if it gets more, or other values.
     """
     for kind, samples_of in _SAMPLES.items():
-        same = [item for item in of_types({id(kind)}, items) if item or kind is not tuple]
+        same: list[Any] = of_types({id(kind)}, items)
+        if kind is tuple:
+            same = list(filter(None, same))
         if same:
             yield same, samples_of(same)
 
