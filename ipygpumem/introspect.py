@@ -396,8 +396,9 @@ def users_modules() -> dict[str, ModuleType]:
     of_user: dict[str, ModuleType] = {}
     main = modules.get("__main__")
     for name, module in modules.items():
-        if module is main and name != "__main__":
-            continue  # importing multiprocessing adds it as __mp_main__
+        is_main = module is main and name != "__main__"
+        if is_main or name == "__mp_main__":  # multiprocessing adds it, also without a __main__
+            continue
         root, dot, _ = name.partition(".")
         if root not in owned:  # no function: there are hundreds
             top = modules.get(root)

@@ -409,7 +409,7 @@ class Contents:
             new = [child for child in children if not self._is_old(child, made)]
         if made:  # a tracked object that is not among them is older, however deep inside it was
             new = [child for child in new if id(child) in made or not gc.is_tracked(child)]
-        earlier = by_identity(self.earlier.among(new))
+        earlier = by_identity(self.earlier.possibly_among(new))
         return [child for child in new if id(child) not in earlier]
 
     def _in_long(self, container: Any, made: Set[int]) -> list[object]:
@@ -424,7 +424,7 @@ class Contents:
         tracked = by_identity(list(filter(gc.is_tracked, items)))
         records = {key: tracked[key] for key in tracked.keys() - made}
         # A dict is tracked once it gets a container, so that an older one may seem new.
-        records.update(by_identity(self.earlier.among(items)))
+        records.update(by_identity(self.earlier.possibly_among(items)))
         return [*items, *_contents_of_records(list(records.values()))]
 
     def _new_data_in_long(

@@ -23,6 +23,8 @@ _MOST = 50_000
 """Maximum number of texts and containers that are recorded: 50 ms of work."""
 _MOST_KEYS = 10
 """Maximum number of keys of a changed dict by which it is recognised."""
+_OF_EMPTY = hash(())
+"""The sample of an empty dict."""
 _LONG = 1 << 12
 """Length of texts of which only parts are compared."""
 _TEXTS = {id(str), id(bytes), id(bytearray)}
@@ -66,11 +68,21 @@ class EarlierData:
         if not self._is_complete:
             return []
         objects = by_identity(items)
-        unknown = objects.keys() - by_identity(self.among(list(objects.values()))).keys()
-        # One at the place of an earlier one may be that one, with other bytes.
-        bytearrays = by_identity(of_types({id(bytearray)}, list(objects.values())))
-        unknown -= bytearrays.keys() & self._samples.keys()
-        return [objects[key] for key in unknown]
+        possible = by_identity(self.possibly_among(list(objects.values())))
+        return [objects[key] for key in objects.keys() - possible.keys()]
+
+    def possibly_among(self, items: Sequence[object]) -> list[object]:
+        """Return the data among some objects that was there, or may have been: a bytearray whose
+        bytes have changed, or a dict that was empty.
+        """
+        changed: list[Any] = of_types({id(bytearray), id(dict)}, items)
+        at_places = list(compress(changed, map(self._samples.__contains__, map(id, changed))))
+        possible = [
+            item
+            for item in at_places
+            if type(item) is bytearray or self._samples[id(item)] == _OF_EMPTY
+        ]
+        return [*self.among(items), *possible]
 
     def behind(self, items: Sequence[object]) -> list[object]:
         """Return the data that was there, among some objects and in containers among them that the
@@ -102,11 +114,11 @@ class EarlierData:
         return data
 
     def _has_earlier_keys(self, item: dict[Any, Any]) -> bool:
-        """Return True for a dict that has the keys of its sample somewhere, or that was empty."""
+        """Return True for a dict that has the keys of its sample, wherever they are now."""
         sample = self._samples[id(item)]
         keys = list(islice(map(id, item), _MOST_KEYS))
         return any(
-            hash(group) == sample for number in range(3) for group in permutations(keys, number)
+            hash(group) == sample for number in (1, 2) for group in permutations(keys, number)
         )
 
     def _alike(self, items: Sequence[object], samples: Iterable[int]) -> Iterator[object]:
