@@ -752,7 +752,7 @@ def test_an_import_is_not_asked_for_its_many_small_objects(notebook: Kernel) -> 
 )
 def test_a_line_says_that_a_column_was_there_before(kernel: Kernel, code: str, line: str) -> None:
     """pandas makes a new array of a whole column of texts if one of them changes."""
-    pytest.importorskip("pandas")
+    pytest.importorskip("pandas", "3")
     works(
         kernel,
         _SETUP,
