@@ -557,6 +557,16 @@ def test_a_guarded_cell_calls_few_functions() -> None:
     assert risen(calls) == {}, calls
 
 
+def test_the_line_names_the_modules_of_a_first_experiment(kernel: Kernel) -> None:
+    """The cell of ``pass`` had taken 3.7 MiB."""
+    first, again = (
+        "\n".join(works(kernel, "%%experiment e\nseen = bytes(1 << 24)").reports("cell"))
+        for _ in range(2)
+    )
+    assert re.search(r"of it [234](\.\d)? MiB for %%experiment$", first, re.MULTILINE), first
+    assert "of it" not in again
+
+
 def test_the_line_names_modules_imported_by_our_own_command(kernel: Kernel) -> None:
     works(kernel, "import torch")
     for command, what in (

@@ -59,6 +59,8 @@ class MissingPackageError(UsageError):
         return [str(self)]
 
 
+_MAGICS_WITH_GROWTH = ("%gpumem", "%experiment", "%%experiment")
+"""Magics whose own growth is named in the line of their cell."""
 OTHER_NAMES = {"gpumem": "ipygpumem"}
 """Further names of line magics: users who have written ``%load_ext ipygpumem`` try that."""
 
@@ -154,7 +156,7 @@ class GpuMemMagics(Magics):
         app = self.app
         runs_users_code = bool(cell) or self.commands.magics[magic].runs_line
         try:
-            with self._growth_of(magic, line):
+            with self._growth_of(magic, line, runs_users_code=runs_users_code):
                 command, options = self._parse(magic, line)
                 run = _run_of_option(command, options)
                 if run is None:
@@ -200,12 +202,13 @@ class GpuMemMagics(Magics):
         for cell in self.app.context.cells.running()[-1:]:
             cell.measured.is_rejected = cell.source.lstrip().startswith("%")
 
-    def _growth_of(self, magic: str, line: str) -> AbstractContextManager[None]:
-        """Return a block in which growth of the process is named by the command of ``%gpumem``.
-
-        The cells of other magics run user code, whose growth is the user's.
+    def _growth_of(
+        self, magic: str, line: str, *, runs_users_code: bool
+    ) -> AbstractContextManager[None]:
+        """Return a block in which growth of the process is named by the command, unless it runs
+        user code.
         """
-        if magic != "%gpumem":
+        if runs_users_code or magic not in _MAGICS_WITH_GROWTH:
             return contextlib.nullcontext()
         from ipygpumem.meter.own_growth import growth_for  # the App has imported it
 
