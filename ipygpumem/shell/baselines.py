@@ -110,8 +110,9 @@ class Baseline:
         # An older array may have got a new holder, such as a tuple.
         for part in chunks(list(compress(tracked, map(not_, are_new)))) if arrays else ():
             older = [item for item in part if item is not self._namespace]
-            in_older.update(new_dicts.keys() & set(map(id, gc.get_referents(*older))))
-            arrays -= set(map(id, gc.get_referents(*older)))
+            referred = set(map(id, gc.get_referents(*older)))
+            in_older |= new_dicts.keys() & referred
+            arrays -= referred
         # A dict is tracked once it gets a container, so that an older one may seem new.
         for key in in_older - self.received(made) if in_older else ():
             arrays -= set(map(id, new_dicts[key].values()))
