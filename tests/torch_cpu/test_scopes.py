@@ -119,6 +119,25 @@ def test_results_saved_by_a_graph_name_their_experiment(notebook: Kernel) -> Non
     notebook.run("del rows, losses")
 
 
+def test_no_line_frees_weights_that_a_model_and_older_graphs_have(notebook: Kernel) -> None:
+    """It was ``losses.clear()  # and ; and keep ...``, which freed nothing."""
+    works(
+        notebook,
+        """
+        model, losses = nn.Linear(1000, 1000), []
+        losses.append(model(torch.ones(5, 1000)).sum())
+        """,
+        "%%experiment half\n_ = model.half()",
+    )
+    rows = notebook.value(
+        "[(row.holder.path, row.holder.advice) for row in ipygpumem.experiments()[-1].survivors]"
+    )
+    ((path, line),) = rows
+    assert path.startswith("notebook variable model.weight, notebook variable losses[0]: its")
+    assert line == ""
+    works(notebook, "del model, losses, _")
+
+
 @pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize(
     "code",

@@ -176,6 +176,8 @@ def with_graph_holders(holder: Holder, of_graphs: Sequence[Holder]) -> Holder:
     roots = holder.roots + of_graphs[0].roots
     of_all = [each.remedy for each in (holder, *of_graphs)]
     by_line = {remedy.line: remedy for remedy in of_all}
+    if "" in by_line:  # a model needs it: the other lines would free nothing
+        return Holder(path, NO_REMEDY, roots)
     remedies = [remedy for remedy in by_line.values() if remedy.is_simple]
     words = [line for line, remedy in by_line.items() if not remedy.is_code]
     if not remedies or len(remedies) + len(words) < len(by_line):
