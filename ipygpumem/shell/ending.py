@@ -373,7 +373,7 @@ class ExperimentEnd:
 
         namespace = self._context.namespace
         baseline = self._scope.baseline
-        keepers = self._kept_names()
+        keepers = self._keepers()
         kept_storages = set[StorageKey]()
         search = ArraySearch()
         growth = self._host_growth()
@@ -408,6 +408,13 @@ class ExperimentEnd:
             first_cell=min(numbers, default=None),
         )
         return self._survivors.of_experiment(ended)
+
+    def _keepers(self) -> tuple[str, ...]:
+        """Return the names that stay on purpose, and the older ones among those to keep: a function
+        may have rebound one.
+        """
+        to_keep = filter(self._context.namespace.__contains__, self._options.keep)
+        return tuple(dict.fromkeys((*self._kept_names(), *to_keep)))
 
     def _kept_names(self) -> tuple[str, ...]:
         """Return the names that stay on purpose."""

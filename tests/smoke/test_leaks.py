@@ -74,6 +74,20 @@ def test_objects_that_only_kept_names_hold_are_no_leak(notebook: Kernel) -> None
         assert re.search(r"to free it: (.*)$", report, re.MULTILINE)[1] == f"del cache[0]{ending}"
 
 
+def test_an_older_name_to_keep_that_a_function_binds_is_no_leak(notebook: Kernel) -> None:
+    """The line was ``del best``."""
+    works(notebook, "best = None")
+    experiment = f"""%%experiment a --keep best
+def train():
+    global best
+    best = {BIG}
+train()
+"""
+    assert "still alive" not in works(notebook, experiment).reports("experiment")[0]
+    assert leaks(notebook) == "no leak of at least 1 MiB was found"
+    works(notebook, "del best")
+
+
 @pytest.mark.parametrize(
     ("code", "path"),
     [

@@ -119,7 +119,7 @@ def test_results_saved_by_a_graph_name_their_experiment(notebook: Kernel) -> Non
     notebook.run("del rows, losses")
 
 
-def test_no_line_frees_weights_that_a_model_and_older_graphs_have(notebook: Kernel) -> None:
+def test_no_line_frees_weights_that_a_model_and_graphs_have(notebook: Kernel) -> None:
     """It was ``losses.clear()  # and ; and keep ...``, which freed nothing."""
     works(
         notebook,
