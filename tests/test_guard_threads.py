@@ -94,8 +94,8 @@ def lives_on(kernel: Kernel) -> None:
 
 WORKS = ("fill", "fill_with_text", "fill_and_print", "fill_and_log")
 SAMPLE = (("fill", 1), ("fill", 40), ("fill_and_print", 4), ("fill_and_log", 4))
-"""Threads that ``make test`` runs. Of 40 that log at once, one run of 46 on a busy machine ended the
-kernel: libzmq's own thread, for which nothing raises the limit, was refused memory.
+"""Threads that ``make test`` runs. With 40 that log at once, one run of 46 on a busy machine ended
+the kernel: libzmq's own thread, for which nothing raises the limit, was refused memory.
 """
 THREADS = [
     (work, count)
