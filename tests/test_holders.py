@@ -748,7 +748,7 @@ top = runs[:2]
 
 
 OLDER_BEHIND_LINES = {
-    "a tuple": ("pair = [(older,)]", "pair[0] = (*pair[0], data)", "del pair[0]"),
+    "a tuple": ("pair = [(older,)]", "pair[0] = (*pair[0], data)", "pair[0] = None"),
     "a cached function": (
         "@functools.lru_cache\ndef load(n): return np.ones(2**20) if n else older\nload(0);",
         "data = load(1)",

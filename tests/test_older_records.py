@@ -549,7 +549,7 @@ def test_an_older_dict_in_an_older_record_keeps_its_older_data(notebook: Kernel)
 @pytest.mark.parametrize(
     ("older", "code", "line"),
     [
-        ("words(1000)", "records[500] = texts(1) * 1000", "del records[500]"),
+        ("words(1000)", "records[500] = texts(1) * 1000", "records[500] = None"),
         (
             "{each: each for each in words(1000)}",
             "records['1500'] = texts(1) * 1000",
@@ -558,28 +558,90 @@ def test_an_older_dict_in_an_older_record_keeps_its_older_data(notebook: Kernel)
         (
             "words(1000)",
             "for each in range(100, 200): records[each] = texts(each) * 10",
-            "del records[100:200]",
+            "records[100:200] = [None] * 100",
         ),
         (
             "dicts(1000)",
             "for each in range(100, 200): records[each] = {'words': texts(each) * 10}",
-            "del records[100:200]",
+            "records[100:200] = [None] * 100",
         ),
         (
             "dicts(1000)",
             "for each in range(100, 200): records[each] = {'words': [np.ones(1 << 13)]}",
-            "del records[100:200]",
+            "records[100:200] = [None] * 100",
         ),
     ],
 )
 def test_new_data_in_the_places_of_older_items_is_named(
     notebook: Kernel, older: str, code: str, line: str
 ) -> None:
-    """It was "not named", but for that which the collector tracks."""
+    """It was "not named", but for that which the collector tracks. The line keeps the places of
+    later items.
+    """
     works(notebook, _SETUP, f"records = {older}", f"%%experiment e\n{code}")
     assert [row[2] for row in notebook.value("rows()")] == [line]
     (leaks,) = works(notebook, "%gpumem leaks").leaks()
     assert line in leaks
+    works(notebook, line)
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert leaks.startswith("no leak"), leaks
+
+
+@pytest.mark.parametrize(
+    ("older", "code", "line"),
+    [
+        ("[None] * 10", "records[3] = large()", "records[3] = None"),
+        ("[None] * 10", "records[:] = map(large, range(10))", "records[:] = [None] * len(records)"),
+        (
+            "[None] * 10",
+            "for each in (1, 2, 3, 5, 7, 8): records[each] = large()",
+            "records[1:4] = [None] * 3; records[5] = None; records[7:9] = [None] * 2",
+        ),
+        (
+            "dicts(40)",
+            "for each in range(0, 40, 4): records[each] = large()",
+            "for _position in 0, 4, 8, 12, 16, 20, 24, 28, 32, 36: "
+            "records[_position] = None; del _position",
+        ),
+        (
+            "[None] * 10",
+            "records[2] = records[7] = large()",
+            "records[7] = None; records[2] = None",
+        ),
+        (
+            "[None] * 300",
+            "records[::2] = [large()] * 150",
+            "records[:] = [None if item is records[0] else item for item in records]",
+        ),
+        ("[1, [None] * 10]", "records[1][3] = large()", "records[1][3] = None"),
+        # These lists are longer than they were: nothing had the places of the new items.
+        ("[None] * 10", "records.append(large())", "del records[10]"),
+        ("dicts(300)", "records.append(large())", "del records[300]"),
+        ("[]", "records += map(large, range(10))", "records.clear()"),
+        ("[None] * 10", "records[3] = yielding(); next(records[3])", "records[3].close()"),
+    ],
+)
+def test_a_line_moves_no_later_item_of_a_list(
+    notebook: Kernel, older: str, code: str, line: str
+) -> None:
+    """``del records[3]`` gave each later result the number of another step."""
+    works(
+        notebook,
+        _SETUP,
+        """
+        def large(number=0):
+            return np.ones(1 << 19) + number
+        def yielding():
+            data = large()
+            yield 1
+            yield data
+        """,
+        f"records = {older}",
+        f"%%experiment e\n{code}",
+    )
+    assert [row[2] for row in notebook.value("rows()")] == [line]
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert line[:40] in leaks
     works(notebook, line)
     (leaks,) = works(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak"), leaks

@@ -219,6 +219,10 @@ class Contents:
         values = [now[name] for name in ownable(islice(now, self._older, None))]
         return list(compress(values, map(not_, self._are_known(values))))
 
+    def length_of(self, item: object) -> int | None:
+        """Return the length that a container within reach had; None if it is unknown."""
+        return self._extents.length_of(item)
+
     def knows(self, item: object) -> bool:
         """Return True if an object was within reach."""
         return id(item) in self._known

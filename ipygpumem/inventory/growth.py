@@ -92,6 +92,10 @@ class Extents:
         """Return True for a container that was long."""
         return self._lengths.get(id(item), 0) > _SHORT
 
+    def length_of(self, item: object) -> int | None:
+        """Return the length that a container had; None if it is unknown."""
+        return self._lengths.get(id(item))
+
     def add(self, items: Sequence[object]) -> None:
         """Add the long containers among ``items``; the short ones, too, if ``items`` are few."""
         for same, measure in self._containers(items):

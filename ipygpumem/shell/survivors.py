@@ -99,6 +99,8 @@ class Survivors:
         """Records that these lines remove."""
         self._stay: list[weakref.ref[Any]] = []
         """Older figures and objects of libraries that these lines do not remove."""
+        self._unchanged_lengths = dict[int, int]()
+        """The lengths of older lists in which these lines set items to None, by identity."""
         self._kept_ids: dict[str, int] = {}
         """The names that experiments have kept on purpose, and the identities of their objects."""
         self.deleted = DeletedNames(context)
@@ -119,6 +121,7 @@ class Survivors:
             roots,
             new=self._identities_of_removed,
             stay=self._stay,
+            unchanged_lengths=self._unchanged_lengths,
             received=functools.cache(self._identities_of_records),
         )
 
@@ -127,6 +130,7 @@ class Survivors:
         keepers: Container[str],
         made: Callable[[], set[int]],
         received: Callable[[], set[int]],
+        baseline: Baseline,
     ) -> Roots:
         """Return the same for the end of an experiment.
 
@@ -134,6 +138,7 @@ class Survivors:
             keepers: the names.
             made: returns the identities of the objects made since its start.
             received: returns the identities of those that older ones have received.
+            baseline: the objects at its start.
         """
         return replace(
             self.roots(keepers),
@@ -141,6 +146,7 @@ class Survivors:
             knows_age=True,
             removed_as_whole=self._removed_as_whole,
             received=received,
+            length_before=baseline.contents.length_of,
         )
 
     def keepers(self) -> set[str]:
@@ -212,14 +218,14 @@ class Survivors:
         """
         made = functools.cache(ended.baseline.objects_since)
         received = functools.cache(search.received)
-        roots = self._roots_at_end(self.keepers(), made, received)
+        roots = self._roots_at_end(self.keepers(), made, received, ended.baseline)
         rows = search.rows_of_arrays(heap, roots)
         removed_records = list(roots.removed_records.values())
         removed_objects = dict(roots.removed_objects)
         new = list[object]()
         if search.unnamed_bytes >= search.smallest:
             progress(0.6)
-            roots = self._roots_at_end((), made, received)
+            roots = self._roots_at_end((), made, received, ended.baseline)
             other_bytes = 0
             for remaining, row in search.rows_without_arrays(heap, roots):
                 other_bytes += row.row.size_bytes

@@ -252,7 +252,11 @@ def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
         keys = f"[key for key, value in {owner}.items() if value is {item}]"
         return f"{imports}[{owner}.pop(key) for key in {keys}];"
     if first.kind is Kind.ITEM and is_instance(parent, list):
-        return f"{imports}{owner}[:] = [item for item in {owner} if item is not {item}]"
+        if first.is_replaced:
+            values = f"None if item is {item} else item for item in {owner}"
+        else:
+            values = f"item for item in {owner} if item is not {item}"
+        return f"{imports}{owner}[:] = [{values}]"
     return ""
 
 

@@ -166,6 +166,8 @@ class Cut:
             place.
         removed_id: identity of the object to which the reference leads; 0 if it is unknown, or if
             a call ends the owner, which then refers to nothing.
+        is_replaced: True for an item of a list that is as long as it was before: it has the place
+            of an older item, and later ones would move up if it were deleted.
     """
 
     kind: Kind
@@ -187,6 +189,7 @@ class Cut:
     also_removed: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False)
     is_only_there: bool = field(default=False, compare=False)
     removed_id: int = field(default=0, compare=False)
+    is_replaced: bool = field(default=False, compare=False)
 
     def __hash__(self) -> int:
         """Return a hash of few attributes: a set of a million references takes half the time."""
@@ -273,6 +276,8 @@ class Cut:
             imports += f"{code}.{self.ending}; "
         match self.kind:
             case Kind.ATTRIBUTE | Kind.SLOT:
+                return f"{imports}{code} = None"
+            case Kind.ITEM if self.is_replaced:
                 return f"{imports}{code} = None"
             case Kind.ELEMENT:
                 return f"{imports}{split(self.owner)[1]}.remove({code})"
@@ -515,7 +520,8 @@ def _of_columns(cuts: Sequence[Cut]) -> str:
 
 
 def _is_alike(cut: Cut, other: Cut) -> bool:
-    return (cut.kind, cut.ending, cut.is_detached) == (other.kind, other.ending, other.is_detached)
+    kinds = [(each.kind, each.ending, each.is_detached, each.is_replaced) for each in (cut, other)]
+    return kinds[0] == kinds[1]
 
 
 def _of_detached(cuts: Sequence[Cut]) -> str:
@@ -536,6 +542,8 @@ def _of_detached(cuts: Sequence[Cut]) -> str:
 
 def _of_positions(first: Cut, positions: list[int], *, is_alone: bool) -> str:
     """Return the statement that removes the references of a container at some positions."""
+    if first.is_replaced:
+        return _of_replaced(first, positions, is_alone=is_alone)
     imports, owner = split(first.owner)
     start, end = positions[0], positions[-1] + 1
     is_span = end - start == len(positions)
@@ -559,6 +567,33 @@ def _of_positions(first: Cut, positions: list[int], *, is_alone: bool) -> str:
         return _of_elements(first, spans)
     last_first = [_of_span(first, *span, is_alone=False) for span in reversed(spans)]
     return in_sequence(last_first) if all(last_first) else ""
+
+
+def _of_replaced(first: Cut, positions: list[int], *, is_alone: bool) -> str:
+    """Return the statement that sets the items of a list at some positions to None; empty if they
+    are too many or too few for it.
+    """
+    imports, owner = split(first.owner)
+    spans = _spans(positions)
+    if len(positions) == first.size:
+        return f"{imports}{owner}[:] = [None] * len({owner})"
+    if len(spans) > 1 and len(positions) <= _MOST_KEYS:
+        return ""
+    if len(spans) <= _MOST_KEYS:
+        statements = list[str]()
+        for start, end in spans:
+            place = f"[{start}:{end}] = [None] * {end - start}"
+            if end - start == 1:
+                place = f"[{start}] = None"
+            statements.append(f"{owner}{place}")
+        return imports + in_sequence(statements)
+    if len(positions) > _MOST_POSITIONS:
+        return ""
+    listed = ", ".join(map(str, positions))
+    in_loop = without_import(first.owner)
+    if is_alone:
+        return f"for _position in {listed}: {in_loop}[_position] = None; del _position"
+    return f"[{in_loop}.__setitem__(position, None) for position in ({listed})];"
 
 
 def _spans(positions: Sequence[int]) -> list[tuple[int, int]]:

@@ -159,6 +159,7 @@ class PathWriter:
         self._names = roots.names
         self._removed_objects = roots.removed_objects
         self._is_older = roots.is_older
+        self._is_as_long_as_before = roots.is_as_long_as_before
         self._of_leaks = of_leaks
 
     def holder(self, root: Root, chain: Sequence[object]) -> Holder:
@@ -228,6 +229,7 @@ class PathWriter:
                 cut = path.cut
                 position += self._step(steps[position:], path)
                 if path.cut is not cut:
+                    self._note_replaced(path, parent)
                     self._note_removed(path, steps[position])
             if path.is_ending and ended_id == 0:
                 owner = parent if path.ended_object is None else path.ended_object
@@ -235,6 +237,14 @@ class PathWriter:
                 self._removed_objects[ended_id] = owner
             if is_last:
                 return ended_id
+
+    def _note_replaced(self, path: Path, parent: Any) -> None:
+        """Record that the item of a list has the place of an older one, unless a call ends it."""
+        cut = path.cut
+        if cut is None or cut.kind is not Kind.ITEM or cut.ending or not is_instance(parent, list):
+            return
+        if cut.owner_id == id(parent) and self._is_as_long_as_before(parent):
+            path.cut = replace(cut, is_replaced=True)
 
     def _note_removed(self, path: Path, item: object) -> None:
         """Record the object to which the reference that is removed leads."""

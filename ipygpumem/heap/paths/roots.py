@@ -293,6 +293,10 @@ class Roots:
         removed_records: receives the records that lines of advice remove as a whole, by identity.
         removed_objects: receives the objects to which the references lead that lines remove, and
             those that a call ends, by identity.
+        length_before: returns the length that an older list had when the memory to free was made;
+            None if it is unknown.
+        unchanged_lengths: the lengths of lists that still had them at the end of an experiment, by
+            identity, for later looks; it receives them if their age is known.
     """
 
     namespaces: Mapping[int, RootOf] = field(default_factory=dict)
@@ -308,6 +312,8 @@ class Roots:
     received: Callable[[], Container[int]] = frozenset
     removed_records: dict[int, object] = field(default_factory=dict)
     removed_objects: dict[int, object] = field(default_factory=dict)
+    length_before: Callable[[object], int | None] = lambda item: None
+    unchanged_lengths: dict[int, int] = field(default_factory=dict)
 
     def is_older(self, item: object) -> bool:
         """Return True if an object is older than the memory to free; note it for later looks, which
@@ -320,6 +326,18 @@ class Roots:
         reference = weak(item)
         if reference is not None:
             self.stay.append(reference)
+        return True
+
+    def is_as_long_as_before(self, items: list[Any]) -> bool:
+        """Return True if an older list has the length that it had before the memory to free was
+        made, so that new items have the places of older ones; note it for later looks.
+        """
+        length = list.__len__(items)
+        if self.unchanged_lengths.get(id(items)) == length:
+            return True
+        if not self.knows_age or self.length_before(items) != length or id(items) in self.new():
+            return False
+        self.unchanged_lengths[id(items)] = length
         return True
 
 
