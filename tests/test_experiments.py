@@ -44,6 +44,46 @@ def test_a_tracebacks_syntax_tree_is_freed_with_its_experiment(
     assert kernel.value(f"(gc.collect(), {trees})[1]") == before
 
 
+STRUCK_ONCE = """
+import signal
+import numpy as np
+from ipygpumem.shell import ending, survivors
+def strike_once(owner, name):
+    function = getattr(owner, name)
+    def struck(*args, **options):
+        setattr(owner, name, function)
+        signal.raise_signal(signal.SIGINT)
+    setattr(owner, name, struck)
+kept = []
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "lost"),
+    [
+        (
+            "ending.ExperimentEnd, '_watch'",
+            "not everything that the experiment held was measured and listed",
+        ),
+        ("survivors.Survivors, 'of_experiment'", "objects still alive were not listed"),
+        ("survivors.Survivors, '_rows_of'", "objects still alive were not listed"),
+    ],
+)
+def test_an_interrupted_end_says_that_objects_are_missing(
+    notebook: Kernel, step: str, lost: str
+) -> None:
+    """It said that no known object accounts for 16 MiB, although it had not looked for them."""
+    ok(notebook, STRUCK_ONCE, "%experiment start e", "x = np.ones(1 << 21); kept.append(x)")
+    ok(notebook, f"strike_once({step})")
+    assert fails(notebook, "%experiment end").error == "KeyboardInterrupt"
+    (report,) = ok(notebook, "%experiment end").reports("experiment")
+    assert f"an interrupt came: {lost}" in report
+    assert "not named" not in report
+    if "_rows_of" in step:
+        (leaks,) = ok(notebook, "%gpumem leaks").leaks()
+        assert "del kept[0]" in leaks
+
+
 OLD_GARBAGE = """
 import gc
 import numpy as np

@@ -163,6 +163,8 @@ class ExperimentEnd:
         """Usage once its memory is freed, before our search for survivors takes memory."""
         self._ram_after = scope.ram_at_start
         self._alive: tuple[RetainedArray, ...] = ()
+        self._lists_alive = False
+        """True if these are all objects that are still alive, as far as our search finds them."""
         self._kept_in_older_bytes = 0
         """RAM of the new arrays in older objects of the names that stay on purpose."""
         self.record: ExperimentRecord | None = None
@@ -174,16 +176,18 @@ class ExperimentEnd:
         not_measured = "the memory freed by deleting its names was not measured"
         return [
             EndStep(self._keep_all_if_misspelt, "misspelt names to keep were not found", never),
-            EndStep(self._measure_before, "the memory before the end was not measured", never),
+            EndStep(
+                self._measure_before,
+                "not everything that the experiment held was measured and listed",
+                never,
+            ),
             EndStep(self._scope.undo.close, "its budget may still limit torch"),
             EndStep(self._free_names_and_outputs, not_measured),
             EndStep(self._delete_names_again, not_measured),
             EndStep(self._delete_names, "its names are kept", until_done),
             EndStep(self._collect, "garbage was not collected", waits=True),
             EndStep(self._measure, "its memory was not measured", waits=True),
-            EndStep(
-                self._find_survivors, "objects still alive were not looked for", never, waits=True
-            ),
+            EndStep(self._find_survivors, "objects still alive were not listed", never, waits=True),
             EndStep(self._make_record, "its record has no measurements", waits=True),
             EndStep(self._forget_start, "its list of older objects stays in memory", waits=True),
         ]
@@ -207,6 +211,8 @@ class ExperimentEnd:
                 if was_interrupted:
                     interrupts.forget_our_frames(error)
                     struck.append(error)
+                    if step.again is Again.NEVER:
+                        self._log.remarks.append(f"an interrupt came: {step.lost}")
                 elif isinstance(error, Exception):
                     self._context.isolation.failed("the end of an experiment", error, step.lost)
                 else:
@@ -358,6 +364,7 @@ class ExperimentEnd:
         try:
             with growth_for("the search at its end"):
                 self._alive = self._survivors_of(self._before.watched)
+            self._lists_alive = True
         except Exception as error:  # everything has been freed: this only lists the rest
             if interrupts.is_from_signal(error):
                 raise
@@ -574,6 +581,8 @@ class ExperimentEnd:
         roots = self._survivors.roots()
         grown = remaining.grown(namespace, contents, least, roots, baseline.objects_at_end)
         notes = list(map(_note_on_growth, grown[:_MOST_GROWN]))
+        if not self._lists_alive:
+            return notes
         named = {
             "still alive": sum(row.size_bytes for row in self._alive if row.device == "cpu"),
             "kept": leftover.ram_of(contents.unknown(namespace)) + self._kept_in_older_bytes,

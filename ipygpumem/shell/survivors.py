@@ -192,6 +192,13 @@ class Survivors:
         search.find_named_arrays_and_tensors()
         if search.finds_nothing():
             return ()
+        try:
+            return self._rows_of(search, ended)
+        finally:  # also after a Ctrl-C
+            self._add(search.alive)
+
+    def _rows_of(self, search: SurvivorSearch, ended: EndedExperiment) -> tuple[RetainedArray, ...]:
+        """Return the objects that a search finds, largest first, with holders."""
         if search.guesses_arrays():
             self._context.garbage.collect()  # else it would list arrays in older garbage
         working = self._context.display.working("holders of memory that was not freed")
@@ -199,16 +206,19 @@ class Survivors:
             heap = Heap(smallest=None if ended.baseline.is_complete else search.smallest)
             progress(0.5)
             self.update(heap)  # a new array may have the identity of one that has died
-            reported = storages_of(self.known)  # by an inner experiment
             cycles, older = self._rows_at_end(search, heap, ended, progress)
             self.older.add(older.objects())
             heap.drop()
             rows = with_remarks(cycles.rows, older.remarks(cycles.arrays))
             del older
-        for item in search.alive:
+        return tuple(row.record() for row in rows)
+
+    def _add(self, alive: Iterable[WatchedName]) -> None:
+        """Keep arrays that are still alive for %gpumem leaks, but for those of earlier ends."""
+        reported = storages_of(self.known)  # by an inner experiment
+        for item in alive:
             if not reported.issuperset(item.live_storages()):
                 self.known.append(item)
-        return tuple(row.record() for row in rows)
 
     def _rows_at_end(
         self, search: SurvivorSearch, heap: Heap, ended: EndedExperiment, progress: Progress
