@@ -670,6 +670,9 @@ def test_memory_that_another_object_owns_has_all_of_its_holders(
     )
     ((_, _, line),) = notebook.value("rows()")
     assert line == 'del records[4]["new"]; del records[3]["owner"]'
+    # It said "del records", which drops the older ones, too.
+    (why,) = works(notebook, '%gpumem why records[4]["new"]').reports("why")
+    assert line in why
 
 
 def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:

@@ -94,15 +94,17 @@ class _Row:
         """Return the holder with the number of its references.
 
         Args:
-            cuts_of_all: the references to all objects, of a row that is not whole.
+            cuts_of_all: the references to all objects; none if the advice for several is meant.
         """
         holder = self.of_many
         if len(self.keys) == 1:
             holder = self.of_single
-        elif not self.is_whole:
+        else:
             line = statement_of(cuts_of_all)
-            remedy = Remedy(line, cuts=tuple(cuts_of_all)) if line else REMOVE_THEM
-            holder = replace(holder, remedy=remedy)
+            if line:
+                holder = replace(holder, remedy=Remedy(line, cuts=tuple(cuts_of_all)))
+            elif not self.is_whole:
+                holder = replace(holder, remedy=REMOVE_THEM)
         return holder if self.more == 0 else holder.with_more(f"{self.more:,}")
 
 
@@ -187,7 +189,8 @@ class HolderRows:
         holders = list[Holder]()
         for row in rows:
             cuts = list[Cut]()
-            if len(row.keys) > 1 and not row.is_whole:
+            # An expression names a part, whose holder has other data.
+            if len(row.keys) > 1 and not (row.is_whole and self._is_name):
                 cuts = self._cuts_of(row)
             holders.append(row.holder(cuts))
         groups = Groups()
