@@ -229,13 +229,10 @@ def target_of(name: str) -> str:
     return f"globals()[{name!r}]"
 
 
-def module_dict(module: ModuleType) -> dict[str, Any]:
-    """Return a module's namespace; ``module.__dict__`` would load a lazy one."""
-    return read_module_dict(module)
-
-
-read_module_dict: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__dict__"].__get__
-"""The same in C, for functions that are called for each of many objects."""
+module_dict: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__dict__"].__get__
+"""Returns a module's namespace; ``module.__dict__`` would load a lazy one. It is written in C,
+because it is called for each of many objects.
+"""
 
 
 def loaded_modules() -> list[ModuleType]:
@@ -249,7 +246,7 @@ def loaded_modules() -> list[ModuleType]:
 
 def module_dicts(modules: Iterable[ModuleType]) -> list[dict[str, Any]]:
     """Return the modules' namespaces."""
-    return list(map(read_module_dict, modules))
+    return list(map(module_dict, modules))
 
 
 def instance_dict(value: object) -> dict[str, Any] | None:
@@ -402,7 +399,7 @@ def users_modules() -> dict[str, ModuleType]:
         root, dot, _ = name.partition(".")
         if root not in owned:  # no function: there are hundreds
             top = modules.get(root)
-            names = {} if top is None else read_module_dict(top)
+            names = {} if top is None else module_dict(top)
             file = names.get("__file__")
             if type(file) is str and file:
                 owned[root] = is_users(file)
