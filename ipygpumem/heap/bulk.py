@@ -297,7 +297,7 @@ class Kinds:
     """
 
     def __init__(self, items: Sequence[Any]) -> None:
-        self._items = items
+        self.items = items
         self.examples = dict[int, Any]()
         """One object of each type, by the type's identity."""
         self._of_parts = list[set[int]]()
@@ -329,9 +329,11 @@ class Kinds:
     def of_types(self, wanted: Set[int]) -> list[Any]:
         """Return the objects of these types."""
         if self.examples.keys() <= wanted:
-            return list(self._items)
+            return list(self.items)
+        if self.examples.keys().isdisjoint(wanted):
+            return []
         if len(self._of_parts) == 1:
-            return of_types(wanted, self._items)
+            return of_types(wanted, self.items)
         objects = list[Any]()
         for start, type_ids in self.parts():
             if type_ids <= wanted:
@@ -350,12 +352,12 @@ class Kinds:
 
     def parts(self) -> Iterator[tuple[int, set[int]]]:
         """Yield the position of each part's first object, and the types of the part."""
-        starts = range(0, len(self._items), _PART)
+        starts = range(0, len(self.items), _PART)
         return zip(starts, self._of_parts, strict=True)
 
     def part(self, start: int) -> Sequence[Any]:
         """Return the objects of the part that begins at a position."""
-        return self._items[start : start + _PART]
+        return self.items[start : start + _PART]
 
 
 _PART = 2000
@@ -464,6 +466,18 @@ def container_base(kind: type) -> Any:
         if type.__subclasscheck__(base, kind):
             return base
     return None
+
+
+def container_bases(examples: Mapping[int, object]) -> dict[int, Any]:
+    """Return the built-in container from which each type of containers derives, by the type's
+    identity, like ``examples``; calls no Python function for each type.
+    """
+    bases = dict[int, Any]()
+    for type_id, example in examples.items():
+        for base in CONTAINERS:
+            if type.__subclasscheck__(base, type(example)):
+                bases[type_id] = base
+    return bases
 
 
 def lengths_of(containers: Sequence[Any], bases: Mapping[int, Any]) -> list[int]:

@@ -22,12 +22,11 @@ from ipygpumem.heap.bulk import (
     Kinds,
     by_identity,
     chunks,
-    container_base,
+    container_bases,
     ids_of,
     of_types,
     one_of_each,
     types_of,
-    without_objects,
     without_types,
 )
 from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES, UNTRACKED_TYPES
@@ -122,27 +121,27 @@ class Contents:
         # From the end, so that the older ones are not touched.
         newest_first = list(islice(reversed(namespace.values()), _MOST_NAMES))
         values = newest_first[::-1]
-        self._add(values)
-        level = leading_objects(values) + self._record_namespaces(values)
+        kinds = Kinds(values)
+        self._add(kinds)
+        level = _leading(kinds) + self._record_namespaces(kinds)
         level = self._record_contents(level) + self._record_modules()
         for _ in range(_LEVELS - 1):
             level = self._record_contents(level)
 
-    def _add(self, objects: Sequence[object]) -> None:
+    def _add(self, kinds: Kinds) -> None:
         """Record that some objects are within reach, how large the containers among them are, and
         the untracked data.
         """
-        self._known.update(dict.fromkeys(ids_of(objects)))
-        for part in chunks(objects, _AT_ONCE):
-            self._extents.add(part)
-        self.earlier.add(objects)
+        self._known.update(dict.fromkeys(ids_of(kinds.items)))
+        self._extents.add(kinds, has_short=True)
+        self.earlier.add(kinds)
 
-    def _record_namespaces(self, values: Sequence[Any]) -> list[object]:
+    def _record_namespaces(self, kinds: Kinds) -> list[object]:
         """Record the namespaces of named modules and classes; return the user's namespaces, whose
         contents are recorded, too. A library's leads to everything.
         """
         of_user = list[object]()
-        for owner, space in _modules_and_classes(values):
+        for owner, space in _modules_and_classes(kinds):
             self._known[id(space)] = None
             if is_users_module(owner) or is_users_class(owner):
                 of_user.append(space)
@@ -188,21 +187,23 @@ class Contents:
         self._with_records.update(dict.fromkeys(ids_of(with_records)))
         for part in chunks(with_records, _LONG_AT_ONCE):
             items = gc.get_referents(*part)
-            in_records = _contents_of_records(items)
-            self._extents.add(items)
-            self._extents.add(in_records)
-            self.earlier.add([*items, *in_records])
+            for objects in (items, _contents_of_records(items)):
+                kinds = Kinds(objects)
+                self._extents.add(kinds)
+                self.earlier.add(kinds)
         contents = list[object]()
         for part in chunks(short, _AT_ONCE):
             if len(self._known) >= _MOST:
                 break
             children = gc.get_referents(*part)
+            kinds = Kinds(children)
             self._known.update(dict.fromkeys(ids_of(children)))
-            self._extents.add(children)
-            self.earlier.add(children)
+            self._extents.add(kinds)
+            self.earlier.add(kinds)
             self._parents.update(dict.fromkeys(ids_of(part)))
-            contents += children
-        return [item for item in leading_objects(contents) if id(item) not in self._parents]
+            contents += _leading(kinds)
+        every = by_identity(contents)
+        return [every[key] for key in every.keys() if key not in self._parents]
 
     def _live_modules(self) -> dict[str, ModuleType]:
         """Return the recorded modules, each under a name that no object of the notebook has."""
@@ -321,7 +322,7 @@ class Contents:
         values = list(map(now.get, names.values()))
         spaces = [
             (owner, space)
-            for owner, space in _modules_and_classes(values)
+            for owner, space in _modules_and_classes(Kinds(values))
             if id(space) in self._parents
         ]
         levels: list[list[Any]] = [values]
@@ -592,16 +593,16 @@ def _first_chains(values: Sequence[Any]) -> dict[int, Chain]:
     named module and class, by identity.
     """
     chains: dict[int, Chain] = {}
-    for item in leading_objects(values):
+    kinds = Kinds(values)
+    for item in _leading(kinds):
         chains[id(item)] = (item,)
-    for owner, space in _modules_and_classes(values):
+    for owner, space in _modules_and_classes(kinds):
         chains[id(space)] = (owner, space)
     return chains
 
 
-def _modules_and_classes(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str, object]]]:
-    """Yield the modules and classes among ``values`` with their namespaces."""
-    kinds = Kinds(values)
+def _modules_and_classes(kinds: Kinds) -> Iterator[tuple[Any, dict[str, object]]]:
+    """Yield the modules and classes among some objects with their namespaces."""
     for module in kinds.instances(ModuleType):
         yield module, module_dict(module)
     for kind in kinds.instances(type):
@@ -610,27 +611,35 @@ def _modules_and_classes(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str,
 
 def leading_objects(items: Sequence[Any]) -> list[Any]:
     """Return the items, each once, that may refer to more and do not lead to everything."""
+    return _leading(Kinds(items))
+
+
+def _leading(kinds: Kinds) -> list[Any]:
+    """Return the ``leading_objects`` among some objects."""
+    types = kinds.examples.keys() - ATOMS
+    if not types:
+        return []
     # Only the attributes of named modules and classes are recorded.
-    skipped = (ModuleType, type, *types_not_entered())
-    kinds = Kinds(items)
-    leading_kinds = kinds.examples.keys() - kinds.derived_from(*skipped) - ATOMS
-    leading = list(by_identity(kinds.of_types(leading_kinds)).values())
-    return without_objects(globals_among(leading), leading)
+    types -= kinds.derived_from(ModuleType, type, *types_not_entered())
+    leading = by_identity(kinds.of_types(types))
+    if id(dict) in types:
+        for item in globals_among(list(leading.values())):
+            del leading[id(item)]
+    return list(leading.values())
 
 
 def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the items without the long containers, and these."""
     kinds = Kinds(items)
     kinds_of_base: dict[Any, set[int]] = {}
-    for key, example in kinds.examples.items():
-        base = container_base(type(example))
-        if base is not None:
-            kinds_of_base.setdefault(base, set()).add(key)
+    for key, base in container_bases(kinds.examples).items():
+        kinds_of_base.setdefault(base, set()).add(key)
     long = dict[int, object]()
     for base, container_kinds in kinds_of_base.items():
         sized = kinds.of_types(container_kinds)
         is_long = map(_SHORT.__lt__, map(base.__len__, sized))
-        long.update(by_identity(list(compress(sized, is_long))))
+        for item in compress(sized, is_long):
+            long[id(item)] = item
     if not long:
         return list(items), []
     is_short = map(not_, map(long.__contains__, map(id, items)))

@@ -92,10 +92,13 @@ class Extents:
         """Return True for a container that was long."""
         return self._lengths.get(id(item), 0) > _SHORT
 
-    def add(self, items: Sequence[object]) -> None:
-        """Add the long containers among ``items``; the short ones, too, if ``items`` are few."""
-        for same, measure in self._containers(items):
-            if len(items) <= _FEW:
+    def add(self, kinds: Kinds, *, has_short: bool = False) -> None:
+        """Add the long containers among some objects; the short ones, too, with ``has_short``, or
+        if the objects are few.
+        """
+        has_short |= len(kinds.items) <= _FEW
+        for same, measure in self._containers(kinds):
+            if has_short:
                 lengths = [
                     length or 0 for length in each(measure, same)
                 ]  # a closed stream has none
@@ -108,7 +111,7 @@ class Extents:
         """Yield the containers among ``items`` that have grown by ``smallest`` bytes or more since
         they were added; all ``items`` existed then.
         """
-        for same, measure in self._containers(items):
+        for same, measure in self._containers(Kinds(items)):
             for item, length in zip(*_long(same, measure), strict=True):
                 known = self._lengths.get(id(item))
                 earlier = known or 0
@@ -118,11 +121,8 @@ class Extents:
                 if size >= smallest:
                     yield Grown(item, size, earlier, length, was_empty=known == 0)
 
-    def _containers(
-        self, items: Sequence[object]
-    ) -> Iterator[tuple[Sequence[Any], Callable[[Any], int]]]:
+    def _containers(self, kinds: Kinds) -> Iterator[tuple[Sequence[Any], Callable[[Any], int]]]:
         """Yield the containers of each type, with the function that returns their extent."""
-        kinds = Kinds(items)
         for type_id, example in kinds.examples.items():
             if type_id not in self._measures:  # inline: an experiment asks for each of its types
                 self._measures[type_id] = None
