@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import compress, count, islice, repeat
@@ -289,6 +290,47 @@ def ids_of_own(items: list[Any]) -> list[int]:
 
 _FEW = 50
 """Fewer identities are read one by one."""
+
+
+class IdentityTable(Generic[T]):
+    """A value for each of very many objects, by identity; keeps none of the objects alive.
+
+    Until the first question an object takes 8 bytes. Its entry in a dict takes more than 100, in
+    fresh memory, which the system has to clear: a start of an experiment records 50,000 objects,
+    and few ends ask for any of them.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[bytes, Iterable[T]]] = []
+        """Identities with their values that are not yet in the dict."""
+        self._by_identity: dict[int, T] = {}
+
+    def add(self, items: list[Any], values: Iterable[T]) -> None:
+        """Add some objects with their values.
+
+        Args:
+            items: a list that no other thread changes.
+            values: as many of them, or more; later ones replace earlier ones. Of a list, the
+                collector would follow each.
+        """
+        if len(items) < _FEW:
+            self._rows.append((array("Q", map(id, items)).tobytes(), values))
+        else:
+            self._rows.append((identities_of_list(items), values))
+
+    def by_identity(self) -> dict[int, T]:
+        """Return the values by identity."""
+        for row, values in self._rows:
+            self._by_identity.update(zip(memoryview(row).cast("Q"), values, strict=False))
+        self._rows.clear()
+        return self._by_identity
+
+    def has_at_least(self, number: int) -> bool:
+        """Return True if it has so many different objects."""
+        in_rows = sum(len(row) for row, _ in self._rows) // ID_BYTES
+        if len(self._by_identity) + in_rows < number:
+            return False
+        return len(self.by_identity()) >= number
 
 
 class Kinds:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import (
     ONCE_IN_LIST,
+    IdentityTable,
     Kinds,
     by_identity,
     chunks,
@@ -105,12 +106,9 @@ class Contents:
 
     def __init__(self, namespace: dict[str, Any], modules: Iterable[str] = ()) -> None:
         self._modules = tuple(modules)
-        self._known = dict[int, None]()
-        """Objects within reach, by identity; a dict, because the collector examines each item of a
-        set.
-        """
-        self._parents = dict[int, None]()
-        """Objects among them whose contents are known."""
+        self._within_reach = IdentityTable[None]()
+        self._read = IdentityTable[None]()
+        """Objects within reach whose contents are known."""
         self._ends: dict[int, tuple[int, int]] = {}
         """Length, and identity of the last item or key, of each long container."""
         self._with_records = dict[int, None]()
@@ -122,19 +120,23 @@ class Contents:
         newest_first = list(islice(reversed(namespace.values()), _MOST_NAMES))
         values = newest_first[::-1]
         kinds = Kinds(values)
-        self._add(kinds)
+        self._within_reach.add(values, repeat(None))
+        self._extents.add(kinds, has_short=True)
+        self.earlier.add(kinds)
         level = _leading(kinds) + self._record_namespaces(kinds)
         level = self._record_contents(level) + self._record_modules()
         for _ in range(_LEVELS - 1):
             level = self._record_contents(level)
 
-    def _add(self, kinds: Kinds) -> None:
-        """Record that some objects are within reach, how large the containers among them are, and
-        the untracked data.
-        """
-        self._known.update(dict.fromkeys(ids_of(kinds.items)))
-        self._extents.add(kinds, has_short=True)
-        self.earlier.add(kinds)
+    @property
+    def _known(self) -> Mapping[int, None]:
+        """The objects within reach, by identity."""
+        return self._within_reach.by_identity()
+
+    @property
+    def _parents(self) -> Mapping[int, None]:
+        """The objects within reach whose contents are known, by identity."""
+        return self._read.by_identity()
 
     def _record_namespaces(self, kinds: Kinds) -> list[object]:
         """Record the namespaces of named modules and classes; return the user's namespaces, whose
@@ -142,7 +144,7 @@ class Contents:
         """
         of_user = list[object]()
         for owner, space in _modules_and_classes(kinds):
-            self._known[id(space)] = None
+            self._within_reach.add([space], repeat(None))
             if is_users_module(owner) or is_users_class(owner):
                 of_user.append(space)
             else:
@@ -155,9 +157,8 @@ class Contents:
         """
         modules = list(self._live_modules().values())
         spaces = list(map(module_dict, modules))
-        self._known.update(dict.fromkeys(ids_of([*modules, *spaces])))
         classes = [space for *_, space in self._classes_of(modules)]
-        self._known.update(dict.fromkeys(ids_of(classes)))
+        self._within_reach.add([*modules, *spaces, *classes], repeat(None))
         contents = self._record_contents(spaces) + self._record_contents(classes)
         return list(without_types({id(FunctionType)}, contents))
 
@@ -193,17 +194,19 @@ class Contents:
                 self.earlier.add(kinds)
         contents = list[object]()
         for part in chunks(short, _AT_ONCE):
-            if len(self._known) >= _MOST:
+            if self._within_reach.has_at_least(_MOST):
                 break
             children = gc.get_referents(*part)
             kinds = Kinds(children)
-            self._known.update(dict.fromkeys(ids_of(children)))
+            self._within_reach.add(children, repeat(None))
             self._extents.add(kinds)
             self.earlier.add(kinds)
-            self._parents.update(dict.fromkeys(ids_of(part)))
+            self._read.add(list(part), repeat(None))
             contents += _leading(kinds)
-        every = by_identity(contents)
-        return [every[key] for key in every.keys() if key not in self._parents]
+        if not contents:
+            return contents
+        parents = self._parents
+        return [item for key, item in by_identity(contents).items() if key not in parents]
 
     def _live_modules(self) -> dict[str, ModuleType]:
         """Return the recorded modules, each under a name that no object of the notebook has."""
@@ -281,15 +284,17 @@ class Contents:
                 the objects are added.
             made: as for ``received``.
         """
-        level = [chain[-1] for key, chain in chains.items() if key in self._known]
+        known = self._known
+        parents = self._parents
+        level = [chain[-1] for key, chain in chains.items() if key in known]
         for _ in range(_LEVELS):
             following = dict[int, object]()
             for item in level:
-                if id(item) not in self._parents and id(item) not in self._ends:
+                if id(item) not in parents and id(item) not in self._ends:
                     continue
                 children = self._contents(item)
                 yield item, children
-                if id(item) not in self._parents or not children:
+                if id(item) not in parents or not children:
                     continue
                 for child in leading_objects(children):
                     if id(child) not in chains and self._is_old(child, made):
@@ -637,6 +642,8 @@ def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     long = dict[int, object]()
     for base, container_kinds in kinds_of_base.items():
         sized = kinds.of_types(container_kinds)
+        if max(map(base.__len__, sized)) <= _SHORT:
+            continue
         is_long = map(_SHORT.__lt__, map(base.__len__, sized))
         for item in compress(sized, is_long):
             long[id(item)] = item

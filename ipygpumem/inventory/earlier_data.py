@@ -52,6 +52,8 @@ class EarlierData:
     def add(self, kinds: Kinds) -> None:
         """Add the data among some objects."""
         data = _recognisable(kinds)
+        if not data:
+            return
         number_left = _MOST - len(self._samples)
         if len(data) > number_left:
             self._is_complete = False
