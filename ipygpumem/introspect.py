@@ -93,25 +93,18 @@ def identities(items: Iterable[object]) -> bytes:
     """
     if not _TUPLES_ARE_PLAIN:
         return array("Q", map(id, items)).tobytes()
-    return _items_of_tuple(tuple(items))
-
-
-def _items_of_tuple(items: tuple[object, ...]) -> bytes:
-    return ctypes.string_at(id(items) + tuple.__basicsize__, ID_BYTES * len(items))
+    copy = tuple(items)
+    return ctypes.string_at(id(copy) + tuple.__basicsize__, ID_BYTES * len(copy))
 
 
 def identities_of_list(items: list[Any]) -> bytes:
     """Return the ``identities`` of the items of a list that no other thread changes.
 
-    It takes a tenth of the time, because no tuple counts another reference to each item.
+    It takes a tenth of the time, because no tuple counts another reference to each item. A list
+    keeps the address of its items behind their number.
     """
     if not _LISTS_ARE_PLAIN:
         return identities(items)
-    return _items_of_list(items)
-
-
-def _items_of_list(items: list[Any]) -> bytes:
-    """Return the identities of a list's items, whose address it keeps behind their number."""
     place = id(items) + object.__basicsize__ + _NUMBER_BYTES
     address = ctypes.c_void_p.from_address(place).value
     return ctypes.string_at(address or 0, ID_BYTES * len(items))
@@ -147,20 +140,19 @@ _IDENTITIES_AT_ONCE = 4000
 """Number of identities to compare at once: few enough for the processor's cache."""
 
 
-_TUPLES_ARE_PLAIN = (
-    sys.implementation.name == "cpython"
-    and ctypes.sizeof(ctypes.c_void_p) == ID_BYTES
-    and _items_of_tuple((None, int)) == array("Q", [id(None), id(int)]).tobytes()
-)
-"""Tried, because no version of Python promises it."""
 _NUMBER_BYTES = 8
 """Size of the number of a list's items."""
-_LISTS_ARE_PLAIN = (
-    _TUPLES_ARE_PLAIN
-    and list.__basicsize__ == object.__basicsize__ + 3 * _NUMBER_BYTES
-    and _items_of_list([None, int]) == _items_of_tuple((None, int))
+_TUPLES_ARE_PLAIN = (
+    sys.implementation.name == "cpython" and ctypes.sizeof(ctypes.c_void_p) == ID_BYTES
 )
-"""The same; a list has the number of its items, their address, and the number of its places."""
+_LISTS_ARE_PLAIN = (
+    _TUPLES_ARE_PLAIN and list.__basicsize__ == object.__basicsize__ + 3 * _NUMBER_BYTES
+)
+"""A list has the number of its items, their address, and the number of its places."""
+# Tried, because no version of Python promises it.
+_TRIED = array("Q", [id(None), id(int)]).tobytes()
+_TUPLES_ARE_PLAIN = _TUPLES_ARE_PLAIN and identities((None, int)) == _TRIED
+_LISTS_ARE_PLAIN = _LISTS_ARE_PLAIN and identities_of_list([None, int]) == _TRIED
 
 
 _NAMES_AT_ONCE = 1000
@@ -229,13 +221,10 @@ def target_of(name: str) -> str:
     return f"globals()[{name!r}]"
 
 
-def module_dict(module: ModuleType) -> dict[str, Any]:
-    """Return a module's namespace; ``module.__dict__`` would load a lazy one."""
-    return read_module_dict(module)
-
-
-read_module_dict: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__dict__"].__get__
-"""The same in C, for functions that are called for each of many objects."""
+module_dict: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__dict__"].__get__
+"""Returns a module's namespace; ``module.__dict__`` would load a lazy one. It is written in C,
+because it is called for each of many objects.
+"""
 
 
 def loaded_modules() -> list[ModuleType]:
@@ -249,7 +238,7 @@ def loaded_modules() -> list[ModuleType]:
 
 def module_dicts(modules: Iterable[ModuleType]) -> list[dict[str, Any]]:
     """Return the modules' namespaces."""
-    return list(map(read_module_dict, modules))
+    return list(map(module_dict, modules))
 
 
 def instance_dict(value: object) -> dict[str, Any] | None:
@@ -402,7 +391,7 @@ def users_modules() -> dict[str, ModuleType]:
         root, dot, _ = name.partition(".")
         if root not in owned:  # no function: there are hundreds
             top = modules.get(root)
-            names = {} if top is None else read_module_dict(top)
+            names = {} if top is None else module_dict(top)
             file = names.get("__file__")
             if type(file) is str and file:
                 owned[root] = is_users(file)

@@ -25,8 +25,8 @@ from ipygpumem.introspect import (
     instance_dict,
     is_atom,
     is_instance,
+    module_dict,
     module_of,
-    read_module_dict,
     type_name,
 )
 
@@ -147,7 +147,7 @@ def library_type(module: str, name: str) -> type | None:
     # As ``loaded_object``, without more calls, since it is asked for each of many tensors.
     if not type.__subclasscheck__(types.ModuleType, type(loaded_module)):
         return None
-    kind = read_module_dict(loaded_module).get(name)
+    kind = module_dict(loaded_module).get(name)
     if type.__subclasscheck__(type, type(kind)):
         return kind
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import compress, count, islice, repeat
@@ -291,13 +292,54 @@ _FEW = 50
 """Fewer identities are read one by one."""
 
 
+class IdentityTable(Generic[T]):
+    """A value for each of very many objects, by identity; keeps none of the objects alive.
+
+    Until the first question an object takes 8 bytes. Its entry in a dict takes more than 100, in
+    fresh memory, which the system has to clear: a start of an experiment records 50,000 objects,
+    and few ends ask for any of them.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[bytes, Iterable[T]]] = []
+        """Identities with their values that are not yet in the dict."""
+        self._by_identity: dict[int, T] = {}
+
+    def add(self, items: list[Any], values: Iterable[T]) -> None:
+        """Add some objects with their values.
+
+        Args:
+            items: a list that no other thread changes.
+            values: as many of them, or more; later ones replace earlier ones. Of a list, the
+                collector would follow each.
+        """
+        if len(items) < _FEW:
+            self._rows.append((array("Q", map(id, items)).tobytes(), values))
+        else:
+            self._rows.append((identities_of_list(items), values))
+
+    def by_identity(self) -> dict[int, T]:
+        """Return the values by identity."""
+        for row, values in self._rows:
+            self._by_identity.update(zip(memoryview(row).cast("Q"), values, strict=False))
+        self._rows.clear()
+        return self._by_identity
+
+    def has_at_least(self, number: int) -> bool:
+        """Return True if it has so many different objects."""
+        in_rows = sum(len(row) for row, _ in self._rows) // ID_BYTES
+        if len(self._by_identity) + in_rows < number:
+            return False
+        return len(self.by_identity()) >= number
+
+
 class Kinds:
     """The types of very many objects, of which most are like their neighbours: less than half of
     the time.
     """
 
     def __init__(self, items: Sequence[Any]) -> None:
-        self._items = items
+        self.items = items
         self.examples = dict[int, Any]()
         """One object of each type, by the type's identity."""
         self._of_parts = list[set[int]]()
@@ -329,9 +371,11 @@ class Kinds:
     def of_types(self, wanted: Set[int]) -> list[Any]:
         """Return the objects of these types."""
         if self.examples.keys() <= wanted:
-            return list(self._items)
+            return list(self.items)
+        if self.examples.keys().isdisjoint(wanted):
+            return []
         if len(self._of_parts) == 1:
-            return of_types(wanted, self._items)
+            return of_types(wanted, self.items)
         objects = list[Any]()
         for start, type_ids in self.parts():
             if type_ids <= wanted:
@@ -350,12 +394,12 @@ class Kinds:
 
     def parts(self) -> Iterator[tuple[int, set[int]]]:
         """Yield the position of each part's first object, and the types of the part."""
-        starts = range(0, len(self._items), _PART)
+        starts = range(0, len(self.items), _PART)
         return zip(starts, self._of_parts, strict=True)
 
     def part(self, start: int) -> Sequence[Any]:
         """Return the objects of the part that begins at a position."""
-        return self._items[start : start + _PART]
+        return self.items[start : start + _PART]
 
 
 _PART = 2000
@@ -464,6 +508,18 @@ def container_base(kind: type) -> Any:
         if type.__subclasscheck__(base, kind):
             return base
     return None
+
+
+def container_bases(examples: Mapping[int, object]) -> dict[int, Any]:
+    """Return the built-in container from which each type of containers derives, by the type's
+    identity, like ``examples``; calls no Python function for each type.
+    """
+    bases = dict[int, Any]()
+    for type_id, example in examples.items():
+        for base in CONTAINERS:
+            if type.__subclasscheck__(base, type(example)):
+                bases[type_id] = base
+    return bases
 
 
 def lengths_of(containers: Sequence[Any], bases: Mapping[int, Any]) -> list[int]:

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import (
     ONCE_IN_LIST,
+    IdentityTable,
     Kinds,
     by_identity,
     chunks,
-    container_base,
+    container_bases,
     ids_of,
     of_types,
     one_of_each,
     types_of,
-    without_objects,
     without_types,
 )
 from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES, UNTRACKED_TYPES
@@ -106,12 +106,9 @@ class Contents:
 
     def __init__(self, namespace: dict[str, Any], modules: Iterable[str] = ()) -> None:
         self._modules = tuple(modules)
-        self._known = dict[int, None]()
-        """Objects within reach, by identity; a dict, because the collector examines each item of a
-        set.
-        """
-        self._parents = dict[int, None]()
-        """Objects among them whose contents are known."""
+        self._within_reach = IdentityTable[None]()
+        self._read = IdentityTable[None]()
+        """Objects within reach whose contents are known."""
         self._ends: dict[int, tuple[int, int]] = {}
         """Length, and identity of the last item or key, of each long container."""
         self._with_records = dict[int, None]()
@@ -122,28 +119,32 @@ class Contents:
         # From the end, so that the older ones are not touched.
         newest_first = list(islice(reversed(namespace.values()), _MOST_NAMES))
         values = newest_first[::-1]
-        self._add(values)
-        level = leading_objects(values) + self._record_namespaces(values)
+        kinds = Kinds(values)
+        self._within_reach.add(values, repeat(None))
+        self._extents.add(kinds, has_short=True)
+        self.earlier.add(kinds)
+        level = _leading(kinds) + self._record_namespaces(kinds)
         level = self._record_contents(level) + self._record_modules()
         for _ in range(_LEVELS - 1):
             level = self._record_contents(level)
 
-    def _add(self, objects: Sequence[object]) -> None:
-        """Record that some objects are within reach, how large the containers among them are, and
-        the untracked data.
-        """
-        self._known.update(dict.fromkeys(ids_of(objects)))
-        for part in chunks(objects, _AT_ONCE):
-            self._extents.add(part)
-        self.earlier.add(objects)
+    @property
+    def _known(self) -> Mapping[int, None]:
+        """The objects within reach, by identity."""
+        return self._within_reach.by_identity()
 
-    def _record_namespaces(self, values: Sequence[Any]) -> list[object]:
+    @property
+    def _parents(self) -> Mapping[int, None]:
+        """The objects within reach whose contents are known, by identity."""
+        return self._read.by_identity()
+
+    def _record_namespaces(self, kinds: Kinds) -> list[object]:
         """Record the namespaces of named modules and classes; return the user's namespaces, whose
         contents are recorded, too. A library's leads to everything.
         """
         of_user = list[object]()
-        for owner, space in _modules_and_classes(values):
-            self._known[id(space)] = None
+        for owner, space in _modules_and_classes(kinds):
+            self._within_reach.add([space], repeat(None))
             if is_users_module(owner) or is_users_class(owner):
                 of_user.append(space)
             else:
@@ -156,9 +157,8 @@ class Contents:
         """
         modules = list(self._live_modules().values())
         spaces = list(map(module_dict, modules))
-        self._known.update(dict.fromkeys(ids_of([*modules, *spaces])))
         classes = [space for *_, space in self._classes_of(modules)]
-        self._known.update(dict.fromkeys(ids_of(classes)))
+        self._within_reach.add([*modules, *spaces, *classes], repeat(None))
         contents = self._record_contents(spaces) + self._record_contents(classes)
         return list(without_types({id(FunctionType)}, contents))
 
@@ -188,21 +188,25 @@ class Contents:
         self._with_records.update(dict.fromkeys(ids_of(with_records)))
         for part in chunks(with_records, _LONG_AT_ONCE):
             items = gc.get_referents(*part)
-            in_records = _contents_of_records(items)
-            self._extents.add(items)
-            self._extents.add(in_records)
-            self.earlier.add([*items, *in_records])
+            for objects in (items, _contents_of_records(items)):
+                kinds = Kinds(objects)
+                self._extents.add(kinds)
+                self.earlier.add(kinds)
         contents = list[object]()
         for part in chunks(short, _AT_ONCE):
-            if len(self._known) >= _MOST:
+            if self._within_reach.has_at_least(_MOST):
                 break
             children = gc.get_referents(*part)
-            self._known.update(dict.fromkeys(ids_of(children)))
-            self._extents.add(children)
-            self.earlier.add(children)
-            self._parents.update(dict.fromkeys(ids_of(part)))
-            contents += children
-        return [item for item in leading_objects(contents) if id(item) not in self._parents]
+            kinds = Kinds(children)
+            self._within_reach.add(children, repeat(None))
+            self._extents.add(kinds)
+            self.earlier.add(kinds)
+            self._read.add(list(part), repeat(None))
+            contents += _leading(kinds)
+        if not contents:
+            return contents
+        parents = self._parents
+        return [item for key, item in by_identity(contents).items() if key not in parents]
 
     def _live_modules(self) -> dict[str, ModuleType]:
         """Return the recorded modules, each under a name that no object of the notebook has."""
@@ -284,15 +288,17 @@ class Contents:
                 the objects are added.
             made: as for ``received``.
         """
-        level = [chain[-1] for key, chain in chains.items() if key in self._known]
+        known = self._known
+        parents = self._parents
+        level = [chain[-1] for key, chain in chains.items() if key in known]
         for _ in range(_LEVELS):
             following = dict[int, object]()
             for item in level:
-                if id(item) not in self._parents and id(item) not in self._ends:
+                if id(item) not in parents and id(item) not in self._ends:
                     continue
                 children = self._contents(item)
                 yield item, children
-                if id(item) not in self._parents or not children:
+                if id(item) not in parents or not children:
                     continue
                 for child in leading_objects(children):
                     if id(child) not in chains and self._is_old(child, made):
@@ -325,7 +331,7 @@ class Contents:
         values = list(map(now.get, names.values()))
         spaces = [
             (owner, space)
-            for owner, space in _modules_and_classes(values)
+            for owner, space in _modules_and_classes(Kinds(values))
             if id(space) in self._parents
         ]
         levels: list[list[Any]] = [values]
@@ -596,16 +602,16 @@ def _first_chains(values: Sequence[Any]) -> dict[int, Chain]:
     named module and class, by identity.
     """
     chains: dict[int, Chain] = {}
-    for item in leading_objects(values):
+    kinds = Kinds(values)
+    for item in _leading(kinds):
         chains[id(item)] = (item,)
-    for owner, space in _modules_and_classes(values):
+    for owner, space in _modules_and_classes(kinds):
         chains[id(space)] = (owner, space)
     return chains
 
 
-def _modules_and_classes(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str, object]]]:
-    """Yield the modules and classes among ``values`` with their namespaces."""
-    kinds = Kinds(values)
+def _modules_and_classes(kinds: Kinds) -> Iterator[tuple[Any, dict[str, object]]]:
+    """Yield the modules and classes among some objects with their namespaces."""
     for module in kinds.instances(ModuleType):
         yield module, module_dict(module)
     for kind in kinds.instances(type):
@@ -614,27 +620,37 @@ def _modules_and_classes(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str,
 
 def leading_objects(items: Sequence[Any]) -> list[Any]:
     """Return the items, each once, that may refer to more and do not lead to everything."""
+    return _leading(Kinds(items))
+
+
+def _leading(kinds: Kinds) -> list[Any]:
+    """Return the ``leading_objects`` among some objects."""
+    types = kinds.examples.keys() - ATOMS
+    if not types:
+        return []
     # Only the attributes of named modules and classes are recorded.
-    skipped = (ModuleType, type, *types_not_entered())
-    kinds = Kinds(items)
-    leading_kinds = kinds.examples.keys() - kinds.derived_from(*skipped) - ATOMS
-    leading = list(by_identity(kinds.of_types(leading_kinds)).values())
-    return without_objects(globals_among(leading), leading)
+    types -= kinds.derived_from(ModuleType, type, *types_not_entered())
+    leading = by_identity(kinds.of_types(types))
+    if id(dict) in types:
+        for item in globals_among(list(leading.values())):
+            del leading[id(item)]
+    return list(leading.values())
 
 
 def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the items without the long containers, and these."""
     kinds = Kinds(items)
     kinds_of_base: dict[Any, set[int]] = {}
-    for key, example in kinds.examples.items():
-        base = container_base(type(example))
-        if base is not None:
-            kinds_of_base.setdefault(base, set()).add(key)
+    for key, base in container_bases(kinds.examples).items():
+        kinds_of_base.setdefault(base, set()).add(key)
     long = dict[int, object]()
     for base, container_kinds in kinds_of_base.items():
         sized = kinds.of_types(container_kinds)
+        if max(map(base.__len__, sized)) <= _SHORT:
+            continue
         is_long = map(_SHORT.__lt__, map(base.__len__, sized))
-        long.update(by_identity(list(compress(sized, is_long))))
+        for item in compress(sized, is_long):
+            long[id(item)] = item
     if not long:
         return list(items), []
     is_short = map(not_, map(long.__contains__, map(id, items)))

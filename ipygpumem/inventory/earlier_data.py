@@ -7,13 +7,14 @@ earlier rows into a new list.
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, filterfalse, islice, permutations, repeat
-from operator import eq, itemgetter
+from operator import eq, is_not, itemgetter
 from typing import Any
 
-from ipygpumem.heap.bulk import by_identity, of_types
+from ipygpumem.heap.bulk import Kinds, by_identity, of_types, types_of
 from ipygpumem.heap.containers import UNTRACKED_TYPES
 from ipygpumem.heap.remembered import sample_of_text
 
@@ -27,7 +28,9 @@ _OF_EMPTY = hash(())
 """The sample of an empty dict."""
 _LONG = 1 << 12
 """Length of texts of which only parts are compared."""
-_TEXTS = {id(str), id(bytes), id(bytearray)}
+_CONSTANT_TEXTS = {id(str), id(bytes)}
+_TEXTS = _CONSTANT_TEXTS | {id(bytearray)}
+_RECOGNISED = _TEXTS | UNTRACKED_TYPES
 
 
 class EarlierData:
@@ -46,9 +49,11 @@ class EarlierData:
         """True if there was none."""
         return not self._samples
 
-    def add(self, items: Sequence[object]) -> None:
+    def add(self, kinds: Kinds) -> None:
         """Add the data among some objects."""
-        data = _recognisable(items)
+        data = _recognisable(kinds)
+        if not data:
+            return
         number_left = _MOST - len(self._samples)
         if len(data) > number_left:
             self._is_complete = False
@@ -127,14 +132,17 @@ class EarlierData:
         return compress(items, map(eq, before, samples))
 
 
-def _recognisable(items: Sequence[object]) -> list[Any]:
+def _recognisable(kinds: Kinds) -> list[Any]:
     """Return the data among some objects, with empty dicts and short bytearrays, which later code
     may fill.
     """
-    empty = filterfalse(gc.is_tracked, filterfalse(None, of_types({id(dict)}, items)))
-    bytearrays: list[Any] = of_types({id(bytearray)}, items)
-    short = compress(bytearrays, map(_LARGE.__gt__, map(len, bytearrays)))
-    return [*_untracked_data(items), *empty, *short]
+    if kinds.examples.keys().isdisjoint(_RECOGNISED):
+        return []
+    texts = kinds.of_types(_CONSTANT_TEXTS)
+    large = compress(texts, map(_LARGE.__le__, map(len, texts)))
+    untracked = filterfalse(gc.is_tracked, kinds.of_types(UNTRACKED_TYPES))
+    filled = filter(functools.partial(is_not, ()), untracked)
+    return [*large, *filled, *kinds.of_types({id(bytearray)})]
 
 
 def _untracked_data(items: Sequence[object]) -> list[Any]:
@@ -158,7 +166,10 @@ def _with_samples(items: Sequence[object]) -> Iterator[tuple[list[Any], Iterator
 
     A dict's first keys stay the same if it gets more, or other values.
     """
+    type_ids = types_of(items)
     for kind, samples_of in _SAMPLES.items():
+        if id(kind) not in type_ids:
+            continue
         same: list[Any] = of_types({id(kind)}, items)
         if kind is tuple:
             same = list(filter(None, same))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress, islice
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.bulk import Kinds, by_identity, of_types
+from ipygpumem.heap.bulk import IdentityTable, Kinds, by_identity, of_types
 from ipygpumem.heap.containers import GROWING
 from ipygpumem.heap.libraries import VISITS_BUFFER
 from ipygpumem.heap.tensors import each
@@ -78,7 +79,7 @@ class Extents:
     """The lengths of containers at some moment, by identity; keeps none of them alive."""
 
     def __init__(self) -> None:
-        self._lengths: dict[int, int] = {}
+        self._known_lengths = IdentityTable[int]()
         """Lengths above ``_SHORT``: of 10,000 short lists, none costs an entry. Also those of few
         short ones.
         """
@@ -88,6 +89,11 @@ class Extents:
         if it has none.
         """
 
+    @property
+    def _lengths(self) -> Mapping[int, int]:
+        """The known lengths by identity."""
+        return self._known_lengths.by_identity()
+
     def has(self, item: object) -> bool:
         """Return True for a container that was long."""
         return self._lengths.get(id(item), 0) > _SHORT
@@ -96,23 +102,23 @@ class Extents:
         """Return the length that a container had; None if it is unknown."""
         return self._lengths.get(id(item))
 
-    def add(self, items: Sequence[object]) -> None:
-        """Add the long containers among ``items``; the short ones, too, if ``items`` are few."""
-        for same, measure in self._containers(items):
-            if len(items) <= _FEW:
-                lengths = [
-                    length or 0 for length in each(measure, same)
-                ]  # a closed stream has none
-                self._lengths.update(zip(map(id, same), lengths, strict=True))
+    def add(self, kinds: Kinds, *, has_short: bool = False) -> None:
+        """Add the long containers among some objects; the short ones, too, with ``has_short``, or
+        if the objects are few.
+        """
+        has_short |= len(kinds.items) <= _FEW
+        for same, measure in self._containers(kinds):
+            if has_short:
+                self._known_lengths.add(same, array("Q", _lengths_of(same, measure)))
             else:
                 long, lengths = _long(same, measure)
-                self._lengths.update(zip(map(id, long), lengths, strict=True))
+                self._known_lengths.add(long, array("Q", lengths))
 
     def grown(self, items: Sequence[object], smallest: int) -> Iterator[Grown]:
         """Yield the containers among ``items`` that have grown by ``smallest`` bytes or more since
         they were added; all ``items`` existed then.
         """
-        for same, measure in self._containers(items):
+        for same, measure in self._containers(Kinds(items)):
             for item, length in zip(*_long(same, measure), strict=True):
                 known = self._lengths.get(id(item))
                 earlier = known or 0
@@ -122,11 +128,8 @@ class Extents:
                 if size >= smallest:
                     yield Grown(item, size, earlier, length, was_empty=known == 0)
 
-    def _containers(
-        self, items: Sequence[object]
-    ) -> Iterator[tuple[Sequence[Any], Callable[[Any], int]]]:
+    def _containers(self, kinds: Kinds) -> Iterator[tuple[list[Any], Callable[[Any], int]]]:
         """Yield the containers of each type, with the function that returns their extent."""
-        kinds = Kinds(items)
         for type_id, example in kinds.examples.items():
             if type_id not in self._measures:  # inline: an experiment asks for each of its types
                 self._measures[type_id] = None
@@ -138,11 +141,17 @@ class Extents:
                 yield kinds.of_types({type_id}), measure
 
 
-def _long(same: Sequence[Any], measure: Callable[[Any], int]) -> tuple[list[Any], list[int]]:
-    """Return the containers that are no short ones, and their lengths; a closed stream has none."""
+def _lengths_of(same: Sequence[Any], measure: Callable[[Any], int]) -> list[int]:
+    """Return the lengths of some containers; 0 for a closed stream, which has none."""
     lengths = each(measure, same)
     if None in lengths:
-        lengths = [length or 0 for length in lengths]
+        return [length or 0 for length in lengths]
+    return lengths
+
+
+def _long(same: Sequence[Any], measure: Callable[[Any], int]) -> tuple[list[Any], list[int]]:
+    """Return the containers that are no short ones, and their lengths."""
+    lengths = _lengths_of(same, measure)
     are_long = list(map(_SHORT.__lt__, lengths))
     if not any(are_long):
         return [], []

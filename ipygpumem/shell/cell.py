@@ -24,16 +24,31 @@ HISTORY_LENGTH = 10_000
 """Maximum number of finished cells, experiments or traces to keep."""
 
 
-class SeenCode(NamedTuple):
-    """Code that runs in a cell."""
+class SeenCode:
+    """Code that runs in a cell.
 
-    tree: ast.AST
-    reported: frozenset[str]
-    """Names whose bindings the instrumented code reports to the scopes."""
+    Args:
+        tree: its syntax tree.
+        is_final: no other transformer changes the tree, and we only add look-ups to it.
+
+    Attributes:
+        reported: names whose bindings the instrumented code reports to the scopes.
+    """
+
+    def __init__(self, tree: ast.AST, *, is_final: bool) -> None:
+        self._tree = tree
+        self._is_final = is_final
+        self._bindings: Bindings | None = None
+        self.reported = frozenset[str]()
 
     def bindings(self) -> Bindings:
-        """Return the bindings of the code."""
-        return bindings_of(self.tree)
+        """Return the bindings of the code; of a final tree, its nodes are visited once."""
+        if self._bindings is not None:
+            return self._bindings
+        bindings = bindings_of(self._tree)
+        if self._is_final:
+            self._bindings = bindings
+        return bindings
 
 
 class CellCode:

@@ -161,10 +161,12 @@ class CodeObserver:
                 experiment.scope.share(bindings_of(tree).shared)
             return
         opens_scope = _begins_with_experiment(tree)
-        reported = frozenset[str]()
+        code = SeenCode(tree, is_final=may_change)
         if may_change:
-            reported = self._instrument(tree, here, cell, opens_scope=opens_scope)
-        code = SeenCode(tree, reported)
+            names = self._names_to_report(code, here, cell, opens_scope=opens_scope)
+            if names:
+                instrument(tree, names)
+            code.reported = names
         cell.code.seen.append(code)
         if not here:
             return
@@ -176,7 +178,7 @@ class CodeObserver:
             innermost.unsave(cell.code.saved_early)
         saved = list[str]()
         if not opens_scope:  # else the rest of the cell runs in a new scope
-            saved = self._expect(innermost, bindings, reported)
+            saved = self._expect(innermost, bindings, code.reported)
         cell.code.saved_early = [] if may_change else saved
 
     def _code_without_cell(self, tree: Any, here: list[HasScope]) -> None:
@@ -191,7 +193,7 @@ class CodeObserver:
             return
         self.code_missed()
         if self._open and not here:  # another thread's scopes leave these names to this code
-            self._missed_cell().code.seen.append(SeenCode(tree, frozenset()))
+            self._missed_cell().code.seen.append(SeenCode(tree, is_final=False))
 
     def code_missed(self, *_: object, **__: object) -> None:
         """Prepare the scopes for code that could not be analysed and may bind any name."""
@@ -203,10 +205,10 @@ class CodeObserver:
         for experiment in self._open.here()[-1:]:
             experiment.scope.save_all()
 
-    def _instrument(
-        self, tree: Any, here: list[HasScope], cell: Cell, *, opens_scope: bool
+    def _names_to_report(
+        self, code: SeenCode, here: list[HasScope], cell: Cell, *, opens_scope: bool
     ) -> frozenset[str]:
-        """Let code report the bindings that a scope may need, and return their names."""
+        """Return the names whose bindings a scope may need, so that the code must report them."""
         source = cell.source
         body = source
         if opens_scope:
@@ -217,7 +219,7 @@ class CodeObserver:
         may_matter = opens_scope or self._open or may_open_later or in_several_threads
         if not may_matter or _MEASURES_LINES.search(source):
             return frozenset()
-        bindings = bindings_of(tree)
+        bindings = code.bindings()
         names = (bindings.bound | bindings.deleted) - bindings.shared
         # Another thread's cell may bind a name that is new here before this code binds it.
         in_one_thread = not (in_several_threads or has_subshells())
@@ -228,8 +230,6 @@ class CodeObserver:
             elif here:
                 names = here[-1].scope.to_report(names)
         names |= bindings.imported - bindings.shared
-        if names:
-            instrument(tree, frozenset(names))
         return frozenset(names)
 
     def _expect(self, scope: Scope, bindings: Bindings, reported: frozenset[str]) -> list[str]:

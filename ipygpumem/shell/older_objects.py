@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence, Set
 from itertools import chain, filterfalse
 
-from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.bulk import Kinds, by_identity
 from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
@@ -34,7 +34,7 @@ class OlderObjects:
     def add(self, objects: Sequence[object]) -> None:
         """Remember further older objects."""
         self._tracked.append(Remembered(list(filter(gc.is_tracked, objects))))
-        self._data.add(objects)
+        self._data.add(Kinds(objects))
         for item in filterfalse(gc.is_tracked, objects):
             reference = weak(item)
             if reference is not None:
