@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import object_key
+from ipygpumem.heap.arrays import Array, object_key
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
@@ -127,6 +127,7 @@ class Survivors:
         keepers: Container[str],
         made: Callable[[], set[int]],
         received: Callable[[], set[int]],
+        was_there: Callable[[object, Array], bool],
     ) -> Roots:
         """Return the same for the end of an experiment.
 
@@ -134,11 +135,13 @@ class Survivors:
             keepers: the names.
             made: returns the identities of the objects made since its start.
             received: returns the identities of those that older ones have received.
+            was_there: returns True for an array that may have been allocated before.
         """
         return replace(
             self.roots(keepers),
             new=made,
             knows_age=True,
+            was_there=was_there,
             removed_as_whole=self._removed_as_whole,
             received=received,
         )
@@ -212,14 +215,15 @@ class Survivors:
         """
         made = functools.cache(ended.baseline.objects_since)
         received = functools.cache(search.received)
-        roots = self._roots_at_end(self.keepers(), made, received)
+        was_there = ended.baseline.was_there
+        roots = self._roots_at_end(self.keepers(), made, received, was_there)
         rows = search.rows_of_arrays(heap, roots)
         removed_records = list(roots.removed_records.values())
         removed_objects = dict(roots.removed_objects)
         new = list[object]()
         if search.unnamed_bytes >= search.smallest:
             progress(0.6)
-            roots = self._roots_at_end((), made, received)
+            roots = self._roots_at_end((), made, received, was_there)
             other_bytes = 0
             for remaining, row in search.rows_without_arrays(heap, roots):
                 other_bytes += row.row.size_bytes
@@ -234,7 +238,7 @@ class Survivors:
         cycles = with_ended_cycles(rows, removed_objects, roots, heap.ndarrays)
         older = OlderData(
             ended.baseline.objects_since,
-            ended.baseline.was_there,
+            was_there,
             ended.baseline.contents.earlier,
             roots.namespaces,
             new,
