@@ -263,7 +263,7 @@ class Survivors:
         for remembered, _ in recorded:
             wanted.update(remembered.identities)
         alive = heap.with_identities(wanted | self._identities_of_records())
-        self.older.update(alive)
+        self.older.update(alive, heap)
         records = filter(None, [item.alive(alive) for item in self._removed_records])
         self._removed_records = list(map(Remembered, records))
         self._known_objects = []

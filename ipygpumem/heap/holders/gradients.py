@@ -12,7 +12,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import Array, StorageKey, described, is_of_library
 from ipygpumem.heap.bulk import instances_among
-from ipygpumem.heap.garbage import Known
+from ipygpumem.heap.garbage import lasting_weak
 from ipygpumem.heap.knowledge.graphs import gradient_of
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.introspect import instance_dict, is_instance
@@ -79,7 +79,9 @@ class ClearableGradients:
         if not self._roots.knows_age or not self._roots.was_there(gradient, array):
             return False
         self._older.add(id(gradient))
-        self._roots.stay.append(Known(gradient))
+        reference = lasting_weak(gradient)
+        if reference is not None:
+            self._roots.stay.append(reference)
         return True
 
 

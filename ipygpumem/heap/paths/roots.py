@@ -15,7 +15,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import Array
-from ipygpumem.heap.garbage import weak
+from ipygpumem.heap.garbage import lasting_weak
 from ipygpumem.heap.paths.attributes_to_remove import is_in_code, is_in_source, is_users_callable
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.patches import patch_of, stopping
@@ -321,7 +321,7 @@ class Roots:
             return True
         if not self.knows_age or id(item) in self.new():
             return False
-        reference = weak(item)
+        reference = lasting_weak(item)
         if reference is not None:
             self.stay.append(reference)
         return True
