@@ -76,3 +76,21 @@ x = kept[-1]
     assert "kept[0]" in report.reports("experiment")[0]
     assert "kept[0]" in notebook.run("%gpumem leaks").reports()[0]
     assert resizes(notebook, 3)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "box['top'] = numpy.ones(1 << 19), box['top']",
+        "box['top'] = list(map(str, range(100_000))), box['top']",
+        "box['row'] = {'inner': [box['top'], *map(str, range(100_000))]}",
+        "box['row'] = [{'array': box['top'], 'words': list(map(str, range(100_000)))}]",
+        "box['top'].resize(1 << 19, refcheck=False)",
+    ],
+)
+def test_an_older_array_behind_a_leak_is_resized(notebook: Kernel, code: str) -> None:
+    works(notebook, "inner = numpy.arange(1000.); box = {'top': inner}")
+    (report,) = works(notebook, f"%%experiment a\n{code}").reports("experiment")
+    assert "still alive" in report
+    for line in ("pass", "%gpumem leaks", "%gpumem leaks"):
+        works(notebook, line, "inner.resize(len(inner) + 1, refcheck=False)")

@@ -26,6 +26,7 @@ from types import BuiltinMethodType
 from typing import Any
 
 from ipygpumem import interrupts
+from ipygpumem.heap.arrays import is_array
 from ipygpumem.heap.bulk import instances_among, of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.knowledge.frames import (
@@ -462,6 +463,16 @@ def weak(item: object) -> weakref.ref[object] | None:
     """Return a weak reference to an object; None if it does not support one."""
     try:
         return weakref.ref(item)
+    except TypeError:
+        return None
+
+
+def lasting_weak(item: object) -> Known | None:
+    """Return a weak reference that may exist while user code runs; None for a NumPy array, too:
+    NumPy refuses to resize one that has any.
+    """
+    try:
+        return None if is_array(item) else Known(item)
     except TypeError:
         return None
 

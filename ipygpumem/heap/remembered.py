@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import gc
 import sys
-import weakref
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.garbage import weak
+from ipygpumem.heap.garbage import Known, lasting_weak
 from ipygpumem.introspect import is_atom
 
 _MOST_SAMPLES = 300
@@ -80,7 +79,7 @@ class _Sample:
     __slots__ = ("_clues", "_of_text", "_reference")
 
     def __init__(self, item: object) -> None:
-        self._reference = weak(item)
+        self._reference = lasting_weak(item)
         self._of_text = _sample_of_constant(item)
         self._clues = list[_Clue]()
         if self._reference is None:
@@ -118,7 +117,7 @@ class _Clue(NamedTuple):
             part = parts[path[-1]]
             if is_atom(part) and sys.getsizeof(part) <= _SMALL:
                 return cls(tuple(path), part)
-            reference = weak(part)
+            reference = lasting_weak(part)
             if reference is not None:
                 return cls(tuple(path), reference)
             parts = _parts_of(part)
@@ -141,7 +140,7 @@ class _Clue(NamedTuple):
             if place >= len(parts):
                 return False
             part = parts[place]
-        if type(self.evidence) is weakref.ref:
+        if isinstance(self.evidence, Known):
             return self.evidence() is part
         if part is self.evidence:
             return True

@@ -13,6 +13,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import describe, is_array, library_type, memory_of, place_of
 from ipygpumem.heap.bulk import by_identity, chunks, type_names
+from ipygpumem.heap.knowledge.graphs import with_graph_or_gradient
 from ipygpumem.heap.knowledge.nodes import has_graph
 from ipygpumem.heap.tensors import Memory, Reader, each
 from ipygpumem.introspect import is_instance, type_name
@@ -46,9 +47,8 @@ def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[An
     """Add the gradients, which may not have had a Python object, named after their tensors; return
     them.
     """
-    requires_gradient = each(reader.base.requires_grad.__get__, tensors)
     gradients: list[Any] = []
-    for tensor in compress(tensors, requires_gradient):
+    for tensor in with_graph_or_gradient(tensors):
         # A computed tensor has none unless it was told to retain it; reading the attribute would
         # print a warning.
         if not (reader.read("is_leaf", tensor) or reader.read("retains_grad", tensor)):

@@ -8,8 +8,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from ipygpumem.heap.array_search import ArraySearch
-from ipygpumem.heap.arrays import is_array
-from ipygpumem.heap.garbage import weak
+from ipygpumem.heap.garbage import lasting_weak
 from ipygpumem.heap.walk import MOST_AT_START
 from ipygpumem.introspect import is_atom, is_instance
 from ipygpumem.inventory.watched_names import WatchedName, detach_numpy, watch_names
@@ -65,7 +64,7 @@ class DeletedNames:
         detach_numpy(watched)  # user code is about to run
         cell = self._context.shell.execution_count
         first = watched[0] if watched else None
-        self._names[name] = _Deleted(cell, first, _weakly(value))
+        self._names[name] = _Deleted(cell, first, lasting_weak(value))
 
     def of(self, name: str, cell: int | None) -> tuple[WatchedName | None, object]:
         """Return the arrays of a deleted name, and its object if it is alive.
@@ -79,10 +78,3 @@ class DeletedNames:
             return None, None
         value = None if deleted.reference is None else deleted.reference()
         return deleted.watched, value
-
-
-def _weakly(value: object) -> Callable[[], object] | None:
-    """Return a weak reference; None where there are none, and for NumPy arrays, since user code may
-    resize them.
-    """
-    return None if is_array(value) else weak(value)

@@ -11,7 +11,7 @@ from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.explanation import NOT_REACHED
-from ipygpumem.heap.knowledge.graphs import requiring_grad
+from ipygpumem.heap.knowledge.graphs import with_graph_or_gradient
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.paths.roots import Roots
@@ -330,7 +330,7 @@ def _storages_of_training(heap: Heap, survivors: set[StorageKey]) -> set[Storage
         return set()
     owned = list(optimizer_states(heap, base))
     with sys.modules["torch"]._C.DisableTorchFunction():
-        for tensor in requiring_grad(heap.tensors):
+        for tensor in with_graph_or_gradient(heap.tensors):
             with contextlib.suppress(RuntimeError):  # raised for some views changed in place
                 if base.is_leaf.__get__(tensor):  # torch warns for non-leaves
                     owned.append((tensor, base.grad.__get__(tensor)))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Mapping, Sequence, Set
-from itertools import chain, filterfalse
+from itertools import chain
 
+from ipygpumem.heap.arrays import Span, is_array, places_of
 from ipygpumem.heap.bulk import Kinds, by_identity
-from ipygpumem.heap.garbage import weak
+from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.remembered import Remembered
@@ -26,8 +26,10 @@ class OlderObjects:
         self._context = context
         self._tracked: list[Remembered] = []
         """Records of objects that the collector tracks."""
-        self._arrays: list[weakref.ref[object]] = []
-        """References to the untracked objects that support weak references: arrays of numbers."""
+        self._arrays: dict[int, Span] = {}
+        """The place of the memory of each NumPy array, by the array's identity. Arrays must have no
+        weak references while user code runs.
+        """
         self._data = EarlierData()
         """Samples of untracked data, such as texts."""
 
@@ -35,30 +37,29 @@ class OlderObjects:
         """Remember further older objects."""
         self._tracked.append(Remembered(list(filter(gc.is_tracked, objects))))
         self._data.add(Kinds(objects))
-        for item in filterfalse(gc.is_tracked, objects):
-            reference = weak(item)
-            if reference is not None:
-                self._arrays.append(reference)
+        for array in filter(is_array, objects):
+            for place in places_of([array]):
+                self._arrays[id(array)] = place
 
     def tracked_identities(self) -> set[int]:
         """Return the identities of the tracked objects, as of the last ``update``."""
         return set(chain.from_iterable(item.identities for item in self._tracked))
 
-    def update(self, live: Mapping[int, object]) -> None:
+    def update(self, live: Mapping[int, object], heap: Heap) -> None:
         """Forget the tracked objects that are not among the ``live`` ones, which the caller has
-        looked up by ``tracked_identities``.
+        looked up by ``tracked_identities``, and the arrays that are not on the ``heap``.
         """
+        places = heap.places() if self._arrays else set[Span]()
+        self._arrays = {key: place for key, place in self._arrays.items() if place in places}
         still_alive = list(filter(None, [item.alive(live) for item in self._tracked]))
         self._tracked = list(map(Remembered, still_alive))
 
     def identities(self, survivors: Sequence[object]) -> Set[int]:
-        """Return the identities of the remembered objects that are alive; data is only searched
-        behind ``survivors``.
+        """Return the identities of the remembered objects that were alive at the last ``update``;
+        data is only searched behind ``survivors``.
         """
-        self._arrays = [item for item in self._arrays if item() is not None]
-        arrays = {id(item()) for item in self._arrays}
         data = set(map(id, self._data_behind(survivors)))
-        return self.tracked_identities() | arrays | data
+        return self.tracked_identities() | self._arrays.keys() | data
 
     def _data_behind(self, items: Sequence[object]) -> list[object]:
         """Return the data to which some objects lead, as far as the limit of objects allows."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import object_key
+from ipygpumem.heap.arrays import Array, object_key
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
@@ -144,6 +144,7 @@ class Survivors:
             self.roots(keepers),
             new=made,
             knows_age=True,
+            was_there=baseline.was_there,
             removed_as_whole=self._removed_as_whole,
             received=received,
             length_before=baseline.contents.length_of,
@@ -250,7 +251,7 @@ class Survivors:
         cycles = with_ended_cycles(rows, removed_objects, roots, heap.ndarrays)
         older = OlderData(
             ended.baseline.objects_since,
-            ended.baseline.was_there,
+            was_there,
             ended.baseline.contents.earlier,
             roots.namespaces,
             new,
@@ -275,7 +276,7 @@ class Survivors:
         for remembered, _ in recorded:
             wanted.update(remembered.identities)
         alive = heap.with_identities(wanted | self._identities_of_records())
-        self.older.update(alive)
+        self.older.update(alive, heap)
         records = filter(None, [item.alive(alive) for item in self._removed_records])
         self._removed_records = list(map(Remembered, records))
         self._known_objects = []

@@ -144,6 +144,14 @@ def test_memory_shared_with_numpy_counts_once() -> None:
     assert rows["from_array"].size_bytes == 990 * 8  # what torch was given
 
 
+def test_a_frozen_tensor_may_have_a_gradient() -> None:
+    tensor = torch.ones(1000, requires_grad=True)
+    tensor.sum().backward()
+    tensor.requires_grad_(False)
+    rows = take(tensor=tensor)
+    assert rows["tensor.grad"].kind == "gradient"
+
+
 def test_kinds_and_paths_of_a_model_in_training() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.Adam(model.parameters())

@@ -116,6 +116,68 @@ def test_a_gradient_of_an_outer_tensor_is_freed_by_its_line(notebook: Kernel) ->
     assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
+NEXT_TO_OLDER = {
+    "the other layer": (
+        "outer = nn.Sequential(nn.Linear(1024, 512), nn.Linear(1024, 512)); train(outer[0])",
+        "train(outer[1])",
+        "outer[1].zero_grad()",
+    ),
+    "one parameter": (
+        "outer = nn.Linear(1024, 512); outer.bias.grad = torch.ones(512)",
+        "outer.weight.sum().backward()",
+        "outer.weight.grad = None",
+    ),
+    "parameters of an optimizer": (
+        "a, b = (torch.ones(1 << 19, requires_grad=True) for _ in range(2)); train(a)\n"
+        "outer = [torch.optim.SGD([a, b])]; del a, b",
+        "train(outer[0].param_groups[0]['params'][1])",
+        'outer[0].param_groups[0]["params"][1].grad = None',
+    ),
+    "a tensor that is no parameter": (
+        "outer = nn.Linear(10, 10); train(outer)\n"
+        "outer.more = [torch.ones(1 << 19, requires_grad=True)]",
+        "train(outer.more[0])",
+        "outer.more[0].grad = None",
+    ),
+    "a parameter that is frozen since": (
+        "outer = nn.Linear(1024, 512)",
+        "train(outer); outer.requires_grad_(False)",
+        "outer.zero_grad()",
+    ),
+    "a tensor that is frozen since": (
+        "outer = torch.ones(1 << 19, requires_grad=True)",
+        "train(outer); outer.requires_grad_(False);",
+        "outer.grad = None",
+    ),
+    "a part of a frozen model": (
+        "outer = nn.Sequential(nn.Linear(1024, 512), nn.Linear(1024, 512)); train(outer[0])\n"
+        "outer[0].requires_grad_(False);",
+        "train(outer[1])",
+        "outer[1].zero_grad()",
+    ),
+}
+"""Code before an experiment, its code, and the line for the new gradients."""
+TRAIN = """
+import gc
+def train(item):
+    result = item(torch.ones(2, item.in_features)) if callable(item) else 2 * item
+    result.sum().backward()
+def number_of_gradients():
+    tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
+    return sum(item.is_leaf and item.grad is not None for item in tensors)
+"""
+
+
+@pytest.mark.parametrize("case", NEXT_TO_OLDER)
+def test_the_line_for_new_gradients_keeps_older_ones(notebook: Kernel, case: str) -> None:
+    before, code, line = NEXT_TO_OLDER[case]
+    works(notebook, TRAIN, before, "older = number_of_gradients()")
+    works(notebook, f"%%experiment a\n{code}")
+    assert {advice for _, advice in notebook.value(SURVIVORS)} == {line}
+    works(notebook, line)
+    assert notebook.value("number_of_gradients() == older")
+
+
 @pytest.mark.parametrize(
     ("code", "path"),
     [

@@ -67,6 +67,7 @@ CASES = [
     ("a = nn.Linear(512, 512); b = torch.optim.SGD(a.parameters())", 0, 1),
     (STEP, 2, 2),
     (STEP + "b = a; a = torch.optim.Adam(b.parameters()); a.step()", 2, 4),
+    (STEP + "a.requires_grad_(False); a = [a.weight, a.bias]", 2, 2),
     (GRAPH, 1, 3),
     (GRAPH + "del x, w", 3, 3),
     (GRAPH + "b = a * 2; del x, w", 0, 3),

@@ -13,6 +13,7 @@ from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import BackwardSearch, FoundChain, NextUp, Steps
+from ipygpumem.heap.holders.gradients import ClearableGradients
 from ipygpumem.heap.holders.received_records import ReceivedRecords
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
 from ipygpumem.heap.holders.removal import HolderWays, Removal, nearest_first
@@ -35,8 +36,6 @@ _MOST_DIVIDED = 10
 """Maximum number of rows that are divided by their holders: each of these is examined."""
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
 """References that are removed by a call, with all that is registered there."""
-_WITH_GRADIENTS = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
-"""Classes of torch with ``zero_grad``."""
 NO_OBJECT = Holder(
     "no Python object: C++ code keeps it", Remedy("let the library that made it free it")
 )
@@ -156,14 +155,18 @@ class Explanation:
         keys = {other for other in row.held if self._rows.row(other) is None}
         return dict.fromkeys(keys & self._objects.keys(), key)
 
-    def path_of_trained(self, tensor: object) -> str:
-        """Return the path to the outermost module or optimizer around a tensor; empty if there is
-        none.
+    def path_of_trained(self, tensor: object, gradients: ClearableGradients) -> str:
+        """Return the path to the outermost module or optimizer that may clear the gradient of a
+        tensor; empty if there is none.
+
+        Args:
+            tensor: the tensor.
+            gradients: tells what may be cleared.
         """
         chain = self._search.chain(tensor, self._search.named)
         root, steps = chain or (None, ())
         for position, item in enumerate(steps[:-1]):
-            if root is not None and any(is_of_library(item, *kind) for kind in _WITH_GRADIENTS):
+            if root is not None and gradients.are_cleared_by(item, tensor):
                 return self._writer.holder(root, steps[: position + 1]).path
         return ""
 

@@ -15,7 +15,8 @@ from ipygpumem.heap.holders.explanation import (
     Explanation,
     order_of_holder,
 )
-from ipygpumem.heap.knowledge.graphs import behind, requiring_grad, with_graphs
+from ipygpumem.heap.holders.gradients import ClearableGradients
+from ipygpumem.heap.knowledge.graphs import behind, with_graph_or_gradient, with_graphs
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.paths.cuts import Cut, in_sequence, statement_of
 from ipygpumem.heap.paths.remedies import NO_REMEDY, Holder, Remedy, comments_of
@@ -69,7 +70,8 @@ def keepers(
     with torch._C.DisableTorchFunction():
         # Leaves first: a leaf with a name is a better answer than a graph that leads to it.
         for tensor in sorted(
-            requiring_grad(tensors), key=lambda tensor: not torch.Tensor.is_leaf.__get__(tensor)
+            with_graph_or_gradient(tensors),
+            key=lambda tensor: not torch.Tensor.is_leaf.__get__(tensor),
         ):
             if len(by_storage) == len(wanted):
                 continue
@@ -115,7 +117,7 @@ def search_graph_holders(
     """
     # A tensor saved by a graph may also be a Python object that only the graph refers to, which is
     # no answer.
-    candidates = requiring_grad(heap.tensors)
+    candidates = with_graph_or_gradient(heap.tensors)
     owners = {object_key(tensor): [tensor] for tensor in candidates[:_MOST_OWNERS]}
     explanation = Explanation(owners, heap, roots, max_visits, of_graphs=True)
     explanation.explain()
@@ -125,7 +127,10 @@ def search_graph_holders(
     kept, is_complete = keepers(tensors, missing)
     keepers_of = _all_keepers(tensors, kept)
     explanation.add_other_holders(_owners_of_graphs(kept, keepers_of))
-    holders = _holders_of_storages(kept, keepers_of, explanation, holders_that_free or {})
+    gradients = ClearableGradients(missing, roots)
+    holders = _holders_of_storages(
+        kept, keepers_of, explanation, gradients, holders_that_free or {}
+    )
     if explanation.is_cut or not is_complete or len(candidates) > _MOST_OWNERS:
         is_cut = True
     for key in _storages_in_cycles(heap, missing - kept.keys()):
@@ -192,6 +197,7 @@ def _holders_of_storages(
     kept: Mapping[StorageKey, GraphKeeper],
     keepers_of: Mapping[StorageKey, Sequence[object]],
     explanation: Explanation,
+    gradients: ClearableGradients,
     holders_that_free: Mapping[StorageKey, Holder],
 ) -> dict[StorageKey, Holder]:
     """Return the holders of storages that graphs and gradients keep.
@@ -200,6 +206,7 @@ def _holders_of_storages(
         kept: one tensor that keeps each storage.
         keepers_of: all tensors that keep a storage, where they are known.
         explanation: has the holders of these tensors.
+        gradients: tells which gradients lines may clear.
         holders_that_free: as in ``search_graph_holders``.
     """
     holders = dict[StorageKey, Holder]()
@@ -212,7 +219,7 @@ def _holders_of_storages(
         owners_of_all = list[Holder]()
         for tensor in keepers_of.get(key, ()):
             owners_of_all.append(explanation.named[object_key(tensor)])
-        module = explanation.path_of_trained(keeper.tensor)
+        module = explanation.path_of_trained(keeper.tensor, gradients)
         holder = _holder_of_storage(keeper, owner, module)
         holders[key] = _with_other_keepers(holder, owner, owners_of_all)
     return holders
@@ -299,8 +306,8 @@ def _holder_of_storage(keeper: GraphKeeper, owner: Holder, module: str) -> Holde
     Args:
         keeper: the tensor.
         owner: the holder of the tensor.
-        module: the path to a module or optimizer that has the tensor as a parameter; empty if there
-            is none.
+        module: the path to a module or optimizer that may clear the tensor's gradient; empty if
+            there is none.
     """
     path = owner.path + keeper.how
     remedy = NO_REMEDY

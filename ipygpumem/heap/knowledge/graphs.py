@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress
+from itertools import compress, repeat
+from operator import is_not, not_
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.knowledge.nodes import Nodes, has_graph, is_leaf
+from ipygpumem.heap.tensors import each
 from ipygpumem.introspect import class_dict, instance_dict, is_instance
 
 
@@ -25,6 +27,21 @@ def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
     with torch._C.DisableTorchFunction():
         tensors = list(tensors)
         return list(compress(tensors, map(torch.Tensor.requires_grad.__get__, tensors)))
+
+
+def with_graph_or_gradient(tensors: Iterable[Any]) -> list[Any]:
+    """Return the tensors that have a graph or may have a gradient, and those with a gradient that
+    require none now: ``requires_grad_(False)`` after a backward pass leaves it.
+    """
+    base: Any = sys.modules["torch"].Tensor
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        tensors = list(tensors)
+        require_grad = list(map(bool, each(base.requires_grad.__get__, tensors)))
+        without = list(compress(tensors, map(not_, require_grad)))
+        # Each of these is a leaf: reading the gradient of any other tensor makes torch warn.
+        gradients = each(base.grad.__get__, without)
+        frozen = compress(without, map(is_not, gradients, repeat(None)))
+        return [*compress(tensors, require_grad), *frozen]
 
 
 def with_graphs(tensors: Sequence[Any]) -> list[Any]:
@@ -101,7 +118,7 @@ def kept_behind(
         return []
     with sys.modules["torch"]._C.DisableTorchFunction():
         kept_tensors = list[Any]()
-        for tensor in requiring_grad(tensors):
+        for tensor in with_graph_or_gradient(tensors):
             if base.is_leaf.__get__(tensor) != leaves:
                 continue
             for _, kept in behind(tensor, seen):

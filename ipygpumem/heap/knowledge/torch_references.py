@@ -8,6 +8,7 @@ from itertools import compress
 from operator import not_, or_
 from typing import Any
 
+from ipygpumem.heap.knowledge.graphs import with_graph_or_gradient
 from ipygpumem.heap.tensors import Reader, each
 
 
@@ -23,17 +24,18 @@ def known_to_torch(tensors: Sequence[Any]) -> list[Any]:
     with torch._C.DisableTorchFunction():
         reader = Reader(torch)
         plain, unusual = reader.plain(tensors)
-        requires_grad = each(reader.base.requires_grad.__get__, plain.tensors)
+        with_autograd = set(map(id, with_graph_or_gradient(plain.tensors)))
+        have_autograd = map(with_autograd.__contains__, map(id, plain.tensors))
         uses = each(count, plain.tensors)
         storage_uses = each(count_of_storage, plain.keys)
         # Storages on accelerators always belong to torch.
         is_own = map(or_, map("cpu".__ne__, plain.devices), reader.resizable(plain.storages))
-        columns = zip(map(bool, requires_grad), uses, storage_uses, is_own, strict=True)
+        columns = zip(have_autograd, uses, storage_uses, is_own, strict=True)
         is_alone = list(map(_IS_ALONE.__eq__, columns))
     return [*unusual, *compress(plain.tensors, map(not_, is_alone))]
 
 
 _IS_ALONE = (False, 1, 2, True)
-"""A tensor that requires no gradient, and is used once; one use of its storage is ours, and torch
-allocated it.
+"""A tensor that requires no gradient and has none, and is used once; one use of its storage is
+ours, and torch allocated it.
 """

@@ -14,7 +14,8 @@ from enum import IntEnum
 from types import FrameType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.garbage import weak
+from ipygpumem.heap.arrays import Array
+from ipygpumem.heap.garbage import lasting_weak
 from ipygpumem.heap.paths.attributes_to_remove import is_in_code, is_in_source, is_users_callable
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.patches import patch_of, stopping
@@ -284,8 +285,10 @@ class Roots:
             those that an experiment has made.
         knows_age: True if all objects that are not ``new`` are older than the memory to free; False
             if their age is unknown.
-        stay: older open figures, objects of libraries and labels of columns, which lines do not
-            remove unsaid; it receives them if their age is known.
+        was_there: returns True for an array that may be older than the memory to free; asked only
+            if ``knows_age``.
+        stay: older open figures, objects of libraries, labels of columns and gradients, which lines
+            do not remove unsaid; it receives them if their age is known.
         removed_as_whole: receives new modules of torch and figures that lines of advice remove as a
             whole.
         received: returns the identities of objects that older ones have received since: the user
@@ -307,6 +310,7 @@ class Roots:
     names: Mapping[str, object] = field(default_factory=dict)
     new: Callable[[], Container[int]] = frozenset
     knows_age: bool = False
+    was_there: Callable[[object, Array], bool] = lambda item, array: True
     stay: list[weakref.ref[Any]] = field(default_factory=list)
     removed_as_whole: list[weakref.ref[Any]] = field(default_factory=list)
     received: Callable[[], Container[int]] = frozenset
@@ -323,7 +327,7 @@ class Roots:
             return True
         if not self.knows_age or id(item) in self.new():
             return False
-        reference = weak(item)
+        reference = lasting_weak(item)
         if reference is not None:
             self.stay.append(reference)
         return True

@@ -1,0 +1,116 @@
+"""Decides which gradients one ``zero_grad()`` may clear.
+
+A model has the gradients of all its parameters. Those of one layer may be older than the memory to
+free: a cell has computed them before the experiment that trains another layer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Set
+from typing import Any
+
+from ipygpumem.heap.arrays import Array, StorageKey, described, is_of_library
+from ipygpumem.heap.bulk import instances_among
+from ipygpumem.heap.garbage import lasting_weak
+from ipygpumem.heap.knowledge.graphs import gradient_of
+from ipygpumem.heap.paths.roots import Roots
+from ipygpumem.introspect import instance_dict, is_instance
+
+_LITTLE = 0.1
+"""Maximum share of further gradients that a line clears if their age is unknown, by their bytes:
+biases are too small for rows.
+"""
+
+
+class ClearableGradients:
+    """The gradients that modules and optimizers may clear.
+
+    Args:
+        wanted: the storages of the gradients to free.
+        roots: tells which gradients are older.
+    """
+
+    def __init__(self, wanted: Set[StorageKey], roots: Roots) -> None:
+        self._wanted = wanted
+        self._roots = roots
+        self._older = {id(reference()) for reference in roots.stay}
+        """Identities of objects that are known to be older."""
+        self._clearable: dict[int, Set[int]] = {}
+        """Identities of the parameters of each owner that was asked about; none if one of their
+        gradients must stay.
+        """
+
+    def are_cleared_by(self, owner: object, tensor: object) -> bool:
+        """Return True if ``zero_grad()`` of a module or optimizer clears the gradient of a tensor,
+        and none that must stay.
+        """
+        if not any(is_of_library(owner, *kind) for kind in _WITH_GRADIENTS):
+            return False
+        if id(owner) not in self._clearable:
+            self._clearable[id(owner)] = self._parameters_to_clear(owner)
+        return id(tensor) in self._clearable[id(owner)]
+
+    def _parameters_to_clear(self, owner: object) -> Set[int]:
+        """Return the identities of an owner's parameters; none if a gradient must stay."""
+        torch: Any = sys.modules["torch"]
+        parameters = instances_among(list(_parameters_of(owner)), torch.Tensor)
+        with torch._C.DisableTorchFunction():
+            gradients = [each for parameter in parameters for each in gradient_of(parameter)]
+        wanted_bytes = other_bytes = 0
+        must_stay = False
+        for gradient, array in described(gradients):
+            if array.storage in self._wanted:
+                wanted_bytes += array.size_bytes
+            elif self._is_older(gradient, array):
+                must_stay = True
+            else:
+                other_bytes += array.size_bytes
+        if not self._roots.knows_age and other_bytes > _LITTLE * wanted_bytes:
+            must_stay = True
+        return frozenset() if must_stay else set(map(id, parameters))
+
+    def _is_older(self, gradient: object, array: Array) -> bool:
+        """Return True if a gradient is older than the memory to free; note it for later looks,
+        which do not know its age.
+        """
+        if id(gradient) in self._older:
+            return True
+        if not self._roots.knows_age or not self._roots.was_there(gradient, array):
+            return False
+        self._older.add(id(gradient))
+        reference = lasting_weak(gradient)
+        if reference is not None:
+            self._roots.stay.append(reference)
+        return True
+
+
+_WITH_GRADIENTS = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
+"""Classes of torch with ``zero_grad``."""
+
+
+def _parameters_of(owner: object) -> Iterator[Any]:
+    """Yield the tensors whose gradients ``zero_grad()`` of a module or optimizer clears."""
+    attributes = instance_dict(owner) or {}
+    groups: Any = attributes.get("param_groups")
+    if is_of_library(owner, "torch.optim", "Optimizer"):
+        for group in groups if type(groups) is list else ():
+            parameters: Any = group.get("params") if type(group) is dict else None
+            if type(parameters) is list:
+                yield from parameters
+        return
+    modules = {id(owner): owner}
+    waiting = [owner]
+    for module in waiting:  # the list grows
+        yield from _parts(module, "_parameters")
+        for inner in _parts(module, "_modules"):
+            if id(inner) not in modules:
+                modules[id(inner)] = inner
+                waiting.append(inner)
+
+
+def _parts(module: object, name: str) -> Iterator[Any]:
+    """Yield the parts of a module in one of its dicts."""
+    parts: Any = (instance_dict(module) or {}).get(name)
+    if is_instance(parts, dict):
+        yield from list(dict.values(parts))
