@@ -111,22 +111,21 @@ def _table_of_tensors(
     """Return the table of the ``top`` largest rows, with one row for equal tensors without a
     name.
     """
-    names = list(map(attrgetter("name"), tensors))  # in C: there may be a million
+    # These loops run in C, because there may be a million tensors, the largest first.
+    names = list(map(attrgetter("name"), tensors))
     are_nameless = list(map(is_, names, repeat(None)))
-    nameless = list(islice(compress(tensors, are_nameless), _MOST_GROUPED))
-    named = islice(compress(tensors, names), top)
-    groups = [_EqualTensors([tensor], "") for tensor in named]
-    groups += _groups_of_equal(nameless, holders or {})
+    largest_nameless = list(islice(compress(tensors, are_nameless), _MOST_GROUPED))
+    largest_named = islice(compress(tensors, names), top)
+    all_bytes = sum(map(attrgetter("size_bytes"), tensors))
+    groups = [_EqualTensors([tensor], "") for tensor in largest_named]
+    groups += _groups_of_equal(largest_nameless, holders or {})
     groups.sort(key=attrgetter("size_bytes"), reverse=True)
-    rows = []
-    number = len(tensors)
-    size_bytes = sum(map(attrgetter("size_bytes"), tensors))
-    for group in groups[:top]:
-        rows.append(_tensor_row(group))
-        number -= len(group.tensors)
-        size_bytes -= group.size_bytes
-    if number:
-        rows.append(row_of_more(number, size_bytes, "name"))
+    shown = groups[:top]
+    rows = list(map(_tensor_row, shown))
+    tensors_left = len(tensors) - sum(len(group.tensors) for group in shown)
+    if tensors_left:
+        bytes_left = all_bytes - sum(group.size_bytes for group in shown)
+        rows.append(row_of_more(tensors_left, bytes_left, "name"))
     expendable = ("cell", "grad", "kind", "dtype", "type", "device")
     return Table.of(rows, {"cell", "size"}, title, expendable=expendable)
 
@@ -151,20 +150,21 @@ def _groups_of_equal(
     for tensor in nameless:
         holder = holders.get((tensor.library, tensor.storage), "")
         container = LAST_INDEX.sub("[…]", holder) if holder else ""
-        equal = (container, *tensor[_TYPE:_STORAGE], tensor.note)
-        group = groups.get(equal)
+        shown_fields = (container, *tuple(tensor)[_FIELDS_OF_EQUAL], tensor.note)
+        group = groups.get(shown_fields)
         if group is None:
-            groups[equal] = _EqualTensors([tensor], holder)
+            groups[shown_fields] = _EqualTensors([tensor], holder)
             continue
         if len(group.tensors) == 1:
-            group = groups[equal] = _EqualTensors(group.tensors, container)
+            group = groups[shown_fields] = _EqualTensors(group.tensors, container)
         group.tensors.append(tensor)
     return list(groups.values())
 
 
-_TYPE = TensorRecord._fields.index("type_name")
-_STORAGE = TensorRecord._fields.index("storage")
-"""Equal tensors have the same fields from the first of these to the second."""
+_FIELDS_OF_EQUAL = slice(
+    TensorRecord._fields.index("type_name"), TensorRecord._fields.index("storage")
+)
+"""Fields of a tensor that are the same in equal ones."""
 
 
 def _tensor_row(group: _EqualTensors) -> dict[str, str]:

@@ -189,10 +189,8 @@ def content_of(row: NamedSize) -> str:
     for part in shown:
         text = part.name
         if kind == "items":
-            text = f"{part.items:,} {part.name}"
-            if part.name == CACHED:
-                text = count(part.items, CACHED.removesuffix("s"))
-        if kind != "items" or row.part_count > 1:
+            text = _number_of_items(part)
+        if kind != "items" or row.part_count > 1:  # else the row's size is that of its only part
             text += f" {format_bytes(part.size_bytes)}"
         texts.append(clean_name(text))
     content = ", ".join(texts)
@@ -201,6 +199,13 @@ def content_of(row: NamedSize) -> str:
     if len(large) > len(shown):
         content += ", …"
     return content
+
+
+def _number_of_items(part: Share) -> str:
+    """Return ``1,000 str`` for the items of one type, or ``1 cached result``."""
+    if part.name == CACHED:
+        return count(part.items, CACHED.removesuffix("s"))
+    return f"{part.items:,} {part.name}"
 
 
 def _kind_of_parts(parts: Sequence[Share]) -> str:

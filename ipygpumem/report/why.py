@@ -42,19 +42,11 @@ _ATTRIBUTES = re.compile(r"\w+(\.\w+)*")
 @shows(Ownership)
 def why_report(ownership: Ownership) -> Report:
     """Return the report on a name or an expression."""
-    least = _LEAST_SHARE * ownership.size_bytes
-    # A holder with a small row may still keep nearly all of the object, as earlier rows do.
-    least_shared = _NEARLY_ALL * sum(part.size_bytes for part in ownership.held)
-    holders = []
-    sharing = []
-    for part in ownership.held:
-        if part.size_bytes >= least or (part.is_shared and part.shared_bytes >= least_shared):
-            holders.append(part)
-        elif part.is_shared:
-            sharing.append(part)
     if ownership.held and ownership.is_small:
         line = "it is too small to search for what else uses it"
         return Report("why", _head_of_why(ownership), [line], records=[ownership])
+    holders, sharing = _holders_with_and_without_row(ownership)
+    least = _least_shown(ownership)
     rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
     table = Table.of(rows, {"still held"}, code={"freed by"}, whole={"freed by"})
     lines = _lines_of_holders(holders, sharing)
@@ -75,6 +67,28 @@ def why_report(ownership: Ownership) -> Report:
         records=[ownership],
         advised=[deletion],
     )
+
+
+def _least_shown(ownership: Ownership) -> float:
+    """Return the bytes from which on a part of an object is shown."""
+    return _LEAST_SHARE * ownership.size_bytes
+
+
+def _holders_with_and_without_row(
+    ownership: Ownership,
+) -> tuple[list[HeldPart], list[HeldPart]]:
+    """Return the holders with a row of their own, and those that share only small parts."""
+    least = _least_shown(ownership)
+    # A holder with a small row may still keep nearly all of the object, as earlier rows do.
+    nearly_all = _NEARLY_ALL * sum(part.size_bytes for part in ownership.held)
+    with_row = []
+    sharing = []
+    for part in ownership.held:
+        if part.size_bytes >= least or (part.is_shared and part.shared_bytes >= nearly_all):
+            with_row.append(part)
+        elif part.is_shared:
+            sharing.append(part)
+    return with_row, sharing
 
 
 def outputs_report(names: LargestNames, number: int) -> Report:
@@ -129,7 +143,7 @@ def _lines_of_content(ownership: Ownership) -> list[str]:
     """Return lines about the object's parts, and about the limits of the figures."""
     lines = []
     parts = []
-    least = _LEAST_SHARE * ownership.size_bytes
+    least = _least_shown(ownership)
     for name, size in ownership.parts:
         if size >= least:
             parts.append(f"{clean_name(name)} {format_bytes(size)}")
