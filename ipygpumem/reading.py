@@ -37,7 +37,7 @@ def _estimates() -> None:
 
 
 def _inventories() -> None:
-    from ipygpumem.report import inventory  # noqa: F401  # as above
+    from ipygpumem.report import tensors, why  # noqa: F401  # as above; with why, those of top
 
 
 def _reconciliations() -> None:

@@ -41,7 +41,6 @@ from ipygpumem.records import (
     Usage,
 )
 from ipygpumem.report import growth_lines, history
-from ipygpumem.report import inventory as listing
 from ipygpumem.report.autofit import autofit_report
 from ipygpumem.report.cells import cell_report, trace_report
 from ipygpumem.report.estimate import estimate_report, summary_report
@@ -51,6 +50,9 @@ from ipygpumem.report.layout import Report, note
 from ipygpumem.report.leaks import leaks_report
 from ipygpumem.report.recovery import recovery_reports
 from ipygpumem.report.status import status_report
+from ipygpumem.report.tensors import difference_report, groups_report, tensors_report
+from ipygpumem.report.top import top_report
+from ipygpumem.report.why import left_report, why_report
 from ipygpumem.units import GIB, MIB
 
 RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")
@@ -139,7 +141,7 @@ def every_report(word: str = "x") -> list[Report]:
         report_of_status(word),
         *reports_of_tensors(word, tensor),
         *reports_of_names(word),
-        listing.left_report(word, 1, survivors),
+        left_report(word, 1, survivors),
         *reports_over_time(word, ended),
         *reports_of_stretches(word, usage, tensor, survivors, step),
         *reports_of_choices(word, usage),
@@ -181,8 +183,8 @@ def reports_of_tensors(word: str, tensor: TensorRecord) -> list[Report]:
     inventory = Inventory((tensor, tensor), 0.0, notes=(word,))
     groups = [TensorGroup(word, 1, MIB)] * 2
     return [
-        listing.tensors_report(inventory, top=1),
-        listing.groups_report(inventory, word, groups, top=1),
+        tensors_report(inventory, top=1),
+        groups_report(inventory, word, groups, top=1),
     ]
 
 
@@ -196,9 +198,9 @@ def reports_of_names(word: str) -> list[Report]:
     held_parts = (HeldPart(ReferencePath(word, word), 1, {word: MIB}),)
     owned = Ownership(word, True, word, {word: MIB}, {word: 1}, ((word, 1),), held_parts)
     return [
-        listing.top_report(largest, top=1),
+        top_report(largest, top=1),
         guard_report(word, [word], 1, largest),
-        listing.why_report(owned),
+        why_report(owned),
     ]
 
 
@@ -246,7 +248,7 @@ def reports_of_stretches(
         history.traces_report(passed, total=4),
         history.loop_report(passed[1:], 5, (word,)),
         history.iteration_report(passed[1]),
-        listing.difference_report(changed, top=2),
+        difference_report(changed, top=2),
         tracker_report(tracked, top=2),
         release_report(ReleaseRecord((word,), word, survivors, survivors, {word: 1}, (step,))),
         *(

@@ -16,7 +16,7 @@ import ipygpumem
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.records import ReferencePath
-from ipygpumem.report.inventory import why_report
+from ipygpumem.report.why import why_report
 from tests.alone import alone
 from tests.steps import SharedKernel, kernel_with, needs, pairs, tidied_kernel, works
 from tests.test_sizes import linux

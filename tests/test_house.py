@@ -79,7 +79,7 @@ def named_in_texts(tree: ast.AST) -> set[str]:
     """Return the modules that texts name for an import.
 
     Such a text is an argument of a call, a key as in ``sys.modules["ipygpumem.report"]``, or names
-    a module without the package, as in ``"report.inventory.why_report"``. Whole names elsewhere are
+    a module without the package, as in ``"report.why.why_report"``. Whole names elsewhere are
     compared with those of frames, unless the file imports names from a table.
     """
     nodes = list(ast.walk(tree))

@@ -15,7 +15,7 @@ from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.probes.children import Child
 from ipygpumem.records import FreeingStep, ReferencePath, RetainedArray, Usage
-from ipygpumem.report import html, inventory, text
+from ipygpumem.report import html, tensors, text
 from ipygpumem.report.cells import cell_report, is_quiet
 from ipygpumem.report.colours import PEAK
 from ipygpumem.report.estimate import estimate_report
@@ -537,14 +537,14 @@ TENSORS = tuple(
     TensorRecord(f"x[{n}]", "Tensor", (1,), "f", "cpu", (40 - n) * MIB) for n in range(35)
 )
 CUT = {
-    "tensors": inventory.tensors_report(Inventory(TENSORS, 0.0), top=7),
-    "groups": inventory.groups_report(
+    "tensors": tensors.tensors_report(Inventory(TENSORS, 0.0), top=7),
+    "groups": tensors.groups_report(
         Inventory(TENSORS, 0.0),
         "shape",
         [TensorGroup(str(t.name), 1, t.size_bytes) for t in TENSORS],
         top=7,
     ),
-    "added": inventory.difference_report(InventoryDiff(TENSORS, (), "", ""), top=7),
+    "added": tensors.difference_report(InventoryDiff(TENSORS, (), "", ""), top=7),
     "held": recovery_reports(
         recovery(held=tuple(leak("", size=t.size_bytes) for t in TENSORS), freed={}), 0
     )[0],

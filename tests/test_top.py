@@ -24,7 +24,7 @@ from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Share
 from ipygpumem.inventory import top
 from ipygpumem.inventory.top import LargestNames, NamedSize
-from ipygpumem.report.inventory import content_of, top_report
+from ipygpumem.report.top import content_of, top_report
 from ipygpumem.shell.notebook_inventory import largest_names
 from ipygpumem.units import MIB
 from tests import hostile

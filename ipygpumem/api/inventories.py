@@ -20,7 +20,8 @@ from ipygpumem.inventory.records import Inventory, InventoryDiff
 from ipygpumem.inventory.top import LargestNames
 from ipygpumem.notebook import current_shell
 from ipygpumem.probes.host import rss_bytes
-from ipygpumem.report import inventory as _reports  # noqa: F401  # registers how records are shown
+from ipygpumem.report import tensors as _tensors  # noqa: F401  # registers how records are shown
+from ipygpumem.report import why as _why  # noqa: F401  # as above; with it, those of top
 from ipygpumem.units import checked_bytes
 
 _ON_STACK = 1 if sys.version_info < (3, 11) else 0

@@ -277,11 +277,10 @@ class AllocationTracker(StorageFollower):
             return args, kwargs
 
         def fake_of(tensor: Any) -> Any:
-            stray = self._strays.get(id(tensor))
-            if stray is None:
+            if id(tensor) not in self._strays:  # it is fake already
                 return tensor
-            _, copy = stray
-            return copy
+            _, fake = self._strays[id(tensor)]
+            return fake
 
         copies: tuple[Any, Any] = tree_map_only(torch.Tensor, fake_of, (args, kwargs))
         return copies

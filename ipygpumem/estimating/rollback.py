@@ -16,22 +16,21 @@ import io
 import itertools
 import mmap
 import operator
-import os
 import random
 import sys
 import threading
 import types
-import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _python_dispatch
 
 from ipygpumem import interrupts
 from ipygpumem.estimating.records import Note
+from ipygpumem.estimating.settings import SETTINGS
+from ipygpumem.estimating.surviving_fakes import empty_caches, fakes_of, names_of_holders
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.knowledge.frames import background_frames, peek
 from ipygpumem.heap.walk import MOST_KEPT, Group, Walk
@@ -45,14 +44,12 @@ from ipygpumem.introspect import (
     is_users_module,
     module_dict,
     module_of,
-    name_of,
     type_name,
 )
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import MIB, format_bytes
 
 _LARGEST_ARRAY = 256 * MIB
-_MOST_NAMED = 3
 _SHARE_FOR_ARRAYS = 4
 """Copies of arrays take at most the free host memory divided by this number."""
 _FOREIGN = {
@@ -425,7 +422,7 @@ class Rollback(Walk):
         self._save_state(torch.get_rng_state, torch.set_rng_state)
         if torch.cuda.is_initialized():
             self._save_state(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
-        for get, put in _SETTINGS:
+        for get, put in SETTINGS:
             # Suppressed: it is not in this torch, or the folder is gone.
             with contextlib.suppress(AttributeError, OSError):
                 self._save_state(get, put, operator.eq)
@@ -504,17 +501,15 @@ class Rollback(Walk):
             self._unfreeze()
             if not self._fakes_that_survive():
                 return
-        for cache in _caches():
-            if _holds_fakes(cache):
-                _CACHE.cache_clear(cache)
-        for holder in _named_holders(self._fakes):
+        empty_caches()
+        for holder in names_of_holders(self._fakes):
             self._note(f"{holder} still holds a fake tensor of this estimate: delete or empty it")
 
     def _fakes_that_survive(self) -> list[Any]:
         """Return the fake tensors that are alive after a collection."""
         with interrupts.reraise_swallowed():
             gc.collect()
-        return _alive(self._fakes)
+        return fakes_of(self._fakes)
 
 
 def _named_values(frame: types.FrameType) -> list[Any]:
@@ -556,127 +551,6 @@ def _are_same(now: list[Any], saved: list[Any]) -> bool:
     return all(map(operator.is_, now, saved))
 
 
-@contextlib.contextmanager
-def imports_undone() -> Iterator[None]:
-    """Restore environment variables and warning filters that imports inside the block change."""
-    environment = _environment()
-    filters = _filters()
-    try:
-        yield
-    finally:
-        if _environment() != environment:
-            _set_environment(environment)
-        if _filters() != filters:
-            _set_filters(filters)
-
-
-def _environment() -> dict[str, str]:
-    return dict(os.environ)
-
-
-def _set_environment(environment: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-
-
-def _filters() -> list[Any]:
-    return list(warnings.filters)
-
-
-def _set_filters(filters: list[Any]) -> None:
-    warnings.resetwarnings()
-    warnings.filters[:] = filters  # type: ignore[index]  # it is a list
-
-
-def _casts() -> tuple[Any, ...]:
-    """Return the number of open autocast blocks, and autocast's settings."""
-    nesting = torch.autocast_increment_nesting() - 1
-    torch.autocast_decrement_nesting()
-    settings = []
-    for kind in ("cpu", "cuda"):
-        is_enabled = torch.is_autocast_enabled(kind)
-        settings.append((kind, is_enabled, torch.get_autocast_dtype(kind)))
-    return nesting, torch.is_autocast_cache_enabled(), settings
-
-
-def _set_casts(casts: tuple[Any, ...]) -> None:
-    nesting, caches, settings = casts
-    current_nesting, *_ = _casts()
-    for _ in range(current_nesting - nesting):
-        torch.autocast_decrement_nesting()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(caches)
-    for kind, is_enabled, dtype in settings:
-        torch.set_autocast_enabled(kind, is_enabled)
-        torch.set_autocast_dtype(kind, dtype)
-
-
-_Getter = Callable[[], Any]
-_Setter = Callable[[Any], object]
-_Setting = tuple[_Getter, _Setter]
-_CUDNN = torch.backends.cudnn
-
-
-def _default_device() -> Any:
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return getattr(context, "device", None)
-
-
-def _mode_flags() -> dict[str, bool]:
-    """Return torch's flags of the whole process that say which modes are on."""
-    flags = vars(_python_dispatch).items()
-    return {name: flag for name, flag in flags if name.startswith("_is_in_") and type(flag) is bool}
-
-
-def _set_mode_flags(flags: dict[str, bool]) -> None:
-    """Set the flags, which each mode sets back to what it found.
-
-    A thread of the code that goes on, such as that of a progress bar of tqdm, is still in the
-    modes: then an estimate sets the flags back to what that thread has found.
-    """
-    vars(_python_dispatch).update(flags)
-    compiler_flag = flags.get("_is_in_any_mode_without_ignore_compile_internals")
-    if compiler_flag is not None:
-        _python_dispatch.set_is_in_mode_without_ignore_compile_internals(compiler_flag)
-
-
-def _of_cudnn(name: str) -> _Setting:
-    """Return the getter and the setter of one of cuDNN's settings."""
-    get = functools.partial(getattr, _CUDNN, name)
-    put = functools.partial(setattr, _CUDNN, name)
-    return get, put
-
-
-_SETTINGS: tuple[_Setting, ...] = (
-    (_environment, _set_environment),
-    (_filters, _set_filters),
-    (os.getcwd, os.chdir),
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (_default_device, torch.set_default_device),
-    (torch.is_grad_enabled, torch._C._set_grad_enabled),
-    (_casts, _set_casts),
-    (_mode_flags, _set_mode_flags),
-    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    *map(_of_cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
-)
-"""Getters and setters of the settings that code may change."""
-
-
-def _caches() -> list[Any]:
-    """Return all caches of ``functools.lru_cache``."""
-    return [value for value in gc.get_objects() if type(value) is _CACHE]
-
-
-def _holds_fakes(cache: Any) -> bool:
-    """Return True if a fake tensor is in a cache, or directly in one of its items."""
-    items = gc.get_referents(cache)
-    containers = filter(gc.is_tracked, items)
-    items += gc.get_referents(*containers)
-    return any(is_instance(item, FakeTensor) for item in items)
-
-
 def _is_shared_by_threads(value: Any) -> bool:
     """Return True if other threads may change an object during the estimate: restoring it would
     undo their changes.
@@ -698,50 +572,6 @@ def _is_users_module(module: Any) -> bool:
     if not is_users_module(module):
         return False
     return module_dict(module).get("__name__") != "__main__"
-
-
-def _alive(mode: FakeTensorMode) -> list[Any]:
-    """Return the fake tensors of ``mode``; those of an earlier estimate may be kept alive by its
-    error's traceback.
-    """
-    fakes = [value for value in gc.get_objects() if type(value) is FakeTensor]
-    alive = []
-    for fake in fakes:
-        attributes = instance_dict(fake) or {}  # of a half-made one: none
-        if attributes.get("fake_mode") is mode:
-            alive.append(fake)
-    return alive
-
-
-def _named_holders(mode: FakeTensorMode) -> list[str]:
-    """Return the names of the objects that hold fake tensors of ``mode``."""
-    fakes = _alive(mode)
-    if not fakes:
-        return []
-    names: dict[str, None] = {}
-    for holder in gc.get_referrers(*fakes):
-        if holder is fakes or type(holder) is types.FrameType:
-            continue
-        if not is_instance(holder, FakeTensor):
-            names[_name_of_holder(holder)] = None
-    return list(names)[:_MOST_NAMED]
-
-
-def _name_of_holder(holder: Any) -> str:
-    """Return a module's name for a holder, or its type, or that of the object whose dict it is."""
-    for module_name, module in list(sys.modules.items()):
-        if not is_instance(module, types.ModuleType):
-            continue
-        space = module_dict(module)
-        for name, value in list(space.items()):
-            if value is holder:
-                return f"{module_name}.{name}"
-            if space is holder and is_instance(value, FakeTensor):
-                return f"{module_name}.{name}"
-    for owner in gc.get_referrers(holder):
-        if instance_dict(owner) is holder:
-            return f"a {type_name(owner)}"
-    return f"a {name_of(type(holder))}"
 
 
 _Saver = Callable[[Rollback, Any], list[Any]]

@@ -38,8 +38,9 @@ from ipygpumem.estimating.places import Places
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.replay import device_figures
 from ipygpumem.estimating.result_cache import ResultCache
-from ipygpumem.estimating.rollback import Rollback, imports_undone
+from ipygpumem.estimating.rollback import Rollback
 from ipygpumem.estimating.room import advice, with_room
+from ipygpumem.estimating.settings import imports_undone
 from ipygpumem.estimating.storages import WORKSPACES, StorageLog
 from ipygpumem.estimating.torch_functions import TorchFunctions
 from ipygpumem.estimating.unfollowed import Unfollowed

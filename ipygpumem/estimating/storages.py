@@ -204,19 +204,20 @@ class StorageLog:
         self.alive.clear()
 
     def role(self, life: StorageLife) -> str:
-        """Return a storage's role.
+        """Return the role that a hook has given to a storage, such as parameters and gradients.
 
-        A hook has marked it, or else it is derived from the backward passes in the storage's life.
+        Without one it is derived from the storage's life: activations are recorded by autograd and
+        live until a backward pass uses them; temporaries die in the pass that has made them.
         """
         if life.role:
             return life.role
         if life.existed_before:
             return OTHER
-        is_kept = self._lives_into_backward(life)
-        serves_backward = is_kept or life.in_backward or not self.backwards
-        if life.recorded and serves_backward:
+        lives_into_backward = self._lives_into_backward(life)
+        has_backward = bool(self.backwards)  # else autograd keeps recorded tensors for a later one
+        if life.recorded and (lives_into_backward or life.in_backward or not has_backward):
             return ACTIVATIONS
-        outlives_forward = is_kept or life.died is None
+        outlives_forward = lives_into_backward or life.died is None
         if outlives_forward and not life.in_backward:
             return OTHER
         return TEMPORARIES

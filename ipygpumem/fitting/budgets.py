@@ -77,9 +77,12 @@ def _limitable(name: object) -> str:
 class Budget(GuardedBlock):
     """Limits torch's allocator from ``start`` to ``stop``, or in a ``with`` block.
 
-    The device ``gpu`` means the current one and each on which this process has memory. ``leaving``
-    is called at the end of the block, while the budget is still in force, with the error that
-    leaves it.
+    Args:
+        sizes: bytes by device; ``gpu`` means the current device and each on which this process has
+            memory.
+        owner: the block or the command that sets the budget, in words.
+        leaving: called at the end of a ``with`` block, while the budget is still in force, with the
+            budget and the error that leaves the block.
     """
 
     _block_name = "a budget"
@@ -298,6 +301,9 @@ def torch_cuda() -> Any:
 
 
 def _set_fraction(cuda: Any, index: int, fraction: float) -> None:
+    """Set the share of a device that torch may use, and remember it, because torch before 2.8
+    does not report it.
+    """
     with cuda.device(index):  # older versions of torch change the current device
         cuda.set_per_process_memory_fraction(fraction, index)
     fractions[index] = fraction

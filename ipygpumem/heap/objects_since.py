@@ -63,11 +63,13 @@ class ObjectsSince:
             after: a moment: objects that were old then are left out.
         """
         saver = self._saver
+        # First, because a collection between the two saves the identities of what it makes old.
         young = _young()
         if saver is None or not self.are_known():
             return None
         first = max(self._first, after)
-        return _alive(saver.saved, first) | set(memoryview(young).cast("Q"))
+        identities_of_young = set(memoryview(young).cast("Q"))
+        return _alive(saver.saved, first) | identities_of_young
 
 
 def _young() -> bytes:

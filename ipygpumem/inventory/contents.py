@@ -517,9 +517,11 @@ def _without_shared(
     occurrences = Counter(map(id, references))
     unshared = list[object]()
     for item, count in zip(references, counts, strict=True):
-        # Each further one stands for a holder and a place in the list.
-        further = occurrences[id(item)] - 1
-        if count <= ONCE_IN_LIST + 2 * further + own_references.get(id(item), 0):
+        # Each occurrence stands for two references: that of a holder, and that of the list.
+        # ONCE_IN_LIST counts those of the first occurrence.
+        of_further_occurrences = 2 * (occurrences[id(item)] - 1)
+        known_references = ONCE_IN_LIST + of_further_occurrences + own_references.get(id(item), 0)
+        if count <= known_references:
             unshared.append(item)
     return unshared
 

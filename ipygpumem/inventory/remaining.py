@@ -175,7 +175,12 @@ class Changes(NamedTuple):
     """Arrays and texts in older objects, which are new by their addresses."""
 
     def received(self, heap: Heap | None = None) -> list[Received]:
-        """Return the new objects in each old one, given a heap of ours that refers to them."""
+        """Return the new objects in each old one.
+
+        Args:
+            heap: the live objects, if a ``Heap`` has been made: it refers to them, too, which is no
+                reference of the user's code.
+        """
         own_references = None if heap is None else heap.own_references()
         received = self.contents.received(
             dict(self.names), self.new, own_references, self.is_older_array
@@ -323,15 +328,7 @@ class _Search:
                 groups = [same]
             for group in groups:
                 size, label = self._measure(group)
-                if size.size_bytes >= self._smallest:
-                    if len(group) == 1 and label:
-                        self._large[label] = len(self.remaining)
-                    self._add(row_of(group, size), group, name, chain)
-                    continue
-                position = self._row_with_same_memory(group, size)
-                if position is not None:
-                    self._add_to_row(position, group[0], size, chain)
-                else:
+                if not self._is_added(group, size, label, name, chain):
                     small += group
                     sizes_of_small[type_name(group[0])] += size.size_bytes
         if sizes_of_small.total() >= self._smallest:
@@ -339,6 +336,28 @@ class _Search:
         else:
             self._scattered += small
             self._sizes_of_scattered += sizes_of_small
+
+    def _is_added(
+        self,
+        group: Sequence[object],
+        size: Size,
+        label: str,
+        name: str,
+        chain: tuple[object, ...],
+    ) -> bool:
+        """Add a row for some objects if they are large, or add an object to the row of another one
+        that leads to the same memory; return False if they are small.
+        """
+        if size.size_bytes >= self._smallest:
+            if len(group) == 1 and label:
+                self._large[label] = len(self.remaining)
+            self._add(row_of(group, size), group, name, chain)
+            return True
+        position = self._row_with_same_memory(group, size)
+        if position is None:
+            return False
+        self._add_to_row(position, group[0], size, chain)
+        return True
 
     def _add_scattered(self) -> None:
         """Add a row for each type of the objects that are small where they are, and large together:

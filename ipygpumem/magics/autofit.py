@@ -185,7 +185,11 @@ class _OpenTry:
 
 
 def _source_of(cell: Cell) -> str:
-    """Return the code of a cell without the lines of our magics above it."""
+    """Return the code of a cell without the lines of our magics above it.
+
+    Raises:
+        AutofitError: two of these are ``%%autofit``, or there is no code.
+    """
     names, source = first_lines(cell.source)
     if names.count("autofit") > 1:
         raise AutofitError(

@@ -19,9 +19,9 @@ from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.top import LargestNames, NamedSize, select
 from ipygpumem.magics import completions
 from ipygpumem.notebook import cell_of_output
-from ipygpumem.report import inventory as reports
-from ipygpumem.report.inventory import top_report
 from ipygpumem.report.layout import Report, clean
+from ipygpumem.report.tensors import groups_report, tensors_report
+from ipygpumem.report.top import top_report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import (
     Options,
@@ -82,9 +82,9 @@ def tensors(app: App, options: Options) -> list[Report]:
         inventory = _with_memory(inventory)
     if options.by is None:
         holders = _holders_of_nameless(app, inventory)
-        return [reports.tensors_report(inventory, top=rows, holders=holders)]
+        return [tensors_report(inventory, top=rows, holders=holders)]
     groups = records.group(inventory.tensors, options.by)
-    return [reports.groups_report(inventory, options.by, groups, top=rows)]
+    return [groups_report(inventory, options.by, groups, top=rows)]
 
 
 def _with_memory(inventory: Inventory) -> Inventory:

@@ -381,6 +381,10 @@ class _SharedPeaks:
         self._pending.pop(device, None)
 
     def _stats_for_user(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return torch's function with the peaks that the user's code would see without our
+        ``rearm``.
+        """
+
         def stats(device: int) -> Stats:
             statistics: Stats = original(device)
             hidden = self._hidden.get(device, {})
@@ -391,6 +395,8 @@ class _SharedPeaks:
         return stats
 
     def _reset_by_user(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return torch's function, which stores our peak before the user's code resets it."""
+
         def reset(device: int) -> None:
             # RuntimeError without an allocator: the original raises it, too.
             with contextlib.suppress(RuntimeError):

@@ -151,11 +151,12 @@ class HostProbe(Probe):
         return rss, rss
 
     def rearm(self) -> None:
+        """Reset the kernel's mark, after the other probes that read it have saved its peak."""
         if self._marks is not None and not self._mark_is_low:
             other_probes = [probe for probe in self._with_mark if probe is not self]
-            if other_probes:  # their mark is lost, too
-                peak = self._rss_and_peak()[1]
-                for probe in self._with_mark:
+            if other_probes:
+                _, peak = self._rss_and_peak()
+                for probe in other_probes:
                     probe._lost_peak = max(probe._lost_peak, peak)
             os.write(self._marks, b"5")
         self._lost_peak = 0

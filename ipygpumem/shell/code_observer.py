@@ -103,16 +103,20 @@ class CodeObserver:
     # -- events of instrumented code ---------------------------------------------------------------
 
     def _record_binding(self, event: str) -> bool:
-        """Record an event of instrumented code; return True if it need not be reported again."""
-        scopes = [experiment.scope for experiment in self._open.here()]
+        """Record an event of instrumented code.
+
+        Returns:
+            True if the code may leave out the same event from now on, which makes loops faster.
+        """
         if not self._open:
             return True  # until one opens
+        scopes = [experiment.scope for experiment in self._open.here()]
         if not scopes:
             self._record_outside(event)
             return False
-        needs_no_repetition = scopes[-1].record_event(event, scopes)
+        is_needless_again = scopes[-1].record_event(event, scopes)
         # Another thread's code looks up the same events, and its bindings must be seen.
-        return needs_no_repetition and not self._cells.of_others(get_ident())
+        return is_needless_again and not self._cells.of_others(get_ident())
 
     def _record_outside(self, event: str) -> None:
         """Record an event of code outside all scopes: they leave it the names that it binds."""

@@ -38,9 +38,9 @@ from ipygpumem.inventory.array_holders import (
     holder_of_possibly_older,
     storages_with_holder_of,
 )
+from ipygpumem.inventory.array_parts import with_arrays
 from ipygpumem.inventory.baseline import arrays_behind, within_reach
 from ipygpumem.inventory.held_rows import HeldRow
-from ipygpumem.inventory.merging import with_arrays
 from ipygpumem.inventory.remaining import (
     Changes,
     Remaining,

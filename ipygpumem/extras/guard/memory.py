@@ -25,7 +25,8 @@ class GuardedMemory:
 
     Args:
         most_bytes: the user's ``--limit``; None without one.
-        touched: count only memory in use.
+        touched: True to count only memory that the code has written to, and not all that it has
+            allocated.
         knows_peak: returns True if the kernel measures the peak of each cell.
     """
 
@@ -36,11 +37,13 @@ class GuardedMemory:
         self.shares = Shares(self.left, most_bytes)
         self.limit = AllocationLimit(self.left.data_bytes, self._renew_if_possible)
         self.reserve = ReserveBlock()
-        self._counting: CountAllocated | CountTouched = CountTouched(self.shares)
-        """The way that the user has chosen."""
         can_limit = self.left.now().data_bytes is not None and resource is not None
+        self._counting: CountAllocated | CountTouched
+        """The way in which memory is counted, unless a loaded library excludes it."""
         if can_limit and not touched:
             self._counting = CountAllocated(self.shares, self.limit, self.reserve, knows_peak)
+        else:
+            self._counting = CountTouched(self.shares)
 
     @property
     def counting(self) -> Counting:

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 
 from ipygpumem.inventory.top import LargestNames
-from ipygpumem.report.inventory import top_report
 from ipygpumem.report.layout import Report, Table, clean
+from ipygpumem.report.top import top_report
 from ipygpumem.units import format_bytes
 
 _ROWS = 5

@@ -74,7 +74,9 @@ def of_cell(app: App, options: Options) -> list[Report]:
         peak.drop()
         return []
 
-    cell.at_code_end += [drop, finish]  # the last one first; a Ctrl-C that ends it leaves the other
+    # ``finish`` runs first, because the list is run from its end. If a Ctrl-C stops it, ``drop``
+    # still ends the measurement.
+    cell.at_code_end += [drop, finish]
     peak.start()
     return []
 

@@ -21,8 +21,8 @@ from ipygpumem.inventory import records
 from ipygpumem.inventory.records import Inventory, InventoryDiff
 from ipygpumem.records import Usage
 from ipygpumem.report import layout, text
-from ipygpumem.report.inventory import changed_tables
 from ipygpumem.report.layout import Report, clean, count, device_label, note, sizes
+from ipygpumem.report.tensors import changed_tables
 from ipygpumem.units import format_bytes, format_change, whole
 
 

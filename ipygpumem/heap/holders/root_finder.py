@@ -100,7 +100,9 @@ def _of_thread(thread: object) -> Root:
 
 
 def _of_module(module: ModuleType) -> list[Root]:
-    """Return the root of what an imported module holds without a name."""
+    """Return the root of an object to which an imported module refers, but none of its names, such
+    as the state of a module written in C; none for a module that is not imported.
+    """
     name = text_of(module_dict(module).get("__name__"))
     if sys.modules.get(name) is not module:
         return []

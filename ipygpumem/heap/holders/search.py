@@ -83,15 +83,17 @@ def explain(
 def _holders_that_free(
     holders: Mapping[StorageKey, Holder], rows: Mapping[StorageKey, Row]
 ) -> dict[StorageKey, Holder]:
-    """Return the holders whose lines remove arrays from all places, by the arrays' storages.
+    """Return the holder of each storage that one line frees.
 
     Args:
-        holders: the holders, by the storage that was asked about.
-        rows: the rows for which storages stand.
+        holders: the holders that were found.
+        rows: the rows of several storages, by the storage that was searched for each: the row's
+            holder frees all of them.
     """
     holders_that_free = dict[StorageKey, Holder]()
     for key, holder in holders.items():
-        if holder.remedy.is_simple:
-            storages = rows[key].removed_storages() if key in rows else {key}
-            holders_that_free.update(dict.fromkeys(storages, holder))
+        if not holder.remedy.is_simple:
+            continue
+        freed_storages = rows[key].removed_storages() if key in rows else {key}
+        holders_that_free.update(dict.fromkeys(freed_storages, holder))
     return holders_that_free

@@ -137,17 +137,26 @@ def made_by_ipython(shell: Any, name: str) -> str:
     """Return a description of a name that IPython has bound; empty for an output, and for a user's
     name.
     """
-    value = shell.user_ns.get(name)
     if name in _LATEST:
-        outputs = instance_dict(shell.displayhook) or {}
-        is_empty = value is outputs.get(name) and type(value) is str and value == ""
-        return _NO_OUTPUT if is_empty and not outputs_of(shell, value) else ""
-    if value is not shell.user_ns_hidden.get(name):
+        return _NO_OUTPUT if _is_latest_without_output(shell, name) else ""
+    is_users = shell.user_ns.get(name) is not shell.user_ns_hidden.get(name)
+    if is_users:
         return ""
     match = _NAME.fullmatch(name)
-    if match is not None:
-        return "" if match["output"] else _INPUT
-    return _OF_IPYTHON.get(name, "")
+    if match is None:
+        return _OF_IPYTHON.get(name, "")
+    is_output = match["output"] is not None
+    return "" if is_output else _INPUT
+
+
+def _is_latest_without_output(shell: Any, name: str) -> bool:
+    """Return True if ``_``, ``__`` or ``___`` is the empty text that IPython binds it to before
+    there is an output; False for an output that is an empty text, and for a user's object.
+    """
+    value = shell.user_ns.get(name)
+    outputs = instance_dict(shell.displayhook) or {}
+    is_empty_text = type(value) is str and value == ""
+    return value is outputs.get(name) and is_empty_text and not outputs_of(shell, value)
 
 
 def global_of_run(file: str, name: str) -> str:

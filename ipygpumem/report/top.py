@@ -1,0 +1,256 @@
+"""Reports the names that hold the most memory, and what the memory of each consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from ipygpumem.heap.parts import CACHED
+from ipygpumem.heap.paths.remedies import Remedy
+from ipygpumem.heap.sizes import Share
+from ipygpumem.inventory.top import SMALLEST, LargestNames, NamedSize
+from ipygpumem.records import COMMENT, OUTSIDE
+from ipygpumem.report.layout import (
+    TO_FREE,
+    Report,
+    Table,
+    accelerator,
+    clean,
+    clean_name,
+    count,
+    device_label,
+    is_worth_a_row,
+    listed,
+    number_text,
+    row_of_more,
+)
+from ipygpumem.report.registration import shows
+from ipygpumem.units import format_at_least, format_bytes
+
+_PARTS_SHOWN = 3
+_LEAST_SHARE = 0.01
+"""Parts with a smaller share of the object are not shown."""
+_LEAST_FREE_SHARE = 0.05
+"""Smallest share of RAM at which free heap pages are mentioned: a few MiB are always free."""
+_COUNTED_ONCE = "memory of several names is counted once; %gpumem why NAME counts all of it"
+_DELETES_ALL = "a row with several names: its line deletes all of them"
+
+
+@shows(LargestNames)
+def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ()) -> Report:
+    """Return the ``top`` largest names, and the sum of the rest; ``small`` are names that the user
+    asked for and that hold hardly any memory.
+    """
+    shares = _shares(names)
+    rows = [_name_row(share, names.used_bytes) for share in shares[:top]]
+    remaining = shares[top:]
+    if remaining:
+        size_bytes = sum(share.size_bytes for share in remaining)
+        rows.append(row_of_more(len(remaining), size_bytes, "name"))
+    rows += _rows_without_name(names)
+    shown = list({share.row.name: share.row for share in shares[:top]}.values())
+    lines = list(map(clean, names.notes))
+    if any(row.held_by for row in shown):
+        lines.append(_COUNTED_ONCE)
+    if any(row.same for row in shown):
+        lines.append(_DELETES_ALL)
+    if small:
+        lines.append(clean(f"{listed(small)}: less than {format_bytes(SMALLEST)}"))
+    for row in shown:
+        lines += [clean(f"{row.name}: {note}") for note in row.notes]
+    numbers = {"cell", "size", "share", "del frees"}
+    expendable = ("share", "cell", "type", "content")
+    table = Table.of(rows, numbers, code={TO_FREE}, whole={TO_FREE}, expendable=expendable)
+    deletions = [f"del {row.name}" for row in shown]
+    return Report("top", _top_head(names), lines, [table], records=[names], advised=deletions)
+
+
+def _top_head(names: LargestNames) -> list[str]:
+    """Return the number of names, and the memory of each device that they hold."""
+    head = [f"memory by name: {count(len(names.names), 'name')}"]
+    for device in dict.fromkeys([*names.used_bytes, *names.device_bytes]):
+        size = names.device_bytes.get(device, 0)
+        if not is_worth_a_row(device, size):
+            continue
+        text = f"{device_label(device)} {format_bytes(size)}"
+        if device in names.used_bytes:
+            text += f" of {format_bytes(names.used_bytes[device])}"
+        head.append(text)
+    return head
+
+
+class _DeviceShare(NamedTuple):
+    """The memory of a name on one device."""
+
+    row: NamedSize
+    device: str
+    size_bytes: int
+
+
+def _shares(names: LargestNames) -> list[_DeviceShare]:
+    """Return the memory of each name on each device, the largest first; small parts of a name are
+    left out.
+    """
+    shares = []
+    for row in names.names:
+        least = _LEAST_SHARE * row.size_bytes
+        for device, size in row.device_bytes.items():
+            if size >= least:
+                shares.append(_DeviceShare(row, device, size))
+    return sorted(shares, key=attrgetter("size_bytes"), reverse=True)
+
+
+def _name_row(share: _DeviceShare, used_bytes: Mapping[str, int]) -> dict[str, str]:
+    """Return the row of a name on one device, on which ``used_bytes`` are in use."""
+    row = share.row
+    device = share.device
+    freed = ""
+    if row.freed_bytes is not None:
+        freed = format_at_least(row.freed_bytes.get(device, 0), is_at_least=row.is_at_least)
+    names = [row.name, *row.same]
+    return {
+        "size": format_at_least(share.size_bytes, is_at_least=row.is_at_least),
+        "share": _share_text(share.size_bytes, used_bytes.get(device, 0)),
+        "del frees": freed,
+        "name": clean(", ".join(names)),
+        "device": accelerator(device),
+        "type": clean(row.type_name),
+        "content": content_of(row),
+        "cell": number_text(row.cell),
+        TO_FREE: _remedy_text(row),
+    }
+
+
+def _share_text(size: int, used: int) -> str:
+    """Return a share of the memory in use; empty if it is unknown or rounds to nothing."""
+    if not used:
+        return ""
+    share = f"{size / used:.0%}"
+    return "" if share == "0%" else share
+
+
+def _remedy_text(row: NamedSize) -> str:
+    """Return the line that frees a name's memory, with the other names that refer to it in its
+    comment.
+    """
+    if not row.held_by:
+        return clean(row.remedy)
+    words = f"also held by {listed(row.held_by, 3)}"
+    if not row.remedy:
+        return clean(words)
+    remedy = Remedy(row.remedy)
+    joint = COMMENT if remedy.is_code else "; "
+    # A magic would take the comment as its argument.
+    return clean(remedy.as_code + joint + words)
+
+
+def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:
+    """Return a row for each device with memory in no name, and the command that shows it."""
+    rows = []
+    for device, size in names.unnamed_bytes.items():
+        used = names.used_bytes.get(device, 0)
+        if device in OUTSIDE or not used or size < _LEAST_SHARE * used:
+            continue
+        row = {
+            "size": format_bytes(size),
+            "share": f"{size / used:.0%}",
+            "name": "(no name)",
+            "device": accelerator(device),
+            "content": "see %gpumem leaks",
+        }
+        if device == "cpu":
+            row.update(_host_memory_without_name(names, size))
+        rows.append(row)
+    return rows
+
+
+def _host_memory_without_name(names: LargestNames, size: int) -> dict[str, str]:
+    """Return the cells on the RAM in no name: its free part, and the line that returns that."""
+    free = min(size, names.free_heap_bytes)
+    if free < _LEAST_FREE_SHARE * names.used_bytes["cpu"]:
+        return {"content": "see %gpumem status"}
+    return {
+        "content": f"{format_bytes(free)} of free heap pages; see %gpumem status",
+        TO_FREE: "%gpumem free",
+    }
+
+
+def content_of(row: NamedSize) -> str:
+    """Return the largest parts of an object and their sizes, such as ``3 columns: text 120 MiB,
+    number 8 MiB``.
+    """
+    large = _large_parts(row) or list(row.parts[:1])
+    shown = large[:_PARTS_SHOWN]
+    if not shown:
+        return ""
+    kind = _kind_of_parts(shown)
+    texts = []
+    for part in shown:
+        text = part.name
+        if kind == "items":
+            text = _number_of_items(part)
+        if kind != "items" or row.part_count > 1:  # else the row's size is that of its only part
+            text += f" {format_bytes(part.size_bytes)}"
+        texts.append(clean_name(text))
+    content = ", ".join(texts)
+    if kind in ("columns", "variables", "keys"):
+        content = f"{_number_of_parts(row, kind)}: {content}"
+    if len(large) > len(shown):
+        content += ", …"
+    return content
+
+
+def _number_of_items(part: Share) -> str:
+    """Return ``1,000 str`` for the items of one type, or ``1 cached result``."""
+    if part.name == CACHED:
+        return count(part.items, CACHED.removesuffix("s"))
+    return f"{part.items:,} {part.name}"
+
+
+def _kind_of_parts(parts: Sequence[Share]) -> str:
+    """Return the kind of the first part that is not an index; empty if there is none."""
+    for part in parts:
+        if part.kind != "index":
+            return part.kind
+    return ""
+
+
+def _large_parts(row: NamedSize) -> list[Share]:
+    """Return the parts of an object that have at least a hundredth of its memory."""
+    least = _LEAST_SHARE * row.size_bytes
+    return [part for part in row.parts if part.size_bytes >= least]
+
+
+def _number_of_parts(row: NamedSize, kind: str) -> str:
+    """Return ``3 columns``, or ``3 str`` for keys of one type."""
+    type_names = {part.type_name for part in row.parts}
+    if kind == "keys" and len(type_names) == 1:
+        return f"{row.part_count} {type_names.pop()}"
+    return count(row.part_count, kind[:-1])
+
+
+def kind_of(row: NamedSize) -> str:
+    """Return the type of an object and its largest parts, without figures: ``list of str``,
+    ``DataFrame: text``.
+    """
+    names = []
+    types: dict[str, None] = {}
+    has_items = False
+    for part in _large_parts(row):
+        if part.kind == "index":
+            continue
+        names.append(part.name)
+        if part.kind == "items":
+            has_items = True
+        if part.kind in ("items", "keys") and part.name != CACHED:
+            types[part.type_name] = None
+    separator = ": "
+    if has_items or len(types) == 1:
+        names = list(types)
+        separator = " of "
+    type_name = clean_name(row.type_name)
+    if not names:
+        return type_name
+    shown = ", ".join(map(clean_name, names[:_PARTS_SHOWN]))
+    return f"{type_name}{separator}{shown}"

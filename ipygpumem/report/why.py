@@ -1,0 +1,218 @@
+"""Reports what deleting a name would free, and what holds its object besides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ipygpumem.heap.paths.roots import NOTEBOOK
+from ipygpumem.introspect import target_of
+from ipygpumem.inventory.one_line import lines_for_all
+from ipygpumem.inventory.ownership import HeldPart, Ownership
+from ipygpumem.inventory.top import LargestNames
+from ipygpumem.records import ReferencePath, RetainedArray
+from ipygpumem.report.layout import (
+    IN_ONE_LINE,
+    Listing,
+    Report,
+    Table,
+    clean,
+    clean_name,
+    count,
+    listed,
+    sizes,
+)
+from ipygpumem.report.leaks import leak_table
+from ipygpumem.report.registration import shows
+from ipygpumem.report.top import top_report
+from ipygpumem.units import format_bytes
+
+_HOLDERS_SHOWN = 10
+_LEAST_SHARE = 0.01
+"""Parts and holders with a smaller share of the object are not shown."""
+_SHARING_SHOWN = 2
+"""Maximum number of holders to name that share parts of an object."""
+_NEARLY_ALL = 0.99
+"""Minimum share of an object's memory that a holder keeps as a whole."""
+_LIBRARIES = "libraries"
+_ATTRIBUTES = re.compile(r"\w+(\.\w+)*")
+"""A name with attributes."""
+
+
+@shows(Ownership)
+def why_report(ownership: Ownership) -> Report:
+    """Return the report on a name or an expression."""
+    if ownership.held and ownership.is_small:
+        line = "it is too small to search for what else uses it"
+        return Report("why", _head_of_why(ownership), [line], records=[ownership])
+    holders, sharing = _holders_with_and_without_row(ownership)
+    least = _least_shown(ownership)
+    rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
+    table = Table.of(rows, {"still held"}, code={"freed by"}, whole={"freed by"})
+    lines = _lines_of_holders(holders, sharing)
+    code = lines_for_all(ownership)
+    listings = []
+    if len(code) == 1:
+        lines.append(IN_ONE_LINE + clean(code[0]))
+    elif code:
+        listings.append(Listing("in one cell", code, code=True))
+    lines += _lines_of_content(ownership)
+    deletion = f"del {target_of(ownership.name)}"
+    return Report(
+        "why",
+        _head_of_why(ownership),
+        lines,
+        [table],
+        listings=listings,
+        records=[ownership],
+        advised=[deletion],
+    )
+
+
+def _least_shown(ownership: Ownership) -> float:
+    """Return the bytes from which on a part of an object is shown."""
+    return _LEAST_SHARE * ownership.size_bytes
+
+
+def _holders_with_and_without_row(
+    ownership: Ownership,
+) -> tuple[list[HeldPart], list[HeldPart]]:
+    """Return the holders with a row of their own, and those that share only small parts."""
+    least = _least_shown(ownership)
+    # A holder with a small row may still keep nearly all of the object, as earlier rows do.
+    nearly_all = _NEARLY_ALL * sum(part.size_bytes for part in ownership.held)
+    with_row = []
+    sharing = []
+    for part in ownership.held:
+        if part.size_bytes >= least or (part.is_shared and part.shared_bytes >= nearly_all):
+            with_row.append(part)
+        elif part.is_shared:
+            sharing.append(part)
+    return with_row, sharing
+
+
+def outputs_report(names: LargestNames, number: int) -> Report:
+    """Return the report on IPython's ``Out``, which has a ``number`` of outputs.
+
+    Deleting that name frees nothing, because IPython keeps them under other names, too.
+    """
+    report = top_report(names)
+    memory = sizes(names.device_bytes) or ["less than 1 KiB"]
+    head = ["Out", count(number, "output"), *memory, "del Out frees 0 B"]
+    lines = [*report.lines, "to free all outputs: %reset -f out, then %gpumem free"]
+    return Report("why", head, lines, report.tables, records=[names])
+
+
+def of_ipython_report(name: str, type_name: str, made: str) -> Report:
+    """Return the report on an object that IPython has made and keeps."""
+    return Report("why", [clean_name(name), clean_name(type_name), made])
+
+
+def _lines_of_holders(holders: Sequence[HeldPart], sharing: Sequence[HeldPart]) -> list[str]:
+    """Return lines about holders without a row, and about those that share small parts."""
+    lines = []
+    more = len(holders) - _HOLDERS_SHOWN
+    if more > 0:
+        lines.append(f"and {count(more, 'more holder')}")
+    if sharing:
+        names = _beginnings([part.holder for part in sharing])
+        verb = "shares" if len(names) == 1 and names != [_LIBRARIES] else "share"
+        lines.append(f"{listed(names, _SHARING_SHOWN)} {verb} parts of it")
+    return lines
+
+
+def _beginnings(holders: Iterable[ReferencePath]) -> list[str]:
+    """Return the names at which holders' paths begin, each once; libraries, about which a user can
+    do nothing, as one.
+    """
+    names = dict[str, None]()
+    has_libraries = False
+    for holder in holders:
+        if holder.path.startswith("module ") and not holder.advice:
+            has_libraries = True
+            continue
+        name = holder.path.removeprefix(NOTEBOOK)
+        chain = _ATTRIBUTES.match(name)
+        if chain is not None and holder.path != name:  # of ``ax2.callback: bound method draw, ...``
+            name = chain[0]
+        names[clean(name)] = None
+    return [*names, _LIBRARIES] if has_libraries else list(names)
+
+
+def _lines_of_content(ownership: Ownership) -> list[str]:
+    """Return lines about the object's parts, and about the limits of the figures."""
+    lines = []
+    parts = []
+    least = _least_shown(ownership)
+    for name, size in ownership.parts:
+        if size >= least:
+            parts.append(f"{clean_name(name)} {format_bytes(size)}")
+    if parts:
+        lines.append(f"consists of {', '.join(parts)}")
+    lines += map(clean, ownership.notes)
+    if not ownership.followed and ownership.type_name == "module":
+        name = clean_name(ownership.name)
+        lines.append(f"its content is not counted: %gpumem why {name}.NAME shows a part of it")
+    elif not ownership.followed:
+        lines.append("the content of a class, frame or part of IPython is not counted")
+    if not ownership.complete:
+        lines.append(
+            "there are too many objects to follow all: figures are lower bounds, and any of it may "
+            "have more holders"
+        )
+    return lines
+
+
+def _head_of_why(ownership: Ownership) -> list[str]:
+    """Return the headline: the object, its size, and the memory that ``del`` frees."""
+    on_devices = sizes(ownership.device_bytes)
+    if on_devices and (ownership.is_at_least or not ownership.complete):
+        on_devices[0] = f"at least {on_devices[0]}"
+    names = map(clean_name, (ownership.name, ownership.type_name))
+    if not ownership.followed:
+        return list(names)
+    head = [*names, *(on_devices or [format_bytes(ownership.size_bytes)])]
+    freed = sum(ownership.freed_bytes.values())
+    if ownership.is_name and (freed or ownership.complete):
+        target = clean_name(target_of(ownership.name))
+        head.append(f"del {target} frees {_freed_text(ownership, freed)}")
+    return head
+
+
+def _row_of_holder(part: HeldPart, least: float) -> dict[str, str]:
+    """Return the row of a holder, which says "shared" if it adds less than ``least`` bytes."""
+    size = "shared"
+    if part.size_bytes >= least:
+        size = format_bytes(part.size_bytes)
+    path = clean(part.holder.path)
+    if part.objects > 1:
+        path += f", and {count(part.objects - 1, 'more object')}"
+    return {"still held": size, "by": path, "freed by": clean(part.holder.advice)}
+
+
+def _freed_text(ownership: Ownership, freed: int) -> str:
+    """Return the bytes that ``del`` frees; all of them only if each byte is known."""
+    # If it frees no byte, a known holder keeps the object, with the memory that is not counted.
+    has_known_holder = bool(ownership.held) and not ownership.is_small
+    if ownership.is_at_least and (freed or not has_known_holder):
+        return f"at least {format_bytes(freed)}"
+    if ownership.held:
+        return format_bytes(freed)
+    return "all of it"
+
+
+def left_report(
+    name: str, cell: int | None, left: Sequence[RetainedArray], meant: str = ""
+) -> Report:
+    """Return the report on a deleted name: its object or arrays that are still alive.
+
+    ``meant`` suggests a similar name.
+    """
+    headline = f"{clean_name(name)} is not defined{clean(meant)}"
+    if cell is not None:
+        headline += f"; cell {cell} bound it"
+    if left:
+        table = leak_table(left, "")
+        return Report("why", f"{headline}, but part of it is alive", tables=[table])
+    hint = "%gpumem leaks lists memory that no name leads to"
+    return Report("why", f"{headline}; none of its memory is known to be alive", [hint])
