@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import Array, object_key
+from ipygpumem.heap.arrays import object_key
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
@@ -252,7 +252,7 @@ class Survivors:
         cycles = with_ended_cycles(rows, removed_objects, roots, heap.ndarrays)
         older = OlderData(
             ended.baseline.objects_since,
-            was_there,
+            ended.baseline.was_there,
             ended.baseline.contents.earlier,
             roots.namespaces,
             new,
