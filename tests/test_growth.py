@@ -20,6 +20,18 @@ CASES = {
     "a list of one number": ("buf = []", "buf.extend([7] * (1 << 20))", "buf", 8),
     "a list of numbers": ("buf = []", "buf.extend(range(1000, 301_000))", "buf", 10.3),
     "a dict": ("buf = {}", "buf.update(dict.fromkeys(range(300_000)))", "buf", 18),
+    "a counter": (
+        "from collections import Counter\nbuf = Counter()",
+        "buf.update(range(300_000))",
+        "buf",
+        18,
+    ),
+    "a dict of lists": (
+        "from collections import defaultdict\nbuf = defaultdict(list)",
+        "for n in range(300_000): buf[n] = 1",
+        "buf",
+        18,
+    ),
     "a set": ("buf = set()", "buf.update(range(300_000))", "buf", 16),
     "a deque": (
         "from collections import deque\nbuf = deque()",
@@ -96,6 +108,15 @@ def test_two_attributes_of_one_object_may_grow(notebook: Kernel) -> None:
     grows = "a.rows.extend(range(300_000)); a.names.update(dict.fromkeys(range(300_000)))"
     (text,) = ok(notebook, f"%%experiment grows\n{grows}").survivors()
     assert {path for path, *_ in re.findall(GREW, text, re.MULTILINE)} == {"a.rows", "a.names"}
+
+
+def test_an_attribute_grows_beside_one_that_gets_an_array(notebook: Kernel) -> None:
+    """The path of the array gave the object a dict, and the list "was" no object in reach."""
+    ok(notebook, "import numpy as np\nclass A: pass\na = A(); a.rows = []; a.best = None")
+    grows = "a.rows.extend(map(float, range(1_000_000))); a.best = np.ones(1 << 21)"
+    (text,) = ok(notebook, f"%%experiment grows\n{grows}").reports("experiment")
+    assert [path for path, *_ in re.findall(GREW, text, re.MULTILINE)] == ["a.rows"]
+    assert "not named" not in text, text
 
 
 def kernel_length(kernel: Kernel, path: str) -> int:

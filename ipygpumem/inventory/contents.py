@@ -388,11 +388,13 @@ class Contents:
 
     def _recorded_children(self, level: Sequence[Any]) -> dict[int, Any]:
         """Return the objects to which some objects refer whose contents were recorded, by
-        identity.
+        identity; their attributes may be in a dict since, because code has read ``__dict__``.
         """
         parents = [item for item in leading_objects(level) if id(item) in self._parents]
         short, _ = _by_length(parents)
-        return by_identity(gc.get_referents(*short))
+        children = gc.get_referents(*short)
+        new_dicts = [item for item in of_types({id(dict)}, children) if id(item) not in self._known]
+        return by_identity([*children, *gc.get_referents(*new_dicts)])
 
     def _contents(self, item: object) -> list[object]:
         """Return the objects in another one; the dict of its attributes may be newer than these."""
@@ -583,14 +585,22 @@ def _chain_to(
 
 
 def _parent_of(child: object, level: Sequence[object]) -> object:
-    """Return the object in ``level`` that refers to ``child``."""
-    for part in chunks(level, 500):
-        if id(child) not in by_identity(gc.get_referents(*part)):
-            continue
-        for item in part:
-            if id(child) in map(id, gc.get_referents(item)):
-                return item
+    """Return the object in ``level`` that refers to ``child``, perhaps through the dict of its
+    attributes.
+    """
+    for references_of in (gc.get_referents, _through_dicts):
+        for part in chunks(level, 500):
+            if id(child) not in by_identity(references_of(*part)):
+                continue
+            for item in part:
+                if id(child) in map(id, references_of(item)):
+                    return item
     return child  # a thread has removed it since
+
+
+def _through_dicts(*items: object) -> list[object]:
+    """Return the objects to which dicts among the references of some objects refer."""
+    return gc.get_referents(*of_types({id(dict)}, gc.get_referents(*items)))
 
 
 def _names_by_identity(namespace: dict[str, Any]) -> dict[int, str]:

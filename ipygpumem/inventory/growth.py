@@ -10,6 +10,7 @@ import io
 import re
 import sys
 from array import array
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress, islice
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from ipygpumem.records import COMMENT
 _NUMBERS = frozenset(map(id, (int, float, complex)))
 _FIRST_MADE = 257
 """Smallest number above those that CPython makes once for all (-5 to 256)."""
-_WITH_ITEMS = frozenset(map(id, GROWING))
+_WITH_ITEMS = frozenset(map(id, (*GROWING, Counter, OrderedDict, defaultdict)))
 """Types that have a number of items; subclasses may do anything in ``clear``."""
 _WITH_CLEAR = _WITH_ITEMS | {id(bytearray)}
 _CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*|\[(-?\d+|\"[^\"\\]*\")\])*")
