@@ -110,8 +110,8 @@ def test_two_attributes_of_one_object_may_grow(notebook: Kernel) -> None:
     assert {path for path, *_ in re.findall(GREW, text, re.MULTILINE)} == {"a.rows", "a.names"}
 
 
-def test_an_attribute_grows_beside_one_that_gets_an_array(notebook: Kernel) -> None:
-    """The path of the array gave the object a dict, and the list "was" no object in reach."""
+def test_an_attribute_grows_next_to_one_with_an_array(notebook: Kernel) -> None:
+    """Writing the path of the array gave the object a dict, behind which the list was not found."""
     ok(notebook, "import numpy as np\nclass A: pass\na = A(); a.rows = []; a.best = None")
     grows = "a.rows.extend(map(float, range(1_000_000))); a.best = np.ones(1 << 21)"
     (text,) = ok(notebook, f"%%experiment grows\n{grows}").reports("experiment")
