@@ -162,6 +162,7 @@ LONGER = {
     "inventory": (
         "test_agreement",
         "test_dropped_data",
+        "test_estimators",
         "test_growth",
         "test_innocent_objects",
         "test_kept_by_registries",

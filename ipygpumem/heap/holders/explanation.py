@@ -242,7 +242,8 @@ class Explanation:
             removal = Removal.of(chain[1][-1], self._objects[key], way)
         else:
             chain_to_holder = chain[0], tuple(rows.shortened(key, chain[1]))
-            removal = self._removal_of_row(row, rows, chain, chain_to_holder, way)
+            by_copy = _removal_by_copy(chain_to_holder[1], row, way)
+            removal = by_copy or self._removal_of_row(row, rows, chain, chain_to_holder, way)
         module = self._new_module(*chain, removal.way)
         if module is not None:
             removal = Removal.of(module[0], removal.arrays, module[1])
@@ -631,6 +632,23 @@ class Explanation:
             replace(of_first.with_more(str(len(items) - 1)), remedy=remedy),
             removed_references=frozenset((id(holder), id(item)) for item in items),
         )
+
+
+def _removal_by_copy(steps: Steps, row: Row, way: Way) -> Removal | None:
+    """Return how to remove a whole row together with an object whose place a copy takes, such as an
+    estimator; None if no such object has all of it.
+
+    Args:
+        steps: the steps to the nearest object that has all of the row's arrays.
+        row: the row.
+        way: the way to one of these.
+    """
+    if way.cut is None or not way.cut.copied_by:
+        return None
+    for item in steps:
+        if id(item) == way.cut.removed_id:
+            return Removal.of(item, row.held_arrays(), way)
+    return None
 
 
 def _is_removed(found_chain: FoundChain, removed: Set[tuple[int, int]]) -> bool:

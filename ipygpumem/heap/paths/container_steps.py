@@ -244,7 +244,7 @@ def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
     """
     statement = statement_of(cuts)
     first = cuts[0]
-    if statement or first.ending or first.is_detached:
+    if statement or first.ending or first.is_detached or first.copied_by:
         return statement
     imports, owner = split(first.owner)
     _, item = split(first.target)

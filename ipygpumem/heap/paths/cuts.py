@@ -161,6 +161,8 @@ class Cut:
         protocol: the calls by which that owner removes items.
         is_detached: True if the line replaces a tensor by one without its graph instead of removing
             it.
+        copied_by: the code of a function whose copy of the object takes its place, such as
+            ``sklearn.base.clone``; empty if the reference is removed.
         also_removed: other references that a call removes, as the identities of both objects.
         is_only_there: True if all other items of the list around the owner have none in this
             place.
@@ -186,6 +188,7 @@ class Cut:
     items: str = ""
     protocol: Protocol | None = None
     is_detached: bool = False
+    copied_by: str = ""
     also_removed: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False)
     is_only_there: bool = field(default=False, compare=False)
     removed_id: int = field(default=0, compare=False)
@@ -237,7 +240,7 @@ class Cut:
         is none.
         """
         name = self.target.removeprefix(self.owner)
-        if self.repeated or self.ending or name == self.target:
+        if self.repeated or self.ending or self.copied_by or name == self.target:
             return ""
         if self.kind is Kind.KEY and self.listing is Listing.PLAIN:
             return f"{self.owner}.pop({name[1:-1]}, None)"
@@ -256,6 +259,7 @@ class Cut:
                     other,
                     outer=self.outer,
                     is_detached=self.is_detached,
+                    copied_by=self.copied_by,
                     removed_id=self.removed_id,
                 )
             )
@@ -267,9 +271,9 @@ class Cut:
             return _without_columns(self.owner, self.columns)
         if self.protocol is not None:
             return self.protocol.statement(self, [self.position])
+        if self.is_detached or self.copied_by:
+            return self._statement_with_copy()
         imports, code = split(self.target)
-        if self.is_detached:
-            return f"{imports}{code} = {code}.detach()"
         if self.kind is Kind.CLOSED:
             return self.all_of if self.size == 1 else f"{imports}{code}.{self.ending}"
         if self.ending:
@@ -285,6 +289,14 @@ class Cut:
                 return f"{imports}{code}"
             case _:
                 return f"{imports}del {code}"
+
+    def _statement_with_copy(self) -> str:
+        """Return the statement that puts a copy in the place of the object."""
+        imports, code = split(self.target)
+        if self.is_detached:
+            return f"{imports}{code} = {code}.detach()"
+        import_of_function, function = split(self.copied_by)
+        return f"{imports}{import_of_function}{code} = {function}({code})"
 
 
 def condition_of(item: object, items: Sequence[object], variable: str) -> str:
@@ -340,9 +352,14 @@ def without_import(code: str) -> str:
 
 
 def in_sequence(statements: Sequence[str]) -> str:
-    """Return statements as one line."""
+    """Return statements as one line, with each import once."""
+    imported = set[str]()
+    parts = list[str]()
+    for statement in filter(None, statements):
+        imports, code = split(statement)
+        parts.append(code if imports in imported else statement)
+        imported.add(imports)
     # ``var.set(None);`` ends with a semicolon, so that IPython keeps no output.
-    parts = list(filter(None, statements))
     inner = [statement.removesuffix(";") for statement in parts[:-1]]
     return "; ".join([*inner, *parts[-1:]])
 
@@ -453,6 +470,8 @@ def _statement_for_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
         return first.all_of
     if first.kind is Kind.COLUMN:
         return _of_columns(cuts)
+    if any(cut.copied_by for cut in cuts):
+        return _one_by_one(cuts) if len(cuts) <= _MOST_KEYS else ""
     if all(_is_alike(cut, first) for cut in cuts):
         statement = _of_alike(cuts, is_alone=is_alone)
         if statement:

@@ -13,6 +13,8 @@ from ipygpumem.heap.paths.ways import Way
 LONGEST_PATH = 240
 
 
+ASSIGNED = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.SLOT}
+"""Kinds of references that an assignment replaces."""
 _CALLS = {Kind.CALL, Kind.QUEUED}
 """References that the owner's own calls remove."""
 _STEP = re.compile(r"[.\[]|: |, ")
@@ -64,6 +66,19 @@ class Path:
     def note_own(self) -> None:
         """Note that the next step leads to a part of a model or optimizer."""
         self.is_own = True
+
+    def replace_by_copy(self, function: str) -> None:
+        """Record that a copy takes the place of the current target: what the steps after this one
+        lead to goes with the target.
+
+        Args:
+            function: the code of the function that makes the copy.
+        """
+        if self.cut is None or self.is_fixed or self._is_removed_as_whole:
+            return
+        if self.cut.kind in ASSIGNED and self.cut.target == self.code:
+            self.cut = replace(self.cut, copied_by=function)
+            self._is_removed_as_whole = True
 
     def append_fixed(self, shown: str, code: str = "") -> None:
         """Append a reference that cannot be removed: that to its object is."""
@@ -165,7 +180,7 @@ class Path:
             return Way(self.holder(self._fallback))
         if self.cut is not None:
             # A name may lead to much that is older: only the caller knows if all of it is unwanted.
-            is_name = self.cut.kind is Kind.NAME and not self.is_fixed
+            is_name = self.cut.kind is Kind.NAME and not self.is_fixed and not self.cut.copied_by
             is_direct = not self.is_fixed and (is_root_itself or not self._is_removed_as_whole)
             statement = "" if is_name else self.cut.statement
             return Way(self.holder(Remedy(statement, cuts=(self.cut,))), is_direct)

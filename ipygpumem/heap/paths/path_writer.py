@@ -53,6 +53,7 @@ from ipygpumem.heap.paths.container_steps import (
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, split, statement_of, with_repeated
 from ipygpumem.heap.paths.data_frame_steps import append_frame_step
 from ipygpumem.heap.paths.dataset_steps import append_dataset_step
+from ipygpumem.heap.paths.estimator_steps import clone_code, is_estimator, is_forgotten_by_clone
 from ipygpumem.heap.paths.items_and_attributes import (
     attribute_names,
     attribute_text,
@@ -225,6 +226,8 @@ class PathWriter:
             parent = steps[position]
             is_last = position == len(steps) - 1
             self._say_how_to_end(parent, path)
+            if is_estimator(parent) and self._is_replaced_by_clone(steps[position:]):
+                path.replace_by_copy(clone_code(self._names))
             if not is_last:
                 cut = path.cut
                 position += self._step(steps[position:], path)
@@ -237,6 +240,13 @@ class PathWriter:
                 self._removed_objects[ended_id] = owner
             if is_last:
                 return ended_id
+
+    def _is_replaced_by_clone(self, steps: Sequence[object]) -> bool:
+        """Return True if the lines for an object forget the fit of an older estimator, from which
+        some steps lead to it.
+        """
+        is_fit = is_forgotten_by_clone(steps) or (self._of_leaks and is_estimator(steps[-1]))
+        return is_fit and self._is_older(steps[0])
 
     def _note_replaced(self, path: Path, parent: Any) -> None:
         """Record that the item of a list has the place of an older one, unless a call ends it."""

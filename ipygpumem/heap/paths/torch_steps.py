@@ -14,7 +14,7 @@ from ipygpumem.heap.paths.attributes_to_remove import is_needed_by_methods
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.items_and_attributes import attribute_text
 from ipygpumem.heap.paths.literals import literal
-from ipygpumem.heap.paths.path_state import Path
+from ipygpumem.heap.paths.path_state import ASSIGNED, Path
 from ipygpumem.heap.paths.remedies import NO_REMEDY, Remedy
 from ipygpumem.heap.paths.roots import NO_ROOT, NOTEBOOK
 from ipygpumem.introspect import (
@@ -382,9 +382,5 @@ def _without_graph(cut: Cut, path: Path) -> Cut:
     """Return the reference with which a path ends, so that its line keeps the tensor without its
     graph if the place takes another tensor.
     """
-    is_replaceable = not path.is_fixed and cut.kind in _ASSIGNED and cut.target == path.code
+    is_replaceable = not path.is_fixed and cut.kind in ASSIGNED and cut.target == path.code
     return replace(cut, is_detached=True) if is_replaceable else cut
-
-
-_ASSIGNED = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.SLOT}
-"""Kinds of references that an assignment replaces."""

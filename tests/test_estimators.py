@@ -1,0 +1,100 @@
+"""Lines for the fits of scikit-learn's estimators that are older than an experiment.
+
+A line that removes one attribute leaves an estimator that can neither predict nor be printed.
+"""
+
+from importlib.util import find_spec
+
+import pytest
+
+from benchmarks.harness.kernel import Kernel
+from tests.steps import tidied_kernel, works
+
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is needed")
+PREPARE = """
+import weakref
+import numpy as np
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.model_selection import GridSearchCV
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+rows, labels = np.random.rand(100_000, 20), np.arange(100_000) % 2
+few, few_labels = rows[:10_000], labels[:10_000]
+def new():
+    return KNeighborsClassifier()
+class App:
+    pass
+"""
+shared_kernel, notebook = tidied_kernel("%reset -f", PREPARE, hides_libraries=True)
+IMPORT = "import sklearn.base; "
+CASES = {
+    "a name": ("m = new()", "m.fit(rows + 0, labels)", "m = sklearn.base.clone(m)"),
+    "an output, too": (
+        "m = new()",
+        "copy = rows + 0\nm.fit(copy, labels)",
+        "m = sklearn.base.clone(m)",
+    ),
+    "a pipeline": (
+        "m = make_pipeline(StandardScaler(), new())",
+        "m.fit(rows, labels)",
+        "m = sklearn.base.clone(m)",
+    ),
+    "a search": (
+        "m = GridSearchCV(new(), {'n_neighbors': [1, 2]}, cv=2)",
+        "m.fit(few + 0, few_labels)",
+        "m = sklearn.base.clone(m)",
+    ),
+    "a forest": (
+        "m = RandomForestRegressor(n_estimators=3)",
+        "m.fit(few, few[:, 0])",
+        "m = sklearn.base.clone(m)",
+    ),
+    "an item": (
+        "m = {'a': [new()]}",
+        "m['a'][0].fit(rows + 0, labels)",
+        'm["a"][0] = sklearn.base.clone(m["a"][0])',
+    ),
+    "two places": (
+        "app = App(); app.m = new(); m = [app.m]",
+        "app.m.fit(rows + 0, labels)",
+        "app.m = sklearn.base.clone(app.m); m[0] = sklearn.base.clone(m[0])",
+    ),
+    # A clone would copy it.
+    "a parameter": (
+        "m = new()",
+        "m.set_params(metric_params={'w': np.ones(2**20)})",
+        'del m.metric_params["w"]',
+    ),
+    "a new one": ("m = []", "m.append(new().fit(rows + 0, labels))", "del m[0]"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_line_leaves_an_older_estimator_unfitted(notebook: Kernel, case: str) -> None:
+    older, fit, line = CASES[case]
+    works(notebook, older, f"%%experiment e\n{fit};")
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    expected = f"{IMPORT}{line}" if "clone" in line else line
+    advised = leaks.rpartition("to free it: ")[2]
+    assert sorted(advised.split("; ")) == sorted(expected.split("; "))
+    works(notebook, advised, "repr(m)")
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert leaks.startswith("no leak"), leaks
+
+
+def test_why_an_older_estimator_holds_its_fit(notebook: Kernel) -> None:
+    works(notebook, "m = new()", "%%experiment e\nm.fit(rows + 0, labels);")
+    (why,) = works(notebook, "%gpumem why m._fit_X").reports("why")
+    assert f"{IMPORT}m = sklearn.base.clone(m)" in why
+
+
+def test_a_line_says_that_it_drops_an_earlier_fit(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "m = make_pipeline(StandardScaler(), new()).fit(rows + 0, labels)",
+        "%%experiment e\nm.steps[0][1].new_ = np.ones(1 << 21)",
+    )
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert f"{IMPORT}m = sklearn.base.clone(m)" in leaks
+    assert "# also drops 16 MiB" in leaks
