@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import children
 from ipygpumem.probes.outside import OutsideProbe
+from ipygpumem.probes.segments import Segments
 from ipygpumem.units import MIB
 from tests.alone import alone
 from tests.steps import works
@@ -106,6 +108,29 @@ def test_segments_of_closed_files_count_their_mapped_bytes(is_named: bool) -> No
     finally:
         path.unlink(missing_ok=True)
         del mapping
+
+
+@alone
+def test_a_scan_of_many_mappings_takes_no_memory_to_speak_of() -> None:
+    """The next reading of RSS would show it as growth: with torch it was 1 MiB."""
+    path = Path(f"/dev/shm/ipygpumem-test-{os.getpid()}")
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    mappings = list[mmap.mmap]()
+    segments = Segments()
+    try:
+        with path.open("r+b") as file:
+            for _ in range(1_000):
+                mappings.append(mmap.mmap(file.fileno(), 0))
+        segments.scan(MIB)
+        tracemalloc.start()
+        assert segments.scan(MIB)[0] == mmap.PAGESIZE
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    finally:
+        path.unlink()
+        segments.close()
+        mappings.clear()
+    assert peak_bytes < MIB / 16
 
 
 INNER = "import sys; block = bytearray(64 << 20); print('ready', flush=True); sys.stdin.read()"

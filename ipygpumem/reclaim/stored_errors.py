@@ -14,7 +14,7 @@ from itertools import compress, islice
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.bulk import chunks, kinds_of, of_types, types_of
+from ipygpumem.heap.bulk import Batch, chunks, kinds_of, of_types, types_of
 from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.introspect import ATOMS, is_exactly
@@ -37,6 +37,8 @@ DICT_TYPES = set(map(id, _DICTS))
 CLEARABLE_TYPES = set(map(id, (*_WITH_PLACES, set)))
 READ_TYPES = CONTAINER_TYPES | DICT_TYPES
 """Identities of the types whose items are read."""
+_NO_ERRORS = READ_TYPES | ATOMS
+"""Identities of types that are no errors, which most items have."""
 
 Path = tuple[object, ...]
 """Keys that lead to an error in a container: one, or two for a container in it; none if all of it
@@ -84,14 +86,24 @@ def _that_may_hold_errors(
         containers = of_types(READ_TYPES, values)
         short = _short(containers)
         if types_of(values).isdisjoint(error_types) and len(short) == len(containers):
-            items = gc.get_referents(*short)
-            if types_of(items).isdisjoint(kinds_of(items, BaseException) | READ_TYPES):
+            items = Batch(gc.get_referents(*short))
+            if items.types.isdisjoint(READ_TYPES) and not _error_types(items):
                 continue
         yield names, values
 
 
-def _short(containers: Sequence[Any]) -> list[Any]:
+def _error_types(batch: Batch[Any]) -> set[int]:
+    """Return the identities of the types of errors among many objects."""
+    possible = batch.types - _NO_ERRORS
+    if not possible:
+        return possible
+    return kinds_of(list(batch.one_of_each(possible).values()), BaseException)
+
+
+def _short(containers: list[Any]) -> list[Any]:
     """Return the containers that are read if they are in another one."""
+    if max(map(len, containers), default=0) <= _MOST_INNER_ITEMS:
+        return containers
     return list(compress(containers, map(_MOST_INNER_ITEMS.__ge__, map(len, containers))))
 
 
@@ -103,14 +115,11 @@ def _in_container(name: str, container: Any, allowance: Allowance) -> list[Store
     ``[(step, error)]``.
     """
     items = items_of(container)
-    error_types = kinds_of(items, BaseException)
-    if types_of(items).isdisjoint(error_types | READ_TYPES):
-        return []
     keys: Sequence[object] = range(len(items))
     if id(type(container)) in DICT_TYPES:
         keys = list(islice(container, _MOST_ITEMS))
     contents = _Contents()
-    contents.add_items(keys, items, error_types)
+    contents.add_items(keys, items)
     contents.add_inner_errors(allowance)
     stored = contents.errors[:_MOST_STORED]
     if contents.is_all_of(container) or not contents.can_be_removed_from(container):
@@ -133,14 +142,14 @@ class _Contents:
     has_other_objects: bool = False
     """True if an inner container has more than errors, numbers and text."""
 
-    def add_items(
-        self, keys: Sequence[object], items: Sequence[Any], error_types: set[int]
-    ) -> None:
+    def add_items(self, keys: Sequence[object], items: Sequence[Any]) -> None:
         """Add the errors among the items, and the small containers among them."""
         all_keys = chunks(keys, _ITEMS_AT_ONCE)
         all_items = chunks(items, _ITEMS_AT_ONCE)
         for some_keys, some in zip(all_keys, all_items, strict=True):
-            if not _may_hold_errors(some, error_types):
+            batch = Batch(some)
+            error_types = _error_types(batch)
+            if not error_types and not _are_errors_in(batch):
                 continue  # without a step for each of many items
             for key, item in zip(some_keys, some, strict=True):
                 type_id = id(type(item))
@@ -188,12 +197,10 @@ class _Contents:
         return all(key_code(path[0]) for path, _ in self.errors)
 
 
-def _may_hold_errors(items: Sequence[Any], error_types: set[int]) -> bool:
-    """Return False if neither the items nor the small containers among them are or have errors."""
-    if not types_of(items).isdisjoint(error_types):
-        return True
-    short = _short(of_types(READ_TYPES, items))
-    return bool(kinds_of(gc.get_referents(*short), BaseException))
+def _are_errors_in(items: Batch[Any]) -> bool:
+    """Return True if the small containers among some items have errors."""
+    short = _short(items.of_types(READ_TYPES))
+    return bool(_error_types(Batch(gc.get_referents(*short))))
 
 
 def _errors_in(container: Any) -> list[tuple[object, BaseException]]:

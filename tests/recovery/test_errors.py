@@ -264,6 +264,24 @@ def test_an_error_from_before_a_scope_keeps_its_frames_after_it(notebook: Kernel
     ) in ("[1.0]", "[np.float64(1.0)]")
 
 
+def test_a_recovery_frees_an_older_cycle_that_a_cell_dropped(notebook: Kernel) -> None:
+    """No name shows that the cell did so: the first recovery after it collects all garbage."""
+    works(
+        notebook,
+        """
+        class Part: pass
+
+        trainer, model = Part(), Part()
+        trainer.model, model.trainer, model.weights = model, model, big()
+        del model
+        """,
+    )
+    fails(notebook, "raise MemoryError")
+    works(notebook, "del trainer.model")
+    fails(notebook, "raise MemoryError")
+    assert notebook.value("alive()") == 0
+
+
 def test_an_error_caught_in_an_earlier_cell_keeps_its_frames(notebook: Kernel) -> None:
     works(
         notebook,
