@@ -208,9 +208,16 @@ class SurvivorSearch:
 
     def received(self) -> set[int]:
         """Return the identities of the new objects that older ones have received."""
+        made = self._made_since()
+        return self._ended.baseline.received(made, self._test_of_older_arrays())
+
+    def _made_since(self) -> set[int]:
+        """Return the identities of the objects made since the start, as of the first time that they
+        are asked for.
+        """
         if self._made is None:
             self._made = self._ended.baseline.objects_since()
-        return self._ended.baseline.received(self._made, self._test_of_older_arrays())
+        return self._made
 
     def _arrays_within_reach(self, named: Container[StorageKey]) -> list[WatchedName]:
         """Return the large new NumPy arrays behind the user's names, however deep, on other
@@ -300,11 +307,23 @@ class SurvivorSearch:
 
         self._add(self._arrays_without_name(heap))
         self.alive += tensors_on_arrays(self.alive, heap)
+        self._note_grown(heap)
         rows_by_name = explained(self.alive, heap, roots, smallest=self.smallest)
         self._explained = rows_by_name
         detach_numpy(self.alive, heap)
         self.alive = [item for item, _ in rows_by_name]
         return rows_of(rows_by_name, heap)
+
+    def _note_grown(self, heap: Heap) -> None:
+        """Note which live arrays are older than their memory."""
+        arrays = dict[StorageKey, Array]()
+        for item in self.alive:
+            arrays.update((array.storage, array) for array in item.live_arrays())
+        if not arrays:
+            return
+        remarks = self._ended.baseline.remarks_on_grown(arrays, heap, self._made_since())
+        if remarks:
+            self.alive = [replace(item, remarks=remarks) for item in self.alive]
 
     def _arrays_without_name(self, heap: Heap) -> list[WatchedName]:
         """Return unknown NumPy arrays, largest first, as far as the host's growth can contain them;

@@ -179,6 +179,21 @@ def test_the_line_for_new_gradients_keeps_older_ones(notebook: Kernel, case: str
 
 
 @pytest.mark.parametrize(
+    "code",
+    [
+        "outer.data = torch.cat([outer.data, torch.ones(1 << 19)])",
+        "outer.set_(torch.ones(1 << 19).untyped_storage());",
+        "outer.data = torch.ones(1 << 19); view = outer[3:]",
+    ],
+)
+def test_a_line_says_that_a_tensor_is_older_than_its_memory(notebook: Kernel, code: str) -> None:
+    works(notebook, "outer = torch.ones(1000)", f"%%experiment a\n{code}")
+    line = "del outer  # also drops an older tensor, which has new memory"
+    assert [advice for _, advice in notebook.value(SURVIVORS)] == [line]
+    assert line in works(notebook, "%gpumem leaks").leaks()[0]
+
+
+@pytest.mark.parametrize(
     ("code", "path"),
     [
         ("outer[0].weight.data = torch.zeros(1024, 1024)", "outer[0].weight"),
