@@ -208,16 +208,9 @@ class SurvivorSearch:
 
     def received(self) -> set[int]:
         """Return the identities of the new objects that older ones have received."""
-        made = self._made_since()
-        return self._ended.baseline.received(made, self._test_of_older_arrays())
-
-    def _made_since(self) -> set[int]:
-        """Return the identities of the objects made since the start, as of the first time that they
-        are asked for.
-        """
         if self._made is None:
             self._made = self._ended.baseline.objects_since()
-        return self._made
+        return self._ended.baseline.received(self._made, self._test_of_older_arrays())
 
     def _arrays_within_reach(self, named: Container[StorageKey]) -> list[WatchedName]:
         """Return the large new NumPy arrays behind the user's names, however deep, on other
@@ -321,7 +314,9 @@ class SurvivorSearch:
             arrays.update((array.storage, array) for array in item.live_arrays())
         if not arrays:
             return
-        remarks = self._ended.baseline.remarks_on_grown(arrays, heap, self._made_since())
+        baseline = self._ended.baseline
+        # The search has given further tensors a Python object since ``_made``.
+        remarks = baseline.remarks_on_grown(arrays, heap, baseline.objects_since())
         if remarks:
             self.alive = [replace(item, remarks=remarks) for item in self.alive]
 

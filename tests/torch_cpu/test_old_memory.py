@@ -193,6 +193,23 @@ def test_a_line_says_that_a_tensor_is_older_than_its_memory(notebook: Kernel, co
     assert line in works(notebook, "%gpumem leaks").leaks()[0]
 
 
+def test_a_result_that_torch_has_saved_is_no_older_tensor(notebook: Kernel) -> None:
+    """It gets its Python object when the end of the experiment looks for tensors."""
+    works(notebook, "outer = []; model = nn.Linear(512, 512)")
+    code = """
+        %%experiment a
+        state = torch.ones(512, 512)
+        for _ in range(5):
+            state = torch.tanh(model(state))
+            outer.append(state)
+        """
+    works(notebook, code)
+    lines = [advice.partition("  #") for _, advice in notebook.value(SURVIVORS)]
+    assert lines
+    assert {line for line, *_ in lines} == {"outer.clear()"}
+    assert not any("older" in comment for *_, comment in lines)
+
+
 @pytest.mark.parametrize(
     ("code", "path"),
     [
