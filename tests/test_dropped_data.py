@@ -361,3 +361,51 @@ def rows_of_leaks(kernel: Kernel, before: str, experiment: str) -> list[tuple[st
     works(kernel, before, "%%experiment e\n" + experiment)
     (text,) = works(kernel, "%gpumem leaks").leaks()
     return re.findall(r"^  (.*?) · .* · to free it: (.*)$", text, re.MULTILINE)
+
+
+_ALSO_OLDER = "also drops an older array, which has grown"
+
+
+@pytest.mark.parametrize(
+    ("before", "experiment", "lines"),
+    [
+        pytest.param(
+            "n = np.arange(2000.)",
+            "n.resize(2 * MIB, refcheck=False)",
+            [f"del n  # {_ALSO_OLDER}"],
+            id="an array with a name",
+        ),
+        pytest.param(
+            "n = np.ones(MIB)",
+            "n.resize(2 * MIB, refcheck=False)",
+            [f"del n  # {_ALSO_OLDER}"],
+            id="a large array with a name",
+        ),
+        pytest.param(
+            "n = [np.ones(MIB), np.ones(MIB)]",
+            "n[1].resize(2 * MIB, refcheck=False)",
+            [f"del n[1]  # may {_ALSO_OLDER.replace('drops', 'drop')}"],
+            id="an array in a list",
+        ),
+        pytest.param(
+            "n = np.arange(2000.)",
+            "n.resize(2 * MIB, refcheck=False); kept.append([n[:9]])",
+            [f"del kept[0]; del n  # {_ALSO_OLDER}"],
+            id="an array with a new view",
+        ),
+        pytest.param(
+            "n = Node(np.arange(2000.), None)",
+            "kept.append(np.ones(2 * MIB)); del n.data",
+            ["del kept[0]"],
+            id="an array in a list, after an older one has died",
+        ),
+    ],
+)
+def test_a_line_says_that_an_array_is_older_than_its_memory(
+    kernel: Kernel, before: str, experiment: str, lines: list[str]
+) -> None:
+    found = [line for _, line in survivors(kernel, f"kept = []\n{before}", experiment)]
+    assert found == lines
+    (text,) = works(kernel, "%gpumem leaks").leaks()
+    assert all(line in text for line in lines)
+    works(kernel, *lines, "%gpumem leaks")  # which forgets the arrays, whose places are free now

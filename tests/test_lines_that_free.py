@@ -46,6 +46,16 @@ def way(line: str) -> Way:
     return Way(Holder("a place", Remedy.of_text(line)))
 
 
+@pytest.mark.parametrize(
+    ("positions", "line"), [(range(300), "its.clear()"), (range(9, 300), "del its[9:]")]
+)
+def test_an_item_of_many_is_removed_once(positions: Sequence[int], line: str) -> None:
+    """The reference to an item of many has no code of its own."""
+    alone = [Cut(Kind.ITEM, 1, "its", f"its[{place}]", place, 300) for place in positions]
+    of_many = [alone[0].of_item(place, None) for place in positions]
+    assert statement_of([*alone, *of_many]) == line
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_an_object_is_deleted_after_its_parts_are_used(is_first: bool) -> None:
     ways = [way("del its[0]"), way("its[0]._sampler_iter.close()")]

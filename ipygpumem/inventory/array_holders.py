@@ -189,7 +189,7 @@ def _row_of(item: WatchedName, holder: Holder) -> HeldRow | None:
         arrays=len(arrays),
         is_at_least=item.record.is_at_least or _have_large_objects(arrays),
     )
-    return HeldRow(row, holder)
+    return HeldRow(row, holder).with_comment(item.remark())
 
 
 def _have_large_objects(arrays: Sequence[Array]) -> bool:
@@ -205,9 +205,14 @@ def storages_with_holder_of(row: HeldRow, explained_rows: Iterable[Explained]) -
     """
     storages = set[StorageKey]()
     for item, of_arrays in explained_rows:
-        if of_arrays.holder == row.holder and of_arrays.row.name in ("", row.row.name):
+        is_same = of_arrays.line == row.line and _path_of(of_arrays) == _path_of(row)
+        if is_same and of_arrays.row.name in ("", row.row.name):
             storages.update(item.live_storages())
     return storages
+
+
+def _path_of(row: HeldRow) -> str:
+    return "" if row.holder is None else row.holder.path
 
 
 def holder_of_possibly_older(holder: Holder) -> Holder:

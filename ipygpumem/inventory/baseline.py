@@ -199,6 +199,14 @@ class BaselineSnapshot:
         reference = self._objects.get(key)
         return reference is not None and reference() is not None
 
+    def had_other_size(self, array: Array) -> bool:
+        """Return True if an array of another size was at the place of a NumPy array."""
+        _, key = array.storage
+        sizes = [end - start for identity, start, end in self._large if identity == key]
+        if key in self._small:
+            return array.size_bytes > _LARGE
+        return bool(sizes) and array.size_bytes not in sizes
+
     @property
     def is_certain(self) -> bool:
         """True if it tells each old NumPy array from each new one, but for a new one in the memory

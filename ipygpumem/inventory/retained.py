@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,12 +21,13 @@ from ipygpumem.heap.arrays import (
     read_array,
     storage_key,
 )
+from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.graphs import saved_by
 from ipygpumem.heap.knowledge.nodes import Nodes, has_graph, is_leaf
 from ipygpumem.heap.named_arrays import NamedArrays
 from ipygpumem.heap.tensors import tensors_of_script
-from ipygpumem.introspect import instance_dict, is_instance, name_of, type_name
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance, name_of, type_name
 from ipygpumem.inventory.tensor_records import torch_reader
 from ipygpumem.notebook import OUTPUT, OUTPUT_PREFIX, cell_of_output, deletion_of_output
 from ipygpumem.probes.allocator import snapshots
@@ -81,11 +82,23 @@ class _GraphTensor(NamedTuple):
     instead: str
     kind: str
     """``evaluation``, ``output``, ``stored`` or ``sum``; empty if the graph may be needed."""
+    value: str = ""
+    """Code of the value without the graph."""
+    places: int = 1
+    """Number of containers that hold the tensor."""
 
     @property
     def name(self) -> str:
         """Return the name or output at which the path begins."""
         return _name_in(self.path)
+
+    @property
+    def statement(self) -> str:
+        """Return the statement with the number of further places where the tensor is kept."""
+        if self.places < 2:
+            return self.instead
+        noun = "place" if self.places == 2 else "places"
+        return f"{self.instead} (and in {self.places - 1:,} more {noun})"
 
 
 def _name_in(path: str) -> str:
@@ -205,35 +218,24 @@ class Retained:
             return _GraphTensor(
                 node, path, "wrap the evaluation in with torch.no_grad():", "evaluation"
             )
-        kind, instead = self._storing(tensor, node, nodes, path)
-        if path.startswith(OUTPUT_PREFIX):
-            kind = "output"
-        return _GraphTensor(node, path, instead, kind)
-
-    def _storing(self, tensor: Any, node: Any, nodes: _Nodes, path: str) -> tuple[str, str]:
-        """Return the kind of a stored tensor, and the statement that would not store its graph."""
         value = "result.detach()"
         if math.prod(self._read("shape", tensor) or ()) == 1:
             value = "loss.item()"
-        container = _LAST_STEP.sub("", path)
         holders = self._memory.referrers_of(tensor)
         kind = "stored"
         if not path or path.isidentifier():
             kind = ""  # the name of a result whose graph may be needed
         instead = f"{path} = {value}"
-        if _any_is(holders, list) or _any_is(holders, deque):
-            instead = f"{container}.append({value})"
+        if _is_item_of_list(tensor, path, holders):
+            instead = f"{_LAST_STEP.sub('', path)}.append({value})"
         elif path and nodes.is_sum(node):
             kind = "sum"
-            instead = f"keep {value} in {path}"
-            if _adds(node):
-                instead = f"{path} += {value}"
-        if _any_is(holders, tuple) or _NO_CODE.search(path) or _POSITION.search(container):
-            owner = _name_in(f"{path}_")
-            if "_hooks[" in path:
-                owner = "the hook"
-            instead = f"keep {value} in {owner}"
-        return kind, instead
+            instead = f"{path} += {value}" if _adds(node) else f"keep {value} in {path}"
+        if _any_is(holders, tuple) or _has_no_code(path):
+            instead = f"keep {value} in {_owner_in(path)}"
+        if path.startswith(OUTPUT_PREFIX):
+            kind = "output"
+        return _GraphTensor(node, path, instead, kind, value, _number_of_places(holders))
 
     def _of_groups(self, groups: _Groups) -> Iterator[Finding]:
         """Yield the memory kept by groups of tensors with graphs."""
@@ -283,6 +285,11 @@ class Retained:
         return by_output
 
 
+def _order_of(graph_tensor: _GraphTensor) -> tuple[bool, int, str]:
+    """Return the sort key: the collector lists tensors in any order."""
+    return graph_tensor.kind != "sum", len(graph_tensor.path), graph_tensor.path
+
+
 def words_on_output(name: str, value: object) -> tuple[str, str]:
     """Return the description of an output that only IPython refers to, and the line that frees
     it.
@@ -291,8 +298,44 @@ def words_on_output(name: str, value: object) -> tuple[str, str]:
     return what, deletion_of_output(cell_of_output(name))
 
 
-def _any_is(items: Iterable[object], kind: type) -> bool:
-    return any(is_instance(item, kind) for item in items)
+def _has_no_code(path: str) -> bool:
+    """Return True if nothing can be assigned to a path as it is written."""
+    return bool(_NO_CODE.search(path) or _POSITION.search(_LAST_STEP.sub("", path)))
+
+
+def _owner_in(path: str) -> str:
+    """Return the words for the object that keeps the tensor at a path."""
+    return "the hook" if "_hooks[" in path else _name_in(f"{path}_")
+
+
+def _is_item_of_list(tensor: object, path: str, holders: Iterable[Any]) -> bool:
+    """Return True if a path leads to an item of a list or deque, not of a dict with numbers as
+    keys.
+    """
+    step = _LAST_STEP.search(path)
+    if step is None or not _POSITION.fullmatch(step[0]):
+        return False
+    position = int(step[1])
+    for holder in holders:
+        for kind in (list, deque):
+            if not is_instance(holder, kind) or position >= kind.__len__(holder):
+                continue
+            if kind.__getitem__(holder, position) is tensor:
+                return True
+    return False
+
+
+def _number_of_places(holders: Sequence[object]) -> int:
+    """Return the number of containers among holders; one with attributes counts once."""
+    containers = [holder for holder in holders if _any_is([holder], *CONTAINERS)]
+    attributes = {
+        id(instance_dict(holder)) for holder in containers if not is_exactly(holder, *CONTAINERS)
+    }
+    return sum(id(holder) not in attributes for holder in containers)
+
+
+def _any_is(items: Iterable[object], *kinds: type) -> bool:
+    return any(is_instance(item, kind) for item in items for kind in kinds)
 
 
 def _read_nothing(name: str, tensor: object) -> None:
@@ -570,9 +613,7 @@ def _words_on_graphs(graph_tensors: Sequence[_GraphTensor]) -> tuple[str, str]:
     ]
     remedies = evaluations[:1]
     if not evaluations:
-        remedies = list(dict.fromkeys(graph_tensor.instead for graph_tensor in graph_tensors))[
-            :_REMEDIES_SHOWN
-        ]
+        remedies = _statements_of(graph_tensors)
     remedy = f"unless you still call backward(): {'; '.join(remedies)}"
     if len(graph_tensors) > 1:
         names = ", ".join(dict.fromkeys(graph_tensor.name for graph_tensor in graph_tensors))
@@ -584,6 +625,26 @@ def _words_on_graphs(graph_tensors: Sequence[_GraphTensor]) -> tuple[str, str]:
     elif _NO_CODE.search(graph_tensor.path):
         named = graph_tensor.name
     return f"{named} keeps its autograd graph", remedy
+
+
+def _statements_of(graph_tensors: Sequence[_GraphTensor]) -> list[str]:
+    """Return the statements that would not store the graphs of some tensors, or the first of them
+    and the number of further ones.
+    """
+    number_of_sums = Counter(
+        _LAST_STEP.sub("", item.path) for item in graph_tensors if item.kind == "sum"
+    )
+    statements = dict[str, None]()
+    for item in sorted(graph_tensors, key=_order_of):
+        # Totals in one dict are copies of one total, each of which is stored.
+        is_copy = number_of_sums[_LAST_STEP.sub("", item.path)] > 1 and not item.path.isidentifier()
+        if item.kind == "sum" and is_copy and not _has_no_code(item.path):
+            item = item._replace(instead=f"{item.path} = {item.value}")
+        statements[item.statement] = None
+    shown = list(statements)[:_REMEDIES_SHOWN]
+    if len(statements) > len(shown):
+        shown.append(f"and {len(statements) - len(shown):,} more")
+    return shown
 
 
 def allocator_caches() -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import attrgetter, itemgetter
@@ -34,6 +34,8 @@ class WatchedName:
     """True if its memory may be older than the experiment, because the baseline was incomplete."""
     object_id: int = 0
     """Identity of the object to which the name referred; 0 if unknown."""
+    remarks: Mapping[StorageKey, str] = field(default_factory=dict)
+    """Remarks on lines that free some of its arrays, by storage."""
 
     @classmethod
     def of(cls, record: RetainedArray, pairs: Sequence[tuple[object, Array]]) -> WatchedName:
@@ -73,6 +75,11 @@ class WatchedName:
     def live_storages(self) -> list[StorageKey]:
         """Return the storages of the live arrays, that of the largest array first."""
         return [array.storage for array in self.live_arrays()]
+
+    def remark(self) -> str:
+        """Return the remarks on a line that frees its live arrays; empty if there are none."""
+        remarks = [self.remarks.get(storage, "") for storage in self.live_storages()]
+        return "; ".join(dict.fromkeys(filter(None, remarks)))
 
     @property
     def size_bytes(self) -> int:

@@ -8,7 +8,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, count, repeat
-from operator import is_, ne
+from operator import eq, is_, ne
 from typing import Any
 
 from ipygpumem.heap.arrays import holds_objects, library_type, read_array
@@ -86,6 +86,12 @@ class NameSnapshot:
             if identity != id(namespace.get(name)) and is_alive():
                 return True
         return False
+
+    def identities_of_same(self, namespace: dict[str, Any]) -> set[int]:
+        """Return the identities of the objects that the same names have now."""
+        identities_now = list(map(id, map(namespace.get, self._names, repeat(_GONE))))
+        identities_before = memoryview(self._identities).cast("Q")
+        return set(compress(identities_now, map(eq, identities_before, identities_now)))
 
     def _owned(self, positions: Iterable[int]) -> list[int]:
         """Return the positions of names that are the user's, and whose objects may

@@ -5,22 +5,24 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextvars import copy_context
 from itertools import chain, compress, filterfalse
 from operator import not_
 from typing import Any
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import Array, Span, library_type, owner_of, place_of
+from ipygpumem.heap.arrays import Array, Span, StorageKey, library_type, owner_of, place_of
 from ipygpumem.heap.bulk import by_identity, chunks, instances_among, of_types
 from ipygpumem.heap.garbage import GcMark
+from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.frames import running_locals
 from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import module_dict, users_modules
 from ipygpumem.inventory.baseline import BaselineSnapshot
 from ipygpumem.inventory.contents import Contents
+from ipygpumem.inventory.grown_arrays import remarks_on_grown
 from ipygpumem.probes.mappings import ReadableAddresses
 from ipygpumem.reclaim.name_snapshot import NameSnapshot
 from ipygpumem.scope.ownable import ownable_objects
@@ -92,6 +94,22 @@ class Baseline:
                 place_of(owner_of(item))
             )
         return True
+
+    def remarks_on_grown(
+        self, arrays: Mapping[StorageKey, Array], heap: Heap, made: Set[int]
+    ) -> dict[StorageKey, str]:
+        """Return the remark on each line that drops a tensor or array which is older than its new
+        memory, by storage.
+
+        Args:
+            arrays: the new memory.
+            heap: the live objects.
+            made: identities of the tracked objects made since.
+        """
+        if self._before is None:
+            return {}
+        named = self._names.identities_of_same(self._namespace)
+        return remarks_on_grown(arrays, heap, made, self._before.had_other_size, named)
 
     def note_end(self) -> None:
         """Note the arrays that only new containers have, before the end's own lists are such

@@ -300,11 +300,25 @@ class SurvivorSearch:
 
         self._add(self._arrays_without_name(heap))
         self.alive += tensors_on_arrays(self.alive, heap)
+        self._note_grown(heap)
         rows_by_name = explained(self.alive, heap, roots, smallest=self.smallest)
         self._explained = rows_by_name
         detach_numpy(self.alive, heap)
         self.alive = [item for item, _ in rows_by_name]
         return rows_of(rows_by_name, heap)
+
+    def _note_grown(self, heap: Heap) -> None:
+        """Note which live arrays are older than their memory."""
+        arrays = dict[StorageKey, Array]()
+        for item in self.alive:
+            arrays.update((array.storage, array) for array in item.live_arrays())
+        if not arrays:
+            return
+        baseline = self._ended.baseline
+        # The search has given further tensors a Python object since ``_made``.
+        remarks = baseline.remarks_on_grown(arrays, heap, baseline.objects_since())
+        if remarks:
+            self.alive = [replace(item, remarks=remarks) for item in self.alive]
 
     def _arrays_without_name(self, heap: Heap) -> list[WatchedName]:
         """Return unknown NumPy arrays, largest first, as far as the host's growth can contain them;

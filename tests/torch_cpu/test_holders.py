@@ -411,6 +411,33 @@ def test_advice_about_a_model_in_the_last_error_is_kept(
     assert _advice(names, keep) == "%gpumem free"
 
 
+@pytest.mark.parametrize(("position", "first"), [(0, "losses[0]"), (249, "losses[249]")])
+def test_all_of_many_graphs_that_keep_a_tensor_are_named(
+    names: dict[str, Any], position: int, first: str
+) -> None:
+    weight = torch.ones(10, requires_grad=True)
+    losses = [(weight * number).exp().sum() for number in range(250)]
+    names["losses"], names["totals"] = losses, [sum(losses)]
+    key = storage_key(losses[position].grad_fn.next_functions[0][0]._saved_result)  # type: ignore[union-attr]
+    assert key is not None
+    hidden = frozenset({id(sys._getframe())})
+    (holder,) = explain([key], Heap(), Roots({id(names): Root.of_variable}, hidden=hidden)).values()
+    assert holder.remedy.line == f"del {first}; del totals[0]"
+
+
+def test_a_line_says_if_more_graphs_may_keep_a_tensor(
+    names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ipygpumem.heap.holders.graph_keepers._MOST_PAIRS", 1)
+    names["loss"] = [torch.ones(10, requires_grad=True).exp().sum()]
+    names["more"] = [names["loss"][0] * 2]
+    key = storage_key(names["loss"][0].grad_fn.next_functions[0][0]._saved_result)
+    assert key is not None
+    hidden = frozenset({id(sys._getframe())})
+    (holder,) = explain([key], Heap(), Roots({id(names): Root.of_variable}, hidden=hidden)).values()
+    assert "other graphs may keep it, too" in holder.remedy.comment
+
+
 @pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of create_graph
 def test_a_cycle_in_cpp_is_reported_where_everything_was_seen(names: dict[str, Any]) -> None:
     gc.unfreeze()  # what the interpreter itself holds is asked for

@@ -179,6 +179,38 @@ def test_the_line_for_new_gradients_keeps_older_ones(notebook: Kernel, case: str
 
 
 @pytest.mark.parametrize(
+    "code",
+    [
+        "outer.data = torch.cat([outer.data, torch.ones(1 << 19)])",
+        "outer.set_(torch.ones(1 << 19).untyped_storage());",
+        "outer.data = torch.ones(1 << 19); view = outer[3:]",
+    ],
+)
+def test_a_line_says_that_a_tensor_is_older_than_its_memory(notebook: Kernel, code: str) -> None:
+    works(notebook, "outer = torch.ones(1000)", f"%%experiment a\n{code}")
+    line = "del outer  # also drops an older tensor, which has new memory"
+    assert [advice for _, advice in notebook.value(SURVIVORS)] == [line]
+    assert line in works(notebook, "%gpumem leaks").leaks()[0]
+
+
+def test_a_result_that_torch_has_saved_is_no_older_tensor(notebook: Kernel) -> None:
+    """It gets its Python object when the end of the experiment looks for tensors."""
+    works(notebook, "outer = []; model = nn.Linear(512, 512)")
+    code = """
+        %%experiment a
+        state = torch.ones(512, 512)
+        for _ in range(5):
+            state = torch.tanh(model(state))
+            outer.append(state)
+        """
+    works(notebook, code)
+    lines = [advice.partition("  #") for _, advice in notebook.value(SURVIVORS)]
+    assert lines
+    assert {line for line, *_ in lines} == {"outer.clear()"}
+    assert not any("older" in comment for *_, comment in lines)
+
+
+@pytest.mark.parametrize(
     ("code", "path"),
     [
         ("outer[0].weight.data = torch.zeros(1024, 1024)", "outer[0].weight"),

@@ -78,6 +78,35 @@ STORED = {
     "a dict with keys of a user's class": Case(
         "it = {Run(): step()}", ONE.format(""), "keep loss.item() in it"
     ),
+    "a dict whose value is in a list, too": Case(
+        "it = {'last': step()}; other = [it['last']]",
+        ONE.format('["last"]'),
+        'it["last"] = loss.item() (and in 1 more place)',
+    ),
+    "a dict with numbers whose values are in a list, too": Case(
+        "it = {3: step()}; more = [it[3]]",
+        ONE.format("[3]"),
+        "it[3] = loss.item() (and in 1 more place)",
+    ),
+    "a list whose item is in a dict, too": Case(
+        "it = [step()]; last = {'a longer key': it[0]}",
+        ONE.format("[0]"),
+        "it.append(loss.item()) (and in 1 more place)",
+    ),
+    "a dict with many": Case(
+        "it = {number: step() for number in range(5)}",
+        SEVERAL.format(5),
+        "it[0] = loss.item(); it[1] = loss.item(); it[2] = loss.item(); and 2 more",
+        5,
+    ),
+    "totals in a dict": Case(
+        "total = 0; it = {}\n"
+        "for key in 'ab':\n    for _ in 'ab': total = total + step()\n    it[key] = total\n"
+        "del total",
+        SEVERAL.format(2),
+        'it["a"] = loss.item(); it["b"] = loss.item()',
+        4,
+    ),
     "a defaultdict": Case(TRAINED, SEVERAL.format(2), 'it["train"].append(loss.item())', 2),
     "a result as transformers'": Case(
         "it = Output(step())", ONE.format('["loss"]'), 'it["loss"] = loss.item()'

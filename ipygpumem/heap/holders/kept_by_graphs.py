@@ -16,6 +16,7 @@ from ipygpumem.heap.holders.explanation import (
     order_of_holder,
 )
 from ipygpumem.heap.holders.gradients import ClearableGradients
+from ipygpumem.heap.holders.graph_keepers import all_keepers
 from ipygpumem.heap.knowledge.graphs import behind, with_graph_or_gradient, with_graphs
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.paths.cuts import Cut, in_sequence, statement_of
@@ -29,14 +30,13 @@ GRADIENT = ".grad"
 """Follows the path of a tensor whose gradient keeps a storage."""
 _MOST_OWNERS = 5000
 """Maximum number of tensors whose graphs are searched."""
-_MOST_KEEPERS = 200
-"""Maximum number of tensors of which each is asked for the storages that its graph keeps."""
 _MOST_GRAPHS = 50
 """Maximum number of tensors with graphs of which each is asked whether it has saved something that
 also has other holders.
 """
 _MOST_LINES = 4
 """Maximum number of lines that are joined if no statement does the work of all."""
+_MORE_GRAPHS = "other graphs may keep it, too"
 _REMOVE_GRAPHS = Remedy(
     "remove all of these tensors, or keep tensor.detach() or loss.item() instead of them"
 )
@@ -125,8 +125,9 @@ def search_graph_holders(
     ordered = sorted(named, key=lambda owner: order_of_holder(named[owner]))
     tensors = [owners[owner][0] for owner in ordered]
     kept, is_complete = keepers(tensors, missing)
-    keepers_of = _all_keepers(tensors, kept)
-    explanation.add_other_holders(_owners_of_graphs(kept, keepers_of))
+    in_graphs = [key for key, keeper in kept.items() if keeper.how != GRADIENT]
+    keepers_of = all_keepers(tensors, in_graphs)
+    explanation.add_other_holders(_owners_of_graphs(kept, keepers_of or {}))
     gradients = ClearableGradients(missing, roots)
     holders = _holders_of_storages(
         kept, keepers_of, explanation, gradients, holders_that_free or {}
@@ -195,7 +196,7 @@ def with_graph_holders(holder: Holder, of_graphs: Sequence[Holder]) -> Holder:
 
 def _holders_of_storages(
     kept: Mapping[StorageKey, GraphKeeper],
-    keepers_of: Mapping[StorageKey, Sequence[object]],
+    keepers_of: Mapping[StorageKey, Sequence[object]] | None,
     explanation: Explanation,
     gradients: ClearableGradients,
     holders_that_free: Mapping[StorageKey, Holder],
@@ -204,7 +205,7 @@ def _holders_of_storages(
 
     Args:
         kept: one tensor that keeps each storage.
-        keepers_of: all tensors that keep a storage, where they are known.
+        keepers_of: all tensors that keep each storage in a graph; None if they are not known.
         explanation: has the holders of these tensors.
         gradients: tells which gradients lines may clear.
         holders_that_free: as in ``search_graph_holders``.
@@ -217,11 +218,14 @@ def _holders_of_storages(
             continue
         owner = explanation.named[object_key(keeper.tensor)]
         owners_of_all = list[Holder]()
-        for tensor in keepers_of.get(key, ()):
+        for tensor in (keepers_of or {}).get(key, ()):
             owners_of_all.append(explanation.named[object_key(tensor)])
         module = explanation.path_of_trained(keeper.tensor, gradients)
         holder = _holder_of_storage(keeper, owner, module)
         holders[key] = _with_other_keepers(holder, owner, owners_of_all)
+        if keepers_of is None and keeper.how != GRADIENT:
+            remedy = holders[key].remedy.with_comment(_MORE_GRAPHS)
+            holders[key] = replace(holders[key], remedy=remedy)
     return holders
 
 
@@ -233,22 +237,6 @@ def _storages_in_cycles(heap: Heap, keys: set[StorageKey]) -> Iterable[StorageKe
     if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
         return among_themselves
     return ()
-
-
-def _all_keepers(
-    tensors: Sequence[object], kept: Mapping[StorageKey, GraphKeeper]
-) -> dict[StorageKey, list[object]]:
-    """Return all tensors whose graphs keep each storage, if there are not too many to ask each;
-    losses of one batch share what it has saved.
-    """
-    of_storage = dict[StorageKey, list[object]]()
-    in_graphs = {key for key, keeper in kept.items() if keeper.how != GRADIENT}
-    if not in_graphs or len(tensors) > _MOST_KEEPERS:
-        return of_storage
-    for tensor in tensors:
-        for key in keepers([tensor], in_graphs)[0]:
-            of_storage.setdefault(key, []).append(tensor)
-    return of_storage
 
 
 def _owners_of_graphs(

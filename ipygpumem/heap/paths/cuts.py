@@ -493,7 +493,8 @@ def _of_alike(cuts: list[Cut], *, is_alone: bool) -> str:
         return _loop_of_calls(cuts)
     if first.kind not in _ORDERED:
         return ""
-    positions = sorted(cut.position for cut in cuts)
+    # A reference may occur twice: as the only one, and as one of many, which has no code.
+    positions = sorted({cut.position for cut in cuts})
     return _of_positions(first, positions, is_alone=is_alone)
 
 

@@ -1,0 +1,77 @@
+"""Finds all tensors whose autograd graphs keep some storages, in one walk through the graphs.
+
+A sum of losses has the graph of each: what a batch has saved dies only without the loss and the
+sum.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ipygpumem.heap.arrays import StorageKey, storage_key
+from ipygpumem.heap.knowledge.graphs import gradient_of, saved_by
+from ipygpumem.heap.knowledge.nodes import Nodes, is_leaf
+
+_MOST_BITS = 1 << 28
+"""Maximum number of nodes times storages: 32 MiB."""
+_MOST_PAIRS = 100_000
+"""Maximum number of pairs of a storage and a tensor that keeps it."""
+
+
+def all_keepers(
+    tensors: Sequence[Any], keys: Iterable[StorageKey]
+) -> dict[StorageKey, list[Any]] | None:
+    """Return the tensors whose graphs or gradients keep each of some storages, or None if there is
+    too much to know all of them.
+    """
+    bits = {key: 1 << number for number, key in enumerate(keys)}
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        nodes = Nodes()
+        for tensor in tensors:
+            for _ in nodes.of(tensor):
+                pass
+        if nodes.is_full or len(nodes.finished) * len(bits) > _MOST_BITS:
+            return None
+        kept = _kept_behind(nodes, bits)
+        of_storage: dict[StorageKey, list[Any]] = {key: [] for key in bits}
+        number_of_pairs = 0
+        for tensor in tensors:
+            kept_by_tensor = kept.get(id(nodes.first(tensor)), 0)
+            for gradient in gradient_of(tensor):
+                kept_by_tensor |= bits.get(storage_key(gradient) or _NO_KEY, 0)
+            number_of_pairs += kept_by_tensor.bit_count()
+            if number_of_pairs > _MOST_PAIRS:
+                return None
+            for key, bit in bits.items() if kept_by_tensor else ():
+                if kept_by_tensor & bit:
+                    of_storage[key].append(tensor)
+    return of_storage
+
+
+_NO_KEY: StorageKey = ("", 0)
+
+
+def _kept_behind(nodes: Nodes, bits: Mapping[StorageKey, int]) -> dict[int, int]:
+    """Return the storages that each node and those behind it keep, as a sum of bits, by the node's
+    identity.
+    """
+    kept = dict[int, int]()
+    following = dict[int, list[Any]]()
+    for node in nodes.finished:
+        kept[id(node)] = 0
+        following[id(node)] = list(nodes.following(node))
+        for item in saved_by(node):
+            kept[id(node)] |= bits.get(storage_key(item) or _NO_KEY, 0)
+            if is_leaf(node):  # its gradient may have a graph
+                following[id(node)].append(nodes.first(item))
+    has_changed = True
+    while has_changed:  # twice, unless a gradient's graph leads to its own leaf
+        has_changed = False
+        for node in nodes.finished:
+            before = kept[id(node)]
+            for part in following[id(node)]:
+                kept[id(node)] |= kept.get(id(part), 0)
+            has_changed = has_changed or kept[id(node)] != before
+    return kept

@@ -1,0 +1,51 @@
+"""Finds arrays that are older than their memory: ``array.resize()`` and ``tensor.data = ...`` give
+new memory to an object that was there before, and that may have older values still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+
+from ipygpumem.heap.arrays import Array, StorageKey, library_type
+from ipygpumem.heap.bulk import instances_among
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.rows import objects_of_storages
+
+_TENSOR = "also drops an older tensor, which has new memory"
+_ARRAY = "also drops an older array, which has grown"
+_POSSIBLE_ARRAY = "may also drop an older array, which has grown"
+
+
+def remarks_on_grown(
+    arrays: Mapping[StorageKey, Array],
+    heap: Heap,
+    made: Container[int],
+    was_array: Callable[[Array], bool],
+    named: Container[int],
+) -> dict[StorageKey, str]:
+    """Return the remark on each line that drops an object which is older than its memory, by
+    storage.
+
+    Args:
+        arrays: the new memory.
+        heap: the live objects.
+        made: the identities of the tracked objects made since the start of the experiment; empty if
+            unknown.
+        was_array: returns True if there was an array of another size at the place of one.
+        named: the identities of the objects that the same names had at the start.
+    """
+    remarks = dict[StorageKey, str]()
+    of_torch = set[StorageKey]()
+    for key, array in arrays.items():
+        if key[0] == "torch":
+            of_torch.add(key)
+        elif key[0] == "numpy" and was_array(array):
+            # Elsewhere a new array may have the identity of one that has died.
+            remarks[key] = _ARRAY if key[1] in named else _POSSIBLE_ARRAY
+    tensor_type = library_type("torch", "Tensor")
+    if not made or tensor_type is None:
+        return remarks
+    for key, item in objects_of_storages(heap, of_torch):
+        if id(item) not in made and instances_among([item], tensor_type):
+            remarks[key] = _TENSOR
+    return remarks
