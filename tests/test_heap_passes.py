@@ -22,7 +22,8 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.probes.malloc import trim_heap
 from ipygpumem.shell import recovery
 from tests.alone import printed
-from tests.test_sizes import linux
+from tests.heap_passes import Passes
+from tests.process_memory import linux
 
 LOOKS = {
     "status": "%gpumem status",
@@ -101,55 +102,16 @@ rows_of_dicts = [{'number': number} for number in range(100)]
 LEAK = "%%experiment leaky\nkeeper['leak'] = leak = numpy.ones(1 << 18)"
 
 
-class Passes:
-    """Counts passes over the heap, and visits of objects, by the functions of ``gc`` that our code
-    calls.
-    """
-
-    def __init__(self) -> None:
-        self.passes = self.visits = 0
-        self._real = {
-            name: getattr(gc, name)
-            for name in ("get_objects", "get_referrers", "get_referents", "collect")
-        }
-
-    def __enter__(self) -> "Passes":
-        for name in self._real:
-            setattr(gc, name, getattr(self, name))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, function in self._real.items():
-            setattr(gc, name, function)
-
-    def get_objects(self, generation: int | None = None) -> list[Any]:
-        self.passes += generation in (None, 2)
-        found: list[Any] = self._real["get_objects"](generation)
-        return found
-
-    def get_referrers(self, *objects: object) -> Any:
-        self.passes += 1
-        return self._real["get_referrers"](*objects)
-
-    def get_referents(self, *objects: object) -> Any:
-        self.visits += len(objects)
-        return self._real["get_referents"](*objects)
-
-    def collect(self, generation: int = 2) -> Any:
-        self.passes += generation == 2
-        return self._real["collect"](generation)
-
-
 def passes_and_visits(
     shell: InteractiveShell, cell: str, runs: int, pick: Callable[..., tuple[int, int]] = min
 ) -> tuple[int, int]:
     """Return the passes and visits of a cell: the least of some runs, or the most."""
-    found = list[tuple[int, int]]()
+    figures = list[tuple[int, int]]()
     for _ in range(runs):
         with contextlib.redirect_stdout(io.StringIO()), Passes() as passes:
             shell.run_cell(cell)
-        found.append((passes.passes, passes.visits))
-    return pick(found)
+        figures.append((passes.passes, passes.visits))
+    return pick(figures)
 
 
 def shell_that_looks() -> InteractiveShell:
@@ -174,13 +136,13 @@ def measure() -> None:
     few = {name: passes_and_visits(shell, cell, runs=4) for name, cell in cells.items()}
     json.hidden = [{"number": number, "list": []} for number in range(MANY // 2)]  # type: ignore[attr-defined]
     gc.collect()
-    found = {}
+    figures = {}
     for name, cell in cells.items():
         # The first recovery after other code collects garbage.
         pick = max if name in QUIET else min
         passes, visits = passes_and_visits(shell, cell, runs=3, pick=pick)
-        found[name] = passes, round((visits - few[name][1]) / MANY, 2)
-    print(json.dumps(found))
+        figures[name] = passes, round((visits - few[name][1]) / MANY, 2)
+    print(json.dumps(figures))
 
 
 def measure_next_to_free_pages() -> None:
@@ -215,8 +177,8 @@ def measure_many_arrays() -> None:
 @functools.cache
 def measured() -> dict[str, tuple[int, float]]:
     lines = printed("-c", "from tests.test_heap_passes import measure; measure()").splitlines()
-    found: dict[str, tuple[int, float]] = json.loads(lines[-1])
-    return found
+    figures: dict[str, tuple[int, float]] = json.loads(lines[-1])
+    return figures
 
 
 def one_pass(name: str) -> Any:

@@ -40,19 +40,12 @@ from tests.control_group import (
     v1_system,
     v2_system,
 )
+from tests.process_memory import allow, touched
 from tests.steps import host_table, works
 
 needs_mark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="no /proc/self/clear_refs"
 )
-
-
-def touched(size: int) -> mmap.mmap:
-    """Return ``size`` bytes of memory whose pages are really there."""
-    memory = mmap.mmap(-1, size)
-    for offset in range(0, size, mmap.PAGESIZE):
-        memory[offset] = 1
-    return memory
 
 
 @needs_mark
@@ -184,8 +177,8 @@ def test_only_pages_that_were_written_are_in_ram() -> None:
     assert anonymous_bytes([(address, 64 * MIB)]) == [0]
     memory[: 16 * MIB] = bytes(16 * MIB)
     # The kernel may round up to a huge page.
-    (found,) = anonymous_bytes([(address, 64 * MIB)])
-    assert 16 * MIB <= found <= 18 * MIB
+    (size,) = anonymous_bytes([(address, 64 * MIB)])
+    assert 16 * MIB <= size <= 18 * MIB
     assert anonymous_bytes([(address + 4 * MIB, 8 * MIB), (address + 32 * MIB, 8 * MIB)]) == [
         8 * MIB,
         0,
@@ -397,13 +390,6 @@ def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: P
 NAMES = pytest.mark.parametrize("name", ["RLIMIT_AS", "RLIMIT_DATA"])
 
 
-def allow(name: str, more: int) -> int:
-    """Let this process have so much more than it has, and return the limit."""
-    limit = own_limits.used_bytes(name) + more
-    resource.setrlimit(getattr(resource, name), (limit, -1))
-    return limit
-
-
 @NAMES
 @alone
 def test_free_memory_is_measured_against_the_limit(name: str) -> None:
@@ -436,11 +422,13 @@ def test_headroom_is_a_share_of_the_processs_limit(monkeypatch: pytest.MonkeyPat
 
 def test_free_memory_above_the_limit_is_shown_as_out_of_reach() -> None:
     figures = HostFigures(10_000, 6000, 8000, 500, limit=own_limits.Limit("RLIMIT_AS", 2000, 800))
-    found = host_parts(figures, None, lambda ranges: [])
-    sizes = {part.name: part.size_bytes for part in found.parts if part.size_bytes}
-    assert (found.total_bytes, sum(sizes.values())) == (10_000, 10_000)
+    reconciliation = host_parts(figures, None, lambda ranges: [])
+    sizes = {part.name: part.size_bytes for part in reconciliation.parts if part.size_bytes}
+    assert (reconciliation.total_bytes, sum(sizes.values())) == (10_000, 10_000)
     assert (sizes["free"], sizes["out of reach"]) == (1200, 4800)
-    assert "RLIMIT_AS" in next(part.advice for part in found.parts if part.name == "out of reach")
+    assert "RLIMIT_AS" in next(
+        part.advice for part in reconciliation.parts if part.name == "out of reach"
+    )
     tighter = HostFigures(10_000, 600, 8000, 500, limit=own_limits.Limit("RLIMIT_AS", 2000, 800))
     assert {
         part.name: part.size_bytes for part in host_parts(tighter, None, lambda ranges: []).parts
@@ -450,7 +438,7 @@ def test_free_memory_above_the_limit_is_shown_as_out_of_reach() -> None:
 @pytest.fixture
 def limited(kernel: Kernel) -> Kernel:
     """A kernel that may have 512 MiB of address space more than it has."""
-    works(kernel, "from tests.test_host import allow\nbound = allow('RLIMIT_AS', 512 << 20)")
+    works(kernel, "from tests.process_memory import allow\nbound = allow('RLIMIT_AS', 512 << 20)")
     return kernel
 
 

@@ -14,6 +14,8 @@ from tests import hiding, rooms
 
 ROOT = Path(ipygpumem.__file__).parent
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+IN_TESTS = re.compile(r"tests\.(\w+\.)*test_")
+"""The name of a module of tests."""
 
 
 def name_of(path: Path) -> str:
@@ -288,6 +290,15 @@ def test_no_benchmark_imports_a_test() -> None:
     assert importers == []  # what both need is in benchmarks/harness
 
 
+def test_no_module_of_tests_imports_another_one() -> None:
+    importers = dict[str, list[str]]()
+    for path in Path(rooms.__file__).parent.rglob("test_*.py"):
+        names = [name for name in names_imported(path) if IN_TESTS.match(name)]
+        if names:
+            importers[path.name] = names
+    assert importers == {}  # what several need has a file of its own in tests/
+
+
 def test_a_commit_is_checked_by_the_commands_of_lint() -> None:
     """They build no site, so that a commit takes seconds."""
     hooks = (ROOT.parent / ".pre-commit-config.yaml").read_text()
@@ -300,11 +311,11 @@ def test_a_commit_is_checked_by_the_commands_of_lint() -> None:
 
 def test_every_file_of_tests_belongs_to_a_room_or_to_the_whole() -> None:
     tests = Path(rooms.__file__).parent
-    found = {str(path.relative_to(tests).with_suffix("")) for path in tests.rglob("test_*.py")}
-    of_folders = {name for name in found if name.split("/")[0] in rooms.FOLDERS_OF_THE_WHOLE}
+    files = {str(path.relative_to(tests).with_suffix("")) for path in tests.rglob("test_*.py")}
+    of_folders = {name for name in files if name.split("/")[0] in rooms.FOLDERS_OF_THE_WHOLE}
     named = {*rooms.ALWAYS, *rooms.OF_THE_WHOLE}
     for table in (rooms.ROOMS, rooms.LONGER):
         named.update(name for names in table.values() for name in names)
-    assert found - of_folders - named == set()
-    assert named - found == set()
+    assert files - of_folders - named == set()
+    assert named - files == set()
     assert rooms.LONGER.keys() <= rooms.ROOMS.keys()

@@ -11,7 +11,7 @@ import pytest
 from tests.frontends import vscode
 from tests.frontends.looks import contrasts
 from tests.frontends.pages import needs_package
-from tests.frontends.test_untrusted import saved
+from tests.frontends.saved_reports import saved
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext
@@ -51,8 +51,8 @@ def words_of_sources(code: vscode.Code) -> list[Any]:
     script = f"""sources => sources.map(source => ({_WORDS})(
         new DOMParser().parseFromString(source, 'text/html').body))"""
     sources = [cell.outputs[0].data["text/html"] for cell in saved().cells]
-    found: list[Any] = code.page.evaluate(script, sources)
-    return found
+    words: list[Any] = code.page.evaluate(script, sources)
+    return words
 
 
 @pytest.mark.parametrize("theme", [vscode.LIGHT, vscode.DARK])

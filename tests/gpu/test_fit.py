@@ -12,7 +12,9 @@ SEARCH = """
 import json
 from bisect import bisect_left
 from dataclasses import replace
-from tests.torch_cpu.test_fit import MIB, PLAIN, search
+from benchmarks.harness.fit_search import search
+from ipygpumem.units import MIB
+from tests.fit_cells import PLAIN
 
 def smallest(device):
     sizes = range(512, 4096)
@@ -23,7 +25,7 @@ print(json.dumps({trial.title: [trial.changes[0].line, smallest(trial.device)] f
 """  # noqa: E501
 RUN = """
 import json
-from tests.torch_cpu.test_fit import BY_HAND
+from tests.fit_cells import BY_HAND
 cell = BY_HAND[TITLE].replace("LINE", LINE).replace("= Net()", "= Net().cuda()")
 for data in ("torch.randn(8, 512, 256", "torch.zeros(4096"):
     assert data in cell
@@ -37,12 +39,12 @@ print(json.dumps([names["torch"].cuda.is_available(), names["torch"].cuda.max_me
 def test_each_change_fits_on_a_card_of_the_size_that_is_said(
     machine: Callable[..., None], figure: Callable[[str], None]
 ) -> None:
-    found = script(SEARCH, env={"CUDA_VISIBLE_DEVICES": ""})
-    assert len(found) >= 4
-    for title, (line, mib) in found.items():
+    lines_and_sizes = script(SEARCH, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert len(lines_and_sizes) >= 4
+    for title, (line, mib) in lines_and_sizes.items():
         machine(gib=mib / 1024)
         assert script(f"TITLE, LINE = {title!r}, {line!r}\n{RUN}") == [True, True], title
-    figure(f"with {', '.join(found)}, a step ran on the smallest card on which it fits")
+    figure(f"with {', '.join(lines_and_sizes)}, a step ran on the smallest card on which it fits")
 
 
 LINES_OF_MODELS = """
@@ -98,7 +100,7 @@ AFTER_STEPS = """
 import json
 import torch
 from ipygpumem.extras.fit.changes import candidates
-from tests.torch_cpu.test_fit import search
+from benchmarks.harness.fit_search import search
 begin = "import torch\\nfrom torch.nn import Linear, Sequential\\n"
 begin += "net = Sequential(*(Linear(2048, 2048) for _ in range(4))).cuda()\\n"
 begin += "optimizer = torch.optim.AdamW(net.parameters())\\n"

@@ -1,4 +1,4 @@
-"""Which objects that an experiment leaves are asked for their holders."""
+"""A search for holders asks about a limited number of objects, and visits no more than it needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import types
 import pytest
 
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.backward import BackwardSearch
+from ipygpumem.heap.holders.chains import HolderChains
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.remaining import (
@@ -16,7 +16,7 @@ from ipygpumem.inventory.remaining import (
     find_remaining,
     is_searched_together,
 )
-from tests.test_heap_passes import Passes
+from tests.heap_passes import Passes
 
 
 def test_holders_of_many_objects_of_one_type_are_all_searched() -> None:
@@ -34,10 +34,10 @@ def test_of_many_small_objects_of_several_types_one_is_searched() -> None:
 def test_references_of_a_long_holder_to_few_objects_are_counted() -> None:
     item = object()
     holder = [item, *range(1000), item]
-    search = object.__new__(BackwardSearch)
-    search._reference_counts = {}
-    assert search._number_of_references(holder, {id(item)}) == 2
-    assert search._number_of_references(holder, {id(item), *range(10_000)}) == 2
+    chains = object.__new__(HolderChains)
+    chains._reference_counts = {}
+    assert chains._number_of_references(holder, {id(item)}) == 2
+    assert chains._number_of_references(holder, {id(item), *range(10_000)}) == 2
 
 
 _HIDDEN = types.ModuleType("hidden")
