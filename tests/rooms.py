@@ -197,7 +197,7 @@ LONGER = {
     "probes": ("test_ended_children", "test_job_processes"),
     "reclaim": ("recovery/test_allowance", "torch_cpu/test_recovery"),
     "report": ("test_shared_pages",),
-    "scope": ("torch_cpu/test_old_memory", "torch_cpu/test_scopes"),
+    "scope": ("test_scope_threads", "torch_cpu/test_old_memory", "torch_cpu/test_scopes"),
     "shell": (
         "smoke/test_any_memory",
         "smoke/test_leaks",

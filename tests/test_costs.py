@@ -54,7 +54,7 @@ MOST = {
 }
 """Calls of our functions, and calls that these lead to. A commit that raises a number says why."""
 
-MOST_FILES = {"a trivial cell": 30, "an empty experiment": 75}
+MOST_FILES = {"a trivial cell": 30, "an empty experiment": 76}
 """Files of ours whose code runs, which a reader of such a cell must open. A commit that raises one
 says why.
 """

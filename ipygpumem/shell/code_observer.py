@@ -11,6 +11,7 @@ import re
 from threading import get_ident, main_thread
 from typing import Any, Protocol, TypeVar
 
+from ipygpumem.heap.knowledge.frames import names_in_threads
 from ipygpumem.scope.bindings import Bindings, bindings_of
 from ipygpumem.scope.instrumenting import (
     BINDING_WORDS,
@@ -268,9 +269,14 @@ class CodeObserver:
                 self._expect(experiment.scope, bindings, code.reported)
 
     def scope_ends(self, experiment: HasScope) -> None:
-        """Exclude the names of all code of other threads from a scope that ends now."""
+        """Exclude the names of all code of other threads from a scope that ends now.
+
+        A thread that its cells have started may go on, and need the names that it has bound by
+        ``global``.
+        """
         self.binding_recorder.forget()
         self._missed_cells_end(experiment.thread)
+        experiment.scope.leave_to_others((), names_in_threads(self._context.namespace))
         for cell in (*self._cells.of_others(experiment.thread), *self._missed):
             self._leave_to(cell, experiment)
 

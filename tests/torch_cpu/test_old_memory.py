@@ -139,6 +139,19 @@ NEXT_TO_OLDER = {
         "train(outer.more[0])",
         "outer.more[0].grad = None",
     ),
+    "parameters whose gradients share memory": (
+        "outer = nn.Sequential(nn.Linear(1024, 512), nn.Linear(512, 512)); train(outer[0])",
+        "flat = torch.zeros(1 << 19); size = 512 * 512\n"
+        "outer[1].weight.grad = flat[:size].view(512, 512)\n"
+        "outer[1].bias.grad = flat[size : size + 512]",
+        "outer[1].zero_grad()",
+    ),
+    "tensors whose gradients share memory": (
+        "outer = [torch.ones(1 << 18, requires_grad=True) for _ in range(2)]",
+        "flat = torch.zeros(1 << 19)\n"
+        "outer[0].grad, outer[1].grad = flat[: 1 << 18], flat[1 << 18 :]",
+        "outer[0].grad = None; outer[1].grad = None",
+    ),
     "a parameter that is frozen since": (
         "outer = nn.Linear(1024, 512)",
         "train(outer); outer.requires_grad_(False)",

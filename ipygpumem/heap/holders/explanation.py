@@ -157,19 +157,20 @@ class Explanation:
         keys = {other for other in row.held if self._rows.row(other) is None}
         return dict.fromkeys(keys & self._objects.keys(), key)
 
-    def path_of_trained(self, tensor: object, gradients: ClearableGradients) -> str:
-        """Return the path to the outermost module or optimizer that may clear the gradient of a
-        tensor; empty if there is none.
+    def path_of_trained(self, tensors: Sequence[object], gradients: ClearableGradients) -> str:
+        """Return the path to the outermost module or optimizer that may clear the gradients of some
+        tensors; empty if there is none.
 
         Args:
-            tensor: the tensor.
+            tensors: the tensors.
             gradients: tells what may be cleared.
         """
-        chain = self._search.chain(tensor, self._search.named)
-        root, steps = chain or (None, ())
-        for position, item in enumerate(steps[:-1]):
-            if root is not None and gradients.are_cleared_by(item, tensor):
-                return self._writer.holder(root, steps[: position + 1]).path
+        for tensor in tensors:
+            chain = self._search.chain(tensor, self._search.named)
+            root, steps = chain or (None, ())
+            for position, item in enumerate(steps[:-1]):
+                if root is not None and gradients.are_cleared_by(item, tensors):
+                    return self._writer.holder(root, steps[: position + 1]).path
         return ""
 
     def _nearest(

@@ -7,7 +7,7 @@ free: a cell has computed them before the experiment that trains another layer.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 from ipygpumem.heap.arrays import Array, StorageKey, described, is_of_library
@@ -36,22 +36,22 @@ class ClearableGradients:
         self._roots = roots
         self._older = {id(reference()) for reference in roots.stay}
         """Identities of objects that are known to be older."""
-        self._clearable: dict[int, Set[int]] = {}
+        self._clearable: dict[int, frozenset[int]] = {}
         """Identities of the parameters of each owner that was asked about; none if one of their
         gradients must stay.
         """
 
-    def are_cleared_by(self, owner: object, tensor: object) -> bool:
-        """Return True if ``zero_grad()`` of a module or optimizer clears the gradient of a tensor,
-        and none that must stay.
+    def are_cleared_by(self, owner: object, tensors: Iterable[object]) -> bool:
+        """Return True if ``zero_grad()`` of a module or optimizer clears the gradients of some
+        tensors, and none that must stay.
         """
         if not any(is_of_library(owner, *kind) for kind in _WITH_GRADIENTS):
             return False
         if id(owner) not in self._clearable:
             self._clearable[id(owner)] = self._parameters_to_clear(owner)
-        return id(tensor) in self._clearable[id(owner)]
+        return self._clearable[id(owner)].issuperset(map(id, tensors))
 
-    def _parameters_to_clear(self, owner: object) -> Set[int]:
+    def _parameters_to_clear(self, owner: object) -> frozenset[int]:
         """Return the identities of an owner's parameters; none if a gradient must stay."""
         torch: Any = sys.modules["torch"]
         parameters = instances_among(list(_parameters_of(owner)), torch.Tensor)
@@ -68,7 +68,7 @@ class ClearableGradients:
                 other_bytes += array.size_bytes
         if not self._roots.knows_age and other_bytes > _LITTLE * wanted_bytes:
             must_stay = True
-        return frozenset() if must_stay else set(map(id, parameters))
+        return frozenset() if must_stay else frozenset(map(id, parameters))
 
     def _is_older(self, gradient: object, array: Array) -> bool:
         """Return True if a gradient is older than the memory to free; note it for later looks,

@@ -7,7 +7,7 @@ sum.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from ipygpumem.heap.arrays import StorageKey, storage_key
@@ -47,6 +47,22 @@ def all_keepers(
             for key, bit in bits.items() if kept_by_tensor else ():
                 if kept_by_tensor & bit:
                     of_storage[key].append(tensor)
+    return of_storage
+
+
+def tensors_by_gradient(
+    tensors: Iterable[Any], keys: Container[StorageKey]
+) -> dict[StorageKey, list[Any]]:
+    """Return the tensors whose gradients are on each of some storages: those of a model may be
+    parts of one.
+    """
+    of_storage = dict[StorageKey, list[Any]]()
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        for tensor in tensors:
+            for gradient in gradient_of(tensor):
+                key = storage_key(gradient)
+                if key is not None and key in keys:
+                    of_storage.setdefault(key, []).append(tensor)
     return of_storage
 
 

@@ -16,7 +16,7 @@ from ipygpumem.heap.holders.explanation import (
     order_of_holder,
 )
 from ipygpumem.heap.holders.gradients import ClearableGradients
-from ipygpumem.heap.holders.graph_keepers import all_keepers
+from ipygpumem.heap.holders.graph_keepers import all_keepers, tensors_by_gradient
 from ipygpumem.heap.knowledge.graphs import behind, with_graph_or_gradient, with_graphs
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.paths.cuts import Cut, in_sequence, statement_of
@@ -40,6 +40,7 @@ _MORE_GRAPHS = "other graphs may keep it, too"
 _REMOVE_GRAPHS = Remedy(
     "remove all of these tensors, or keep tensor.detach() or loss.item() instead of them"
 )
+_CLEAR_THEM = "set .grad of all these tensors to None"
 _CYCLE = Holder(
     "a cycle in torch's own C++ code: a gradient that has a graph, "
     "as after backward(create_graph=True)",
@@ -128,9 +129,10 @@ def search_graph_holders(
     in_graphs = [key for key, keeper in kept.items() if keeper.how != GRADIENT]
     keepers_of = all_keepers(tensors, in_graphs)
     explanation.add_other_holders(_owners_of_graphs(kept, keepers_of or {}))
+    trained = tensors_by_gradient(tensors, kept)
     gradients = ClearableGradients(missing, roots)
     holders = _holders_of_storages(
-        kept, keepers_of, explanation, gradients, holders_that_free or {}
+        kept, keepers_of, trained, explanation, gradients, holders_that_free or {}
     )
     if explanation.is_cut or not is_complete or len(candidates) > _MOST_OWNERS:
         is_cut = True
@@ -197,6 +199,7 @@ def with_graph_holders(holder: Holder, of_graphs: Sequence[Holder]) -> Holder:
 def _holders_of_storages(
     kept: Mapping[StorageKey, GraphKeeper],
     keepers_of: Mapping[StorageKey, Sequence[object]] | None,
+    trained: Mapping[StorageKey, Sequence[object]],
     explanation: Explanation,
     gradients: ClearableGradients,
     holders_that_free: Mapping[StorageKey, Holder],
@@ -206,6 +209,7 @@ def _holders_of_storages(
     Args:
         kept: one tensor that keeps each storage.
         keepers_of: all tensors that keep each storage in a graph; None if they are not known.
+        trained: the tensors whose gradients are on a storage.
         explanation: has the holders of these tensors.
         gradients: tells which gradients lines may clear.
         holders_that_free: as in ``search_graph_holders``.
@@ -216,14 +220,16 @@ def _holders_of_storages(
         if keeper.how == GRADIENT and tensor_key is not None and tensor_key in holders_that_free:
             holders[key] = holders_that_free[tensor_key]
             continue
+        if keeper.how == GRADIENT:
+            holders[key] = _holder_of_gradients(trained[key], explanation, gradients)
+            continue
         owner = explanation.named[object_key(keeper.tensor)]
         owners_of_all = list[Holder]()
         for tensor in (keepers_of or {}).get(key, ()):
             owners_of_all.append(explanation.named[object_key(tensor)])
-        module = explanation.path_of_trained(keeper.tensor, gradients)
-        holder = _holder_of_storage(keeper, owner, module)
+        holder = _holder_of_graph(keeper, owner)
         holders[key] = _with_other_keepers(holder, owner, owners_of_all)
-        if keepers_of is None and keeper.how != GRADIENT:
+        if keepers_of is None:
             remedy = holders[key].remedy.with_comment(_MORE_GRAPHS)
             holders[key] = replace(holders[key], remedy=remedy)
     return holders
@@ -288,33 +294,46 @@ def _cuts_of(remedies: Iterable[Remedy]) -> list[Cut]:
     return cuts
 
 
-def _holder_of_storage(keeper: GraphKeeper, owner: Holder, module: str) -> Holder:
-    """Return the holder of a storage that the graph or the gradient of a tensor keeps.
+def _holder_of_graph(keeper: GraphKeeper, owner: Holder) -> Holder:
+    """Return the holder of a storage that the graph of a tensor keeps.
 
     Args:
         keeper: the tensor.
         owner: the holder of the tensor.
-        module: the path to a module or optimizer that may clear the tensor's gradient; empty if
-            there is none.
     """
-    path = owner.path + keeper.how
-    remedy = NO_REMEDY
-    if keeper.how == GRADIENT:
-        remedy = Remedy(_clearing_gradients(owner.path, module))
-    elif keeper.advice:
-        remedy = owner.remedy if owner.remedy.text else Remedy(keeper.advice)
-    return replace(owner, path=path, remedy=remedy)
+    remedy = owner.remedy if owner.remedy.text else Remedy(keeper.advice)
+    return replace(owner, path=owner.path + keeper.how, remedy=remedy)
 
 
-def _clearing_gradients(path: str, module: str) -> str:
-    """Return the statement that drops the gradient of a tensor, given its path.
+def _holder_of_gradients(
+    tensors: Sequence[object], explanation: Explanation, gradients: ClearableGradients
+) -> Holder:
+    """Return the holder of a storage on which are the gradients of some tensors.
 
-    It drops those of a whole module or optimizer, given its path: one step makes all of them. It is
-    empty if there is no code for the tensor.
+    Args:
+        tensors: the tensors.
+        explanation: has their holders.
+        gradients: tells which gradients lines may clear.
     """
-    for place, ending in ((module, ".zero_grad()"), (path, ".grad = None")):
-        code = place.removeprefix(NOTEBOOK)
-        is_code = code != place or OUTPUT.match(code) is not None
-        if is_code and ": " not in code and " (" not in code and "…" not in code:
-            return f"{code}{ending}"
+    owners = [explanation.named[object_key(tensor)] for tensor in tensors]
+    path = owners[0].path + GRADIENT
+    if len(owners) > 1:
+        path += f", and {len(owners) - 1} more"
+    # One step makes all gradients of a module or optimizer.
+    line = _statement_on(explanation.path_of_trained(tensors, gradients), ".zero_grad()")
+    if not line:
+        lines = [_statement_on(owner.path, f"{GRADIENT} = None") for owner in owners]
+        if len(lines) <= _MOST_LINES and all(lines):
+            line = in_sequence(lines)
+        elif len(lines) > 1:
+            line = _CLEAR_THEM
+    return replace(owners[0], path=path, remedy=Remedy(line))
+
+
+def _statement_on(path: str, ending: str) -> str:
+    """Return the code at a path with an ending; empty if there is no code."""
+    code = path.removeprefix(NOTEBOOK)
+    is_code = code != path or OUTPUT.match(code) is not None
+    if is_code and ": " not in code and " (" not in code and "…" not in code:
+        return f"{code}{ending}"
     return ""

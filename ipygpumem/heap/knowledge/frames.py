@@ -101,6 +101,20 @@ def frames_of_other_threads() -> dict[int, FrameType]:
     return {key: frame for key, frame in sys._current_frames().items() if key != this_thread}
 
 
+def names_in_threads(namespace: dict[str, Any]) -> set[str]:
+    """Return the names of a namespace that the code of functions running in other threads may
+    use.
+    """
+    names = set[str]()
+    for innermost in frames_of_other_threads().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if frame.f_globals is namespace:
+                names.update(frame.f_code.co_names)
+            frame = frame.f_back
+    return names
+
+
 def _all_frames() -> Iterator[tuple[int, FrameType]]:
     # A frame stored in one of its own variables is a cycle, which would keep all objects of our
     # callers alive.
