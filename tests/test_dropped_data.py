@@ -382,12 +382,6 @@ _ALSO_OLDER = "also drops an older array, which has grown"
             id="a large array with a name",
         ),
         pytest.param(
-            "n = [np.ones(MIB), np.ones(MIB)]",
-            "n[1].resize(2 * MIB, refcheck=False)",
-            [f"n[1] = None  # may {_ALSO_OLDER.replace('drops', 'drop')}"],
-            id="an array in a list",
-        ),
-        pytest.param(
             "n = np.arange(2000.)",
             "n.resize(2 * MIB, refcheck=False); kept.append([n[:9]])",
             [f"del kept[0]; del n  # {_ALSO_OLDER}"],

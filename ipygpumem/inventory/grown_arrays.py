@@ -13,7 +13,6 @@ from ipygpumem.heap.holders.rows import objects_of_storages
 
 _TENSOR = "also drops an older tensor, which has new memory"
 _ARRAY = "also drops an older array, which has grown"
-_POSSIBLE_ARRAY = "may also drop an older array, which has grown"
 
 
 def remarks_on_grown(
@@ -39,9 +38,9 @@ def remarks_on_grown(
     for key, array in arrays.items():
         if key[0] == "torch":
             of_torch.add(key)
-        elif key[0] == "numpy" and was_array(array):
-            # Elsewhere a new array may have the identity of one that has died.
-            remarks[key] = _ARRAY if key[1] in named else _POSSIBLE_ARRAY
+        elif key[0] == "numpy" and key[1] in named and was_array(array):
+            # Elsewhere it would often be a new array with the identity of one that has died.
+            remarks[key] = _ARRAY
     tensor_type = library_type("torch", "Tensor")
     if not made or tensor_type is None:
         return remarks
