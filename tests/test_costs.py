@@ -47,6 +47,7 @@ MOST = {
     "a guarded cell": 344,
     "%gpumem tensors, each tensor": 1.1,
     "an experiment that leaves tensors, each tensor": 10.5,
+    "an experiment that leaves a MiB of tensors, each tensor": 102,
     "small arrays in a list, each array": 520,
     "small arrays as views, each array": 680,
     "small arrays in objects, each array": 820,
@@ -123,6 +124,10 @@ LEAVES = """\
 left = [torch.zeros(1) for _ in range(number)]
 keeper['left'] = left
 """
+LEAVES_MORE = """\
+%%experiment leaves
+keeper[len(keeper)] = [torch.zeros(400) for _ in range(number)]
+"""
 ARRAYS_LEFT = {
     "in a list": "left = [np.ones(400) for _ in range(number)]",
     "as views": "left = list(np.ones((number, 400)))",
@@ -153,7 +158,11 @@ STEPS = {
     "%gpumem top": TOP,
 }
 """Work whose calls must not become more with objects or names."""
-TENSOR_STEPS = {"%gpumem tensors": "%gpumem tensors", "an experiment that leaves tensors": LEAVES}
+TENSOR_STEPS = {
+    "%gpumem tensors": "%gpumem tensors",
+    "an experiment that leaves tensors": LEAVES,
+    "an experiment that leaves a MiB of tensors": LEAVES_MORE,
+}
 
 
 def files_in(shell: InteractiveShell, cell: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -61,11 +61,12 @@ class Graph:
         """Add edges from a node."""
         self.edges[start] = tuple(dict.fromkeys(chain(self.edges.get(start, ()), ends)))
 
-    def add_bytes(self, key: NodeKey, size: Counter[str]) -> None:
+    def add_bytes(self, key: NodeKey, size: Mapping[str, int]) -> None:
         """Add bytes by device to a node."""
-        self.cpu_bytes[key] = self.cpu_bytes.get(key, 0) + size.pop("cpu", 0)
-        if size:
-            self.device_bytes.setdefault(key, Counter()).update(size)
+        self.cpu_bytes[key] = self.cpu_bytes.get(key, 0) + size.get("cpu", 0)
+        for device, number in size.items():
+            if device != "cpu":
+                self.device_bytes.setdefault(key, Counter())[device] += number
 
     def reach(self, keys: Iterable[NodeKey], without: Collection[NodeKey] = ()) -> set[NodeKey]:
         """Return some nodes and all nodes to which they lead, except those ``without`` and what

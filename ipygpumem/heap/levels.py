@@ -20,6 +20,7 @@ from ipygpumem.heap.frontier import Context
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.knowledge.tasks import BUILTIN, CONTEXT_NODES
 from ipygpumem.heap.knowledge.text_keys import has_own_keys
+from ipygpumem.heap.knowledge.torch_references import plain_tensors
 
 
 class _Level:
@@ -162,9 +163,26 @@ class LevelReader:
 
     def _measure(self, level: _Level, belongings: _Belongings) -> None:
         """Add the bytes of objects to the nodes that own them."""
+        tensors = of_types(self._types.tensors, level.items)
+        if tensors:
+            self._measure_tensors(tensors, belongings)
+        if not self._types.storages.isdisjoint(types_of(level.items)):
+            for owner, item in zip(level.owners, level.items, strict=True):
+                if id(type(item)) in self._types.storages:
+                    self._context.memory.add_of_storage(item, belongings.edges[owner])
         belongings.add(level.owners, self._types.own_bytes.each(level.items))
         self._context.memory.keep_arrays(level.owners, level.items)
         self._context.note_uncounted_of_each(level.owners, level.items)
+
+    def _measure_tensors(self, tensors: Sequence[Any], belongings: _Belongings) -> None:
+        """Add what torch keeps for plain tensors, which are nodes, and lead them to their
+        storages.
+        """
+        each_bytes, storages = self._context.memory.of_plain_tensors(tensors)
+        nodes = list(map(id, tensors))
+        belongings.add(nodes, repeat(each_bytes, len(nodes)))
+        for node, storage in zip(nodes, storages, strict=True):
+            belongings.edges[node][storage] = None
 
     def _divide(self, below: _Level, belongings: _Belongings, following: _Level) -> None:
         """Add the objects to which the objects of a level refer: as bytes, as objects to read next,
@@ -197,12 +215,13 @@ class LevelReader:
         type_ids = types.learn(items)
         kinds = types.apart | types.own_bytes.readers.keys() | types.streams
         kinds |= types.with_slices
+        kinds -= types.storages
         kinds = (kinds | BUILTIN | CONTEXT_NODES) & type_ids
         special = set[int]()
         if kinds:
             is_special = map(kinds.__contains__, map(id, map(type, items)))
             special.update(compress(range(len(items)), is_special))
-            plain = self._plain_arrays(items)
+            plain = self._plain_arrays(items) | self._plain_tensors(items)
             if plain:
                 special = {position for position in special if id(items[position]) not in plain}
         dicts = {type_id for type_id in type_ids if types.containers.get(type_id) is dict}
@@ -224,6 +243,15 @@ class LevelReader:
         if self._types.arrays.isdisjoint(types_of(items)):
             return set()
         return plain_arrays(items)
+
+    def _plain_tensors(self, items: Sequence[Any]) -> set[int]:
+        """Return the same of tensors: each of them is a node, because the objects that refer to
+        tensors are read one by one.
+        """
+        tensors = of_types(self._types.tensors, items)
+        if not tensors:
+            return set()
+        return plain_tensors(tensors)
 
     def _without(self, special: set[int], level: _Level) -> _Level:
         """Fold the objects at some positions into their nodes one by one; return the rest."""

@@ -24,7 +24,7 @@ from ipygpumem.heap.arrays import (
     read_array,
     storage_key,
 )
-from ipygpumem.heap.bulk import of_types, types_of
+from ipygpumem.heap.bulk import instances_among, of_types, types_of, without_objects
 from ipygpumem.heap.graph import Graph, NodeKey, SmallPieces, Spans
 from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
 from ipygpumem.heap.knowledge.sorted_types import SortedTypes
@@ -36,7 +36,7 @@ from ipygpumem.heap.libraries import (
     texts_of_numpy,
 )
 from ipygpumem.heap.mapped import MappedFiles
-from ipygpumem.heap.tensors import Memory, Reader, each
+from ipygpumem.heap.tensors import Memory, PlainTensors, Reader, each
 from ipygpumem.introspect import is_atom
 
 _LARGE = 1 << 16
@@ -90,12 +90,14 @@ class MemoryReader:
         arrays = list(arrays)
         self._excluded += arrays
         plain = plain_arrays(arrays)
-        for array in arrays:
+        tensor_type = library_type("torch", "Tensor")
+        tensors = list[Any]()
+        if tensor_type is not None:
+            tensors = instances_among(arrays, tensor_type)
+            self._exclude_tensors(tensors)
+        for array in without_objects(tensors, arrays):
             if id(array) in plain and _is_small(array):
                 self._small_excluded.add(id(array))
-                continue
-            if not is_array(array):
-                self._exclude_pieces(_keys_of_storages(array))
                 continue
             self._exclude_pieces(_keys_of_texts(array))
             owner = owner_of(array)
@@ -108,6 +110,15 @@ class MemoryReader:
                 self._spans.claim(start, end, None)
             else:
                 self._small_excluded.add(id(array))
+
+    def _exclude_tensors(self, tensors: Sequence[Any]) -> None:
+        """Do not count the storages of some tensors."""
+        torch: Any = sys.modules["torch"]
+        with torch._C.DisableTorchFunction():
+            plain, unusual = Reader(torch).plain(tensors)
+        self._exclude_pieces(("torch", key) for key in plain.keys)
+        for tensor in unusual:
+            self._exclude_pieces(_keys_of_storages(tensor))
 
     def _exclude_pieces(self, keys: Iterable[tuple[object, ...]]) -> None:
         for key in keys:
@@ -147,16 +158,17 @@ class MemoryReader:
         return size, of_libraries
 
     def keep_arrays(self, owners: Sequence[int], items: Sequence[Any]) -> None:
-        """Fill ``graph.arrays`` with the NumPy arrays among some objects.
+        """Fill ``graph.arrays`` with the tensors and NumPy arrays among some objects.
 
         Args:
             owners: the node that owns each object.
             items: the objects.
         """
-        if not self._keeps_arrays or self._types.arrays.isdisjoint(types_of(items)):
+        kinds = self._types.arrays | self._types.tensors
+        if not self._keeps_arrays or kinds.isdisjoint(types_of(items)):
             return
         for owner, item in zip(owners, items, strict=True):
-            if id(type(item)) in self._types.arrays:
+            if id(type(item)) in kinds:
                 self._graph.arrays.setdefault(owner, []).append(item)
 
     def _add_of_libraries(
@@ -174,6 +186,11 @@ class MemoryReader:
             if not library_memory.is_complete:
                 self._graph.notes[UNREAD] = None
         return of_libraries
+
+    def add_of_storage(self, storage: Any, edges: dict[NodeKey, None]) -> None:
+        """Add the memory behind a Python object of a storage, and the edge that leads to it."""
+        read = self._types.own_bytes.readers[id(type(storage))]
+        self._add(read_behind(storage, read).pieces, edges)
 
     def join_by_address(self, new: Sequence[NodeKey]) -> None:
         """Count host memory of new nodes once that several nodes show.
@@ -211,17 +228,34 @@ class MemoryReader:
             if edges is None:
                 size.update(of_storages(plain.sizes, plain.devices))
                 return size
-            addresses = each(torch.UntypedStorage.data_ptr, plain.storages)
-            columns = zip(plain.keys, plain.sizes, plain.devices, addresses, strict=True)
-            pieces = [Piece(("torch", key), *column) for key, *column in columns]
-            self._add(pieces, edges)
-            are_torchs = reader.resizable(plain.storages)
-            for piece, is_torchs in zip(pieces, are_torchs, strict=True):
-                if piece.device == "cpu" and not is_torchs:
-                    self._graph.of_other_libraries.add(piece.key)
+            self._add(self._pieces_of_plain(reader, plain), edges)
             for tensor in unusual:
                 self._add(_pieces_of_unusual(reader, tensor), edges)
         return size
+
+    def of_plain_tensors(self, tensors: Sequence[Any]) -> tuple[int, list[NodeKey]]:
+        """Add the storages of tensors without graphs that are no views; return the bytes of torch's
+        C++ object of each, and the node of each storage.
+        """
+        torch: Any = sys.modules["torch"]
+        with torch._C.DisableTorchFunction():
+            reader = Reader(torch)
+            each_bytes = of_tensors(reader, tensors) // len(tensors)  # all are alike
+            plain, _ = reader.plain(tensors)
+            pieces = self._pieces_of_plain(reader, plain)
+        self._add(pieces, {})
+        return each_bytes, [piece.key for piece in pieces]
+
+    def _pieces_of_plain(self, reader: Reader, plain: PlainTensors) -> list[Piece]:
+        """Return the storages of tensors; note those that another library has allocated."""
+        addresses = each(sys.modules["torch"].UntypedStorage.data_ptr, plain.storages)
+        columns = zip(plain.keys, plain.sizes, plain.devices, addresses, strict=True)
+        pieces = [Piece(("torch", key), *column) for key, *column in columns]
+        are_torchs = reader.resizable(plain.storages)
+        for piece, is_torchs in zip(pieces, are_torchs, strict=True):
+            if piece.device == "cpu" and not is_torchs:
+                self._graph.of_other_libraries.add(piece.key)
+        return pieces
 
     def _foreign_memory(self, array: Any) -> list[Piece]:
         """Return the memory that an array shows, if it belongs to an object of which nothing else
@@ -239,6 +273,8 @@ class MemoryReader:
     def _add(self, pieces: Sequence[Piece], edges: dict[NodeKey, None]) -> None:
         """Add memory to the graph, each piece once, and the edges that lead to it."""
         graph = self._graph
+        of_torch: dict[tuple[int, str], Counter[str]] = {}
+        """The bytes of a storage, by its size and device: few differ."""
         for piece in pieces:
             edges[piece.key] = None
             if piece.key in graph.pieces:
@@ -254,10 +290,13 @@ class MemoryReader:
                     size, note = in_ram
             if note:
                 graph.notes[note] = None
-            if piece.key[0] == "torch":
-                graph.add_bytes(piece.key, of_storages([size], [piece.device]))
-            else:
-                graph.add_bytes(piece.key, Counter({piece.device: size}))
+            if piece.key[0] != "torch":
+                graph.add_bytes(piece.key, {piece.device: size})
+                continue
+            kind = size, piece.device
+            if kind not in of_torch:
+                of_torch[kind] = of_storages([size], [piece.device])
+            graph.add_bytes(piece.key, of_torch[kind])
 
     def _count_once(self, key: NodeKey, owner: NodeKey | None, size_bytes: int) -> None:
         """Take memory that belongs to another node off a node; memory that is not counted has no

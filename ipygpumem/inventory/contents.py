@@ -300,8 +300,8 @@ class Contents:
                 yield item, children
                 if id(item) not in parents or not children:
                     continue
-                for child in leading_objects(children):
-                    if id(child) not in chains and self._is_old(child, made):
+                for child in self._old_among(leading_objects(children), made):
+                    if id(child) not in chains:
                         chains[id(child)] = (*chains[id(item)], child)
                         following[id(child)] = child
             level = list(following.values())
@@ -384,7 +384,7 @@ class Contents:
 
     def _grown_among(self, items: Sequence[object]) -> list[Grown]:
         """Return the containers among some items that were long, and have grown."""
-        return list(self._extents.grown(list(filter(self._extents.has, items)), 1))
+        return list(self._extents.grown(self._extents.long_among(items), 1))
 
     def _recorded_children(self, level: Sequence[Any]) -> dict[int, Any]:
         """Return the objects to which some objects refer whose contents were recorded, by
@@ -400,7 +400,7 @@ class Contents:
         """Return the objects in another one; the dict of its attributes may be newer than these."""
         children = gc.get_referents(item)
         dicts = of_types({id(dict)}, children)
-        if any(id(child) not in self._known for child in dicts):
+        if not all(self._are_known(dicts)):
             attributes = instance_dict(item)
             children = [child for child in children if child is not attributes]
             if attributes is not None:
@@ -408,17 +408,17 @@ class Contents:
         wanted = types_of(children) - NUMBERS
         return of_types(wanted, children)
 
-    def _is_old(self, item: object, made: Set[int]) -> bool:
-        if id(item) not in self._known:
-            return False
-        # a dict's age is uncertain
-        return id(item) not in made or type(item) is dict
+    def _old_among(self, items: Sequence[object], made: Set[int]) -> list[object]:
+        """Return the items that were within reach and are not new; a dict's age is uncertain."""
+        known = list(compress(items, self._are_known(items)))
+        return [item for item in known if id(item) not in made or type(item) is dict]
 
     def _new_in(self, item: Any, children: list[object], made: Set[int]) -> list[object]:
         """Return the new objects in an object, or the items added to the end of a long one."""
         new = self._added_to(item)
         if id(item) in self._parents:
-            new = [child for child in children if not self._is_old(child, made)]
+            old = by_identity(self._old_among(children, made))
+            new = [child for child in children if id(child) not in old]
         if made:  # a tracked object that is not among them is older, however deep inside it was
             new = [child for child in new if id(child) in made or not gc.is_tracked(child)]
         earlier = by_identity(self.earlier.possibly_among(new))

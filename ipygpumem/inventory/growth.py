@@ -95,9 +95,10 @@ class Extents:
         """The known lengths by identity."""
         return self._known_lengths.by_identity()
 
-    def has(self, item: object) -> bool:
-        """Return True for a container that was long."""
-        return self._lengths.get(id(item), 0) > _SHORT
+    def long_among(self, items: Sequence[object]) -> list[object]:
+        """Return the containers that were long."""
+        lengths = self._lengths
+        return [item for item in items if lengths.get(id(item), 0) > _SHORT]
 
     def length_of(self, item: object) -> int | None:
         """Return the length that a container had; None if it is unknown."""
@@ -119,9 +120,10 @@ class Extents:
         """Yield the containers among ``items`` that have grown by ``smallest`` bytes or more since
         they were added; all ``items`` existed then.
         """
+        lengths = self._lengths
         for same, measure in self._containers(Kinds(items)):
             for item, length in zip(*_long(same, measure), strict=True):
-                known = self._lengths.get(id(item))
+                known = lengths.get(id(item))
                 earlier = known or 0
                 if length <= earlier:
                     continue

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from ipygpumem.heap import levels
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.bulk import CHUNK
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths.roots import Roots
+from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.heap.tensors import Reader, Storages
 from ipygpumem.heap.total import total
@@ -359,3 +361,49 @@ def test_closed_weak_references_are_freed_once(monkeypatch: pytest.MonkeyPatch) 
     storages.close()
     del storages
     assert len(freed) == 1
+
+
+def facts_of_graph(tensors: list[torch.Tensor]) -> dict[str, object]:
+    """Return the bytes and edges of a graph into which tensors are read; nodes of autograd have
+    another identity in each.
+    """
+    region = Region(tensors, keeps_arrays=True)
+    graph = region.graph
+    edges = dict[object, object]()
+    for key in set(map(id, tensors)) & graph.edges.keys():
+        ends = graph.edges[key]
+        edges[key] = {end for end in ends if type(end) is int or end[0] != "graph"}, len(ends)
+    return {
+        "bytes": graph.cpu_bytes,
+        "devices": graph.device_bytes,
+        "edges": edges,
+        "storages": graph.pieces.keys(),
+        "of NumPy": graph.of_other_libraries,
+        "arrays": {key: list(map(id, arrays)) for key, arrays in graph.arrays.items()},
+        "inside": graph.inside,
+        "inside torch": graph.inside_torch,
+        "notes": graph.notes,
+    }
+
+
+def test_tensors_read_together_have_the_facts_of_each_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained = torch.ones(5, requires_grad=True)
+    (trained * 2).sum().backward()
+    frozen = torch.ones(6, requires_grad=True)
+    frozen.sum().backward()
+    frozen.requires_grad_(False)
+    whole = torch.ones(8)
+    tensors = [
+        *(torch.ones(number) for number in range(4)),
+        *(whole, whole[2:], whole.detach(), whole.view(2, 4)[0]),
+        *(trained, trained * 3, frozen),
+        *(nn.Parameter(torch.ones(9)), nn.Parameter(torch.ones(9), requires_grad=False)),
+        *(torch.from_numpy(numpy.ones(10)), torch.ones(11, device="meta")),
+        *(torch.ones(3, 3).to_sparse(), torch.ones(12).bfloat16()),
+    ]
+    facts_of_graph(tensors)  # makes torch's Python objects of nodes
+    together = facts_of_graph(tensors)
+    monkeypatch.setattr(levels, "plain_tensors", lambda tensors: set())  # all one by one
+    assert together == facts_of_graph(tensors)

@@ -18,6 +18,7 @@ class SortedTypes:
 
     Attributes:
         tensors: types of torch tensors.
+        storages: types of the Python objects of torch's storages.
         arrays: types of NumPy arrays.
         segments: types of shared memory, which stays alive without its object.
         streams: types of ``BytesIO``.
@@ -31,6 +32,7 @@ class SortedTypes:
     def __init__(self) -> None:
         self.own_bytes = OwnBytes()
         self.tensors: set[int] = set()
+        self.storages: set[int] = set()
         self.arrays: set[int] = set()
         self.segments: set[int] = set()
         self.streams: set[int] = set()
@@ -48,6 +50,7 @@ class SortedTypes:
         self._known |= type_ids
         bases = (
             (self.tensors, library_type("torch", "Tensor")),
+            (self.storages, library_type("torch", "UntypedStorage")),
             (self.arrays, library_type("numpy", "ndarray")),
             (self.segments, library_type("multiprocessing.shared_memory", "SharedMemory")),
             (self.streams, io.BytesIO),

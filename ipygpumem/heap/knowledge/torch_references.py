@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from itertools import compress
-from operator import not_, or_
+from itertools import compress, repeat
+from operator import is_not, not_, or_
 from typing import Any
 
 from ipygpumem.heap.knowledge.graphs import with_graph_or_gradient
@@ -33,6 +33,21 @@ def known_to_torch(tensors: Sequence[Any]) -> list[Any]:
         columns = zip(have_autograd, uses, storage_uses, is_own, strict=True)
         is_alone = list(map(_IS_ALONE.__eq__, columns))
     return [*unusual, *compress(plain.tensors, map(not_, is_alone))]
+
+
+def plain_tensors(tensors: Sequence[Any]) -> set[int]:
+    """Return the identities of the tensors for which torch's C++ code refers to nothing but their
+    storage: those without a graph or gradient, and no views.
+    """
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunction():
+        with_storage, _ = Reader(torch).plain(tensors)
+        candidates = with_storage.tensors
+        with_more = set(map(id, with_graph_or_gradient(candidates)))
+        viewed = each(torch.Tensor._base.__get__, candidates)
+        views = compress(candidates, map(is_not, viewed, repeat(None)))
+        with_more.update(map(id, views))
+    return {id(tensor) for tensor in candidates} - with_more
 
 
 _IS_ALONE = (False, 1, 2, True)
