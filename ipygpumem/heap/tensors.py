@@ -410,6 +410,20 @@ class Storages:
 
     def __init__(self) -> None:
         self._keys: set[int] = set()
+        self._sizes: dict[int, int] | None = None
+        """Bytes of each storage when it was added; None if they are not recorded."""
+
+    @classmethod
+    def with_sizes(cls) -> Storages:
+        """Return an object that records the bytes of storages."""
+        storages = cls()
+        storages._sizes = {}
+        return storages
+
+    def size(self, key: int) -> int:
+        """Return the bytes that a storage had when it was added; 0 if that is not known."""
+        size = (self._sizes or {}).get(key)
+        return size if type(size) is int else 0
 
     def add_of(self, reader: Reader, tensors: Sequence[Any]) -> list[Any]:
         """Add the storages of tensors, or of their parts for tensors without a storage; return the
@@ -427,6 +441,9 @@ class Storages:
         new = by_key.keys() - self._keys
         for key in new:
             kind._weak_ref(by_key[key])
+        if self._sizes is not None:
+            sizes = each(kind.nbytes, list(map(by_key.__getitem__, new)))
+            self._sizes.update(zip(new, sizes, strict=True))
         self._keys |= new
         return odd
 

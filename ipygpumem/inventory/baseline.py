@@ -140,7 +140,7 @@ class BaselineSnapshot:
     def __init__(
         self, namespace: dict[str, Any], garbage: Garbage, known: Iterable[Span] = ()
     ) -> None:
-        self._storages = Storages()
+        self._storages = Storages.with_sizes()
         self._objects: dict[int, weakref.ref[Any]] = {}
         """Tensors without a storage, by identity."""
         self._unreached = set(known)
@@ -190,7 +190,8 @@ class BaselineSnapshot:
         """
         library, key = array.storage
         if library == "torch":
-            return key in self._storages or self._shows_old_array(item)
+            was_there = key in self._storages and not self._has_grown(array)
+            return was_there or self._shows_old_array(item)
         if is_array(item):
             owner = owner_of(item)
             if is_array(owner) and array.size_bytes > _LARGE:
@@ -198,6 +199,14 @@ class BaselineSnapshot:
             return key in self._small and array.size_bytes <= _LARGE
         reference = self._objects.get(key)
         return reference is not None and reference() is not None
+
+    def _has_grown(self, array: Array) -> bool:
+        """Return True if most of a torch storage is new memory, as after ``tensor.resize_()``.
+
+        A storage without memory had been emptied for a while.
+        """
+        size_before = self._storages.size(array.storage[1])
+        return 0 < 2 * size_before < array.size_bytes
 
     def had_other_size(self, array: Array) -> bool:
         """Return True if an array of another size was at the place of a NumPy array."""

@@ -197,6 +197,7 @@ def test_the_line_for_new_gradients_keeps_older_ones(notebook: Kernel, case: str
         "outer.data = torch.cat([outer.data, torch.ones(1 << 19)])",
         "outer.set_(torch.ones(1 << 19).untyped_storage());",
         "outer.data = torch.ones(1 << 19); view = outer[3:]",
+        "outer.resize_(1 << 19).fill_(1);",
     ],
 )
 def test_a_line_says_that_a_tensor_is_older_than_its_memory(notebook: Kernel, code: str) -> None:
