@@ -15,6 +15,8 @@ import pytest
 
 from tests.answering import ROOT, Answerer, answer_questions, forked
 
+EXAMPLES = ROOT / "examples"
+
 _MOST_CPU_SECONDS = 900
 """Maximum CPU time of a process; how long that takes depends on what else the machine does."""
 

@@ -13,7 +13,7 @@ import pytest
 from tests.agreement import Answer, Question, questions
 from tests.answering import Answerer
 from tests.kinds import MIB
-from tests.test_sizes import QUIET, linux
+from tests.process_memory import QUIET, linux
 
 Answers = list[Answer]
 WITHIN = 0.05

@@ -31,9 +31,9 @@ from ipygpumem.reclaim.failure import Failure
 from ipygpumem.records import Usage
 from ipygpumem.report import text
 from ipygpumem.report.autofit import autofit_report
+from tests.fake_cuda_limits import TEXT as REFUSED
 from tests.fakes import FakeProbe
 from tests.steps import plain, tidied_kernel, works
-from tests.test_budget import TEXT as REFUSED
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 

@@ -2,7 +2,6 @@
 
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,38 +11,20 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.features import all_features
 from ipygpumem.magics.completions import files
 from ipygpumem.magics.gpumem import RELEASED
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.commands.completion import complete
-from ipygpumem.shell.commands.declarations import Command, CommandGroup
 from ipygpumem.shell.commands.helps import help_of, printed_help
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.dispatch import OTHER_NAMES
 from ipygpumem.shell.ipython.rewriting import LINE_MAGICS, NEED_A_CELL
 from ipygpumem.units import MIB
+from tests.declared_commands import TABLE, all_commands, commands_in
 from tests.steps import kernel_with
 
-TABLE = all_features().commands
 NAMES = sorted(TABLE.names)
 LINES = ("", " ", "  ", " x", " -", " --", " on ", " end ", " start", " start a ", " plot", "\t")
-
-
-def all_commands() -> Iterator[Command]:
-    """Yield every command that is declared, with the options of optional features."""
-    for magic in TABLE.magics:
-        yield from commands_in(TABLE.find(magic))
-
-
-def commands_in(place: Command | CommandGroup) -> Iterator[Command]:
-    if isinstance(place, Command):
-        yield TABLE.with_further_options(place)
-        return
-    for name in place.names:
-        found = place.load(name)
-        assert found.name == f"{place.name} {name}"  # the table and the declaration agree
-        yield from commands_in(found)
 
 
 def test_the_patterns_of_our_magics_name_all_of_them() -> None:

@@ -3,17 +3,13 @@
 Calls can be counted exactly, while times are noise.
 """
 
-import contextlib
 import functools
 import gc
-import io
 import itertools
 import re
 import sys
 import textwrap
 import tracemalloc
-from collections.abc import Callable
-from types import CodeType, FrameType
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -24,6 +20,7 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.introspect import is_ours
 from ipygpumem.shell import recovery
 from tests.alone import alone
+from tests.counted_calls import calls_in, least_calls_in, run_profiled
 from tests.steps import needs, works
 
 MOST = {
@@ -159,25 +156,6 @@ STEPS = {
 TENSOR_STEPS = {"%gpumem tensors": "%gpumem tensors", "an experiment that leaves tensors": LEAVES}
 
 
-def calls_in(shell: InteractiveShell, cell: str) -> int:
-    """Return the number of Python functions that we call in a cell, directly or not."""
-    calls = depth = 0
-    ours = dict[CodeType, bool]()
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls, depth
-        code = frame.f_code
-        if event == "call" and (depth or ours.setdefault(code, is_ours(code.co_filename))):
-            depth += 1
-            # Python 3.12 makes no frames for comprehensions
-            calls += not code.co_name.endswith("comp>")
-        elif event == "return" and depth:
-            depth -= 1
-
-    run_profiled(shell, cell, profile)
-    return calls
-
-
 def files_in(shell: InteractiveShell, cell: str) -> list[str]:
     """Return our files whose code runs in a cell, but for one whose code runs when another process
     of the machine uses /dev/shm.
@@ -187,30 +165,11 @@ def files_in(shell: InteractiveShell, cell: str) -> list[str]:
     return sorted(name for name in filter(is_ours, files) if not name.endswith("segments.py"))
 
 
-def run_profiled(
-    shell: InteractiveShell, cell: str, profile: Callable[[FrameType, str, object], object] | None
-) -> None:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        sys.setprofile(profile)
-        try:
-            result = shell.run_cell(cell)
-        finally:
-            sys.setprofile(None)
-    assert result.success or isinstance(result.error_in_exec, MemoryError)  # of a recovery
-
-
 def warm_up(shell: InteractiveShell, cell: str) -> None:
     """Run a cell without counting its calls, which takes three times as long: the first run
     imports.
     """
     run_profiled(shell, cell, None)
-
-
-def least_calls_in(shell: InteractiveShell, cell: str, runs: int = 3) -> int:
-    """Return the same of several runs: we do more after a cell that was slow, or in which the
-    process grew.
-    """
-    return min(calls_in(shell, cell) for _ in range(runs))
 
 
 LATE = {"difflib", "psutil", "ipygpumem.inventory", "numpy"}

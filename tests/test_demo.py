@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.alone import printed
+from tests.alone import EXAMPLES, printed
 from tests.notebooks import read
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.fixture(scope="module")

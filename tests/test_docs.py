@@ -22,8 +22,8 @@ from ipygpumem.shell.commands.declarations import Command
 from ipygpumem.shell.config import IPyGpuMem
 from tests import rooms as rooms_of_tests
 from tests.alone import ROOT
+from tests.declared_commands import all_commands
 from tests.first_change import blocks
-from tests.test_completion import all_commands
 
 _DOCS = [f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md"))]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *_DOCS)

@@ -42,6 +42,7 @@ from ipygpumem.shell.measured_scope import MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.session import Session
 from tests.steps import plain
+from tests.tracing import is_called_by_others
 
 PACKAGE = str(Path(ipygpumem.__file__).parent)
 ERRORS = (RuntimeError, KeyboardInterrupt, MemoryError, OSError)
@@ -259,16 +260,6 @@ def is_ours(code: CodeType) -> bool:
     return code.co_filename.startswith(
         PACKAGE
     ) and not f"{Path(code.co_filename).name} {code.co_name}".endswith(EDGES)
-
-
-def is_called_by_others(frame: FrameType) -> bool:
-    """Return True if IPython or a cell calls our function: no ``try`` of ours is around the very
-    call.
-    """
-    caller = frame.f_back
-    return caller is not None and (
-        "<ipython-input" in caller.f_code.co_filename or "/IPython/" in caller.f_code.co_filename
-    )
 
 
 def on_calls(action: Callable[[], object], seen: Callable[[CodeType], None]) -> None:

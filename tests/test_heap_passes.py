@@ -22,7 +22,8 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.probes.malloc import trim_heap
 from ipygpumem.shell import recovery
 from tests.alone import printed
-from tests.test_sizes import linux
+from tests.heap_passes import Passes
+from tests.process_memory import linux
 
 LOOKS = {
     "status": "%gpumem status",
@@ -99,45 +100,6 @@ def interrupt():
 rows_of_dicts = [{'number': number} for number in range(100)]
 """
 LEAK = "%%experiment leaky\nkeeper['leak'] = leak = numpy.ones(1 << 18)"
-
-
-class Passes:
-    """Counts passes over the heap, and visits of objects, by the functions of ``gc`` that our code
-    calls.
-    """
-
-    def __init__(self) -> None:
-        self.passes = self.visits = 0
-        self._real = {
-            name: getattr(gc, name)
-            for name in ("get_objects", "get_referrers", "get_referents", "collect")
-        }
-
-    def __enter__(self) -> "Passes":
-        for name in self._real:
-            setattr(gc, name, getattr(self, name))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, function in self._real.items():
-            setattr(gc, name, function)
-
-    def get_objects(self, generation: int | None = None) -> list[Any]:
-        self.passes += generation in (None, 2)
-        found: list[Any] = self._real["get_objects"](generation)
-        return found
-
-    def get_referrers(self, *objects: object) -> Any:
-        self.passes += 1
-        return self._real["get_referrers"](*objects)
-
-    def get_referents(self, *objects: object) -> Any:
-        self.visits += len(objects)
-        return self._real["get_referents"](*objects)
-
-    def collect(self, generation: int = 2) -> Any:
-        self.passes += generation == 2
-        return self._real["collect"](generation)
 
 
 def passes_and_visits(

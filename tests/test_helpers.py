@@ -21,8 +21,8 @@ from ipygpumem.errors import DeviceError, GpuMemError
 from ipygpumem.failures import failures_told
 from ipygpumem.probes.device_memory import DeviceMemory
 from tests.alone import printed
+from tests.fake_nvml import FakeNvml
 from tests.fakes import FakeAllocator, FakeProbe, fake_torch
-from tests.test_nvml import FakeNvml
 
 
 @pytest.fixture

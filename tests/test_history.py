@@ -18,7 +18,8 @@ from ipygpumem.shell.app import app_of
 from ipygpumem.shell.experiment_options import checked_parameters
 from ipygpumem.shell.ipython.sources import cell_that_bound
 from ipygpumem.shell.session import describing_line
-from tests.test_export import MIB, SESSION, cell, experiment, oom, usage
+from ipygpumem.units import MIB
+from tests.session_samples import SESSION, cell, experiment, oom, usage
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 

@@ -1,6 +1,5 @@
 """``%gpumem why`` names every holder, in a kernel of its own."""
 
-import json
 import re
 import sys
 import textwrap
@@ -8,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,42 +16,15 @@ from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.records import ReferencePath
 from ipygpumem.report.why import why_report
 from tests.alone import alone
+from tests.kernel_records import ASK, LEFT, alive, holders, left, left_by_experiment, why
+from tests.process_memory import linux
 from tests.steps import SharedKernel, kernel_with, needs, pairs, tidied_kernel, works
-from tests.test_sizes import linux
 
 MIB = 1 << 20
-_ASK = """
-def ask(name):
-    import json
-    from ipygpumem.shell.app import app_of
-    display, reports = app_of(get_ipython()).context.display, []
-    shown, display.show = display.show, lambda new, *_, **__: reports.extend(new)
-    try:
-        get_ipython().run_line_magic("gpumem", f"why {name}")
-    finally:
-        display.show = shown
-    (record,) = reports[0].records
-    return json.dumps(record.to_dict())
-"""
-shared_kernel, kernel = tidied_kernel("%reset -f", _ASK, hides_libraries=True)
+shared_kernel, kernel = tidied_kernel("%reset -f", ASK, hides_libraries=True)
 """A kernel without the names of earlier tests, and without sight of what they have imported: with
 pandas and torch a look takes a second longer.
 """
-
-
-def why(kernel: Kernel, name: str) -> Any:
-    """Return the record of ``%gpumem why name``."""
-    return json.loads(kernel.value(f"ask({name!r})"))
-
-
-def holders(answer: Any) -> dict[str, str]:
-    """Return the line for each holder of at least a tenth of an object."""
-    size = sum(answer["device_bytes"].values())
-    found = {}
-    for part in answer["held"]:
-        if sum(part["device_bytes"].values()) >= size / 10:
-            found[part["holder"]["path"]] = part["holder"]["advice"]
-    return found
 
 
 def test_a_dict_holds_its_text_keys(kernel: Kernel) -> None:
@@ -321,50 +292,8 @@ def test_one_line_removes_objects_from_all_places_of_a_variable(kernel: Kernel, 
         assert kernel.value("watched[0]() is old")
 
 
-_LEFT = """
-def left():
-    import json
-    from ipygpumem.shell.app import app_of
-    display, reports = app_of(get_ipython()).context.display, []
-    shown, display.show = display.show, lambda new, *_, **__: reports.extend(new)
-    try:
-        get_ipython().run_line_magic("gpumem", "leaks")
-    finally:
-        display.show = shown
-    last_rows[:] = [row for report in reports for row in report.records if hasattr(row, "holder")]
-    return rows(last_rows)
-last_rows = []
-from ipygpumem.shell.app import app_of
-app = app_of(get_ipython())
-def left_by_experiment():
-    return rows(app_of(get_ipython()).experiments.finished[-1].survivors)
-def rows(records):
-    import json
-    return json.dumps([(row.size_bytes, row.holder.path, row.holder.advice) for row in records])
-import asyncio, concurrent.futures, gc, weakref
-import numpy as np
-watched = []
-def array():
-    made = np.ones(10_000)
-    watched.append(weakref.ref(made))
-    return made
-async def wait(data):
-    await asyncio.sleep(1000)
-async def give():
-    return array()
-"""
 _MANY = 200
 """Number of arrays of 80 kB: too small for rows of their own."""
-
-
-def left(kernel: Kernel) -> list[tuple[int, str, str]]:
-    """Return the bytes, the holder and the line of each row of ``%gpumem leaks``."""
-    return [tuple(row) for row in json.loads(kernel.value("left()"))]
-
-
-def left_by_experiment(kernel: Kernel) -> list[tuple[int, str, str]]:
-    """Return the bytes, the holder and the line of each row of the last experiment."""
-    return [tuple(row) for row in json.loads(kernel.value("left_by_experiment()"))]
 
 
 def parts_at_the_end(kernel: Kernel) -> dict[str, int]:
@@ -375,12 +304,6 @@ def parts_at_the_end(kernel: Kernel) -> dict[str, int]:
 def parts_later(kernel: Kernel) -> dict[str, int]:
     """Return the parts of the only row of the last ``left``."""
     return dict(kernel.value("last_rows[0].parts"))
-
-
-def alive(kernel: Kernel) -> int:
-    """Return the number of arrays that are still alive."""
-    works(kernel, "import asyncio, gc; await asyncio.sleep(0); gc.collect();")
-    return int(kernel.value("sum(one() is not None for one in watched)"))
 
 
 @linux
@@ -434,7 +357,7 @@ def alive(kernel: Kernel) -> int:
 def test_one_line_frees_a_container_of_tasks(
     kernel: Kernel, setup: str, code: str, line: str
 ) -> None:
-    works(kernel, _LEFT, setup)
+    works(kernel, LEFT, setup)
     code = "\n".join(part.strip() for part in code.replace("MANY", str(_MANY)).splitlines())
     works(kernel, f"%%experiment e\n{code}\nawait asyncio.sleep(0)\nawait asyncio.sleep(0)")
     assert alive(kernel) == _MANY
@@ -451,7 +374,7 @@ def test_one_line_frees_a_container_of_tasks(
 def test_tasks_that_only_the_loop_keeps_are_cancelled(kernel: Kernel, number: int) -> None:
     works(
         kernel,
-        _LEFT,
+        LEFT,
         """
         import asyncio
         async def other():
@@ -483,14 +406,14 @@ def test_tasks_that_only_the_loop_keeps_are_cancelled(kernel: Kernel, number: in
     ],
 )
 def test_an_array_without_a_name_is_left(kernel: Kernel, setup: str, code: str) -> None:
-    works(kernel, _LEFT, setup, f"%%experiment e\n{code}")
+    works(kernel, LEFT, setup, f"%%experiment e\n{code}")
     assert [row[0] for row in left_by_experiment(kernel)] == [pytest.approx(2**21, rel=0.02)]
 
 
 def test_a_task_that_waits_for_a_condition_is_cancelled(kernel: Kernel) -> None:
     works(
         kernel,
-        _LEFT,
+        LEFT,
         """
         async def work():
             data = np.ones(2**20)
@@ -528,7 +451,7 @@ await asyncio.sleep(0.01)
 def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
     works(
         kernel,
-        _LEFT,
+        LEFT,
         """
         def work():
             data = np.ones(2**20)
@@ -559,7 +482,7 @@ outer["k"] = made[1]
 store.append(made[2])
 other.append(made[3])
 """
-    works(kernel, _LEFT, "outer, store, other = {}, [], []\nclass Store: pass", experiment)
+    works(kernel, LEFT, "outer, store, other = {}, [], []\nclass Store: pass", experiment)
     ((size, path, line),) = left_by_experiment(kernel)
     assert size == 4 * 70_000 * 8
     assert path == "notebook variable other[0], and 3 more"
@@ -575,7 +498,7 @@ made = np.ones(2**18)
 outer["k"] = (made, (inner, []))
 store.append(inner)
 """
-    works(kernel, _LEFT, "outer, store = {}, []", experiment)
+    works(kernel, LEFT, "outer, store = {}, []", experiment)
     for _, _, line in left_by_experiment(kernel):
         works(kernel, line)
     assert left(kernel) == []
@@ -596,7 +519,7 @@ store.append(inner)
     ],
 )
 def test_a_loop_removes_the_same_keys_of_each_item(kernel: Kernel, runs: str, code: str) -> None:
-    works(kernel, _LEFT, f"from collections import deque; runs = {runs}; watched = []")
+    works(kernel, LEFT, f"from collections import deque; runs = {runs}; watched = []")
     works(
         kernel,
         """
@@ -628,7 +551,7 @@ made = [np.ones(2**18), np.ones(2**18)]
 watched.extend(map(weakref.ref, made))
 {code}
 """
-    works(kernel, _LEFT, "outer, store = {'w': 1}, [0]; watched = []")
+    works(kernel, LEFT, "outer, store = {'w': 1}, [0]; watched = []")
     left(kernel)  # else a new array may be mistaken for that of an earlier case at its place
     works(kernel, experiment, "store.append(array()); store += [{'d': [array(), array()]}]")
     rows = left(kernel)
@@ -642,7 +565,7 @@ watched.extend(map(weakref.ref, made))
 
 
 def test_new_data_in_an_older_object_that_is_kept_is_no_leak(kernel: Kernel) -> None:
-    works(kernel, _LEFT, "runs = [{}, {}, {}]")
+    works(kernel, LEFT, "runs = [{}, {}, {}]")
     experiment = """%%experiment e --keep kept
 def fill():
     for run in runs: run["data"] = np.ones(2**20)
@@ -685,7 +608,7 @@ def test_data_in_a_cache_of_the_user_s_module_is_left(
     )
     works(
         kernel,
-        _LEFT,
+        LEFT,
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
         "sys.modules.pop('tables_of_the_user', None)",  # of another case
         "from tables_of_the_user import load",
@@ -702,7 +625,7 @@ def test_data_in_a_cache_of_the_user_s_module_is_left(
 
 
 def test_a_new_cache_with_many_small_items_is_cleared(kernel: Kernel) -> None:
-    works(kernel, _LEFT, "import functools")
+    works(kernel, LEFT, "import functools")
     works(
         kernel,
         """
@@ -720,7 +643,7 @@ def test_a_new_cache_with_many_small_items_is_cleared(kernel: Kernel) -> None:
 
 def test_an_array_with_the_identity_of_a_freed_leak_is_a_leak(kernel: Kernel) -> None:
     """The next array often gets it: here, the record of the freed one is given that identity."""
-    works(kernel, _LEFT, "box = []")
+    works(kernel, LEFT, "box = []")
     works(kernel, "%%experiment first\nmade = np.ones(2**18)\nbox.append(made)")
     experiment = """%%experiment second
 made = np.ones(2**19)
@@ -738,7 +661,7 @@ give_identity(made)
 
 
 def test_older_data_of_a_kept_name_hides_no_leak(kernel: Kernel) -> None:
-    works(kernel, _LEFT, "runs = [{'old': np.ones(2**20)} for _ in range(4)]")
+    works(kernel, LEFT, "runs = [{'old': np.ones(2**20)} for _ in range(4)]")
     experiment = """%%experiment e --keep top
 for number in (1, 3): runs[number]["new"] = np.ones(2**19)
 top = runs[:2]
@@ -761,7 +684,7 @@ OLDER_BEHIND_LINES = {
 @pytest.mark.parametrize("case", OLDER_BEHIND_LINES)
 def test_a_line_says_which_other_data_it_drops(kernel: Kernel, case: str) -> None:
     make, put, line = OLDER_BEHIND_LINES[case]
-    works(kernel, _LEFT, f"import functools; older = np.ones(2**19)\n{make}\ndel older")
+    works(kernel, LEFT, f"import functools; older = np.ones(2**19)\n{make}\ndel older")
     works(kernel, f"%%experiment e --keep kept\ndata = np.ones(2**20)\n{put}\nkept = [data]")
     drops = "also drops 4 MiB of other data"
     (advice,) = holders(why(kernel, "kept")).values()
@@ -776,7 +699,7 @@ def test_a_line_says_which_other_data_it_drops(kernel: Kernel, case: str) -> Non
 
 
 def test_older_arrays_in_new_tuples_are_no_leaks(kernel: Kernel) -> None:
-    works(kernel, _LEFT, "runs = [{'data': np.ones(2**18)} for _ in range(3)]")
+    works(kernel, LEFT, "runs = [{'data': np.ones(2**18)} for _ in range(3)]")
     experiment = """%%experiment e
 def change():
     for run in runs: run["data"] = (run["data"], np.ones(2**19))
@@ -828,7 +751,7 @@ def test_no_line_names_data_that_another_holder_keeps(kernel: Kernel) -> None:
 
 
 def test_a_line_for_tasks_says_that_some_may_be_older(kernel: Kernel) -> None:
-    works(kernel, _LEFT, "tasks = {asyncio.create_task(wait(np.ones(2**18)))}")
+    works(kernel, LEFT, "tasks = {asyncio.create_task(wait(np.ones(2**18)))}")
     works(kernel, "%%experiment e\ntasks.add(asyncio.create_task(wait(np.ones(2**19))))")
     ((size_bytes, _, line),) = left(kernel)
     assert size_bytes // MIB == 6
@@ -847,7 +770,7 @@ def test_a_kept_name_is_a_holder_that_the_line_spares(
 kept = {{"a": arr}}
 box.append(arr)
 """
-    works(kernel, _LEFT, "box = []", experiment)
+    works(kernel, LEFT, "box = []", experiment)
     place = 'notebook variable box[0], kept variable kept["a"]'
     advice = "del box[0]  # and delete kept when you no longer need it"
     assert left_by_experiment(kernel) == [(pytest.approx(2**23, rel=0.02), place, advice)]
@@ -871,7 +794,7 @@ box.append(arr)
 def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None:
     works(
         kernel,
-        _LEFT,
+        LEFT,
         """
         class Model:
             def __init__(self):
@@ -896,7 +819,7 @@ def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None
 
 def test_a_new_frame_of_numbers_has_a_row_with_its_columns(kernel: Kernel) -> None:
     needs("pandas")
-    works(kernel, _LEFT, "import pandas as pd; outer = {}")
+    works(kernel, LEFT, "import pandas as pd; outer = {}")
     works(kernel, "%%experiment e\nouter['f'] = pd.DataFrame({'a': np.arange(2**18), 'b': 1.5})")
     (row,) = kernel.value(
         "[(row.type_name, sorted(row.parts)) for row in app.experiments.finished[-1].survivors]"
@@ -908,7 +831,7 @@ def test_a_frame_without_a_name_is_one_row_with_its_arrays(kernel: Kernel) -> No
     needs("pandas")
     works(
         kernel,
-        _LEFT,
+        LEFT,
         """
         import pandas as pd
         outer = {}
@@ -935,7 +858,7 @@ def test_two_frames_are_two_objects_with_their_columns(kernel: Kernel) -> None:
     needs("pandas")
     works(
         kernel,
-        _LEFT,
+        LEFT,
         """
         import pandas as pd
         outer = {}
@@ -982,7 +905,7 @@ def test_an_array_and_a_tensor_on_its_memory_are_one_row(
     kernel: Kernel, code: str, expected_line: str
 ) -> None:
     needs("torch")
-    works(kernel, _LEFT, "import torch; outer, keep = {}, {}")
+    works(kernel, LEFT, "import torch; outer, keep = {}, {}")
     works(kernel, f"%%experiment e\nx = np.ones(2**20); watched.append(weakref.ref(x))\n{code}")
     for rows in (left_by_experiment(kernel), left(kernel)):
         ((size, _, line),) = rows
@@ -1011,7 +934,7 @@ def test_leaks_list_the_arrays_that_an_experiment_has_listed(
 ) -> None:
     works(
         kernel,
-        _LEFT,
+        LEFT,
         """
         class Holder:
             pass
@@ -1086,7 +1009,7 @@ def test_leaks_list_the_arrays_that_an_experiment_has_listed(
 def test_lines_free_all_and_nothing_else(
     kernel: Kernel, setup: str, code: str, left_over: str
 ) -> None:
-    works(kernel, _LEFT, setup, f"%%experiment e\n{textwrap.dedent(code)}")
+    works(kernel, LEFT, setup, f"%%experiment e\n{textwrap.dedent(code)}")
     for _, _, advice in left(kernel):
         works(kernel, advice)
     assert left(kernel) == []
@@ -1097,7 +1020,7 @@ def test_lines_free_all_and_nothing_else(
 def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
     works(
         kernel,
-        _LEFT,
+        LEFT,
         "outer = [0]; table = {'kept': 1}",
         """
         def fill():
@@ -1136,7 +1059,7 @@ class Box: pass
 @pytest.fixture(scope="module")
 def shared_figure_kernel() -> Iterator[SharedKernel]:
     needs("matplotlib")
-    shared = SharedKernel("%reset -f", f"{_LEFT}\n{_PYPLOT}", timeout=60, hides_libraries=True)
+    shared = SharedKernel("%reset -f", f"{LEFT}\n{_PYPLOT}", timeout=60, hides_libraries=True)
     yield shared
     shared.close()
 
@@ -1236,7 +1159,7 @@ _AXES_KEPT = {
 
 def test_all_attributes_of_a_librarys_objects_are_removed(kernel: Kernel) -> None:
     """Each of them leads to an array of the row, as the layers of a cache of keys and values."""
-    works(kernel, _LEFT, "import argparse\nkept = [{'text': 1}]")
+    works(kernel, LEFT, "import argparse\nkept = [{'text': 1}]")
     works(
         kernel,
         """
@@ -1472,7 +1395,7 @@ def test_a_frame_s_older_columns_are_not_left() -> None:
         works(
             kernel,
             "%load_ext ipygpumem",
-            _LEFT,
+            LEFT,
             "import pandas as pd; frame = pd.DataFrame({'old': np.ones(400_000)})",
             "%%experiment e\nframe['texts'] = [str(n) * 9 for n in range(400_000)]",
         )
@@ -1486,7 +1409,7 @@ def test_a_small_array_in_a_cell_of_an_older_series_is_left(kernel: Kernel) -> N
     needs("pandas")
     works(
         kernel,
-        _LEFT,
+        LEFT,
         "import pandas as pd; outer = pd.Series([None] * 30, dtype=object)",
         "%%experiment e\nouter.iat[25] = np.ones(2**20)",
     )
@@ -1501,7 +1424,7 @@ def test_a_small_array_in_a_cell_of_an_older_series_is_left(kernel: Kernel) -> N
 def test_an_array_with_a_new_holder_is_not_left(kernel: Kernel) -> None:
     works(
         kernel,
-        _LEFT,
+        LEFT,
         "outer = {'old': np.ones(2_000_000)}",
         """%%experiment e
 outer["moved"] = (outer.pop("old"),)
@@ -1517,7 +1440,7 @@ outer["texts"] = [str(n) * 9 for n in range(100_000)]""",
 
 torch_kernel = kernel_with(
     "%load_ext ipygpumem",
-    _LEFT,
+    LEFT,
     """
     import torch
     net = torch.nn.Linear(1, 1)
@@ -1579,7 +1502,7 @@ _CYCLES = {
 def test_an_experiment_names_cycles_through_arrays(kernel: Kernel) -> None:
     works(
         kernel,
-        _LEFT,
+        LEFT,
         """
         class Owner: pass
         def make():
@@ -1603,7 +1526,7 @@ def test_an_experiment_names_cycles_through_arrays(kernel: Kernel) -> None:
 @linux
 @pytest.mark.parametrize("code", _CYCLES.values(), ids=_CYCLES)
 def test_a_cycle_through_an_array_is_called_one(kernel: Kernel, code: str) -> None:
-    works(kernel, _LEFT, f"class Owner: pass\ndef make():{code.rstrip()}\n    {_WATCH}")
+    works(kernel, LEFT, f"class Owner: pass\ndef make():{code.rstrip()}\n    {_WATCH}")
     works(kernel, "%%experiment e\nmake()")
     rows = left(kernel)
     assert len(rows) == 1, rows
@@ -1844,7 +1767,7 @@ def test_one_line_removes_a_part_that_a_cell_shows(kernel: Kernel) -> None:
     needs("torch")
     works(
         kernel,
-        _LEFT,
+        LEFT,
         "import torch; layers = torch.nn.Sequential(torch.nn.Linear(2, 2))",
         "%%experiment e\nlayers.append(torch.nn.Linear(1024, 1024))",
     )
@@ -1858,7 +1781,7 @@ def test_no_line_removes_an_older_module_with_its_new_parameter(kernel: Kernel) 
     needs("torch")
     works(
         kernel,
-        _LEFT,
+        LEFT,
         "import torch; layers = torch.nn.Sequential(torch.nn.Linear(2, 2))",
         "%%experiment e\nlayers[0].weight = torch.nn.Parameter(torch.ones(1024, 1024))",
     )
@@ -1872,7 +1795,7 @@ def test_no_line_takes_a_group_s_parameters_from_an_optimizer(kernel: Kernel) ->
     needs("torch")
     works(
         kernel,
-        _LEFT,
+        LEFT,
         """
         import torch
         model = torch.nn.Linear(2, 2)
@@ -1908,7 +1831,7 @@ def test_no_line_takes_a_group_s_parameters_from_an_optimizer(kernel: Kernel) ->
 )
 def test_lines_for_items_of_one_list_are_one_line(kernel: Kernel, setup: str, code: str) -> None:
     needs("torch")
-    works(kernel, _LEFT, f"import torch; {setup}", f"%%experiment e\n{code}")
+    works(kernel, LEFT, f"import torch; {setup}", f"%%experiment e\n{code}")
     for rows in (left_by_experiment(kernel), left(kernel)):
         large = [row for row in rows if row[0] >= 2**20]
         assert len(large) == 1, rows
@@ -2128,7 +2051,7 @@ def test_no_line_changes_the_lists_of_threads(kernel: Kernel) -> None:
 def test_arrays_beyond_the_limit_of_a_search_have_a_holder_too(kernel: Kernel) -> None:
     works(
         kernel,
-        _LEFT,
+        LEFT,
         """
         from ipygpumem.inventory import array_holders
         most = array_holders.MOST_EXPLAINED

@@ -40,19 +40,12 @@ from tests.control_group import (
     v1_system,
     v2_system,
 )
+from tests.process_memory import allow, touched
 from tests.steps import host_table, works
 
 needs_mark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="no /proc/self/clear_refs"
 )
-
-
-def touched(size: int) -> mmap.mmap:
-    """Return ``size`` bytes of memory whose pages are really there."""
-    memory = mmap.mmap(-1, size)
-    for offset in range(0, size, mmap.PAGESIZE):
-        memory[offset] = 1
-    return memory
 
 
 @needs_mark
@@ -397,13 +390,6 @@ def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: P
 NAMES = pytest.mark.parametrize("name", ["RLIMIT_AS", "RLIMIT_DATA"])
 
 
-def allow(name: str, more: int) -> int:
-    """Let this process have so much more than it has, and return the limit."""
-    limit = own_limits.used_bytes(name) + more
-    resource.setrlimit(getattr(resource, name), (limit, -1))
-    return limit
-
-
 @NAMES
 @alone
 def test_free_memory_is_measured_against_the_limit(name: str) -> None:
@@ -450,7 +436,7 @@ def test_free_memory_above_the_limit_is_shown_as_out_of_reach() -> None:
 @pytest.fixture
 def limited(kernel: Kernel) -> Kernel:
     """A kernel that may have 512 MiB of address space more than it has."""
-    works(kernel, "from tests.test_host import allow\nbound = allow('RLIMIT_AS', 512 << 20)")
+    works(kernel, "from tests.process_memory import allow\nbound = allow('RLIMIT_AS', 512 << 20)")
     return kernel
 
 

@@ -14,6 +14,8 @@ from tests import hiding, rooms
 
 ROOT = Path(ipygpumem.__file__).parent
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+IN_TESTS = re.compile(r"tests\.(\w+\.)*test_")
+"""The name of a module of tests."""
 
 
 def name_of(path: Path) -> str:
@@ -286,6 +288,15 @@ def test_no_benchmark_imports_a_test() -> None:
         if any(name.split(".")[0] == "tests" for name in names_imported(path))
     ]
     assert importers == []  # what both need is in benchmarks/harness
+
+
+def test_no_module_of_tests_imports_another_one() -> None:
+    importers = dict[str, list[str]]()
+    for path in Path(rooms.__file__).parent.rglob("test_*.py"):
+        names = [name for name in names_imported(path) if IN_TESTS.match(name)]
+        if names:
+            importers[path.name] = names
+    assert importers == {}  # what several need has a file of its own in tests/
 
 
 def test_a_commit_is_checked_by_the_commands_of_lint() -> None:

@@ -5,10 +5,10 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
+from tests.kernel_records import ASK, LEFT, alive, left_by_experiment
 from tests.steps import SHOW_LIBRARIES, needs, tidied_kernel, works
-from tests.test_holders import _ASK, _LEFT, alive, left_by_experiment
 
-shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", _ASK, hides_libraries=True)
+shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", ASK, hides_libraries=True)
 
 HOLDERS = {
     "a namespace": (
@@ -145,7 +145,7 @@ def test_a_line_frees_its_row_and_nothing_else(notebook: Kernel, holder: str) ->
         works(notebook, SHOW_LIBRARIES)
     if "pandas" in before:
         needs("pandas")
-    works(notebook, _LEFT, "def keep(data): watched.append(weakref.ref(data))", before)
+    works(notebook, LEFT, "def keep(data): watched.append(weakref.ref(data))", before)
     works(notebook, f"%%experiment e\n{textwrap.dedent(leave).strip()}")
     assert alive(notebook) == 1
     (row,) = left_by_experiment(notebook)

@@ -29,9 +29,9 @@ from ipygpumem.shell.app import App, app_of
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.error_isolation import ErrorIsolation
 from ipygpumem.shell.experiments import Experiment
+from tests.fake_cuda_limits import KnowingCuda
 from tests.fakes import FakeProbe
 from tests.hiding import show_modules
-from tests.test_budget import KnowingCuda
 from tests.tracing import interrupted_at
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

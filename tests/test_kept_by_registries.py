@@ -10,10 +10,10 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
+from tests.kernel_records import ASK, holders, why
 from tests.steps import SHOW_LIBRARIES, needs, ok, tidied_kernel, works
-from tests.test_holders import _ASK, holders, why
 
-shared_kernel, notebook = tidied_kernel("%reset -f", _ASK, hides_libraries=True)
+shared_kernel, notebook = tidied_kernel("%reset -f", ASK, hides_libraries=True)
 
 MIB = 1 << 20
 _RECORDS = """

@@ -50,7 +50,7 @@ import contextlib, io, json, sys
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 import ipygpumem
-from tests.test_heap_passes import Passes
+from tests.heap_passes import Passes
 shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
 shell.run_line_magic("load_ext", "ipygpumem")
 keep = "%%experiment keeps --keep records\\nrecords = "

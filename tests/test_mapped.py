@@ -3,28 +3,17 @@ library shows them.
 """
 
 import mmap
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ipygpumem.heap.mapped import MappedFiles
-from ipygpumem.heap.sizes import Size, Sizes
+from ipygpumem.heap.sizes import Sizes
+from ipygpumem.units import MIB
+from tests.process_memory import NOTE, assert_read, linux
 
-MIB = 1 << 20
-NOTE = "the pages in RAM of a mapped file of 8 MiB"
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="pages are read as Linux shows them"
-)
-
-
-def assert_read(size: Size, *, pages: int) -> None:
-    """Check that a mapped file of 8 MiB counts some bytes; the kernel maps up to 2 MiB around what
-    is read.
-    """
-    assert pages <= size.size_bytes <= pages + 3 * MIB
-    assert size.notes == (NOTE,)
+pytestmark = linux
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests.named_notebooks import NOTEBOOKS
+from tests.process_memory import linux
 from tests.steps import host_table, works
-from tests.test_sizes import linux
 
 LEAST = 0.95
 """Smallest share of the growth that reports must name."""

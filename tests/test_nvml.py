@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -23,75 +23,9 @@ from ipygpumem.probes import nvml
 from ipygpumem.probes.accelerators import CachingAllocatorProbe, parse_device
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.probes.pools import finder
+from tests.fake_nvml import FakeNvml, NVMLError, NVMLLibraryMismatchError
+from tests.fake_nvml import driver as driver  # a fixture
 from tests.fakes import FakeAllocator, fake_module, fake_torch
-
-
-class NVMLError(Exception):
-    pass
-
-
-class NVMLLibraryMismatchError(Exception):
-    """As in the package: no NVMLError."""
-
-
-class FakeNvml(ModuleType):
-    """Two cards; the process sees the second one first, as under CUDA_VISIBLE_DEVICES=1,0."""
-
-    NVMLError = NVMLError
-    NVMLLibraryMismatchError = NVMLLibraryMismatchError
-
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-        self.memory = {"GPU-a": (1000, 700), "GPU-b": (2000, 300), "MIG-x": (500, 40)}
-        self.processes: dict[str, list[Any]] = {"GPU-a": [], "GPU-b": []}
-        self.graphics: list[Any] = []
-        self.mig: set[str] = set()
-        self.shut_down = False
-        self.fail_init = False
-
-    def nvmlInit(self) -> None:
-        if self.fail_init:
-            raise NVMLError("Driver Not Loaded")
-
-    def nvmlShutdown(self) -> None:
-        self.shut_down = True
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid not in self.memory:
-            raise NVMLError("Not Found")
-        return uuid
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        total, used = self.memory[handle]
-        return SimpleNamespace(total=total, used=used, free=total - used)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
-        return self.processes[handle]
-
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[Any]:
-        return self.graphics
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.processes)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
-        return list(self.processes)[index]
-
-    def nvmlDeviceGetName(self, handle: str) -> str:
-        return f"card {handle}"
-
-    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
-        if handle == "GPU-a":
-            raise NVMLError("Not Supported")
-        return [int(handle in self.mig), 0]
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    driver = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return driver
 
 
 def cuda_with(*uuids: str | None) -> Any:

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.kernel import Kernel
+from tests.kernel_records import ASK, LEFT, RSS, left, left_by_experiment, total, why
 from tests.steps import needs, ok, tidied_kernel, works
-from tests.test_holders import _ASK, _LEFT, left, left_by_experiment, why
-from tests.test_reported_objects import _RSS, total
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", _ASK, hides_libraries=True)
+shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", ASK, hides_libraries=True)
 MIB = 1 << 20
 
 
@@ -192,12 +191,12 @@ def test_a_member_has_the_size_that_del_frees(
     # In a kernel of their own: small objects would fill free pages that earlier tests have left.
     if member.item == 4 or name == "a module made by hand":
         notebook = request.getfixturevalue("kernel")
-        works(notebook, _ASK)
+        works(notebook, ASK)
     works(notebook, textwrap.dedent(member.setup), "import ipygpumem; y = 1; ipygpumem.top()")
     works(notebook, "%gpumem why y")
-    before = notebook.value(_RSS)
+    before = notebook.value(RSS)
     works(notebook, member.make)
-    grown = notebook.value(_RSS) - before
+    grown = notebook.value(RSS) - before
     ((size, is_at_least, notes),) = notebook.value(
         "[(row.size_bytes, row.is_at_least, row.notes) for row in ipygpumem.top('x').names]"
     )
@@ -209,9 +208,9 @@ def test_a_member_has_the_size_that_del_frees(
         assert 16 * MIB <= size <= 19 * MIB or member.needs == "pyarrow"  # it reads all of it
         assert grown < 4 * MIB or member.needs == "pyarrow"
         return
-    with_x = notebook.value(_RSS)
+    with_x = notebook.value(RSS)
     works(notebook, "del x")
-    freed = with_x - notebook.value(_RSS)
+    freed = with_x - notebook.value(RSS)
     assert freed > 12 * MIB
     if not member.is_known:
         assert size <= total(answer["device_bytes"]) * 1.01 < 2 * grown
@@ -325,7 +324,7 @@ def test_the_lines_of_all_rows_free_all_leaks(
         needs("pandas")
     if place in _HELD_BY_LIBRARIES:  # in a kernel without the libraries of earlier tests
         notebook = request.getfixturevalue("kernel")
-    works(notebook, _LEFT.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup))
+    works(notebook, LEFT.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup))
     works(notebook, f"%%experiment e\n{code}")
     for rows in (left_by_experiment(notebook), left(notebook)):
         assert len(rows) == rows_expected
@@ -375,7 +374,7 @@ def test_why_proposes_only_lines_that_free_memory(
     for library in ("pandas", "torch"):
         if library in make:
             needs(library)
-    works(notebook, _LEFT, make)
+    works(notebook, LEFT, make)
     held = why(notebook, "data")["held"]
     printed = {part["holder"]["advice"] for part in held} - {""}
     assert sorted(printed) == lines

@@ -27,7 +27,7 @@ from ipygpumem.probes.nvml import CardLoad
 from ipygpumem.records import Reading
 from ipygpumem.shell.app import app_of
 from ipygpumem.units import MIB
-from tests.test_costs import calls_in, least_calls_in
+from tests.counted_calls import calls_in, least_calls_in
 
 
 class FakeWidget:

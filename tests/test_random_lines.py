@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.answering import Answerer
+from tests.process_memory import QUIET, linux
 from tests.random_lines import plain_graph
-from tests.test_sizes import QUIET, linux
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 

@@ -20,8 +20,8 @@ from ipygpumem.report.freeing import freed_report
 from ipygpumem.units import MIB
 from tests.alone import alone
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
+from tests.process_memory import touched
 from tests.steps import works
-from tests.test_host import touched
 
 
 def run(meter: Meter, steps: list[reclaim.Step]) -> list[FreeingStep]:

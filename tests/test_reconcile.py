@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipygpumem.inventory import breakdown as device_parts
-from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage, host_parts
+from ipygpumem.inventory.breakdown import Part, Storage, host_parts
 from ipygpumem.probes import allocator
 from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.allocator import Segment, Snapshot, SnapshotBlock
@@ -16,6 +16,7 @@ from ipygpumem.probes.host import HostFigures
 from ipygpumem.probes.mappings import OwnPages
 from ipygpumem.records import Reading
 from ipygpumem.units import MIB
+from tests.device_parts import check, sizes
 
 DEVICE = "cuda:0"
 
@@ -58,20 +59,6 @@ def wide(**changes: Any) -> WholeDevice:
     processes = ((-1, 500), (-2, 1000))
     told = WholeDevice(20_000, 10_000, 1500, own_bytes=7000, other_processes=processes)
     return told._replace(**changes)
-
-
-def sizes(memory: Reconciliation) -> dict[str, int | None]:
-    """The parts that are not empty, after the check that every device's must pass."""
-    check(memory)
-    return {part.name: part.size_bytes for part in memory.parts if part.size_bytes != 0}
-
-
-def check(memory: Reconciliation) -> None:
-    known_sizes = [part.size_bytes for part in memory.parts if part.size_bytes is not None]
-    assert sum(known_sizes) == memory.total_bytes
-    assert min(known_sizes, default=0) >= 0
-    assert all(part.name and part.advice and "\n" not in part.advice for part in memory.parts)
-    assert Reconciliation.from_dict(memory.to_dict()) == memory
 
 
 def test_every_byte_of_a_device_belongs_to_a_part() -> None:

@@ -16,7 +16,7 @@ from ipygpumem.inventory.remaining import (
     find_remaining,
     is_searched_together,
 )
-from tests.test_heap_passes import Passes
+from tests.heap_passes import Passes
 
 
 def test_holders_of_many_objects_of_one_type_are_all_searched() -> None:

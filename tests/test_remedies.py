@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.answering import Answerer
+from tests.process_memory import QUIET, linux
 from tests.remedies import Outcome
 from tests.remedy_cases import CASES
 from tests.steps import needs
-from tests.test_sizes import QUIET, linux
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 

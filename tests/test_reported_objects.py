@@ -7,28 +7,18 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from typing import Any
 
 import pytest
 
 from benchmarks.harness.kernel import Kernel
+from tests.kernel_records import ASK, LEFT, RSS, left, left_by_experiment, total, why
 from tests.steps import needs, ok, tidied_kernel, works
-from tests.test_holders import _ASK, _LEFT, left, left_by_experiment, why
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", _ASK, hides_libraries=True)
+shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", ASK, hides_libraries=True)
 
 MIB = 1 << 20
 WITHIN = 0.1
-_RSS = """(lambda: (
-    __import__("gc").collect(),
-    __import__("ctypes").CDLL(None).malloc_trim(0),
-    sum(
-        int(line.split()[1]) << 10
-        for line in open("/proc/self/status")
-        if line.startswith(("RssAnon", "RssShmem"))
-    ),
-)[-1])()"""
 _SCRIPT = '''
 import pathlib, tempfile
 script = pathlib.Path(tempfile.mkdtemp(), "other_script.py")
@@ -141,34 +131,30 @@ ROWS: dict[str, tuple[str, str]] = {
 """Cells that run before, and cells that make ``x``."""
 
 
-def total(device_bytes: Any) -> int:
-    return sum(device_bytes.values())
-
-
 @pytest.mark.parametrize("row", ROWS)
 def test_del_frees_the_size_that_top_and_why_name(
     notebook: Kernel, request: pytest.FixtureRequest, row: str
 ) -> None:
     if row == "many lists":  # in a kernel of its own: they would fill what earlier rows have left
         notebook = request.getfixturevalue("kernel")
-        works(notebook, _ASK)
+        works(notebook, ASK)
     setup, make = map(textwrap.dedent, ROWS[row])
     if row == "an array of texts":
         needs("numpy")
         if notebook.value("__import__('numpy').__version__") < "2":
             pytest.skip("NumPy 1 has no StringDType")
     works(notebook, setup, "import ipygpumem; y = [bytes(2**20)]; ipygpumem.top()", "%gpumem why y")
-    before = notebook.value(_RSS)
+    before = notebook.value(RSS)
     works(notebook, make)
-    grown = notebook.value(_RSS) - before
+    grown = notebook.value(RSS) - before
     assert grown > 14 * MIB
     (of_top,) = notebook.value(
         "[(row.size_bytes, row.is_at_least) for row in ipygpumem.top('x').names]"
     )
     of_why = why(notebook, "x")
-    with_x = notebook.value(_RSS)
+    with_x = notebook.value(RSS)
     works(notebook, "del x")
-    freed = with_x - notebook.value(_RSS)
+    freed = with_x - notebook.value(RSS)
     assert of_top == (pytest.approx(grown, rel=WITHIN), False)
     assert total(of_why["device_bytes"]) == pytest.approx(grown, rel=WITHIN)
     # Python returns no arena in which a small object is alive.
@@ -278,10 +264,10 @@ def test_the_printed_lines_free_an_experiments_leaks(notebook: Kernel, row: str)
     setup, code, number, lines = LEFT_ROWS[row]
     if "pandas" in setup:
         needs("pandas")
-    works(notebook, _LEFT.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup))
-    before = notebook.value(_RSS)
+    works(notebook, LEFT.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup))
+    before = notebook.value(RSS)
     works(notebook, f"%%experiment e\n{textwrap.dedent(code).strip()}")
-    grown = notebook.value(_RSS) - before
+    grown = notebook.value(RSS) - before
     assert grown > 3 * _OF_MODULES
     for rows in (left_by_experiment(notebook), left(notebook)):
         # The line may empty lists inside the object, too, before it deletes the object.
@@ -290,7 +276,7 @@ def test_the_printed_lines_free_an_experiments_leaks(notebook: Kernel, row: str)
     assert notebook.value("sum(one() is not None for one in watched)") == number
     works(notebook, *[line for _, _, line in rows], "import gc; gc.collect();")
     assert notebook.value("sum(one() is not None for one in watched)") == 0
-    assert notebook.value(_RSS) - before < _OF_MODULES
+    assert notebook.value(RSS) - before < _OF_MODULES
     assert left(notebook) == []
 
 

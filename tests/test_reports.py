@@ -28,6 +28,7 @@ from ipygpumem.report.recovery import recovery_reports
 from ipygpumem.report.status import status_report
 from ipygpumem.report.text import ASCII, BAR_COLUMNS, columns, text_bar
 from ipygpumem.units import GIB, MIB, parse_bytes
+from tests.parsed_page import Page
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
 
 
@@ -173,32 +174,6 @@ def test_long_lists_are_collapsed_and_the_longest_end_with_a_sum() -> None:
     named = experiment_reports(experiment(deleted=names), "full")
     assert "n39 and 10 more\n" in text.render(named)
     assert "n39</code> and 10 more</div>" in html.render(named)
-
-
-class Page(HTMLParser):
-    """The elements, attributes and texts of a page; it fails where an element is not closed."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: set[str] = set()
-        self.attributes: set[tuple[str, str]] = set()
-        self.texts: list[str] = []
-        self._open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.elements.add(tag)
-        self.attributes.update((name, value or "") for name, value in attributes)
-        if tag != "br":
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
 
 
 ELEMENTS = {

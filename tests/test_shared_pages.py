@@ -11,10 +11,10 @@ from ipygpumem.report.cells import cell_report
 from ipygpumem.report.layout import Report
 from tests.alone import printed
 from tests.notebooks import code, node, notebook, write
+from tests.parsed_page import Page
 from tests.report_samples import cell, every_report
 from tests.shared_pages import GITHUB_ATTRIBUTES, GITHUB_ELEMENTS, Sanitized
 from tests.steps import needs
-from tests.test_reports import Page
 
 REPORTS = every_report()
 

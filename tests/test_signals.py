@@ -22,7 +22,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem import interrupts
 from ipygpumem.shell.app import app_of
-from tests.test_faults import is_called_by_others
+from tests.tracing import is_called_by_others
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="Windows has no alarms"),

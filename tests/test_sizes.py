@@ -17,6 +17,7 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.sizes import Size, Sizes
 from tests import hostile
 from tests.alone import printed
+from tests.process_memory import QUIET, linux
 
 MIB = 1 << 20
 TOGETHER = ["", "numpy pandas pyarrow polars polars.datatypes PIL.Image scipy.sparse xarray"]
@@ -32,11 +33,6 @@ ROUGH = {
     "numba.typed: a list",
 }
 """Kinds whose size is estimated, or whose making leaves gaps between objects."""
-QUIET = {
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "_RJEM_MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0",
-}
-"""Settings with which pyarrow and polars keep no freed memory."""
 
 
 def wrong(*arguments: object, least: int = 5 * MIB) -> dict[str, tuple[int, int]]:
@@ -91,11 +87,6 @@ def test_a_long_array_of_objects_has_the_size_of_its_objects(kind: str) -> None:
     with_objects = array.nbytes + sum(map(sys.getsizeof, texts.ravel().tolist()))
     assert size.device_bytes["cpu"] == pytest.approx(with_objects, rel=0.15)
     assert sizes.complete
-
-
-linux = pytest.mark.skipif(
-    sys.platform != "linux", reason="resident memory is read as Linux shows it"
-)
 
 
 @linux

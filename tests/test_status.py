@@ -27,12 +27,12 @@ from ipygpumem.probes.nvml import Nvml
 from ipygpumem.records import CellRecord, Reading
 from ipygpumem.report.status import started_in, status_report
 from ipygpumem.units import GIB, MIB
+from tests.device_parts import check, sizes
+from tests.fake_nvml import FakeNvml
+from tests.fake_nvml import driver as driver  # a fixture
 from tests.fakes import FakeAllocator, fake_module, fake_torch
 from tests.hostile import body, untouched
 from tests.steps import OWN_PARTS
-from tests.test_nvml import FakeNvml
-from tests.test_nvml import driver as driver  # a fixture
-from tests.test_reconcile import check, sizes
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 

@@ -29,7 +29,7 @@ from ipygpumem.shell.notebook_inventory import largest_names
 from ipygpumem.units import MIB
 from tests import hostile
 from tests.alone import alone, printed
-from tests.test_sizes import linux
+from tests.process_memory import linux
 
 
 def take(**names: object) -> dict[str, NamedSize]:

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
+from tests.alone import EXAMPLES
 from tests.notebooks import read
-from tests.test_demo import EXAMPLES
 
 # Asked for, not imported: what this process holds makes each collection of garbage of the tests
 # after these slower.

@@ -35,3 +35,13 @@ def interrupted_at(
     finally:
         sys.settrace(earlier)
     return False
+
+
+def is_called_by_others(frame: FrameType) -> bool:
+    """Return True if IPython or a cell calls our function: no ``try`` of ours is around the very
+    call.
+    """
+    caller = frame.f_back
+    return caller is not None and (
+        "<ipython-input" in caller.f_code.co_filename or "/IPython/" in caller.f_code.co_filename
+    )

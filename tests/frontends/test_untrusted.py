@@ -8,29 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ipygpumem.report import html
-from ipygpumem.report.cells import cell_report
 from tests.frontends.conftest import needs
 from tests.frontends.lab import Notebook, Server
-from tests.notebooks import Node, code, node, notebook
-from tests.report_samples import RAM, cell, every_report
+from tests.frontends.saved_reports import saved
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext
 
 pytestmark = [pytest.mark.frontends, pytest.mark.timeout(600)]
-
-
-def saved() -> Node:
-    """Return a notebook with each kind of report as a saved output; nobody has run it here."""
-    cells = []
-    for report in (cell_report(cell(usages=(RAM,))), *every_report()):
-        data = {"text/html": html.render([report]), "text/plain": "the plain text"}
-        made = code("1")
-        made.outputs = [node(output_type="display_data", data=data, metadata={})]
-        made.execution_count = 1
-        cells.append(made)
-    return notebook(*cells)
 
 
 @pytest.fixture(params=["jupyterlab", "notebook"])

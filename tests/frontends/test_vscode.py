@@ -11,7 +11,7 @@ import pytest
 from tests.frontends import vscode
 from tests.frontends.looks import contrasts
 from tests.frontends.pages import needs_package
-from tests.frontends.test_untrusted import saved
+from tests.frontends.saved_reports import saved
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext

@@ -12,7 +12,9 @@ SEARCH = """
 import json
 from bisect import bisect_left
 from dataclasses import replace
-from tests.torch_cpu.test_fit import MIB, PLAIN, search
+from benchmarks.harness.fit_search import search
+from ipygpumem.units import MIB
+from tests.fit_cells import PLAIN
 
 def smallest(device):
     sizes = range(512, 4096)
@@ -23,7 +25,7 @@ print(json.dumps({trial.title: [trial.changes[0].line, smallest(trial.device)] f
 """  # noqa: E501
 RUN = """
 import json
-from tests.torch_cpu.test_fit import BY_HAND
+from tests.fit_cells import BY_HAND
 cell = BY_HAND[TITLE].replace("LINE", LINE).replace("= Net()", "= Net().cuda()")
 for data in ("torch.randn(8, 512, 256", "torch.zeros(4096"):
     assert data in cell
@@ -98,7 +100,7 @@ AFTER_STEPS = """
 import json
 import torch
 from ipygpumem.extras.fit.changes import candidates
-from tests.torch_cpu.test_fit import search
+from benchmarks.harness.fit_search import search
 begin = "import torch\\nfrom torch.nn import Linear, Sequential\\n"
 begin += "net = Sequential(*(Linear(2048, 2048) for _ in range(4))).cuda()\\n"
 begin += "optimizer = torch.optim.AdamW(net.parameters())\\n"

@@ -29,7 +29,7 @@ from ipygpumem.records import CellRecord, SessionRecord, Usage
 from ipygpumem.report.colours import IN_USE, OUT_OF_MEMORY, PEAK
 from ipygpumem.units import GIB
 from tests.alone import ROOT
-from tests.test_export import HOSTILE, experiment
+from tests.session_samples import HOSTILE, experiment
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 

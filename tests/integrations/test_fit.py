@@ -10,8 +10,9 @@ import pytest
 import torch
 import transformers
 
+from benchmarks.harness.fit_search import search
 from tests.alone import estimates_of_code_alone
-from tests.torch_cpu.test_fit import estimated, search
+from tests.fit_cells import estimated
 
 CELL = """
 import torch

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests import hostile
+from tests.process_memory import linux
 from tests.steps import SHOW_LIBRARIES, fails, needs, tidied_kernel, works
-from tests.test_sizes import linux
 
 RESET = "import gc; gc.enable(); get_ipython().reset()"
 DEFINE = """

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.harness.fit_search import search
 from ipygpumem.extras.fit.changes import batch_in_parts
-from tests.torch_cpu.test_fit import search
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 MEAN = "equal if the loss is a mean over independent rows"

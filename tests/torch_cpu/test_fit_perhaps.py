@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.harness.fit_search import search
 from ipygpumem.extras.fit.fit_command import as_it_is
-from tests.torch_cpu.test_fit import search
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 RECURRENT = """

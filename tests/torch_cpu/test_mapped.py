@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from ipygpumem.heap.sizes import Size, Sizes
-from tests.test_mapped import MIB, assert_read
-from tests.test_mapped import pytestmark as pytestmark
+from ipygpumem.units import MIB
+from tests.process_memory import assert_read, linux
+
+pytestmark = linux
 
 
 def measured(value: object) -> Size:
