@@ -1,4 +1,4 @@
-"""Which objects that an experiment leaves are asked for their holders."""
+"""A search for holders asks about a limited number of objects, and visits no more than it needs."""
 
 from __future__ import annotations
 
