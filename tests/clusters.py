@@ -65,5 +65,7 @@ def on_engines(kernel: Kernel, expression: str) -> list[Any]:
 
 
 def record(kernel: Kernel) -> dict[str, Any]:
-    found: dict[str, Any] = kernel.value("__import__('ipygpumem').experiments()[-1].to_dict()")
-    return found
+    last_experiment: dict[str, Any] = kernel.value(
+        "__import__('ipygpumem').experiments()[-1].to_dict()"
+    )
+    return last_experiment

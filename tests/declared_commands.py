@@ -21,6 +21,6 @@ def commands_in(place: Command | CommandGroup) -> Iterator[Command]:
         yield TABLE.with_further_options(place)
         return
     for name in place.names:
-        found = place.load(name)
-        assert found.name == f"{place.name} {name}"  # the table and the declaration agree
-        yield from commands_in(found)
+        member = place.load(name)
+        assert member.name == f"{place.name} {name}"  # the table and the declaration agree
+        yield from commands_in(member)

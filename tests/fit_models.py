@@ -126,5 +126,5 @@ def pasted(name: str, change: Change) -> str:
 
 def changes(name: str) -> tuple[Search, list[Change]]:
     """Return the search for a model, and the changes that it offers."""
-    found = search(cell(name), "1GiB", run=False)
-    return found, [*candidates(found.findings), next(batch_in_parts(found.findings, None))]
+    fit = search(cell(name), "1GiB", run=False)
+    return fit, [*candidates(fit.findings), next(batch_in_parts(fit.findings, None))]

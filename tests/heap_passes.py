@@ -29,8 +29,8 @@ class Passes:
 
     def get_objects(self, generation: int | None = None) -> list[Any]:
         self.passes += generation in (None, 2)
-        found: list[Any] = self._real["get_objects"](generation)
-        return found
+        objects: list[Any] = self._real["get_objects"](generation)
+        return objects
 
     def get_referrers(self, *objects: object) -> Any:
         self.passes += 1

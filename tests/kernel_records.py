@@ -31,11 +31,11 @@ def why(kernel: Kernel, name: str) -> Any:
 def holders(answer: Any) -> dict[str, str]:
     """Return the line for each holder of at least a tenth of an object."""
     size = sum(answer["device_bytes"].values())
-    found = {}
+    line_by_path = {}
     for part in answer["held"]:
         if sum(part["device_bytes"].values()) >= size / 10:
-            found[part["holder"]["path"]] = part["holder"]["advice"]
-    return found
+            line_by_path[part["holder"]["path"]] = part["holder"]["advice"]
+    return line_by_path
 
 
 LEFT = """

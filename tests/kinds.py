@@ -74,10 +74,10 @@ def texts(count: int, length: int = 30) -> list[str]:
 
 
 def mapped(size: int) -> mmap.mmap:
-    found = mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size)
     for start in range(0, size, mmap.PAGESIZE):
-        found[start] = 1
-    return found
+        memory[start] = 1
+    return memory
 
 
 def shared_array(size: int) -> Any:
@@ -509,12 +509,12 @@ if __name__ == "__main__":
             lib[name] = importlib.import_module(name)
     gc.collect()
     gc.freeze()  # each process would follow what libraries have made on import
-    found: dict[str, object] = {}
+    outcomes: dict[str, object] = {}
     if mode == "each":
         for library in arguments or [""]:
-            found |= {
+            outcomes |= {
                 f"{library}: {kind}": forked(each, make) for kind, make in KINDS[library].items()
             }
     else:
-        found |= {seed: forked(mixed, int(seed)) for seed in arguments}
-    print(json.dumps(found))
+        outcomes |= {seed: forked(mixed, int(seed)) for seed in arguments}
+    print(json.dumps(outcomes))

@@ -42,8 +42,10 @@ def notebook(*cells: str | Node) -> Node:
 
 
 def read(path: Path) -> Node:
-    found: Node = json.loads(path.read_text("utf-8"), object_hook=lambda entries: node(**entries))
-    return found
+    notebook: Node = json.loads(
+        path.read_text("utf-8"), object_hook=lambda entries: node(**entries)
+    )
+    return notebook
 
 
 def write(content: Node, path: Path) -> None:

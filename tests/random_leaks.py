@@ -317,12 +317,12 @@ class Order:
 
     def rows(self, ask: Asker) -> Rows:
         """Return the rows of the report."""
-        found = []
+        leak_rows = []
         for size, holder, advice in rows(ask, self.report):
             if self.spoiled == "size":
                 size = 0
-            found.append((size, holder, spoiled(advice, self.spoiled)))
-        return found
+            leak_rows.append((size, holder, spoiled(advice, self.spoiled)))
+        return leak_rows
 
 
 def prepared_shell() -> InteractiveShell:

@@ -129,10 +129,10 @@ class Notebook:
             collect()
             return list(self.arrays)
 
-        found = forked(left)
-        if type(found) is not list:
-            raise RuntimeError(f"{code}: {found}")
-        return found
+        outcome = forked(left)
+        if type(outcome) is not list:
+            raise RuntimeError(f"{code}: {outcome}")
+        return outcome
 
 
 @dataclass(frozen=True)
@@ -171,19 +171,19 @@ def mistakes_about(notebook: Notebook, ownership: Ownership, lines: Lines) -> li
     arrays = notebook.arrays
     reached = notebook.reached(name)
     truth = sum(arrays[array] for array in reached)
-    found = []
+    mistakes = []
     if not is_near(ownership.size_bytes, truth):
-        found.append(f"{ownership.size_bytes / KIB:.0f} KiB, leads to {truth / KIB:.0f} KiB")
+        mistakes.append(f"{ownership.size_bytes / KIB:.0f} KiB, leads to {truth / KIB:.0f} KiB")
     for line in lines.all:
         left = notebook.left_after(line)
         alive = [array for array in reached if array in left]
         if alive and line == lines.together:
-            found.append(f"{line}: leaves {', '.join(alive)}")
+            mistakes.append(f"{line}: leaves {', '.join(alive)}")
         dropped = set(arrays).difference(left, reached)
         dropped_bytes = sum(map(arrays.__getitem__, dropped))
         if not is_near(announced_bytes(line), dropped_bytes):
-            found.append(f"{line}: drops {dropped_bytes / KIB:.0f} KiB of other data")
-    return [f"{name}: {mistake}" for mistake in found]
+            mistakes.append(f"{line}: drops {dropped_bytes / KIB:.0f} KiB of other data")
+    return [f"{name}: {mistake}" for mistake in mistakes]
 
 
 def announced_bytes(line: str) -> int:

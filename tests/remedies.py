@@ -103,13 +103,13 @@ def rows(ask: Asker, report: str) -> list[tuple[int, str, str]]:
         records = [row for row in ask.report("leaks").records if hasattr(row, "holder")]
     else:
         records = list(ask._app.experiments.finished[-1].survivors)
-    found = []
+    printed_rows = []
     for row in records:
         holder = row.holder
-        found.append(
+        printed_rows.append(
             (row.size_bytes, holder.path if holder else "", holder.advice if holder else "")
         )
-    return found
+    return printed_rows
 
 
 def is_code(shell: Any, advice: str) -> bool:

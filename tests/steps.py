@@ -197,8 +197,8 @@ def goes_on(kernel: Kernel) -> None:
 
 def names(kernel: Kernel) -> list[str]:
     """The user's names, as %who_ls gives them."""
-    found: list[str] = kernel.value("get_ipython().run_line_magic('who_ls', '')")
-    return found
+    listed: list[str] = kernel.value("get_ipython().run_line_magic('who_ls', '')")
+    return listed
 
 
 def dedented(text: str) -> str:
@@ -208,8 +208,8 @@ def dedented(text: str) -> str:
 
 def exist(kernel: Kernel, *names: str) -> list[str]:
     """Return the items of ``names`` that are names of the notebook."""
-    found: list[str] = kernel.value(f"[name for name in {list(names)} if name in globals()]")
-    return found
+    existing: list[str] = kernel.value(f"[name for name in {list(names)} if name in globals()]")
+    return existing
 
 
 def open_now(kernel: Kernel) -> list[str]:

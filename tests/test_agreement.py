@@ -146,7 +146,7 @@ def each(known: dict[str, str]) -> list[Any]:
     """Return all questions as parameters, those of ``known`` contradictions as
     expected failures.
     """
-    found = []
+    cases = []
     for name, question in questions().items():
         package = question.library.partition(".")[0] or "json"
         marks = [
@@ -156,8 +156,8 @@ def each(known: dict[str, str]) -> list[Any]:
             marks.append(pytest.mark.xfail(strict=True, raises=AssertionError, reason=known[name]))
         if not is_quick(name, question):
             marks.append(pytest.mark.thorough)
-        found.append(pytest.param(name, marks=marks))
-    return found
+        cases.append(pytest.param(name, marks=marks))
+    return cases
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +173,10 @@ def answers_to() -> Iterator[Callable[[str], Answers]]:
         library = questions()[name].library
         if library not in processes:
             processes[library] = Answerer("-m", "tests.agreement", library, env=os.environ | QUIET)
-        found = processes[library].ask(name)
-        if type(found) is not list:
-            pytest.fail(f"{name}: {found}")
-        return [Answer(**answer) for answer in found]
+        reply = processes[library].ask(name)
+        if type(reply) is not list:
+            pytest.fail(f"{name}: {reply}")
+        return [Answer(**answer) for answer in reply]
 
     yield answers
     for process in processes.values():

@@ -76,9 +76,9 @@ def tried(start: dict[str, Any], fits: Callable[..., bool], **options: Any) -> l
 def test_one_variable_is_reduced(
     start: float, largest: float, options: dict[str, Any], values: list[float]
 ) -> None:
-    found = tried({"n": start}, lambda n: n <= largest, **options)
-    assert found == values
-    assert {type(value) for value in found} == {type(start)}
+    tries = tried({"n": start}, lambda n: n <= largest, **options)
+    assert tries == values
+    assert {type(value) for value in tries} == {type(start)}
 
 
 def test_a_search_ends_with_the_largest_fitting_value() -> None:
@@ -379,16 +379,16 @@ def test_only_the_last_run_of_a_search_may_use_the_headroom() -> None:
         calls.append(n)
         return n
 
-    found = run_tries(
+    result = run_tries(
         train, Fit(Plan({"n": 1000}, step="search", max_tries=2, headroom=0.1), meter)
     )
-    outcomes = [(item.values["n"], item.outcome, item.device) for item in found.tries]
+    outcomes = [(item.values["n"], item.outcome, item.device) for item in result.tries]
     assert outcomes == [(1000, CROWDED, "cuda:0"), (500, FITS, None), (750, FITS, None)]
     calls[:] = [875]
-    found = run_tries(
+    result = run_tries(
         train, Fit(Plan({"n": 1000}, step="search", max_tries=3, headroom=0.1), meter)
     )
-    assert [(item.values["n"], item.outcome) for item in found.tries][-2:] == [
+    assert [(item.values["n"], item.outcome) for item in result.tries][-2:] == [
         (875, CROWDED),
         (750, FITS),
     ]

@@ -107,8 +107,8 @@ def test_a_search_for_addresses_finds_whole_ones() -> None:
 def test_objects_of_few_types_are_found_among_many(wanted: tuple[type, ...]) -> None:
     items = [Item(), "text", (), {}, 1, None, Item(), "text", 1.0, [], Item, *OF_MANY_TYPES]
     expected = [item for item in items if any(type(item) is kind for kind in wanted)]
-    found = TypesOfMany(items).of_types(AddressFilter(set(map(id, wanted))))
-    assert list(map(id, found)) == list(map(id, expected))
+    objects = TypesOfMany(items).of_types(AddressFilter(set(map(id, wanted))))
+    assert list(map(id, objects)) == list(map(id, expected))
 
 
 def test_subtypes_include_all_derived_classes() -> None:

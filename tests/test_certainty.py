@@ -143,10 +143,10 @@ def test_memory_that_nothing_counts_is_said_in_top_and_why(value: object) -> Non
     assert note in row.notes
     (table,) = top_report(LargestNames((row,), {}, 0.0)).tables
     assert table.rows[0][0].startswith("at least ")
-    found = ipygpumem.why(value)
-    assert found.is_at_least
-    assert note in found.notes
-    assert "all of it" not in str(why_report(found).head)
+    ownership = ipygpumem.why(value)
+    assert ownership.is_at_least
+    assert note in ownership.notes
+    assert "all of it" not in str(why_report(ownership).head)
 
 
 def test_a_name_that_frees_nothing_frees_no_uncertain_memory() -> None:

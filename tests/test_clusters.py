@@ -56,16 +56,16 @@ def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
         cluster,
         f"%%experiment sweep --on all --keep w\nx = bytearray(2**26)\nw = {ID}\nprint('id', w)\nw+1",  # noqa: E501
     )
-    found = record(cluster)
-    assert [engine["engine"] for engine in found["engines"]] == [0, 1, 2, 3]
-    assert (found["deleted"], found["kept"]) == (("x",), ("w",))
-    for engine in found["engines"]:
+    experiment = record(cluster)
+    assert [engine["engine"] for engine in experiment["engines"]] == [0, 1, 2, 3]
+    assert (experiment["deleted"], experiment["kept"]) == (("x",), ("w",))
+    for engine in experiment["engines"]:
         (usage,) = [usage for usage in engine["record"]["usages"] if usage["device"] == "cpu"]
         assert usage["peak_bytes"] - usage["before_bytes"] >= 64 * MIB
         assert engine["free"]["cpu"] > 0
         assert engine["pid"] != cluster.value("__import__('os').getpid()")
-    assert found["consumed"]["cpu"] >= 4 * 64 * MIB, "the sum over the engines"
-    assert found["freed"]["cpu"] >= 4 * 63 * MIB
+    assert experiment["consumed"]["cpu"] >= 4 * 64 * MIB, "the sum over the engines"
+    assert experiment["freed"]["cpu"] >= 4 * 63 * MIB
     assert on_engines(cluster, "w") == [0, 1, 2, 3]
     assert on_engines(cluster, NAMES) == [["w"]] * 4
     assert cluster.value("'x' in globals()") is False, "nothing runs in the notebook itself"
@@ -82,9 +82,9 @@ def test_failed_engines_are_named_and_other_results_are_kept(cluster: Kernel) ->
     )
     reply = cluster.run(source)
     assert (reply.status, reply.error) == ("error", "CompositeError"), "Run all stops"
-    found = record(cluster)
-    assert [engine["error"] for engine in found["engines"]] == ["", "MemoryError", "", ""]
-    assert found["ooms"] == 1
+    experiment = record(cluster)
+    assert [engine["error"] for engine in experiment["engines"]] == ["", "MemoryError", "", ""]
+    assert experiment["ooms"] == 1
     (text,) = reply.reports("engines")
     assert "engine 1 (" in text
     assert "): MemoryError" in text
@@ -99,9 +99,9 @@ def test_an_experiment_spans_cells_of_px(cluster: Kernel) -> None:
     )
     assert "on engines 0-2" in "".join(works(cluster, "%experiment status").reports())
     works(cluster, "%px y = 2", "%experiment end")
-    found = record(cluster)
-    assert [len(engine["record"]["cells"]) for engine in found["engines"]] == [2, 2, 2]
-    assert found["parameters"] == {"lr": 0.1}
+    experiment = record(cluster)
+    assert [len(engine["record"]["cells"]) for engine in experiment["engines"]] == [2, 2, 2]
+    assert experiment["parameters"] == {"lr": 0.1}
     assert on_engines(cluster, NAMES) == [["x"], ["x"], ["x"], ["x", "y"]], "engine 3 took no part"
     assert "no experiment is open" in refusal(cluster, "%experiment end")
 
@@ -381,9 +381,9 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
         f"%%experiment deadly --on all\nimport os\nif {ID} == 1: os._exit(1)\nx = bytearray(2**25)"
     )
     assert reply.error == "CompositeError"
-    found = record(kernel)
-    assert [engine["error"] for engine in found["engines"]] == ["", "died"]
-    assert [engine["record"] is None for engine in found["engines"]] == [False, True]
+    experiment = record(kernel)
+    assert [engine["error"] for engine in experiment["engines"]] == ["", "died"]
+    assert [engine["record"] is None for engine in experiment["engines"]] == [False, True]
     (text,) = reply.reports("engines")
     assert "· on 2 engines ·" in text
     assert "1 failed" in text

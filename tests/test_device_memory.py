@@ -43,13 +43,13 @@ def use_cuda(
 
 
 def test_the_hosts_memory_is_the_systems_figure() -> None:
-    found = ipygpumem.memory()
-    assert found.device == "cpu"
-    assert 0 < (found.total_bytes or 0) <= psutil.virtual_memory().total
-    assert found.total_bytes == (found.used_bytes or 0) + (found.free_bytes or 0)
-    assert found.allocated_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.1)
-    assert found.free_with_cache_bytes == found.free_bytes
-    assert DeviceMemory.from_dict(found.to_dict()) == found
+    memory = ipygpumem.memory()
+    assert memory.device == "cpu"
+    assert 0 < (memory.total_bytes or 0) <= psutil.virtual_memory().total
+    assert memory.total_bytes == (memory.used_bytes or 0) + (memory.free_bytes or 0)
+    assert memory.allocated_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.1)
+    assert memory.free_with_cache_bytes == memory.free_bytes
+    assert DeviceMemory.from_dict(memory.to_dict()) == memory
 
 
 def test_a_device_unused_by_torch_is_read_through_the_driver(driver: FakeNvml) -> None:
@@ -91,9 +91,13 @@ def test_an_order_of_cards_that_only_cuda_knows_is_no_guess(
     driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "nvmlDeviceGetName", str)
-    found = ipygpumem.memory("cuda:0")
-    assert (found.total_bytes, found.free_bytes, found.free_with_cache_bytes) == (None, None, None)
-    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in found.note
+    memory = ipygpumem.memory("cuda:0")
+    assert (memory.total_bytes, memory.free_bytes, memory.free_with_cache_bytes) == (
+        None,
+        None,
+        None,
+    )
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in memory.note
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     assert ipygpumem.memory("cuda:0").total_bytes == 1000
 
@@ -104,9 +108,9 @@ def test_a_device_that_torch_uses_has_a_cache(
     allocator = use_cuda(monkeypatch, driver)
     allocator.allocate(100)
     allocator.allocate(-40)
-    found = ipygpumem.memory("cuda:0")
-    assert found == DeviceMemory("cuda:0", 2000, 1700, 300, 60, 100)
-    assert found.free_with_cache_bytes == 1740
+    memory = ipygpumem.memory("cuda:0")
+    assert memory == DeviceMemory("cuda:0", 2000, 1700, 300, 60, 100)
+    assert memory.free_with_cache_bytes == 1740
     assert ipygpumem.memory("cuda").device == "cuda:1"
     with pytest.raises(DeviceError, match="no cuda:2 here"):
         ipygpumem.memory(2)

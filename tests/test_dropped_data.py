@@ -209,11 +209,11 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
 def test_a_line_names_the_older_data_that_it_drops(
     kernel: Kernel, before: str, experiment: str, line: str | re.Pattern[str]
 ) -> None:
-    found = line_of(kernel, before, experiment)
+    printed_line = line_of(kernel, before, experiment)
     if isinstance(line, str):
-        assert found == line
+        assert printed_line == line
     else:
-        assert line.fullmatch(found), found
+        assert line.fullmatch(printed_line), printed_line
 
 
 _TEXTS = {

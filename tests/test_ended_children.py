@@ -81,5 +81,5 @@ def test_this_processs_own_pages_are_no_peak_of_a_child(kernel: Kernel) -> None:
 def test_a_childs_peak_is_known_only_if_it_is_the_largest(
     before: int, now: int, own: int, peak: int | None
 ) -> None:
-    found = EndedChildren(now * MIB, 0).peak_since(EndedChildren(before * MIB, 0), own * MIB)
-    assert found == (None if peak is None else peak * MIB)
+    peak_bytes = EndedChildren(now * MIB, 0).peak_since(EndedChildren(before * MIB, 0), own * MIB)
+    assert peak_bytes == (None if peak is None else peak * MIB)

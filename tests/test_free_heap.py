@@ -17,11 +17,11 @@ FREE = re.compile(r"^ *([\d.]+) MiB free in the heap: %gpumem free$", re.MULTILI
 
 def free(kernel: Kernel, *cells: str) -> list[float]:
     """Run cells, and return the MiB of free pages that their lines mention."""
-    found = list[float]()
+    sizes = list[float]()
     for cell in cells:
         for text in ok(kernel, cell).reports("cell"):
-            found += map(float, FREE.findall(text))
-    return found
+            sizes += map(float, FREE.findall(text))
+    return sizes
 
 
 FREEING = {

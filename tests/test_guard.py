@@ -482,15 +482,15 @@ def test_ipython_stores_a_cells_source_without_the_limit(
     """It starts its history thread again after a fork: the stack may be larger than what is left
     for the cell.
     """
-    found = []
+    limits = []
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    loaded.user_ns["look"] = look = lambda *_: found.append(
+    loaded.user_ns["look"] = look = lambda *_: limits.append(
         resource.getrlimit(resource.RLIMIT_DATA)
     )
     monkeypatch.setattr(loaded.history_manager, "store_inputs", look)
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     loaded.run_cell("look()", store_history=True)
-    stored, inside = found
+    stored, inside = limits
     assert stored == before != inside
 
 

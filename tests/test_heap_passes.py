@@ -106,12 +106,12 @@ def passes_and_visits(
     shell: InteractiveShell, cell: str, runs: int, pick: Callable[..., tuple[int, int]] = min
 ) -> tuple[int, int]:
     """Return the passes and visits of a cell: the least of some runs, or the most."""
-    found = list[tuple[int, int]]()
+    figures = list[tuple[int, int]]()
     for _ in range(runs):
         with contextlib.redirect_stdout(io.StringIO()), Passes() as passes:
             shell.run_cell(cell)
-        found.append((passes.passes, passes.visits))
-    return pick(found)
+        figures.append((passes.passes, passes.visits))
+    return pick(figures)
 
 
 def shell_that_looks() -> InteractiveShell:
@@ -136,13 +136,13 @@ def measure() -> None:
     few = {name: passes_and_visits(shell, cell, runs=4) for name, cell in cells.items()}
     json.hidden = [{"number": number, "list": []} for number in range(MANY // 2)]  # type: ignore[attr-defined]
     gc.collect()
-    found = {}
+    figures = {}
     for name, cell in cells.items():
         # The first recovery after other code collects garbage.
         pick = max if name in QUIET else min
         passes, visits = passes_and_visits(shell, cell, runs=3, pick=pick)
-        found[name] = passes, round((visits - few[name][1]) / MANY, 2)
-    print(json.dumps(found))
+        figures[name] = passes, round((visits - few[name][1]) / MANY, 2)
+    print(json.dumps(figures))
 
 
 def measure_next_to_free_pages() -> None:
@@ -177,8 +177,8 @@ def measure_many_arrays() -> None:
 @functools.cache
 def measured() -> dict[str, tuple[int, float]]:
     lines = printed("-c", "from tests.test_heap_passes import measure; measure()").splitlines()
-    found: dict[str, tuple[int, float]] = json.loads(lines[-1])
-    return found
+    figures: dict[str, tuple[int, float]] = json.loads(lines[-1])
+    return figures
 
 
 def one_pass(name: str) -> Any:

@@ -30,16 +30,16 @@ def column(table: Table, name: str) -> list[str]:
 
 def test_a_history_is_a_list_whose_slices_are_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [cell(number) for number in range(5)]
-    found = History(cells)
-    assert found == cells
-    assert found[1:3] == cells[1:3]
-    assert type(found[1:3]) is History
-    assert repr(found[:1]) == "<History of 1 cell, 2.0 s>"
+    history = History(cells)
+    assert history == cells
+    assert history[1:3] == cells[1:3]
+    assert type(history[1:3]) is History
+    assert repr(history[:1]) == "<History of 1 cell, 2.0 s>"
     saved = SessionRecord(0.0, tuple(cells), (experiment("a"),))
     assert repr(saved) == "<SessionRecord of 5 cells, 1 experiment and 0 traces>"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(GpuMemError, match="pip install pandas"):
-        found.to_pandas()
+        history.to_pandas()
 
 
 def test_pandas_gets_a_row_per_cell_with_units_in_the_names() -> None:
@@ -135,8 +135,8 @@ def test_history_lists_traces_below_the_cells(
     )
     loaded.run_cell("with ipygpumem.trace(silent=True):\n    1 / 0")
     loaded.run_cell("%%experiment apart\npass")
-    found = shown(loaded, capsys, "%gpumem history")
-    rows = [line.split() for line in found[found.index("4 traces") :].splitlines()]
+    text = shown(loaded, capsys, "%gpumem history")
+    rows = [line.split() for line in text[text.index("4 traces") :].splitlines()]
     assert [row[:2] for row in rows if row[:1] == ["epoch"]] == [
         ["epoch", "1"],
         ["epoch", "2"],

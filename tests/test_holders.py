@@ -165,9 +165,9 @@ def test_a_reference_that_a_thread_has_removed_counts_once(kernel: Kernel) -> No
         BackwardSearch._number_of_references = lambda *arguments: 0
         """,
     )
-    found = holders(why(kernel, "x"))
+    line_by_path = holders(why(kernel, "x"))
     works(kernel, "BackwardSearch._number_of_references = real; del kept, x")
-    assert found == {'notebook variable kept["a"]': 'del kept["a"]'}
+    assert line_by_path == {'notebook variable kept["a"]': 'del kept["a"]'}
 
 
 def owned(*held: HeldPart) -> Ownership:
@@ -231,9 +231,11 @@ def test_no_line_deletes_a_name_of_a_library() -> None:
         {"text": first["text"], "more": pandas.Series([f"{text}." for text in texts])}
     )
     del texts
-    found = ipygpumem.why(second)
-    assert [part.holder.advice for part in found.held if "del numpy" in part.holder.advice] == []
-    assert len(found.held) < 5
+    ownership = ipygpumem.why(second)
+    assert [
+        part.holder.advice for part in ownership.held if "del numpy" in part.holder.advice
+    ] == []
+    assert len(ownership.held) < 5
 
 
 def test_small_parts_of_an_object_are_not_listed() -> None:

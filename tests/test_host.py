@@ -177,8 +177,8 @@ def test_only_pages_that_were_written_are_in_ram() -> None:
     assert anonymous_bytes([(address, 64 * MIB)]) == [0]
     memory[: 16 * MIB] = bytes(16 * MIB)
     # The kernel may round up to a huge page.
-    (found,) = anonymous_bytes([(address, 64 * MIB)])
-    assert 16 * MIB <= found <= 18 * MIB
+    (size,) = anonymous_bytes([(address, 64 * MIB)])
+    assert 16 * MIB <= size <= 18 * MIB
     assert anonymous_bytes([(address + 4 * MIB, 8 * MIB), (address + 32 * MIB, 8 * MIB)]) == [
         8 * MIB,
         0,
@@ -422,11 +422,13 @@ def test_headroom_is_a_share_of_the_processs_limit(monkeypatch: pytest.MonkeyPat
 
 def test_free_memory_above_the_limit_is_shown_as_out_of_reach() -> None:
     figures = HostFigures(10_000, 6000, 8000, 500, limit=own_limits.Limit("RLIMIT_AS", 2000, 800))
-    found = host_parts(figures, None, lambda ranges: [])
-    sizes = {part.name: part.size_bytes for part in found.parts if part.size_bytes}
-    assert (found.total_bytes, sum(sizes.values())) == (10_000, 10_000)
+    reconciliation = host_parts(figures, None, lambda ranges: [])
+    sizes = {part.name: part.size_bytes for part in reconciliation.parts if part.size_bytes}
+    assert (reconciliation.total_bytes, sum(sizes.values())) == (10_000, 10_000)
     assert (sizes["free"], sizes["out of reach"]) == (1200, 4800)
-    assert "RLIMIT_AS" in next(part.advice for part in found.parts if part.name == "out of reach")
+    assert "RLIMIT_AS" in next(
+        part.advice for part in reconciliation.parts if part.name == "out of reach"
+    )
     tighter = HostFigures(10_000, 600, 8000, 500, limit=own_limits.Limit("RLIMIT_AS", 2000, 800))
     assert {
         part.name: part.size_bytes for part in host_parts(tighter, None, lambda ranges: []).parts

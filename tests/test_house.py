@@ -311,11 +311,11 @@ def test_a_commit_is_checked_by_the_commands_of_lint() -> None:
 
 def test_every_file_of_tests_belongs_to_a_room_or_to_the_whole() -> None:
     tests = Path(rooms.__file__).parent
-    found = {str(path.relative_to(tests).with_suffix("")) for path in tests.rglob("test_*.py")}
-    of_folders = {name for name in found if name.split("/")[0] in rooms.FOLDERS_OF_THE_WHOLE}
+    files = {str(path.relative_to(tests).with_suffix("")) for path in tests.rglob("test_*.py")}
+    of_folders = {name for name in files if name.split("/")[0] in rooms.FOLDERS_OF_THE_WHOLE}
     named = {*rooms.ALWAYS, *rooms.OF_THE_WHOLE}
     for table in (rooms.ROOMS, rooms.LONGER):
         named.update(name for names in table.values() for name in names)
-    assert found - of_folders - named == set()
-    assert named - found == set()
+    assert files - of_folders - named == set()
+    assert named - files == set()
     assert rooms.LONGER.keys() <= rooms.ROOMS.keys()

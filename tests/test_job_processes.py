@@ -62,10 +62,10 @@ def ready(folder: Path) -> set[int]:
 def rows(status: str) -> dict[int, tuple[float, str]]:
     table = status[status.index("child processes, by PSS") :]
     pattern = r"^ *([\d.]+) ([KMG])iB +(\d+)  .*?(cell \d+(?: or \d+)?|unknown cell)(?:  .*)?$"
-    found = re.findall(pattern, table, re.MULTILINE)
+    matches = re.findall(pattern, table, re.MULTILINE)
     scale = {"K": 1 / 1024, "M": 1, "G": 1024}
     return {
-        int(pid): (float(size) * scale[unit], place.strip()) for size, unit, pid, place in found
+        int(pid): (float(size) * scale[unit], place.strip()) for size, unit, pid, place in matches
     }
 
 
@@ -98,10 +98,10 @@ def test_a_launchers_later_workers_belong_to_the_launchers_cell(
     launcher = kernel.value("run.pid")
     wait_for(lambda: len(ready(folder) - before) == 2)
     works(kernel, "1 + 1")
-    found = listed(kernel)
+    processes = listed(kernel)
     workers = ready(folder) - before
     assert {psutil.Process(pid).ppid() for pid in workers} == {launcher}
-    assert {found[pid][1] for pid in (launcher, *workers)} == {cell}
+    assert {processes[pid][1] for pid in (launcher, *workers)} == {cell}
 
 
 def test_a_left_over_process_stays_listed_with_its_cell(kernel: Kernel, folder: Path) -> None:

@@ -37,12 +37,12 @@ def test_kept_objects_have_about_their_size(make: Callable[[int], object]) -> No
     saver = YoungSaver()
     made = made_since(saver)
     records = [make(number) for number in range(MANY)]
-    found = kept_objects([records], made.identities() or set())
+    summary = kept_objects([records], made.identities() or set())
     saver.stop()
     size = Sizes().measure([records]).size_bytes
     # Without the bytes that the allocator adds: 13 to each text of 51 on Python 3.13.
-    assert found.size_bytes == pytest.approx(size, rel=0.2)
-    assert found.size_bytes < size * 1.01
+    assert summary.size_bytes == pytest.approx(size, rel=0.2)
+    assert summary.size_bytes < size * 1.01
 
 
 SESSION = """

@@ -158,12 +158,12 @@ def texts_of_users() -> dict[str, str]:
 
 
 def test_a_word_of_a_report_has_one_meaning() -> None:
-    found = []
+    faults = []
     for name, text in texts_of_users().items():
         for phrase, instead in OLD_WORDS.items():
             if re.search(phrase, text):
-                found.append(f"{name}: {phrase}: write {instead}")
-    assert found == []
+                faults.append(f"{name}: {phrase}: write {instead}")
+    assert faults == []
 
 
 WORDS_OF_REPORTS = (

@@ -74,8 +74,8 @@ def test_probes_that_turn_up_later_are_measured_from_then_on() -> None:
     meter = Meter([FakeProbe()], find_more=lambda: finds.pop(0))
     span = meter.span()
     late.set(70)
-    found = [(one.device, one.before_bytes, one.peak_bytes) for one in span.stop()]
-    assert found == [("cpu", 0, 0), ("cuda:0", 0, 70)]
+    figures = [(one.device, one.before_bytes, one.peak_bytes) for one in span.stop()]
+    assert figures == [("cpu", 0, 0), ("cuda:0", 0, 70)]
     meter.now()
     assert finds == []
     meter.close()

@@ -118,12 +118,12 @@ def test_the_largest_names_are_found_after_each_cell(notebook: InteractiveShell)
     many = "; ".join(f"n{size} = bytearray({size} * 2**20)" for size in range(1, 8))
     notebook.run_cell(many, store_history=True)
     feed._tick()
-    found = widget.sent[-1]["state"]["largest"]
-    assert (found["cell"], [row["name"] for row in found["names"]]) == (
+    largest = widget.sent[-1]["state"]["largest"]
+    assert (largest["cell"], [row["name"] for row in largest["names"]]) == (
         1,
         ["n7", "n6", "n5", "n4", "n3"],
     )
-    assert (found["names"][0]["devices"], found["names"][0]["size"] // MIB) == ("RAM", 7)
+    assert (largest["names"][0]["devices"], largest["names"][0]["size"] // MIB) == ("RAM", 7)
 
 
 def test_names_that_take_too_long_to_find_stay_as_they_were(
@@ -286,11 +286,11 @@ def test_figures_of_cards_are_the_process_own_and_the_drivers() -> None:
 
 def test_a_name_lists_devices_that_hold_much_of_its_memory() -> None:
     row = NamedSize("x\x1b[31m" + "y" * 200, "Net", {"cpu": 10, "cuda:0": 5000, "cuda:1": 5000})
-    (found,) = snapshot.names([row])
-    assert (found["devices"], found["size"]) == ("cuda:0 + cuda:1", 10_010)
-    assert found["name"].isprintable()
-    assert len(found["name"]) <= 80
-    assert not found["at_least"]
+    (shown,) = snapshot.names([row])
+    assert (shown["devices"], shown["size"]) == ("cuda:0 + cuda:1", 10_010)
+    assert shown["name"].isprintable()
+    assert len(shown["name"]) <= 80
+    assert not shown["at_least"]
 
 
 def test_a_name_whose_bytes_are_not_all_counted_says_at_least(notebook: InteractiveShell) -> None:

@@ -42,9 +42,9 @@ def test_passing_leaves_to_measure_as_little_as_measuring(library: str) -> None:
         older = [value]
         newer = [value, *shown(value), bytes(SIZE_BYTES)]
         expected = counted_after(lambda sizes: sizes.together([older]), newer)  # noqa: B023
-        found = counted_after(lambda sizes: sizes.pass_through([older]), newer)  # noqa: B023
-        if found != expected:
-            differences[kind] = found - expected
+        size = counted_after(lambda sizes: sizes.pass_through([older]), newer)  # noqa: B023
+        if size != expected:
+            differences[kind] = size - expected
     assert not differences
 
 

@@ -52,7 +52,7 @@ def test_rows_within_the_peak_stay_as_they_are() -> None:
 
 def test_bytes_above_the_peak_are_reserved_not_used() -> None:
     device = bounded(outside(row(1024, "mmap"), row(3)), 4 * MIB)
-    assert [(found.size_bytes, found.reserved_bytes) for found in device.rows] == [
+    assert [(part.size_bytes, part.reserved_bytes) for part in device.rows] == [
         (3 * MIB, 0),
         (MIB, 1023 * MIB),
     ]
@@ -74,10 +74,10 @@ def test_mapped_and_zeroed_memory_counts_as_unused_first(
     rows: list[PeakRow], used: dict[str, int]
 ) -> None:
     device = bounded(outside(*rows), 150 * MIB)
-    found: dict[str, int] = {}
+    figures: dict[str, int] = {}
     for item in device.rows:
-        found[item.operation] = found.get(item.operation, 0) + item.size_bytes // MIB
-    assert found == used
+        figures[item.operation] = figures.get(item.operation, 0) + item.size_bytes // MIB
+    assert figures == used
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,16 @@ def test_rows_sum_to_their_headline_and_lose_nothing(
     sizes: list[tuple[int, str]], most: int
 ) -> None:
     device = outside(*(row(size, allocator) for size, allocator in sizes))
-    found = bounded(device, most * MIB)
-    assert found.size_bytes == sum(item.size_bytes for item in found.rows) <= (most + 1) * MIB
-    assert found.is_bound == (found.size_bytes <= most * MIB < device.size_bytes)
-    assert found.size_bytes + found.reserved_bytes == device.size_bytes
-    assert [item.size_bytes for item in found.rows] == sorted(
-        (item.size_bytes for item in found.rows), reverse=True
+    bounded_device = bounded(device, most * MIB)
+    assert (
+        bounded_device.size_bytes
+        == sum(item.size_bytes for item in bounded_device.rows)
+        <= (most + 1) * MIB
+    )
+    assert bounded_device.is_bound == (bounded_device.size_bytes <= most * MIB < device.size_bytes)
+    assert bounded_device.size_bytes + bounded_device.reserved_bytes == device.size_bytes
+    assert [item.size_bytes for item in bounded_device.rows] == sorted(
+        (item.size_bytes for item in bounded_device.rows), reverse=True
     )
 
 

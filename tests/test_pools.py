@@ -128,14 +128,14 @@ def test_a_library_is_read_only_after_it_was_initialised(device: str, loaded: An
     LOAD[device](loaded, library)
     library.take(64 * MIB)
     (reading,) = probe.read()
-    found = (
+    figures = (
         reading.device,
         reading.current_bytes,
         reading.peak_bytes,
         reading.method,
         probe.sampled,
     )
-    assert found == (device, 64 * MIB, 64 * MIB, "sampled", True)
+    assert figures == (device, 64 * MIB, 64 * MIB, "sampled", True)
 
 
 @pytest.mark.parametrize("device", sorted(set(LOAD) - {"cupy:1"}))
@@ -174,9 +174,9 @@ def test_parts_of_two_libraries_on_one_device_add_up() -> None:
     own = reading("cuda:0", GIB, 2 * GIB, total_bytes=24 * GIB, used_bytes=12 * GIB)
     readings = {name: reading(name, GIB, 5 * GIB) for name in ("jax:0", "jax:1")}
     readings |= {"cuda:0": own, "rmm": reading("rmm", 512 * MIB, None)}
-    found = device_parts(own, None, wide, None, (), pools_on(0, readings))
-    sizes = {part.name: part.size_bytes for part in found.parts}
-    assert sum(size for size in sizes.values() if size) == found.total_bytes == 24 * GIB
+    memory = device_parts(own, None, wide, None, (), pools_on(0, readings))
+    sizes = {part.name: part.size_bytes for part in memory.parts}
+    assert sum(size for size in sizes.values() if size) == memory.total_bytes == 24 * GIB
     assert (sizes["JAX: in use"], sizes["JAX: pool's rest"], sizes["RMM: in use"]) == (
         GIB,
         4 * GIB,

@@ -44,12 +44,12 @@ def test_frames_that_were_only_looked_at_are_named_and_freed(
         f"range(20_000)]}}).write_parquet({file!r})",
         *[f"polars.read_parquet({file!r})"] * 2,
     )
-    found = re.findall(
+    lines = re.findall(
         r" (4\.\d) MiB .* held by (Out\[\d+\]) · to free it: (.*)",
         report(notebook, "%gpumem leaks"),
     )
-    assert len({name for _, name, _ in found}) == 2
-    works(notebook, *[remedy for _, _, remedy in found])
+    assert len({name for _, name, _ in lines}) == 2
+    works(notebook, *[remedy for _, _, remedy in lines])
     assert report(notebook, "%gpumem leaks").startswith("no leak")
 
 
@@ -135,11 +135,11 @@ def test_shared_memory_is_shown_next_to_its_limit(notebook: Kernel) -> None:
         notebook, "batches = [torch.ones(1 << 20).share_memory_() for _ in range(6)]"
     ).reports("cell")
     assert re.search(r"shared memory \+24 MiB, 24 MiB of [\d.]+ [MG]iB", line), line
-    found = report(notebook, "%gpumem top")
-    assert re.search(r"^ +24 MiB .* batches +list +6 Tensor .*del batches$", found, re.MULTILINE), (
-        found
+    text = report(notebook, "%gpumem top")
+    assert re.search(r"^ +24 MiB .* batches +list +6 Tensor .*del batches$", text, re.MULTILINE), (
+        text
     )
-    assert "shared memory" not in found
+    assert "shared memory" not in text
     assert "shared memory -24 MiB" in works(notebook, "del batches").reports("cell")[0]
 
 
@@ -153,7 +153,7 @@ def test_the_size_of_each_variable_is_one_line_away(notebook: Kernel) -> None:
         "import numpy, pandas; frame = pandas.DataFrame(numpy.ones((100_000, 10)))\n"
         "array, texts = numpy.ones(1 << 19), [f'{n:0100d}' for n in range(10_000)]",
     )
-    found = notebook.value(
+    sizes = notebook.value(
         "[(row.name, row.type_name, row.size_bytes) for row in __import__('ipygpumem').top().names]"
     )
     expected = [
@@ -161,8 +161,8 @@ def test_the_size_of_each_variable_is_one_line_away(notebook: Kernel) -> None:
         ("array", "ndarray", 8 << 19),
         ("texts", "list", 10_000 * (160 + 8)),
     ]
-    assert [row[:2] for row in found] == [row[:2] for row in expected]
-    assert [row[2] for row in found] == pytest.approx([row[2] for row in expected], rel=0.05)
+    assert [row[:2] for row in sizes] == [row[:2] for row in expected]
+    assert [row[2] for row in sizes] == pytest.approx([row[2] for row in expected], rel=0.05)
 
 
 def test_large_variables_cost_a_cell_nothing(notebook: Kernel) -> None:

@@ -42,27 +42,27 @@ def shown(found: dict[str, str]) -> str:
 @pytest.mark.parametrize("look", ["why", "top"])
 @pytest.mark.parametrize(("first", "stop"), PARTS)
 def test_promised_objects_die_in_random_graphs(look: str, first: int, stop: int) -> None:
-    found = failures(look, first, stop)
-    assert not found, shown(found)
+    wrong_graphs = failures(look, first, stop)
+    assert not wrong_graphs, shown(wrong_graphs)
 
 
 @pytest.mark.parametrize(("look", "turn"), [("why", 0), ("top", 1)])
 def test_promised_objects_die_with_each_kind_of_holder(look: str, turn: int) -> None:
-    found = failures(look, "each", turn)
-    assert not found, shown(found)
+    wrong_graphs = failures(look, "each", turn)
+    assert not wrong_graphs, shown(wrong_graphs)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("look", ["why", "top"])
 def test_promised_objects_die_in_each_graph_of_each_kind(look: str) -> None:
-    found = failures(look, "each")
-    assert not found, shown(found)
+    wrong_graphs = failures(look, "each")
+    assert not wrong_graphs, shown(wrong_graphs)
 
 
 def test_a_wrong_search_fails_in_most_graphs() -> None:
-    found = failures("nothing", 0, 10)
-    assert len(found) > 5
-    assert all("said 0.0 KiB, frees" in text for text in found.values())
+    wrong_graphs = failures("nothing", 0, 10)
+    assert len(wrong_graphs) > 5
+    assert all("said 0.0 KiB, frees" in text for text in wrong_graphs.values())
 
 
 def test_a_seed_stands_for_one_graph() -> None:

@@ -85,15 +85,15 @@ def test_arrays_are_named_in_random_older_containers(
     [("statement", " alive"), ("remark", "0 alive"), ("size", "rows have 0 of ")],
 )
 def test_a_row_without_one_of_its_parts_fails(part: str, mistake: str, failures: Failures) -> None:
-    found: list[Any] = failures(5, 7, "--places", "--spoil", part)
-    assert found
-    assert all(mistake in text for _, _, text in found), found
+    mistakes: list[Any] = failures(5, 7, "--places", "--spoil", part)
+    assert mistakes
+    assert all(mistake in text for _, _, text in mistakes), mistakes
 
 
 @linux
 def test_a_line_that_frees_nothing_fails(failures: Failures) -> None:
-    found = failures(0, 3, "--lines", "pass")
-    assert len(found) == 3, found
+    mistakes = failures(0, 3, "--lines", "pass")
+    assert len(mistakes) == 3, mistakes
 
 
 def test_a_seed_stands_for_one_program() -> None:

@@ -34,23 +34,23 @@ def answer() -> Iterator[Answer]:
     ("first", "stop"), [(0, FEW), pytest.param(FEW, ALL, marks=pytest.mark.thorough)]
 )
 def test_lines_of_why_free_all_and_drop_nothing_else(first: int, stop: int, answer: Answer) -> None:
-    found = answer(first, stop)
-    assert found["failures"] == {}, "\n\n".join(found["failures"].values())
-    assert found["lines"] > 5 * (stop - first)
+    outcome = answer(first, stop)
+    assert outcome["failures"] == {}, "\n\n".join(outcome["failures"].values())
+    assert outcome["lines"] > 5 * (stop - first)
 
 
 @linux
 def test_a_line_without_a_statement_leaves_memory(answer: Answer) -> None:
-    found = answer(2, 4, "--spoil", "statement")
-    assert len(found["failures"]) == 2, found
-    assert all(": leaves n" in text for text in found["failures"].values()), found
+    outcome = answer(2, 4, "--spoil", "statement")
+    assert len(outcome["failures"]) == 2, outcome
+    assert all(": leaves n" in text for text in outcome["failures"].values()), outcome
 
 
 @linux
 def test_a_line_without_its_remark_drops_other_data(answer: Answer) -> None:
-    found = answer(15, 17, "--spoil", "remark")
-    assert found["failures"], found
-    assert all("of other data" in text for text in found["failures"].values()), found
+    outcome = answer(15, 17, "--spoil", "remark")
+    assert outcome["failures"], outcome
+    assert all("of other data" in text for text in outcome["failures"].values()), outcome
 
 
 def test_a_seed_stands_for_one_graph() -> None:

@@ -79,9 +79,9 @@ def test_a_printed_line_frees_its_row(question: str, sees_all: bool, answerers: 
         if f"import {library}" in setup and f"install('{library}')" not in setup:
             needs(library)
             imported = imported or library
-    found = answerers.with_library(imported).ask([name, kind, sees_all])
-    assert type(found) is dict, found
-    outcome = Outcome(**found)
+    reply = answerers.with_library(imported).ask([name, kind, sees_all])
+    assert type(reply) is dict, reply
+    outcome = Outcome(**reply)
     case = CASES[name]
     if not (case.is_out_of_reach and kind == "object"):
         assert [row[2] for row in outcome.survivors] == [row[2] for row in outcome.rows]

@@ -402,7 +402,7 @@ def test_a_step_that_did_nothing_gets_no_credit(
         {step.name for step in item.steps if step.freed["cpu"] > 0}
         for item in ipygpumem.experiments()
     ]
-    assert [found & {"names", "tracebacks"} for found in given] == [
+    assert [steps & {"names", "tracebacks"} for steps in given] == [
         set(),
         {"names"},
         {"tracebacks"},

@@ -169,18 +169,18 @@ def test_free_pages_of_the_heap_are_told_from_used_ones() -> None:
     before = own_pages()
     kept = blocks[::100]
     del blocks
-    found = own_pages()
-    assert found.free_heap_bytes - before.free_heap_bytes == pytest.approx(40_000 * 3000, rel=0.1)
+    pages = own_pages()
+    assert pages.free_heap_bytes - before.free_heap_bytes == pytest.approx(40_000 * 3000, rel=0.1)
     trim_host_heap()
     assert own_pages().free_heap_bytes < 8 * MIB
     map_as_another_allocator(32 * MIB)
     assert own_pages().free_heap_bytes < 8 * MIB
-    assert found.data_bytes > 0
+    assert pages.data_bytes > 0
     done = threading.Event()
     threads = [threading.Thread(target=done.wait) for _ in range(20)]
     for thread in threads:
         thread.start()
-    assert own_pages().stack_bytes >= found.stack_bytes + 20 * 4096
+    assert own_pages().stack_bytes >= pages.stack_bytes + 20 * 4096
     done.set()
     del kept
 
@@ -191,19 +191,19 @@ def test_free_pages_in_the_arena_of_a_thread_are_known() -> None:
     # From now on malloc makes no mapping of its own for an array of 8 MiB.
     array = numpy.ones(2**22 - 2**10)
     del array
-    found = list[int]()
+    sizes = list[int]()
 
     def work() -> None:
         # NumPy asks for huge pages in each of them, so that the arena has several mappings.
         arrays = [numpy.ones(2**20) for _ in range(6)]
-        found.append(own_pages().free_heap_bytes)
+        sizes.append(own_pages().free_heap_bytes)
         del arrays
-        found.append(own_pages().free_heap_bytes)
+        sizes.append(own_pages().free_heap_bytes)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    while_alive, once_dead = found
+    while_alive, once_dead = sizes
     assert while_alive < 8 * MIB
     assert 40 * MIB < once_dead < 56 * MIB
 

@@ -317,8 +317,8 @@ process.stdout.readline()
 
 def process_lines_in(text: str) -> list[tuple[int, str]]:
     """Return the numbers of the processes in a report on growth, with the lines that end them."""
-    found = re.findall(r"is held by process (\d+) \(\S+\); to end it: (.+)", text)
-    return [(int(number), line) for number, line in found]
+    matches = re.findall(r"is held by process (\d+) \(\S+\); to end it: (.+)", text)
+    return [(int(number), line) for number, line in matches]
 
 
 @pytest.mark.parametrize(

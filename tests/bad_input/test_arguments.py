@@ -159,7 +159,7 @@ def test_a_wrong_line_gets_a_line_and_opens_nothing(
 
 
 def test_a_size_may_have_a_space_before_its_unit() -> None:
-    for magic, line, found in (
+    for magic, line, options in (
         ("%%isolate", "--memory 512 MiB --keep m b", {"memory": 512 << 20, "keep": ["m", "b"]}),
         ("%gpumem", "top --min 5 mb -n 20 m", {"min": 5_000_000, "n": 20, "names": ["m"]}),
         ("%gpumem", "top --min=1.5 GiB", {"min": 3 << 29}),
@@ -175,7 +175,7 @@ def test_a_size_may_have_a_space_before_its_unit() -> None:
             {"budget": ["gpu=8GiB", "cuda:1=4GiB"]},
         ),
     ):
-        assert vars(parse(all_features().commands, magic, line)[1]).items() >= found.items(), line
+        assert vars(parse(all_features().commands, magic, line)[1]).items() >= options.items(), line
 
 
 def test_gpumem_alone_shows_a_short_status_a_hint(

@@ -117,18 +117,18 @@ def contrasts(element: Locator) -> list[dict[str, Any]]:
     """Return ``text``, ``contrast`` and ``size`` (in pixels) of every visible text
     in an element.
     """
-    found: list[dict[str, Any]] = element.evaluate(_CONTRASTS)
-    return found
+    texts: list[dict[str, Any]] = element.evaluate(_CONTRASTS)
+    return texts
 
 
 def misfits(element: Locator) -> list[str]:
     """Return the texts that stick out to the right, broken quantities in tables, and separators at
     a line's end.
     """
-    found: list[str] = []
+    problems: list[str] = []
     for script in (_STICK_OUT, _SQUEEZED, _DANGLING):
-        found += element.evaluate(script)
-    return found
+        problems += element.evaluate(script)
+    return problems
 
 
 def indexed(picture: Image.Image, like: Image.Image | None = None) -> Image.Image:
@@ -144,19 +144,19 @@ def indexed(picture: Image.Image, like: Image.Image | None = None) -> Image.Imag
     palette = Image.new("P", (1, 1))
     palette.putpalette([code >> shift & 255 for code in colours.tolist() for shift in (16, 8, 0)])
     # which only comes close for all
-    found = picture.quantize(palette=palette, dither=Image.Dither.NONE)
+    reduced = picture.quantize(palette=palette, dither=Image.Dither.NONE)
     codes = numpy.array(picture) @ weights
     places = numpy.minimum(numpy.searchsorted(colours, codes), len(colours) - 1)
-    pixels = numpy.where(colours[places] == codes, places, numpy.array(found)).astype("uint8")
+    pixels = numpy.where(colours[places] == codes, places, numpy.array(reduced)).astype("uint8")
     exact = Image.fromarray(pixels, "P")
-    exact.putpalette(found.getpalette() or [])
+    exact.putpalette(reduced.getpalette() or [])
     return exact
 
 
 def _commonest(codes: Any) -> list[int]:
     values, counts = numpy.unique(codes, return_counts=True)
-    found: list[int] = values[counts.argsort()[::-1]].tolist()
-    return found
+    colours: list[int] = values[counts.argsort()[::-1]].tolist()
+    return colours
 
 
 class Pictures:

@@ -292,9 +292,9 @@ def simulated(browser: BrowserContext, tmp_path: Path) -> Iterator[Notebook]:
     libraries = tmp_path / "libraries"
     libraries.mkdir()
     for name in ("anywidget", "ipywidgets", "psygnal", "widgetsnbextension", "jupyterlab_widgets"):
-        found = distribution(name)
-        for top in {file.parts[0] for file in found.files or () if ".." not in file.parts}:
-            (libraries / top).symlink_to(Path(str(found.locate_file(top))))
+        simulator = distribution(name)
+        for top in {file.parts[0] for file in simulator.files or () if ".." not in file.parts}:
+            (libraries / top).symlink_to(Path(str(simulator.locate_file(top))))
     server = Server(tmp_path)
     spec = {
         "argv": [str(SIMULATED), "-m", "ipykernel_launcher", "-f", "{connection_file}"],

@@ -49,13 +49,13 @@ class Shown:
 def gallery(*, died: bool = False) -> list[Shown]:
     """Return the cells of the page, or those of its last section, where the kernel ``died``."""
     text = PAGE.read_text("utf-8").split("\n### When the kernel died\n")[died]
-    found: list[Shown] = []
+    shown_reports: list[Shown] = []
     for part in _PART.finditer(text):
         if part["cell"] is not None:
-            found.append(Shown(part["cell"].rstrip("\n"), []))
+            shown_reports.append(Shown(part["cell"].rstrip("\n"), []))
         else:
-            found[-1].pictures.append(part["picture"])
-    return found
+            shown_reports[-1].pictures.append(part["picture"])
+    return shown_reports
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,9 @@ def reports(page: Notebook) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_every_text_of_a_report_has_the_contrast_of_wcag_aa(page: Notebook, theme: str) -> None:
     page.theme(theme)
-    found = [text for cell, at in reports(page) for text in contrasts(page.reports(cell).nth(at))]
-    assert len(found) > 50
-    assert [text for text in found if text["contrast"] < WCAG_AA] == []
+    texts = [text for cell, at in reports(page) for text in contrasts(page.reports(cell).nth(at))]
+    assert len(texts) > 50
+    assert [text for text in texts if text["contrast"] < WCAG_AA] == []
 
 
 @pytest.mark.parametrize("width", [900, 520, 380, 330])

@@ -51,8 +51,8 @@ def words_of_sources(code: vscode.Code) -> list[Any]:
     script = f"""sources => sources.map(source => ({_WORDS})(
         new DOMParser().parseFromString(source, 'text/html').body))"""
     sources = [cell.outputs[0].data["text/html"] for cell in saved().cells]
-    found: list[Any] = code.page.evaluate(script, sources)
-    return found
+    words: list[Any] = code.page.evaluate(script, sources)
+    return words
 
 
 @pytest.mark.parametrize("theme", [vscode.LIGHT, vscode.DARK])

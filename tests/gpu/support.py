@@ -177,10 +177,10 @@ class Card:
         nothing if it refuses.
         """
         try:
-            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         except self._nvml.NVMLError:
             return {}
-        return {process.pid: process.usedGpuMemory for process in found}
+        return {process.pid: process.usedGpuMemory for process in running}
 
     def settle(self) -> int:
         """Wait until processes that ended have given their memory back, and return what is in use

@@ -40,8 +40,8 @@ def test_a_cell_is_halved_until_it_fits(
         size = step(batch_size)
         """,
     )
-    found, size = gpu_kernel.value("batch_size, size")
-    assert size == found * 64 * MIB
+    fitted, size = gpu_kernel.value("batch_size, size")
+    assert size == fitted * 64 * MIB
     assert size < card.memory.total < 4 * size
     # one for each thread that multiplied
     run_ok(gpu_kernel, "torch._C._cuda_clearCublasWorkspaces()")
@@ -105,8 +105,8 @@ def test_a_batch_is_fitted_to_the_card(
         run_ok(kernel, "%load_ext ipygpumem")
         ready(kernel)
         run_ok(kernel, MODELS)
-        found = {model: _search(kernel, model, start) for model, start in STARTS.items()}
-    figure(f"on {gib} GiB fits {', '.join(f'{model} {size}' for model, size in found.items())}")
+        fitted = {model: _search(kernel, model, start) for model, start in STARTS.items()}
+    figure(f"on {gib} GiB fits {', '.join(f'{model} {size}' for model, size in fitted.items())}")
 
 
 def _step(size: int) -> int:

@@ -43,9 +43,9 @@ def on_card(shared_kernel: SharedKernel) -> Kernel:
 def cause(kernel: Kernel, cell: str) -> tuple[str, str, str]:
     """Run a cell that runs out of memory; return its cause, which the report shows."""
     report = recovery(fails(kernel, cell, "OutOfMemoryError"))
-    found: tuple[str, str, str] = kernel.value("cause()")
-    assert ": ".join(filter(None, found[1:])) in report
-    return found
+    texts: tuple[str, str, str] = kernel.value("cause()")
+    assert ": ".join(filter(None, texts[1:])) in report
+    return texts
 
 
 def test_a_request_larger_than_the_card_or_its_free_memory(on_card: Kernel) -> None:

@@ -210,8 +210,8 @@ def test_torchs_statistics_are_the_same_after_every_cell(machine: Callable[..., 
         }
         assert differing == {}, cell
     left = [
-        found["allocated_bytes.all.current"]
-        for found in (ours[failed], ours[failed + 1], bare[failed])
+        statistics["allocated_bytes.all.current"]
+        for statistics in (ours[failed], ours[failed + 1], bare[failed])
     ]
     assert left[0] == left[1] < left[2]
 
@@ -229,8 +229,8 @@ def _is_before_the_error(key: str) -> bool:
 def _statistics(load: str) -> list[dict[str, int]]:
     with Kernel() as kernel:
         run_ok(kernel, load)
-        found = []
+        statistics = []
         for cell in CELLS:
             run(kernel, cell)
-            found.append(kernel.value("dict(__import__('torch').cuda.memory_stats())"))
-        return found
+            statistics.append(kernel.value("dict(__import__('torch').cuda.memory_stats())"))
+        return statistics

@@ -104,9 +104,9 @@ def test_memory_of_a_child_process_on_a_card_is_listed(
                 if f" {pid} " in line
             ]
             if processes == "listed":
-                found = re.search(rf"{device} ([\d.]+ [MG]iB)", row)
-                assert found is not None, row
-                assert 700 * MIB <= parse_bytes(found[1]) < 2 * GIB
+                size = re.search(rf"{device} ([\d.]+ [MG]iB)", row)
+                assert size is not None, row
+                assert 700 * MIB <= parse_bytes(size[1]) < 2 * GIB
             else:
                 assert device not in row
             ready(kernel)

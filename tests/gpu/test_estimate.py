@@ -125,16 +125,16 @@ def test_in_a_fresh_process_peak_and_reserved_are_the_allocators(
     max_memory_reserved within 3 %. (On hardware cuDNN's workspaces come on top, which no estimate
     knows.)
     """
-    found = script(f"{STEP}{model}\nprint(json.dumps(figures()))")
+    figures = script(f"{STEP}{model}\nprint(json.dumps(figures()))")
     figure(
-        f"estimated {format_bytes(found['peak_bytes'])}, allocated "
-        f"{format_bytes(found['allocated'])}"
+        f"estimated {format_bytes(figures['peak_bytes'])}, allocated "
+        f"{format_bytes(figures['allocated'])}"
     )
-    assert found["peak_bytes"] == pytest.approx(
-        found["allocated"], rel=0.01 if is_simulated() else 0.03
+    assert figures["peak_bytes"] == pytest.approx(
+        figures["allocated"], rel=0.01 if is_simulated() else 0.03
     )
-    assert found["reserved_bytes"] == pytest.approx(found["reserved"], rel=0.03)
-    assert found["context_bytes"] == 0  # this process has its own already
+    assert figures["reserved_bytes"] == pytest.approx(figures["reserved"], rel=0.03)
+    assert figures["context_bytes"] == 0  # this process has its own already
 
 
 def test_mixed_precision_is_estimated_with_and_without_device() -> None:
@@ -229,8 +229,8 @@ print(json.dumps(torch.cuda.max_memory_allocated() - peak))
 
 def test_workspaces_that_are_there_already_count_as_there_before() -> None:
     """Memory that torch has taken for cuBLAS already counts as there before, and not once more."""
-    found = script(f"{STEP}\nfirst = figures()\nprint(json.dumps([first, figures()]))")
-    fresh, later = found
+    figures = script(f"{STEP}\nfirst = figures()\nprint(json.dumps([first, figures()]))")
+    fresh, later = figures
     assert later["parts"]["cuBLAS workspaces"] == fresh["parts"]["cuBLAS workspaces"] > 0
     assert later["before_bytes"] - fresh["before_bytes"] >= fresh["parts"]["cuBLAS workspaces"]
     assert later["peak_bytes"] == pytest.approx(later["allocated"], rel=0.01)
@@ -254,8 +254,8 @@ def test_a_step_runs_on_a_card_with_its_least_memory(machine: Callable[..., None
     tenth less.
     """
     machine(gib=24)
-    found = script(f"{STEP}\nprint(json.dumps(figures()))")
-    needed = found["needed_bytes"] + found["spare_bytes"] + 768 * MIB
+    figures = script(f"{STEP}\nprint(json.dumps(figures()))")
+    needed = figures["needed_bytes"] + figures["spare_bytes"] + 768 * MIB
     machine(gib=needed / GIB)
     assert script(RUN) is True
     machine(gib=0.9 * needed / GIB)

@@ -39,12 +39,12 @@ print(json.dumps([names["torch"].cuda.is_available(), names["torch"].cuda.max_me
 def test_each_change_fits_on_a_card_of_the_size_that_is_said(
     machine: Callable[..., None], figure: Callable[[str], None]
 ) -> None:
-    found = script(SEARCH, env={"CUDA_VISIBLE_DEVICES": ""})
-    assert len(found) >= 4
-    for title, (line, mib) in found.items():
+    lines_and_sizes = script(SEARCH, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert len(lines_and_sizes) >= 4
+    for title, (line, mib) in lines_and_sizes.items():
         machine(gib=mib / 1024)
         assert script(f"TITLE, LINE = {title!r}, {line!r}\n{RUN}") == [True, True], title
-    figure(f"with {', '.join(found)}, a step ran on the smallest card on which it fits")
+    figure(f"with {', '.join(lines_and_sizes)}, a step ran on the smallest card on which it fits")
 
 
 LINES_OF_MODELS = """

@@ -34,8 +34,8 @@ SIZE, UNSPLIT = 10**8 * 4 / MIB, 382
 
 def changes(line: str) -> list[float]:
     """Return the last two changes of a report's line, what was kept and the peak, in MiB."""
-    found = re.findall(r"([+-])([\d.]+(?: (?:[KMG]i)?B)?)", line)
-    return [float(f"{sign}{parse_bytes(size) / MIB}") for sign, size in found[-2:]]
+    signed_sizes = re.findall(r"([+-])([\d.]+(?: (?:[KMG]i)?B)?)", line)
+    return [float(f"{sign}{parse_bytes(size) / MIB}") for sign, size in signed_sizes[-2:]]
 
 
 def test_lines_and_statements(kernel: Kernel) -> None:

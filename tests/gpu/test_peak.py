@@ -57,11 +57,11 @@ def test_sums_equal_the_allocators_peak(most: int, settings: str) -> None:
     """Sums of rows and the highest point of the curve equal max_memory_allocated to the byte, also
     where the history is read in parts, and with settings that change how blocks are split.
     """
-    found = script(_STEPS.replace("{most}", str(most)), env={"PYTORCH_CUDA_ALLOC_CONF": settings})
-    for size, rows, highest, allocated, notes, _ in found:
+    figures = script(_STEPS.replace("{most}", str(most)), env={"PYTORCH_CUDA_ALLOC_CONF": settings})
+    for size, rows, highest, allocated, notes, _ in figures:
         assert size == rows == highest == allocated
         assert [note for note in notes if "memray" not in note] == []
-    parts = found[2][-1]
+    parts = figures[2][-1]
     weights = 4 * (512 * 2000 + 2000 * 2000 + 2000 * 10)
     assert weights <= parts["parameters"] <= weights * 1.2
     assert 2 * weights <= parts["optimizer state"] <= 2 * weights * 1.2

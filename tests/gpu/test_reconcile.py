@@ -35,19 +35,19 @@ def kernel(shared_gpu_kernel: SharedKernel) -> Kernel:
 def look(kernel: Kernel, device: str = DEVICE) -> Reconciliation:
     """Return the parts of a device; they sum exactly."""
     run_ok(kernel, LOOK)
-    found = next(
+    memory = next(
         item
         for item in map(Reconciliation.from_dict, kernel.value("_look()"))
         if item.device == device
     )
-    known = [part.size_bytes for part in found.parts if part.size_bytes is not None]
-    assert sum(known) == found.total_bytes
+    known = [part.size_bytes for part in memory.parts if part.size_bytes is not None]
+    assert sum(known) == memory.total_bytes
     assert min(known) >= 0
-    return found
+    return memory
 
 
-def size(found: Reconciliation, name: str) -> int:
-    return sum(part.size_bytes or 0 for part in found.parts if part.name.startswith(name))
+def size(memory: Reconciliation, name: str) -> int:
+    return sum(part.size_bytes or 0 for part in memory.parts if part.name.startswith(name))
 
 
 def test_memory_kept_by_autograd_has_its_own_part(kernel: Kernel, card: Card) -> None:
@@ -55,9 +55,9 @@ def test_memory_kept_by_autograd_has_its_own_part(kernel: Kernel, card: Card) ->
     run_ok(
         kernel, "x = torch.ones(16 << 20, device='cuda', requires_grad=True)\nloss = x.exp().sum()"
     )
-    found = look(kernel)
-    assert size(found, "tensors: other") >= 64 * MIB
-    assert 64 * MIB <= size(found, "autograd or C++ code") < 80 * MIB
+    memory = look(kernel)
+    assert size(memory, "tensors: other") >= 64 * MIB
+    assert 64 * MIB <= size(memory, "autograd or C++ code") < 80 * MIB
     run_ok(kernel, "loss = loss.item()")
     assert size(look(kernel), "autograd or C++ code") < 16 * MIB
 
@@ -240,10 +240,10 @@ def test_a_pool_next_to_torch_has_parts_that_add_up(
     (line,) = reply.reports("cell")
     assert re.search(r"cuda:0 \+64 MiB", line)
     assert re.search(r"cupy:0 \+256 MiB", line), line
-    found = look(kernel)
-    assert size(found, "CuPy: in use") == 256 * MIB
-    assert size(found, "tensors: other") >= 64 * MIB
-    assert abs(size(found, "context") - before) <= ROUNDING, (
+    memory = look(kernel)
+    assert size(memory, "CuPy: in use") == 256 * MIB
+    assert size(memory, "tensors: other") >= 64 * MIB
+    assert abs(size(memory, "context") - before) <= ROUNDING, (
         "the pool is not counted as the context's"
     )
     run_ok(kernel, "pool.let_go()")
@@ -258,7 +258,7 @@ def test_a_pool_next_to_torch_has_parts_that_add_up(
     figure(
         ", ".join(
             f"{part.name} {format_bytes(part.size_bytes or 0)}"
-            for part in found.parts
+            for part in memory.parts
             if part.size_bytes
         )
     )

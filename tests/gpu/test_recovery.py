@@ -242,8 +242,8 @@ def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> 
         assert reply.status == "ok", reply.traceback
         assert reply.reports(command), command
     assert "context is broken" in reply.reports("status")[0]
-    found = "[(row.size_bytes, row.note) for row in __import__('ipygpumem').tensors('x').tensors]"
-    ((size, note),) = kernel.value(found)
+    code = "[(row.size_bytes, row.note) for row in __import__('ipygpumem').tensors('x').tensors]"
+    ((size, note),) = kernel.value(code)
     assert size == 64 * MIB or note.startswith("could not be read")
     reply = run_ok(kernel, "%%experiment limited --budget gpu=1GiB\nprint('it ran')")
     assert reply.stdout == "it ran\n"

@@ -30,11 +30,11 @@ def steps() -> dict[str, str]:
     """Return the code of each step by its name."""
     text = Path(__file__).with_name("training_cells.py").read_text("utf-8")
     imports, *cells = re.split(r"^# %% (?=.)", text, flags=re.MULTILINE)
-    found = {}
+    steps_by_name = {}
     for cell in cells:
         name, _, code = cell.partition("\n")
-        found[name] = imports + code
-    return found
+        steps_by_name[name] = imports + code
+    return steps_by_name
 
 
 def main() -> None:

@@ -90,14 +90,14 @@ def nothing_of_the_users_is_touched() -> Iterator[None]:
 def test_hostile_names_are_cleaned_and_are_no_formulas() -> None:
     names = (HOSTILE, "$\\frac{x}$ 100%", "x" * 300, "Ümlaut 中文", "")
     runs = [experiment(name, parameters={"a": name}) for name in names]
-    found = [figures.session(made_up(20, names)), figures.experiments(runs)]
-    for figure in (*found, figures.devices([reconciliation(HOSTILE)])):
+    pictures = [figures.session(made_up(20, names)), figures.experiments(runs)]
+    for figure in (*pictures, figures.devices([reconciliation(HOSTILE)])):
         shown = texts(figure)
         assert not any(item.get_parse_math() for item in figure.findobj(Text) if item.get_text())
         assert all(
             line.isprintable() and len(line) <= 200 for text in shown for line in text.splitlines()
         )
-    assert any(text.startswith(r"$\frac") for text in texts(found[0]))
+    assert any(text.startswith(r"$\frac") for text in texts(pictures[0]))
 
 
 def luminance(colour: str) -> float:
@@ -139,14 +139,14 @@ def test_the_peak_has_one_colour_everywhere() -> None:
     points = (PeakPoint(0.0, {"data": 1}), PeakPoint(1.0, {"data": GIB}))
     device = DevicePeak("cpu", "storages", GIB, 1.0, curve=points)
     of_peak = PeakRecord((device,), 1.0).picture().axes[0]
-    found = set()
+    colours = set()
     for axes in (session, runs):
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             if label.startswith("peak"):
                 patch = handle if isinstance(handle, Artist) else handle[0]
-                found.add(to_hex(np.ravel(patch.get_facecolor())[:3]))
-    found.update(to_hex(text.get_color()) for text in of_peak.texts)
-    assert found == {PEAK}
+                colours.add(to_hex(np.ravel(patch.get_facecolor())[:3]))
+    colours.update(to_hex(text.get_color()) for text in of_peak.texts)
+    assert colours == {PEAK}
     roles = {to_hex(np.ravel(area.get_facecolor())[:3]) for area in of_peak.collections}
     assert PEAK not in roles
 

@@ -314,10 +314,10 @@ def test_after_an_error_measuring_resumes_with_the_next_training(
 
 
 def test_a_missing_library_is_one_line_with_the_package_name() -> None:
-    with pytest.raises(GpuMemError) as found, needs("lightning", "lightning[extra]"):
+    with pytest.raises(GpuMemError) as caught, needs("lightning", "lightning[extra]"):
         raise ModuleNotFoundError("No module named 'lightning'", name="lightning")
-    assert isinstance(found.value, ImportError)
-    message = str(found.value)
+    assert isinstance(caught.value, ImportError)
+    message = str(caught.value)
     assert message.startswith("lightning is not installed: ")
     assert message.endswith("pip install 'lightning[extra]'")
     with pytest.raises(ModuleNotFoundError, match="torch"), needs("lightning", "lightning"):
@@ -420,5 +420,5 @@ def test_each_process_can_monitor_and_only_the_first_logs(
     monitor = EarlyStopping(PEAK, check_on_train_epoch_end=True)
     trained = Lightning(card, tmp_path, monitor, Lightning.kind()).train()
     assert monitor.best_score == 32.0
-    found = [(step, row["epoch"], row[PEAK]) for step, row in trained.log.rows if PEAK in row]
-    assert found == ([(1, 0, 33.0), (3, 1, 32.0)] if first else [])
+    logged = [(step, row["epoch"], row[PEAK]) for step, row in trained.log.rows if PEAK in row]
+    assert logged == ([(1, 0, 33.0), (3, 1, 32.0)] if first else [])

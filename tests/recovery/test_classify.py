@@ -79,8 +79,8 @@ def test_an_out_of_memory_error_of_any_library_is_known(
     name, _, base = name.partition(", of ")
     kind = getattr(builtins, name, None) or _named(name, getattr(builtins, base or "RuntimeError"))
     error = kind(text)
-    found = classify(error)
-    assert (found.kind, found.requested_bytes, found.poisoned) == ("oom", requested, False)
+    failure = classify(error)
+    assert (failure.kind, failure.requested_bytes, failure.poisoned) == ("oom", requested, False)
     wrapped = ValueError("training failed")
     wrapped.__context__ = error
     assert classify(wrapped).kind == "oom"
@@ -101,8 +101,8 @@ def test_an_out_of_memory_error_of_any_library_is_known(
     ids=repr,
 )
 def test_other_errors_are_not_taken_for_an_oom(error: BaseException) -> None:
-    found = classify(error)
-    assert (found.kind, found.requested_bytes, found.poisoned) == ("error", None, False)
+    failure = classify(error)
+    assert (failure.kind, failure.requested_bytes, failure.poisoned) == ("error", None, False)
 
 
 @pytest.mark.parametrize("name", ["RuntimeError", "AcceleratorError"])
@@ -249,8 +249,8 @@ _NEEDS_3_11 = {
 def test_a_ctrl_c_counts_anywhere_in_the_chain_a_timeout_nowhere(name: str) -> None:
     if name in _NEEDS_3_11 and sys.version_info < (3, 11):
         pytest.skip("groups came with Python 3.11")
-    found = classify(_raised({**INTERRUPTS, **ERRORS}[name]))
-    assert found.kind == ("interrupt" if name in INTERRUPTS else "error")
+    failure = classify(_raised({**INTERRUPTS, **ERRORS}[name]))
+    assert failure.kind == ("interrupt" if name in INTERRUPTS else "error")
 
 
 @pytest.mark.parametrize(
@@ -278,9 +278,9 @@ def fail() -> None:
 def traceback_of(function: FunctionType) -> TracebackType:
     with pytest.raises(ValueError) as caught:  # it has no message
         function()
-    found = caught.tb.tb_next
-    assert found is not None
-    return found
+    traceback = caught.tb.tb_next
+    assert traceback is not None
+    return traceback
 
 
 def test_generated_code_without_lines_gets_a_stand_in() -> None:

@@ -367,12 +367,12 @@ kept.__cause__.__context__ = kept
 
 def frees(kernel: Kernel, text: str) -> None:
     """Run the lines of a report that free memory; every watched array is dead then."""
-    found = LINE.findall(text)
-    assert found, text
+    lines = LINE.findall(text)
+    assert lines, text
     assert kernel.value("alive()") > 0
-    for _, line in found:
+    for _, line in lines:
         works(kernel, line)
-    assert kernel.value("alive()") == 0, found
+    assert kernel.value("alive()") == 0, lines
 
 
 @pytest.fixture
@@ -523,8 +523,12 @@ def test_a_search_for_errors_stops_with_its_allowance() -> None:
     own = {"errors": [error]}
     assert kept_errors.find([], own, own, Allowance(0)) == ()
     own = {"error": error}
-    (found,) = kept_errors.find([], own, own, Allowance(1000))
-    assert (found.place, found.names, found.remedy) == ("error", ("args[0]",), "del error")
+    (kept_error,) = kept_errors.find([], own, own, Allowance(1000))
+    assert (kept_error.place, kept_error.names, kept_error.remedy) == (
+        "error",
+        ("args[0]",),
+        "del error",
+    )
 
 
 def test_a_search_in_many_small_containers_stops_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -546,9 +550,9 @@ def test_the_search_for_cycles_reads_no_long_container(monkeypatch: pytest.Monke
     read = gc.get_referents
 
     def noted(*items: object) -> list[object]:
-        found = read(*items)
-        lengths.append(len(found))
-        return found
+        original_result = read(*items)
+        lengths.append(len(original_result))
+        return original_result
 
     for value in ([[number] for number in range(50_000)], {number: [] for number in range(50_000)}):
         error = ValueError(value)

@@ -29,11 +29,11 @@ shared_kernel, notebook = tidied_kernel(
 
 
 def survivors(notebook: Kernel) -> list[tuple[str, int, str]]:
-    found: list[tuple[str, int, str]] = notebook.value(
+    rows: list[tuple[str, int, str]] = notebook.value(
         "[(h.type_name, h.size_bytes, h.holder and h.holder.path) "
         "for h in __import__('ipygpumem').experiments()[-1].survivors]"
     )
-    return found
+    return rows
 
 
 def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -> None:
@@ -68,8 +68,8 @@ segments.append(segment)
     )
     (text,) = works(notebook, f"%%experiment y --keep name\n{make}").reports("experiment")
     stays = r"^ *shared memory: 9 MiB stay until you unlink them: (.+)$"
-    for found in [text, *works(notebook, "%gpumem leaks").leaks()]:
-        assert re.search(stays, found, re.MULTILINE), found
+    for report in [text, *works(notebook, "%gpumem leaks").leaks()]:
+        assert re.search(stays, report, re.MULTILINE), report
     works(notebook, re.search(stays, text, re.MULTILINE)[1])
     fails(notebook, "SharedMemory(name)", "FileNotFoundError")
 
@@ -117,8 +117,8 @@ results.append(bytes(8 << 20))
 def test_memory_from_before_an_experiment_is_never_blamed(notebook: Kernel) -> None:
     works(notebook, OLD)
     works(notebook, f"%%experiment a\n{AROUND}")
-    found = survivors(notebook)
-    assert [(kind, size >> 20, path) for kind, size, path in found] == [
+    rows = survivors(notebook)
+    assert [(kind, size >> 20, path) for kind, size, path in rows] == [
         ("bytes", 8, "notebook variable results[5]")
     ]
 
@@ -220,8 +220,10 @@ threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait(
         for name in ("text", "array", "rows")
     }
     try:
-        found = sorted(((size >> 20, path) for _, size, path in survivors(notebook)), reverse=True)
-        assert found == [(10, where["text"]), (8, where["array"]), (7, where["rows"])]
+        sizes_and_paths = sorted(
+            ((size >> 20, path) for _, size, path in survivors(notebook)), reverse=True
+        )
+        assert sizes_and_paths == [(10, where["text"]), (8, where["array"]), (7, where["rows"])]
         works(notebook, "del older")
         (text,) = works(notebook, "%gpumem leaks").leaks()
         assert [
@@ -285,9 +287,9 @@ def f(error):
     g(own, shared, error)""",
     )
     works(notebook, "def g(a, b, error):\n    raise error")
-    found = fails(notebook, "f(ValueError())", "ValueError").reports("cell")[0]
+    report = fails(notebook, "f(ValueError())", "ValueError").reports("cell")[0]
     assert re.search(
-        r"the traceback's frames still hold 48\.[12] MiB: %gpumem free frees it", found
+        r"the traceback's frames still hold 48\.[12] MiB: %gpumem free frees it", report
     )
     (text,) = fails(notebook, "f(MemoryError())", "MemoryError").reports("recovery")
     assert re.search(r"40 MiB +f +4 +blob +dict +\[\"k\"\] 40 MiB", text), text
@@ -581,7 +583,7 @@ def test_each_kind_that_outlives_its_experiment_is_named(notebook: Kernel, kind:
     )
     works(notebook, f"{libraries}from array import array", before)
     works(notebook, "%%experiment a\n" + keep.format(make))
-    found = survivors(notebook)
-    assert sum(size for _, size, _ in found) >= 0.95 * mib * MIB, found
-    assert sum(size for _, size, _ in found) <= 1.6 * mib * MIB, found
-    assert all(path and path.startswith("notebook variable ") for _, _, path in found), found
+    rows = survivors(notebook)
+    assert sum(size for _, size, _ in rows) >= 0.95 * mib * MIB, rows
+    assert sum(size for _, size, _ in rows) <= 1.6 * mib * MIB, rows
+    assert all(path and path.startswith("notebook variable ") for _, _, path in rows), rows

@@ -244,11 +244,11 @@ something.
 
 def survivors(notebook: Kernel) -> list[tuple[int, str]]:
     """Return the sizes and holders of what the last experiment has left."""
-    found: list[tuple[int, str]] = notebook.value(
+    rows: list[tuple[int, str]] = notebook.value(
         "[(row.size_bytes, row.holder.path) for row in "
         "__import__('ipygpumem').experiments()[-1].survivors]"
     )
-    return found
+    return rows
 
 
 def test_arrays_in_two_places_make_two_rows(notebook: Kernel) -> None:
@@ -362,8 +362,8 @@ def test_a_groupby_is_removed_as_a_whole(notebook: Kernel) -> None:
         "frame.groupby('a')"
     )
     works(notebook, f"%%experiment a\n{make}")
-    found = leaks(notebook)
-    assert 'held by notebook variable outer["g"]' in found
-    assert found.endswith('to free it: del outer["g"]')
+    text = leaks(notebook)
+    assert 'held by notebook variable outer["g"]' in text
+    assert text.endswith('to free it: del outer["g"]')
     works(notebook, 'del outer["g"]')
     assert leaks(notebook) == "no leak of at least 1 MiB was found"

@@ -30,9 +30,9 @@ if n[0] != '_' and n not in ('In', 'Out', 'exit', 'quit', 'get_ipython', 'open')
 
 def names(kernel: Kernel) -> dict[str, Any]:
     """Return the user's names with their values, or the types of those that are not plain."""
-    found = kernel.value(_NAMES)
-    assert isinstance(found, dict)
-    return found
+    user_names = kernel.value(_NAMES)
+    assert isinstance(user_names, dict)
+    return user_names
 
 
 def whole_scope(kernel: Kernel, way: str, code: str) -> None:

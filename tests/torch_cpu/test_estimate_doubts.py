@@ -78,13 +78,13 @@ def test_eager_code_fits_for_certain(step: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("step", DOUBTED)
 def test_compiled_and_transformed_code_fits_perhaps(step: str) -> None:
-    found = estimate_of(step)
-    (device,) = found.devices
-    assert (found.verdict, found.fits) == ("fits perhaps", None)
+    estimate = estimate_of(step)
+    (device,) = estimate.devices
+    assert (estimate.verdict, estimate.fits) == ("fits perhaps", None)
     assert DOUBTED[step] in device.unfollowed
-    assert f"fits perhaps ({DOUBTED[step]}" in str(found)
-    assert any(DOUBTED[step] in note for note in found.notes)
-    assert not found.upper_bounds
+    assert f"fits perhaps ({DOUBTED[step]}" in str(estimate)
+    assert any(DOUBTED[step] in note for note in estimate.notes)
+    assert not estimate.upper_bounds
 
 
 class Doubling(nn.Module):
@@ -111,8 +111,8 @@ def test_code_that_was_compiled_before_fits_perhaps(
         compiled: Any = model
     else:
         compiled = torch.compile(model if kind == "module" else model.forward, **options)
-    found = ipygpumem.estimate(lambda: compiled(x), device="cuda:0", device_memory="8GiB")
-    assert found.verdict == verdict
+    estimate = ipygpumem.estimate(lambda: compiled(x), device="cuda:0", device_memory="8GiB")
+    assert estimate.verdict == verdict
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -124,8 +124,8 @@ def test_code_that_was_scripted_before_fits_perhaps(kind: str) -> None:
         scripted = torch.jit.script(model)
     else:
         scripted = torch.jit.trace(model if kind == "traced" else torch.sigmoid, x)
-    found = ipygpumem.estimate(lambda: scripted(x), device="cuda:0", device_memory="8GiB")
-    assert (found.verdict, found.devices[0].unfollowed) == ("fits perhaps", ("torch.jit",))
+    estimate = ipygpumem.estimate(lambda: scripted(x), device="cuda:0", device_memory="8GiB")
+    assert (estimate.verdict, estimate.devices[0].unfollowed) == ("fits perhaps", ("torch.jit",))
 
 
 FIRST_USED_INSIDE = [
@@ -258,8 +258,8 @@ def test_an_estimate_inside_a_transform_is_refused(transform: str) -> None:
     outer = torch.ones(8, 8)
 
     def inside(weights: torch.Tensor) -> torch.Tensor:
-        found = ipygpumem.estimate(lambda: outer @ outer, device="cuda:0", device_memory="8GiB")
-        assert found.verdict == "fits"
+        estimate = ipygpumem.estimate(lambda: outer @ outer, device="cuda:0", device_memory="8GiB")
+        assert estimate.verdict == "fits"
         with pytest.raises(EstimateError, match=f"torch.func.{transform}.*around the transform"):
             ipygpumem.estimate(lambda: (outer @ weights).sum(), device="cuda:0")
         return (outer @ weights).sum()

@@ -140,11 +140,11 @@ def test_limits_that_change_nothing_are_not_replayed() -> None:
         allocator = Replay(replay.events).allocator(downwards=True)
         used_bytes = max(accumulate(change for _, change in replay.changes(allocator)))
         reserved_bytes = allocator.most_reserved_bytes
-        found = replay.least_bytes(used_bytes, reserved_bytes)
+        least_bytes = replay.least_bytes(used_bytes, reserved_bytes)
         step = max(STEP_BYTES, int(reserved_bytes * 0.005), (reserved_bytes - used_bytes) // 40)
         limits = range(reserved_bytes - step, used_bytes - 1, -step)
         enough = list(takewhile(Replay(replay.events).runs, limits))
-        assert found == [reserved_bytes, *enough][-1]
+        assert least_bytes == [reserved_bytes, *enough][-1]
         tried += len(enough) + (len(enough) < len(limits))
     assert CountedReplay.replays < tried  # of both directions together
 

@@ -23,11 +23,11 @@ Figures = dict[str, tuple[int, int]]
 
 def figures(step: Callable[[], Any], device: str | None = CARD) -> Figures:
     """Return the peak and the kept memory in MiB of an estimate's devices, without small ones."""
-    found = {}
+    figures_by_device = {}
     for row in ipygpumem.estimate(step, device=device).devices:
         if row.peak_bytes > 100 * KIB:
-            found[row.device] = (row.peak_bytes // MIB, row.kept_bytes // MIB)
-    return found
+            figures_by_device[row.device] = (row.peak_bytes // MIB, row.kept_bytes // MIB)
+    return figures_by_device
 
 
 class Cache:
@@ -120,8 +120,8 @@ def chosen() -> Any:
 )
 def test_devices_that_are_not_named_are_the_card(step: Callable[[], Any], peak: int) -> None:
     """The notebook may get the device's name elsewhere, and tensors here are on the CPU."""
-    ((device, (found, _)),) = figures(step).items()
-    assert (device, found) == (CARD, peak)
+    ((device, (peak_mib, _)),) = figures(step).items()
+    assert (device, peak_mib) == (CARD, peak)
 
 
 def train_with_a_table_on_the_host() -> None:

@@ -556,8 +556,8 @@ def test_fake_tensors_leave_modules_and_caches(
     monkeypatch.syspath_prepend(str(tmp_path))
     mask = functools.lru_cache(torch.ones)
     monkeypatch.setattr(textwrap, "mask", mask, raising=False)
-    found = ipygpumem.estimate(lambda: __import__("importedhere").mask * textwrap.mask(3))  # type: ignore[attr-defined]
-    assert found.notes == ()
+    estimate = ipygpumem.estimate(lambda: __import__("importedhere").mask * textwrap.mask(3))  # type: ignore[attr-defined]
+    assert estimate.notes == ()
     assert type(__import__("importedhere").mask) is type(mask(3)) is torch.Tensor
 
 
@@ -601,8 +601,8 @@ def test_holders_of_fake_tensors_and_too_large_arrays_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(textwrap, "kept", {}, raising=False)
-    found = ipygpumem.estimate(lambda: textwrap.kept.update(mask=torch.ones(3)))  # type: ignore[attr-defined]
-    assert any("textwrap.kept" in note or "dict" in note for note in found.notes), found.notes
+    estimate = ipygpumem.estimate(lambda: textwrap.kept.update(mask=torch.ones(3)))  # type: ignore[attr-defined]
+    assert any("textwrap.kept" in note or "dict" in note for note in estimate.notes), estimate.notes
     monkeypatch.setattr(rollback, "_LARGEST_ARRAY", 1000)
     large = np.zeros(1000)
     assert any(
@@ -685,8 +685,8 @@ def test_one_failure_of_the_rollback_does_not_stop_it() -> None:
         kept.append(2)
         closed.close()
 
-    found = ipygpumem.estimate(step)
-    assert any("could not be put back" in note for note in found.notes), found.notes
+    estimate = ipygpumem.estimate(step)
+    assert any("could not be put back" in note for note in estimate.notes), estimate.notes
     assert kept == [1]
 
 
@@ -936,10 +936,10 @@ def test_a_running_thread_keeps_its_containers_and_is_noted() -> None:
 
     thread = threading.Thread(target=work, name="logger")
     thread.start()
-    found = ipygpumem.estimate(code)
+    estimate = ipygpumem.estimate(code)
     thread.join()
     assert (ROWS, SEEN, Counts.rows, OTHER) == ([1, 2], {"last": 2}, [2], [1])
-    assert [note for note in found.notes if "threads of yours are running (logger)" in note]
+    assert [note for note in estimate.notes if "threads of yours are running (logger)" in note]
     assert "threads of yours" not in " ".join(ipygpumem.estimate(code).notes)
 
 
@@ -974,11 +974,12 @@ raise ValueError('small')
 
 def test_a_syntax_error_is_shown_as_in_a_plain_cell(estimating: Kernel) -> None:
     for body in ("x = (]\n", "y = 2\nreturn 3\n", "exec('z = (')\n"):
-        expected, found = estimating.run(f"#\n{body}"), estimating.run(f"%%estimate\n{body}")
-        assert (found.status, found.error) == ("error", expected.error), body
-        assert "ipygpumem" not in found.traceback, body
+        expected, estimated = estimating.run(f"#\n{body}"), estimating.run(f"%%estimate\n{body}")
+        assert (estimated.status, estimated.error) == ("error", expected.error), body
+        assert "ipygpumem" not in estimated.traceback, body
         ours, pythons = (
-            re.sub(r"Cell.*?In *\[\d+\]", "", plain(each.traceback)) for each in (found, expected)
+            re.sub(r"Cell.*?In *\[\d+\]", "", plain(each.traceback))
+            for each in (estimated, expected)
         )
         assert ours.splitlines()[-4:] == pythons.splitlines()[-4:], body
 

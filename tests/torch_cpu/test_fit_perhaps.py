@@ -19,30 +19,30 @@ optimizer.step()
 
 
 def test_a_change_that_fits_perhaps_ends_the_search() -> None:
-    found = search(RECURRENT, "920MiB")
-    base = found.tried(found.unchanged)
+    fit = search(RECURRENT, "920MiB")
+    base = fit.tried(fit.unchanged)
     assert base.estimate.verdict == "does not fit"
-    assert found.best is not None
-    assert found.best.fits
-    assert found.best.doubts == ("_cudnn_rnn",)
-    assert max(change.passes for change in found.best.changes) <= 4
-    report = found.report(base)
+    assert fit.best is not None
+    assert fit.best.fits
+    assert fit.best.doubts == ("_cudnn_rnn",)
+    assert max(change.passes for change in fit.best.changes) <= 4
+    report = fit.report(base)
     text = str(report)
     assert "Nothing found" not in text
-    assert f"cheapest that fits perhaps (_cudnn_rnn): {found.best.title}" in text
+    assert f"cheapest that fits perhaps (_cudnn_rnn): {fit.best.title}" in text
     assert "perhaps (_cudnn_rnn)" in {cell for row in report.tables[0].rows for cell in row}
 
 
 def test_code_that_fits_perhaps_needs_no_search() -> None:
-    found = search(RECURRENT, "4GiB", run=False)
-    report = as_it_is(found.tried(found.unchanged))
+    fit = search(RECURRENT, "4GiB", run=False)
+    report = as_it_is(fit.tried(fit.unchanged))
     assert report is not None
     assert "it fits perhaps without a change: it depends on _cudnn_rnn" in str(report)
 
 
 def test_code_that_fits_for_certain_says_so() -> None:
-    found = search("import torch\ntorch.ones(9, device='cuda')", "4GiB", run=False)
-    report = as_it_is(found.tried(found.unchanged))
+    fit = search("import torch\ntorch.ones(9, device='cuda')", "4GiB", run=False)
+    report = as_it_is(fit.tried(fit.unchanged))
     assert report is not None
     assert "it fits without a change" in str(report)
 
@@ -51,7 +51,7 @@ def test_changes_are_tried_with_the_user_s_assumptions() -> None:
     code = "import torch\nx = torch.ones(2**20, device='cuda')\nkept = x[x > 0].exp()"
     peaks = []
     for assume in ([], ["3=0.25"]):
-        found = search(code, "4GiB", run=False, assume=assume)
-        peaks.append(found.tried(found.unchanged).estimate.peak_bytes)
+        fit = search(code, "4GiB", run=False, assume=assume)
+        peaks.append(fit.tried(fit.unchanged).estimate.peak_bytes)
     at_most, assumed = peaks
     assert assumed < at_most

@@ -15,9 +15,9 @@ from tests.alone import ROOT
 def recipe(title: str) -> str:
     """Return the code below a line of docs/traces.md that begins with ``title``."""
     text = (ROOT / "docs" / "traces.md").read_text("utf-8").split("### Loggers")[1]
-    found = re.search(rf"^{title}.*?```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert found
-    return found[1]
+    code_block = re.search(rf"^{title}.*?```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert code_block
+    return code_block[1]
 
 
 @pytest.fixture(scope="module")

@@ -32,11 +32,11 @@ def chain(length: int, first: torch.Tensor | None = None) -> list[torch.Tensor]:
 
 def search(*tensors: torch.Tensor) -> tuple[int, bool]:
     """Return the number of nodes that one search reads, and True if it leaves out some."""
-    found = Nodes()
+    nodes = Nodes()
     count = 0
     for tensor in tensors:
-        count += len(list(found.of(tensor)))
-    return count, found.is_full
+        count += len(list(nodes.of(tensor)))
+    return count, nodes.is_full
 
 
 def objects() -> int:

@@ -204,8 +204,8 @@ def test_advice_deletes_only_objects_that_the_scope_made(
     works(notebook, "leak = 1\nouter = nn.Sequential(nn.Linear(1024, 2))")
     works(notebook, "optimizer = torch.optim.SGD(outer.parameters())")
     works(notebook, f"%%experiment a\n{code}")
-    ((found, advice),) = notebook.value(SURVIVORS)
-    assert found in (
+    ((name, advice),) = notebook.value(SURVIVORS)
+    assert name in (
         f"notebook variable {path}",
         'notebook variable optimizer.param_groups[0]["params"][0]',
     )

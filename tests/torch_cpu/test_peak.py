@@ -240,10 +240,10 @@ def test_a_block_without_new_tensors_lists_the_heap_once(
         pass
     get_objects = gc.get_objects
     monkeypatch.setattr(gc, "get_objects", note)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         exec(code, {"torch": torch})
     assert lists == [passes]
-    owners = {(row.role, row.name or row.module): row.size_bytes for row in ram(found).rows}
+    owners = {(row.role, row.name or row.module): row.size_bytes for row in ram(peak).rows}
     assert owners["data", 'held["a part"][0]'] == 4 * MIB
     assert owners["parameters", "model.0"] == owners["parameters", "model.1"] == MIB
     del model, held

@@ -79,8 +79,8 @@ def test_memory_kept_by_autograd_has_rows_of_its_own(
     matches = [
         re.match(r" +(\S+) MiB +train +\d+ +(\S+(?: \S+)*)", line) for line in text.splitlines()
     ]
-    found = {match[2]: float(match[1]) for match in matches if match}
-    assert found == rows
+    size_by_row = {match[2]: float(match[1]) for match in matches if match}
+    assert size_by_row == rows
 
 
 def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel) -> None:

@@ -64,13 +64,13 @@ def described(value: Any, arguments: list[Any]) -> Any:
 
 
 def tensors_of(arguments: Any) -> list[Any]:
-    found = []
+    tensors = []
     for argument in arguments:
         if isinstance(argument, list):
-            found += [item for item in argument if isinstance(item, torch.Tensor)]
+            tensors += [item for item in argument if isinstance(item, torch.Tensor)]
         elif isinstance(argument, torch.Tensor):
-            found.append(argument)
-    return found
+            tensors.append(argument)
+    return tensors
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,9 +82,9 @@ def test_repeated_results_are_as_torch_makes_them(name: str) -> None:
             results.run(other, other, others_arguments(), {})
         for _ in range(3):
             args, same_args = arguments(), arguments()
-            found = results.run(func, func, args, {})
+            repeated = results.run(func, func, args, {})
             wanted = func(*same_args)
-            assert described(found, tensors_of(args)) == described(wanted, tensors_of(same_args))
+            assert described(repeated, tensors_of(args)) == described(wanted, tensors_of(same_args))
             assert [x.shape for x in tensors_of(args)] == [x.shape for x in tensors_of(same_args)]
 
 

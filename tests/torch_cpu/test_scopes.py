@@ -32,13 +32,13 @@ hooks = [lambda: 0]
 wide = torch.ones(1 << 20)
 leaked.append(model); leaked.append({'x': [kept]}); leaked.append(wide[:1])""",
     )
-    found = notebook.value(
+    survivors = notebook.value(
         "[(h.name, h.type_name, h.shape, h.dtype, h.device, h.size_bytes, h.arrays) for h in "
         "ipygpumem.experiments()[-1].survivors]"
     )
     size = 4 * (1024 * 1024 + 1024)
     # One line frees all of them: lines for single items would name others after the first one.
-    assert found == [
+    assert survivors == [
         ("model, wide, kept", "object", None, "", "cpu", size + (4 << 20) + (2 << 20), 0)
     ]
     (report,) = reply.survivors()

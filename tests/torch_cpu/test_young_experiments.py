@@ -141,13 +141,13 @@ def test_searching_young_objects_finds_the_same_as_a_full_search(
     works(counting, f"exec({code!r}, dict(globals()))")
     works(counting, _TIDY)
     for _ in range(_TRIES):
-        found, full, walks = ends(counting, code)
+        of_young, full, walks = ends(counting, code)
         if name in FULL or (full, walks) == (0, 0):
             break
     works(counting, "garbage._YOUNG = ()")
     expected, *_ = ends(counting, code)
     works(counting, "garbage._YOUNG = (0, 1)")
-    assert found == expected
+    assert of_young == expected
     if name in YOUNG:
         assert (full, walks) == (0, 0)
     else:
