@@ -160,13 +160,13 @@ def test_a_reference_that_a_thread_has_removed_counts_once(kernel: Kernel) -> No
         """
         x = [bytearray(8 << 20)]
         kept = {"a": x}
-        from ipygpumem.heap.holders.backward import BackwardSearch
-        real = BackwardSearch._number_of_references
-        BackwardSearch._number_of_references = lambda *arguments: 0
+        from ipygpumem.heap.holders.chains import HolderChains
+        real = HolderChains._number_of_references
+        HolderChains._number_of_references = lambda *arguments: 0
         """,
     )
     line_by_path = holders(why(kernel, "x"))
-    works(kernel, "BackwardSearch._number_of_references = real; del kept, x")
+    works(kernel, "HolderChains._number_of_references = real; del kept, x")
     assert line_by_path == {'notebook variable kept["a"]': 'del kept["a"]'}
 
 

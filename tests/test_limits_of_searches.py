@@ -7,7 +7,7 @@ import types
 import pytest
 
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.backward import BackwardSearch
+from ipygpumem.heap.holders.chains import HolderChains
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.remaining import (
@@ -34,10 +34,10 @@ def test_of_many_small_objects_of_several_types_one_is_searched() -> None:
 def test_references_of_a_long_holder_to_few_objects_are_counted() -> None:
     item = object()
     holder = [item, *range(1000), item]
-    search = object.__new__(BackwardSearch)
-    search._reference_counts = {}
-    assert search._number_of_references(holder, {id(item)}) == 2
-    assert search._number_of_references(holder, {id(item), *range(10_000)}) == 2
+    chains = object.__new__(HolderChains)
+    chains._reference_counts = {}
+    assert chains._number_of_references(holder, {id(item)}) == 2
+    assert chains._number_of_references(holder, {id(item), *range(10_000)}) == 2
 
 
 _HIDDEN = types.ModuleType("hidden")

@@ -13,7 +13,8 @@ from typing import Any
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.bulk import by_identity, container_base
 from ipygpumem.heap.graph import NodeKey
-from ipygpumem.heap.holders.backward import BackwardSearch, FoundChain
+from ipygpumem.heap.holders.backward import BackwardSearch
+from ipygpumem.heap.holders.chains import FoundChain, HolderChains
 from ipygpumem.heap.holders.removal import HolderWays
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
@@ -144,6 +145,7 @@ class HolderRows:
         self._removed_objects = roots.removed_objects
         self.without_holder = set[NodeKey](not_searched)
         self._search = search
+        self._chains = HolderChains(search)
         self._writer = PathWriter(roots)
         self._is_name = is_name
         self._by_root: dict[str, list[_Row]] = {}
@@ -160,7 +162,7 @@ class HolderRows:
         too.
         """
         self._asked.update(map(id, items))
-        chains = self._search.chains_to(items) or self._unnamed_chain(items)
+        chains = self._chains.chains_to(items) or self._unnamed_chain(items)
         if not chains and (type(key) is int or self._search.is_cut):
             # An object to which nothing visible refers, such as an array in a tensor, belongs to
             # its partner here.
@@ -256,7 +258,7 @@ class HolderRows:
         ways = list[Way]()
         unwritten = 0
         for item in deletion.on_the_way:
-            for found_chain in self._search.chains_to([item]):
+            for found_chain in self._chains.chains_to([item]):
                 steps = found_chain.steps
                 if len(steps) == 1 or not deleted.isdisjoint(map(id, steps[:-1])):
                     continue

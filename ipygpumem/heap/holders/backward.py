@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import (
     Callable,
     Collection,
@@ -22,15 +22,14 @@ from collections.abc import (
     Set,
 )
 from types import FunctionType, MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
-from ipygpumem.heap.arrays import elements, flat_elements, is_array
+from ipygpumem.heap.arrays import elements, is_array
 from ipygpumem.heap.attributes import has_nameless_attributes
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.root_finder import RootFinder
 from ipygpumem.heap.knowledge.frames import SUSPENDED, running_ids
 from ipygpumem.heap.knowledge.tasks import wakes_task
-from ipygpumem.heap.knowledge.text_keys import referents_with_keys
 from ipygpumem.heap.paths.data_frame_steps import is_removable_from
 from ipygpumem.heap.paths.items_and_attributes import owns
 from ipygpumem.heap.paths.roots import Rank, Root, Roots
@@ -42,7 +41,6 @@ from ipygpumem.introspect import (
     is_instance,
     is_users_class,
     loaded_object,
-    module_of,
     name_of,
     text_of,
     type_name,
@@ -53,27 +51,11 @@ Steps = tuple[object, ...]
 NextUp = dict[int, tuple[Root, int | None]]
 """For each object reachable from a root: the root, and the next object on the way up to it."""
 MOST_VISITS = 20_000_000
-_MOST_ITEMS = 200
-"""Maximum number of items of one holder for each of which a chain is returned."""
+_MOST_SORTED = 200
+"""Maximum number of objects of a level that are put in the same order in all reports."""
 _OF_FIXED_DICTS = {MappingProxyType, functools.partial, FunctionType}
 """Types of objects with a dict from which users remove no items, such as keyword arguments."""
 _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
-
-
-class FoundChain(NamedTuple):
-    """A chain of references from some roots to an object, with its holder."""
-
-    roots: list[Root]
-    """The roots that one statement removes; the first of them begins the chain."""
-    steps: Steps
-    references: int
-    """Number of references with which the holder holds the objects that were asked about."""
-    holder_at: int = -1
-    """Position of the holder among the steps; -1 if the root is the holder."""
-    more: tuple[Steps, ...] = ()
-    """Other chains from the holder, without it: through its other items that lead to the object."""
-    items: Sequence[object] = ()
-    """All these items, if they are too many for a chain of each."""
 
 
 class BackwardSearch:
@@ -87,6 +69,10 @@ class BackwardSearch:
         for_all: True to find all holders of each target; False to find the nearest variable.
 
     Attributes:
+        objects: the examined objects, and those that refer to them, by identity.
+        referrers: identities of the referrers of each examined object, without roots.
+        children: identities of the objects by which each referrer was found.
+        roots_at: all roots that refer to an object directly, by its identity.
         named: the next objects up from the objects that roots lead to.
         unnamed: those of the other objects, up to objects to which nothing visible refers.
         is_cut: True if the search ended somewhere before it had seen everything.
@@ -109,27 +95,22 @@ class BackwardSearch:
         self._for_all = for_all
         self._finder = RootFinder(roots)
         self._running = running_ids()
-        self._objects = {id(target): target for target in targets}
-        self._targets = frozenset(self._objects)
-        self._referrers: dict[int, list[int]] = {}
-        """Referrers of each examined object, without roots."""
-        self._children: dict[int, list[int]] = {}
-        """The objects by which each referrer was found."""
-        self._reference_counts: dict[int, Counter[int]] = {}
-        """Number of references from each holder to each object, by their identities."""
+        self.objects = {id(target): target for target in targets}
+        self._targets = frozenset(self.objects)
+        self.referrers: dict[int, list[int]] = {}
+        self.children: dict[int, list[int]] = {}
         self._are_removable_from: dict[int, bool] = {}
         """True for an object from which a user can remove what it refers to; not for dicts."""
         self._kept: list[tuple[Root, int]] = []
         """Roots, and the objects that they keep."""
-        self._roots_at: dict[int, list[Root]] = {}
-        """All roots that refer to an object directly."""
+        self.roots_at: dict[int, list[Root]] = {}
         self._tops: list[int] = []
         """Objects without a known referrer."""
         self.is_cut = False
         self.named: NextUp = {}
         self.unnamed: NextUp = {}
         self._add_own_dicts(targets)
-        self._run(list(self._objects), max_visits)
+        self._run(list(self.objects), max_visits)
         self._finish()
 
     def _add_own_dicts(self, targets: Sequence[object]) -> None:
@@ -146,9 +127,9 @@ class BackwardSearch:
         """Go on until all holders of some objects are known."""
         self._for_all = True
         was_cut = self.is_cut
-        new = [target for target in targets if id(target) not in self._objects]
+        new = [target for target in targets if id(target) not in self.objects]
         self._add_own_dicts(new)
-        self._objects.update((id(target), target) for target in new)
+        self.objects.update((id(target), target) for target in new)
         self._run(list(map(id, targets)), max_visits)
         self.is_cut = was_cut
         self._finish()
@@ -160,14 +141,14 @@ class BackwardSearch:
         if targets:
             self._finder.read_values()
         for number in itertools.count():
-            level = self._open(targets)
+            level = self._next_level(targets)
             if not level:
                 return
             if number == self._MOST_LEVELS or (number + 1) * self._heap.size > max_visits:
                 self.is_cut = True
                 return
-            self._keep_values(level)
-            self._look(level)
+            self._record_values(level)
+            self._record_referrers(level)
             self.named = self._next_up(self._kept_by_variables())
 
     def _finish(self) -> None:
@@ -175,49 +156,51 @@ class BackwardSearch:
         # An output, the last error or a module may also hold, by a longer path, an object of a
         # variable: no leak.
         self.named = {**self._next_up(self._kept), **self.named}
-        self._roots_at = {}
+        self.roots_at = {}
         for root, key in self._kept:
-            self._roots_at.setdefault(key, []).append(root)
+            self.roots_at.setdefault(key, []).append(root)
         nowhere = Root("", Rank.NOWHERE, "end what keeps it: C++ code or a library")
-        tops = sorted(self._tops, key=lambda key: type_name(self._objects[key]))
+        tops = sorted(self._tops, key=lambda key: type_name(self.objects[key]))
         self.unnamed = self._next_up([(nowhere, key) for key in tops])
 
-    def _open(self, targets: list[int]) -> list[int]:
+    def _next_level(self, targets: list[int]) -> list[int]:
         """Return the objects to examine next: those that may lead from a variable to a target."""
         linked: Collection[int] = ()
-        ends: Iterable[int] = targets
+        starts: Iterable[int] = targets
         named = self.named
         if self._for_all:
-            linked, ends = self._holders_of(targets)
+            linked, starts = self.holders_of(targets)
             # What leads to a holder only through a target keeps nothing: a matplotlib line in a
             # list leads to the list of its axes, which the axes keep, too.
             named = self._next_up(self._kept_by_variables(), without=linked)
-        unnamed = [key for key in ends if key not in named]
+        unnamed = [key for key in starts if key not in named]
         above = self._with_all_above(unnamed, besides=linked)
         candidates = dict.fromkeys([*linked, *above])
-        return [key for key in candidates if key not in self._referrers]
+        return [key for key in candidates if key not in self.referrers]
 
     def _kept_by_variables(self) -> list[tuple[Root, int]]:
         """Return the variables, and the objects that they keep."""
         return [(root, key) for root, key in self._kept if root.rank is Rank.VARIABLE]
 
-    def _keep_values(self, level: list[int]) -> None:
-        """Record the roots of objects that no other object need refer to."""
+    def _record_values(self, level: list[int]) -> None:
+        """Record the roots of the objects of a level that registries, context variables and
+        running functions keep.
+        """
         values = self._finder.values
         for key in level:
             if key in values:
                 self._kept.append((values[key], key))
 
-    def _look(self, level: list[int]) -> None:
+    def _record_referrers(self, level: list[int]) -> None:
         """Record all objects that refer to those of a level."""
-        self._referrers.update((key, []) for key in level)
+        self.referrers.update((key, []) for key in level)
         if len(level) > self._WIDEST_LEVEL:
             self.is_cut = True
         objects = dict[int, object]()
         for key in level[: self._WIDEST_LEVEL]:
             root = self._finder.values.get(key)
             if root is None or not root.is_permanent:
-                objects[key] = self._objects[key]
+                objects[key] = self.objects[key]
         referred: set[int] = set()
         for referrer, children in self._heap.referrers(objects):
             children = self._owned_by(referrer, children)
@@ -229,7 +212,7 @@ class BackwardSearch:
                 if holder is not referrer:
                     # Else the next search would end at the dict that this one has created.
                     self._heap.add(holder, referrer)
-        self._tops += [key for key in objects if key not in referred and key in self._children]
+        self._tops += [key for key in objects if key not in referred and key in self.children]
 
     def _owned_by(self, referrer: object, children: list[int]) -> list[int]:
         """Return the objects that a referrer owns: it may lead to more than its own."""
@@ -252,15 +235,15 @@ class BackwardSearch:
         """Record that an object holds some children, as a root or as an object to examine later."""
         is_root = self._finder.is_namespace(holder)
         for key in children:
-            for root in self._finder.roots_in(holder, self._objects[key]):
+            for root in self._finder.roots_in(holder, self.objects[key]):
                 self._kept.append((root, key))
                 is_root = True
         if is_root:
             return
-        self._objects[id(holder)] = holder
-        self._children.setdefault(id(holder), []).extend(children)
+        self.objects[id(holder)] = holder
+        self.children.setdefault(id(holder), []).extend(children)
         for key in children:
-            self._referrers[key].append(id(holder))
+            self.referrers[key].append(id(holder))
 
     def _next_up(self, kept: list[tuple[Root, int]], without: Collection[int] = ()) -> NextUp:
         """Return the next objects on the shortest ways from roots to all objects, except on ways
@@ -270,7 +253,7 @@ class BackwardSearch:
         through it.
         """
         next_up: NextUp = {}
-        for root, key in sorted(kept, key=lambda pair: _order(pair[0])):
+        for root, key in sorted(kept, key=lambda pair: order_of_root(pair[0])):
             if key not in without:
                 next_up.setdefault(key, (root, None))
         proxies = list[int]()
@@ -297,18 +280,23 @@ class BackwardSearch:
         while level:
             below = list[int]()
             for parent in level:
-                if proxies is not None and type(self._objects[parent]) is MappingProxyType:
+                if proxies is not None and type(self.objects[parent]) is MappingProxyType:
                     proxies.append(parent)
                     continue
-                for child in self._children.get(parent, ()):
+                for child in self.children.get(parent, ()):
                     if child not in next_up and child not in without:
                         next_up[child] = next_up[parent][0], parent
                         below.append(child)
-            if len(below) <= _MOST_ITEMS:
+            if len(below) <= _MOST_SORTED:
                 # Of two ways of one length, the same one in all reports: the order in which the
                 # collector lists objects changes.
-                below.sort(key=lambda key: (_order(next_up[key][0]), type_name(self._objects[key])))
+                below.sort(key=functools.partial(self._order_in_level, next_up))
             level = below
+
+    def _order_in_level(self, next_up: NextUp, key: int) -> tuple[object, ...]:
+        """Return the sort key of an object: the order of its root, and its type."""
+        root, _ = next_up[key]
+        return order_of_root(root), type_name(self.objects[key])
 
     # -- its result -------------------------------------------------------------------------------
 
@@ -320,7 +308,7 @@ class BackwardSearch:
         root = next_up[key][0]
         steps: list[object] = []
         while key is not None:
-            steps.append(self._objects[key])
+            steps.append(self.objects[key])
             _, key = next_up[key]
         return root, tuple(reversed(steps))
 
@@ -333,14 +321,14 @@ class BackwardSearch:
         if self.is_cut or not self.named.keys().isdisjoint(above):
             return False
         for key in above:
-            item = self._objects[key]
+            item = self.objects[key]
             if is_array(item) and elements(item) is not None and key in self._all_above(key):
                 return True
         return False
 
     def _all_above(self, key: int) -> set[int]:
         """Return the identities of all objects that lead to an object."""
-        return set(self._with_all_above(self._referrers.get(key, ())))
+        return set(self._with_all_above(self.referrers.get(key, ())))
 
     def _with_all_above(self, keys: Iterable[int], besides: Iterable[int] = ()) -> list[int]:
         """Return the identities of some objects, and of all that lead to them, except those of
@@ -349,7 +337,7 @@ class BackwardSearch:
         waiting = list(keys)
         met = {*waiting, *besides}
         for key in waiting:  # the list grows
-            new = [referrer for referrer in self._referrers.get(key, ()) if referrer not in met]
+            new = [referrer for referrer in self.referrers.get(key, ()) if referrer not in met]
             waiting += new
             met.update(new)
         return waiting
@@ -370,9 +358,9 @@ class BackwardSearch:
         if not below:  # such as each of 20,000 arrays that a line removes
             return []
         # Only ways inside ``below`` lead from its objects to a target or back to the object.
-        above = self._reached(self._referrers, target_ids & below.keys(), below)
-        around = self._reached(self._referrers, [id(item)], below)
-        return [self._objects[key] for key in below if key in above and key not in around]
+        above = self._reached(self.referrers, target_ids & below.keys(), below)
+        around = self._reached(self.referrers, [id(item)], below)
+        return [self.objects[key] for key in below if key in above and key not in around]
 
     def _below(self, item: object, stays: Callable[[object], bool]) -> dict[int, None]:
         """Return the identities of the objects to which one leads, but not through those that
@@ -381,8 +369,8 @@ class BackwardSearch:
         waiting = [id(item)]
         below = dict[int, None]()
         for key in waiting:  # the list grows
-            for child in self._children.get(key, ()):
-                if child not in below and not stays(self._objects[child]):
+            for child in self.children.get(key, ()):
+                if child not in below and not stays(self.objects[child]):
                     below[child] = None
                     waiting.append(child)
         return below
@@ -402,11 +390,11 @@ class BackwardSearch:
             target_ids: identities of the targets.
             stays: as in ``between``.
         """
-        if item_id == 0 and owner_id in self._objects:
-            return self.between(self._objects[owner_id], target_ids, stays)
-        if item_id not in self._objects:
+        if item_id == 0 and owner_id in self.objects:
+            return self.between(self.objects[owner_id], target_ids, stays)
+        if item_id not in self.objects:
             return []
-        item = self._objects[item_id]
+        item = self.objects[item_id]
         return [item, *self.between(item, target_ids, stays)]
 
     @staticmethod
@@ -434,91 +422,40 @@ class BackwardSearch:
 
     def roots_of(self, target: object) -> list[Root]:
         """Return all roots that refer to ``target`` directly."""
-        return self._roots_at.get(id(target), [])
+        return self.roots_at.get(id(target), [])
 
-    def chains_to(self, targets: Sequence[object]) -> list[FoundChain]:
-        """Return a chain from each holder of some objects, those of variables first.
-
-        Only a search ``for_all`` knows all of them.
-        """
-        linked, ends = self._holders_of(list(map(id, targets)))
-        chains, inner_chains = list[FoundChain](), list[FoundChain]()
-        for key in linked:
-            if key in self._roots_at:
-                for steps in self._chains_of_elements(key, linked):
-                    chains += [FoundChain(roots, steps, 1) for roots in self._roots_together(steps)]
-        for key, items in ends.items():
-            found_chain = self._chain_through(key, items, linked)
-            if found_chain is None:
-                continue
-            to_holder = found_chain.steps[: found_chain.holder_at + 1]
-            on_the_way = [step for step in to_holder if id(step) in linked]
-            if any(_dies_without_item(step, targets) for step in on_the_way):
-                # It dies with these, which have holders of their own.
-                inner_chains.append(found_chain)
-            else:
-                chains.append(found_chain)
-        chains = chains or inner_chains
-        chains.sort(key=lambda found_chain: found_chain.roots[0].rank)
-        # IPython's own objects follow its outputs.
-        of_users = [found_chain for found_chain in chains if not _is_of_ipython(found_chain)]
-        return of_users or chains
-
-    def _chain_through(
-        self, key: int, items: Sequence[int], linked: dict[int, int | None]
-    ) -> FoundChain | None:
-        """Return the chain through a holder, with those through its other items that lead to a
-        target; None if no root leads to it.
-
-        Args:
-            key: identity of the holder.
-            items: identities of these items.
-            linked: as from ``_holders_of``.
-        """
-        holder = self._objects[key]
-        chain = self._chain_outside(key, linked.keys())
-        if chain is None:
-            return None
-        root, steps = chain
-        below, *more = self._chains_down(items[:_MOST_ITEMS], linked)
-        many = list[object]()
-        if len(items) > _MOST_ITEMS:
-            many = list(map(self._objects.__getitem__, items))
-        # Another thread may have removed the reference by now, as the end of a thread does. And the
-        # dict of a holder's attributes is one reference, which has several.
-        number = self._number_of_references(holder, linked.keys())
-        number = max(1 + len(more), number)
-        names = self._names_of(root, steps)
-        return FoundChain(names, (*steps, *below), number, len(steps) - 1, tuple(more), many)
-
-    def _holders_of(
+    def holders_of(
         self, targets: Sequence[int]
     ) -> tuple[dict[int, int | None], dict[int, list[int]]]:
-        """Return the objects that must die with the targets, and the holders of all these.
+        """Return the objects that must die with some targets, and the holders of all of them.
 
-        The first are the targets and objects that users cannot take apart, such as views, each with
-        the object by which it was found. A holder is an object from which a user can remove
-        some of them: the value has these.
+        A user can remove an object from a holder, such as a list. Every other referrer, such as a
+        tuple or a view, must die with the target.
+
+        Returns:
+            linked: the targets and these referrers; for each referrer the object to which it
+                refers, for a target None.
+            held: the objects among them to which each holder refers, by the holder.
         """
         linked = dict[int, int | None].fromkeys(targets)
-        ends = dict[int, list[int]]()
+        held = dict[int, list[int]]()
         waiting = list(linked)
         for key in waiting:  # the list grows
-            for referrer in self._referrers.get(key, ()):
-                if referrer in ends:
-                    ends[referrer].append(key)
-                if referrer in linked or referrer in ends:
+            for referrer in self.referrers.get(key, ()):
+                if referrer in held:
+                    held[referrer].append(key)
+                elif referrer in linked:
                     continue
-                if self._can_remove_from(referrer):
-                    ends[referrer] = [key]
+                elif self._can_remove_from(referrer):
+                    held[referrer] = [key]
                 else:
                     linked[referrer] = key
                     waiting.append(referrer)
-        return linked, ends
+        return linked, held
 
     def _can_remove_from(self, key: int) -> bool:
         """Return True for an object from which a user can remove what it refers to."""
-        item: Any = self._objects[key]
+        item: Any = self.objects[key]
         if is_instance(item, dict):
             return self._can_remove_from_dict(key, item)
         if key not in self._are_removable_from:
@@ -527,122 +464,15 @@ class BackwardSearch:
 
     def _can_remove_from_dict(self, key: int, item: dict[str, object]) -> bool:
         """Return True for a dict from which a user can remove an item, as far as is known yet."""
-        if key not in self._referrers:
+        if key not in self.referrers:
             return False  # an object's own dict dies with the object: its referrers tell
-        owners = [self._objects[referrer] for referrer in self._referrers[key]]
+        owners = [self.objects[referrer] for referrer in self.referrers[key]]
         if owners and all(type(owner) in _OF_FIXED_DICTS for owner in owners):
             return False  # only a name of the dict itself could remove an item
         return not any(owns(owner, item) for owner in owners)
 
-    def _chain_outside(self, key: int, linked: Set[int]) -> tuple[Root, Steps] | None:
-        """Return a root and the chain of objects from it to a holder of ``linked`` objects, not
-        through one of these if there is another chain; None without a way.
-        """
-        chain = self.chain(self._objects[key], self.named)
-        if chain is None or linked.isdisjoint(map(id, chain[1])):
-            return chain
-        above: dict[int, int | None] = {key: None}
-        waiting = [key]
-        for lower in waiting:  # the list grows
-            for root in sorted(self._roots_at.get(lower, ()), key=_order):
-                return root, self._steps_down(lower, above)
-            for referrer in self._referrers.get(lower, ()):
-                if referrer not in above and referrer not in linked:
-                    above[referrer] = lower
-                    waiting.append(referrer)
-        return chain
 
-    def _chains_down(self, items: Sequence[int], linked: dict[int, int | None]) -> Iterator[Steps]:
-        """Yield the chains from items of a holder to targets, one for each attribute if an item is
-        the dict of the holder's attributes.
-        """
-        for item in items:
-            below = linked[item]
-            if below is None or type(self._objects[item]) is not dict:
-                for steps in self._chains_to_whole_arrays(item, linked):
-                    yield from self._chains_of_attributes(steps, linked)
-            else:
-                steps = (self._objects[item], self._objects[below])
-                yield from self._chains_of_attributes(steps, linked)
-
-    def _chains_of_attributes(self, steps: Steps, linked: dict[int, int | None]) -> Iterator[Steps]:
-        """Yield a chain, or one for each attribute of the first object on it with a dict of these:
-        a library's object may lead to several targets.
-        """
-        for position, step in enumerate(steps[:-1]):
-            if type(step) is dict:
-                first = id(steps[position + 1])
-                for attribute in dict.fromkeys([first, *self._children.get(id(step), ())]):
-                    if attribute in linked:
-                        yield (*steps[: position + 1], *self._steps_down(attribute, linked))
-                return
-        yield steps
-
-    def _chains_to_whole_arrays(self, key: int, linked: dict[int, int | None]) -> list[Steps]:
-        """Return the chains from an object to targets, but only the object if it is an array all of
-        whose elements lead to targets: it is removed as a whole.
-        """
-        item = self._objects[key]
-        chains = self._chains_of_elements(key, linked)
-        if len(chains) > 1 and len(chains) == _number_of_elements(item):
-            return [(item,)]
-        return chains
-
-    def _chains_of_elements(self, key: int, linked: dict[int, int | None]) -> list[Steps]:
-        """Return the chain from an object to a target, or one for each element if it is an array of
-        objects: the target dies only without all of these.
-        """
-        item = self._objects[key]
-        leading = list[int]()
-        if is_array(item) and elements(item) is not None:
-            leading = [child for child in self._children.get(key, ()) if child in linked]
-        if not 1 < len(leading) <= _MOST_ITEMS:
-            return [self._steps_down(key, linked)]
-        return [(item, *self._steps_down(child, linked)) for child in dict.fromkeys(leading)]
-
-    def _steps_down(self, key: int | None, linked: dict[int, int | None]) -> Steps:
-        """Return the chain from an object to the target by which it was found."""
-        steps = list[object]()
-        while key is not None:
-            steps.append(self._objects[key])
-            key = linked[key]
-        return tuple(steps)
-
-    def _roots_together(self, steps: Steps) -> list[list[Root]]:
-        """Return the roots that refer to the first step, in groups that one statement removes."""
-        groups: dict[str, list[Root]] = {}
-        is_target = len(steps) == 1
-        for root in sorted(self.roots_of(steps[0]), key=lambda root: (root.rank, root.text)):
-            if root.is_output:
-                group = "%xdel"
-            elif root.is_freed_by_command:
-                group = "%gpumem"
-            elif is_target and root.rank is Rank.VARIABLE and not root.advice:
-                group = ""  # one ``del`` names all variables
-            else:
-                group = root.text
-            groups.setdefault(group, []).append(root)
-        return list(groups.values())
-
-    def _names_of(self, root: Root, steps: Steps) -> list[Root]:
-        """Return a root, with all other names of the object if the root refers to it directly."""
-        if len(steps) == 1:
-            for group in self._roots_together(steps):
-                if root in group:
-                    return group
-        return [root]
-
-    def _number_of_references(self, holder: object, keys: Set[int]) -> int:
-        """Return the number of references from an object, which may be large, to some objects."""
-        counts = self._reference_counts.get(id(holder))
-        if counts is None:
-            counts = Counter(map(id, referents_with_keys(holder)))
-            self._reference_counts[id(holder)] = counts
-        # Either may be long, so go through the shorter one.
-        return sum(map(counts.__getitem__, counts.keys() & keys))
-
-
-def _order(root: Root) -> tuple[int, bool, bool, str]:
+def order_of_root(root: Root) -> tuple[int, bool, bool, str]:
     """Return the sort key of roots: a module's name that users write comes before that of C code,
     such as ``warnings.filters`` before ``_warnings.filters``.
     """
@@ -658,20 +488,6 @@ def _can_remove_from(item: Any) -> bool:
     if is_array(item) or is_instance(item, tuple):
         return False
     return is_users_class(type(item)) or is_removable_from(item)
-
-
-def _dies_without_item(item: object, targets: Sequence[object]) -> bool:
-    """Return True for an object that is removed as a whole if one of its items is; not for the dict
-    of an object's attributes, or an array of objects that is none of some targets.
-    """
-    if type(item) is dict:
-        return False
-    return elements(item) is None or any(item is target for target in targets)
-
-
-def _number_of_elements(array: object) -> int:
-    """Return the number of objects other than None in an array of objects."""
-    return len({id(element) for element in flat_elements(array) or () if element is not None})
 
 
 def _is_in_its_module(kind: type) -> bool:
@@ -701,10 +517,3 @@ def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[obje
 def _has_managed_dict(item: object) -> bool:
     """Return True for an object whose attributes get a dict only when it is read."""
     return _MAKES_DICTS and has_nameless_attributes(item)
-
-
-def _is_of_ipython(found_chain: FoundChain) -> bool:
-    """Return True for a chain from IPython's own objects."""
-    if found_chain.roots[0].rank in (Rank.IPYTHON, Rank.OURS, Rank.NOWHERE):
-        return True
-    return module_of(found_chain.steps[0]).partition(".")[0] in ("IPython", "ipykernel")

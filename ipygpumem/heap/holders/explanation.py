@@ -12,7 +12,8 @@ from dataclasses import replace
 from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.backward import BackwardSearch, FoundChain, NextUp, Steps
+from ipygpumem.heap.holders.backward import BackwardSearch, NextUp, Steps
+from ipygpumem.heap.holders.chains import FoundChain, HolderChains
 from ipygpumem.heap.holders.gradients import ClearableGradients
 from ipygpumem.heap.holders.received_records import ReceivedRecords
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
@@ -79,6 +80,7 @@ class Explanation:
         """True if the objects are tensors whose graphs are unwanted, not the tensors."""
         targets = [item for items in objects.values() for item in items]
         self._search = BackwardSearch(targets, heap, roots, max_visits)
+        self._chains = HolderChains(self._search)
         self._writer = PathWriter(roots, of_leaks=True)
         self._registered = roots.registered
         self._new = roots.new
@@ -511,7 +513,7 @@ class Explanation:
         """
         target_ids = set(map(id, targets))
         chains = list[FoundChain]()
-        for found_chain in self._search.chains_to(targets):
+        for found_chain in self._chains.chains_to(targets):
             if not target_ids.isdisjoint(map(id, found_chain.steps[:-1])):
                 continue  # their own part
             if found_chain.roots[0].is_of_library and found_chain.steps[-1] is not targets[0]:
