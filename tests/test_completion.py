@@ -23,6 +23,7 @@ from ipygpumem.units import MIB
 from tests.declared_commands import TABLE, all_commands, commands_in
 from tests.steps import kernel_with
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*Completer.complete:PendingDeprecationWarning")
 NAMES = sorted(TABLE.names)
 LINES = ("", " ", "  ", " x", " -", " --", " on ", " end ", " start", " start a ", " plot", "\t")
 
@@ -40,9 +41,8 @@ def test_the_patterns_of_our_magics_name_all_of_them() -> None:
 @pytest.fixture
 def loaded(shell: InteractiveShell) -> InteractiveShell:
     shell.run_line_magic("load_ext", "ipygpumem")
-    shell.Completer.use_jedi = (
-        False  # its trees would stay: as many objects as all the rest of the process
-    )
+    # Its trees would stay: as many objects as all the rest of the process.
+    shell.Completer.use_jedi = False
     return shell
 
 

@@ -1,4 +1,4 @@
-"""Writes the steps of paths through containers: dicts, lists, tuples, sets, arrays of objects."""
+"""Writes the steps of paths through lists, deques, tuples, dicts, sets and arrays of objects."""
 
 from __future__ import annotations
 
