@@ -212,7 +212,7 @@ def why(obj: object) -> Ownership:
     name = next((name for name, value in named if value is holding[0]), "")
     del named
     references = 1 + bool(name) + _ON_STACK
-    found = ownership.ownership_of(
+    result = ownership.ownership_of(
         name or "object", holding, roots(frame.f_globals), references, is_name=bool(name)
     )
     app = loaded_app()
@@ -220,12 +220,12 @@ def why(obj: object) -> Ownership:
     if app is not None and app.context.namespace.get(name) is holding[0]:
         from ipygpumem.shell.ipython.caches import outputs_of  # scripts need no IPython
 
-        found = replace(found, outputs=outputs_of(app.context.shell, holding[0]))
+        result = replace(result, outputs=outputs_of(app.context.shell, holding[0]))
     text = holding[0]
     if type(text) is str and text in frame.f_globals and not name:
         hint = f"this is about the text; for the variable: ipygpumem.why({text})"
-        found = replace(found, notes=(*found.notes, hint))
-    return found
+        result = replace(result, notes=(*result.notes, hint))
+    return result
 
 
 def roots(*more: dict[str, object]) -> Roots:

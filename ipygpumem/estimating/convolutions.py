@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ipygpumem.estimating.kernels import Kernel
+from ipygpumem.estimating.kernels.kernel import Kernel
 
 
 class Gradients(NamedTuple):

@@ -252,9 +252,9 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
     They may be in nested lists, tuples and mappings.
     """
-    found: list[Any] = []
-    _collect(value, found)
-    return iter(found)
+    tensors: list[Any] = []
+    _collect(value, tensors)
+    return iter(tensors)
 
 
 def _collect(value: Any, found: list[Any]) -> None:

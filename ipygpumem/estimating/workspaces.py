@@ -16,7 +16,8 @@ import torch
 
 from ipygpumem.estimating.convolutions import Convolution
 from ipygpumem.estimating.devices import Devices
-from ipygpumem.estimating.kernels import ORDERS, Kernel
+from ipygpumem.estimating.kernels.kernel import Kernel
+from ipygpumem.estimating.kernels.orders import ORDERS
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import WORKSPACES, StorageLog
 from ipygpumem.estimating.transients import (

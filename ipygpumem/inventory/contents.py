@@ -338,9 +338,9 @@ class Contents:
         listed = set[int]()
         for number in range(_LEVELS + 1):
             level = levels[-1]
-            found = self._grown_in(level, listed)
-            large = [grown for grown in found if grown.size_bytes >= smallest]
-            small = [grown for grown in found if grown.size_bytes < smallest]
+            grown_here = self._grown_in(level, listed)
+            large = [grown for grown in grown_here if grown.size_bytes >= smallest]
+            small = [grown for grown in grown_here if grown.size_bytes < smallest]
             large += self._long_with_grown_items(level, smallest, made)
             yield from _with_chains(large, levels, spaces, names)
             if number > 0:

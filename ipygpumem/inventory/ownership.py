@@ -313,23 +313,15 @@ def _with_remarks(
     Args:
         parts: the parts by their holders.
         size_bytes: bytes of the object.
-        roots: have the objects at the end of the references that the lines remove.
+        roots: ``roots.removed_objects`` has the objects that the lines remove.
         holding: a list of the object itself, of which a line may remove a name.
     """
     removed_objects = {
         key: item for key, item in roots.removed_objects.items() if item is not holding[0]
     }
     roots.removed_objects.clear()  # they would count as holders
-    # What dies with the object is held by its name, so it is no other data.
-    cuts = dict[str, Sequence[Cut]]()
-    needed = set[str]()
-    for holder, part in parts.items():
-        line = holder.remedy.line
-        cuts[line] = holder.remedy.removed or cuts.get(line, ())
-        if part.keeps_much_of(size_bytes):
-            needed.add(line)
-    of_needed = [cuts[line] for line in cuts if line in needed]
-    cuts[_ALL_LINES] = list(chain.from_iterable(of_needed))
+    cuts = _cuts_by_line(parts, size_bytes)
+    # What dies with the object is held by its name, so no line drops it as other data.
     other_data = OtherData(dict.fromkeys(cuts, 0), cuts, removed_objects, roots.namespaces)
     del removed_objects
     remarks = other_data.remarks(_LEAST_DROPPED_BYTES, {}, is_certain=True)
@@ -338,6 +330,26 @@ def _with_remarks(
         remedy = holder.remedy.with_comment(remarks.get(holder.remedy.line, ""))
         remarked.append(replace(part, holder=replace(holder, remedy=remedy).record()))
     return remarked, remarks.get(_ALL_LINES, "")
+
+
+def _cuts_by_line(parts: Mapping[Holder, HeldPart], size_bytes: int) -> dict[str, Sequence[Cut]]:
+    """Return the references that each line removes, and by ``_ALL_LINES`` those of all lines that
+    free much of an object.
+
+    Args:
+        parts: the parts by their holders.
+        size_bytes: bytes of the object.
+    """
+    cuts = dict[str, Sequence[Cut]]()
+    lines_of_large_parts = set[str]()
+    for holder, part in parts.items():
+        line = holder.remedy.line
+        cuts[line] = holder.remedy.removed or cuts.get(line, ())
+        if part.keeps_much_of(size_bytes):
+            lines_of_large_parts.add(line)
+    cuts_of_large_parts = [cuts[line] for line in cuts if line in lines_of_large_parts]
+    cuts[_ALL_LINES] = list(chain.from_iterable(cuts_of_large_parts))
+    return cuts
 
 
 def _in_order_of_lines(parts: Mapping[Holder, HeldPart]) -> dict[Holder, HeldPart]:

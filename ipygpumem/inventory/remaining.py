@@ -217,12 +217,13 @@ def find_remaining(
     new_ids = new | set(map(id, items_received))
     _measure_old(counted, list(changes.names.values()), new_ids)
     # Libraries make many objects when they are imported, and keep them in caches of their own, or
-    # in tables of C++ code, as torch does.
+    # in tables of C++ code, as torch does: then only new objects that names lead to are searched.
     only_near_names = changes.modules >= MANY_MODULES
-    made = _all_new(heap, new)
     if only_near_names:
         near_names = _new_near_names(changes)
         made = new_behind([*items_received, *near_names.values()], new)
+    else:
+        made = _all_new(heap, new)
     _measure_old(counted, _older_behind(made, items_received, changes), new_ids)
     search = _Search(counted, smallest, size_bytes)
     search.add_received(received)

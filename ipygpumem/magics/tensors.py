@@ -154,13 +154,13 @@ def _small_names(app: App, result: LargestNames, words: Sequence[str]) -> list[s
 
 def outputs(shell: Any) -> LargestNames:
     """Return the names and outputs whose memory ``Out`` keeps alive."""
-    found = largest_names(shell)
+    largest = largest_names(shell)
     rows = list[NamedSize]()
-    for row in found.names:
+    for row in largest.names:
         names = (row.name, *row.same, *row.held_by)
         if any(cell_of_output(name) is not None for name in names):
             rows.append(row)
-    return replace(found, names=tuple(rows), unnamed_bytes={})
+    return replace(largest, names=tuple(rows), unnamed_bytes={})
 
 
 def _names_and_rows(words: Sequence[str], rows: int) -> tuple[list[str], int]:

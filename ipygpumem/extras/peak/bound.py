@@ -171,12 +171,12 @@ def _bounded_parts(parts: Mapping[str, int], most_bytes: int) -> dict[str, int]:
     """Return the bytes by role at one time, whose sum is at most ``most_bytes``; the largest role
     is cut first.
     """
-    found = dict(parts)
-    excess_bytes = sum(found.values()) - most_bytes
-    for role in sorted(found, key=found.__getitem__, reverse=True):
+    size_by_role = dict(parts)
+    excess_bytes = sum(size_by_role.values()) - most_bytes
+    for role in sorted(size_by_role, key=size_by_role.__getitem__, reverse=True):
         if excess_bytes <= 0:
             break
-        cut = min(found[role], excess_bytes)
-        found[role] -= cut
+        cut = min(size_by_role[role], excess_bytes)
+        size_by_role[role] -= cut
         excess_bytes -= cut
-    return found
+    return size_by_role

@@ -74,10 +74,10 @@ class DevicePeak(Record):
     @property
     def parts(self) -> dict[str, int]:
         """Bytes by role, the largest first."""
-        found: dict[str, int] = {}
+        bytes_by_role: dict[str, int] = {}
         for row in self.rows:
-            found[row.role] = found.get(row.role, 0) + row.size_bytes
-        return dict(sorted(found.items(), key=lambda part: -part[1]))
+            bytes_by_role[row.role] = bytes_by_role.get(row.role, 0) + row.size_bytes
+        return dict(sorted(bytes_by_role.items(), key=lambda part: -part[1]))
 
 
 @dataclass(frozen=True)

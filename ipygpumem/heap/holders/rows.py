@@ -249,11 +249,11 @@ class RowHolders:
             if len(waiting) > _MOST_PARTS:
                 return False
         leading = set[int]()
-        found = [key for key in parents if key in wanted]
-        for key in found:  # the list grows
+        searched = [key for key in parents if key in wanted]
+        for key in searched:  # the list grows
             new = [owner for owner in parents.get(key, ()) if owner not in leading]
             leading.update(new)
-            found += new
+            searched += new
         if is_instance(item, list) or is_instance(item, deque) or type(item) is dict:
             # Its numbers and text are data, too; an older dict may be as new as what it has got.
             return all(key in leading or key in wanted for key in map(id, items_of(item)))

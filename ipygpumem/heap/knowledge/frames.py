@@ -81,13 +81,13 @@ def emptied_locals() -> set[int]:
     Up to Python 3.12 each frame keeps such a dict. Another reference to it would stop ``peek`` from
     emptying it again.
     """
-    found = set()
+    dict_ids = set()
     for frame, _ in running_frames():
         names = frame.f_locals
         if _is_ours_alone(frame, names):
             names.clear()
-            found.add(id(names))
-    return found
+            dict_ids.add(id(names))
+    return dict_ids
 
 
 def frames_of_other_threads() -> dict[int, FrameType]:

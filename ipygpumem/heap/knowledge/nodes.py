@@ -65,6 +65,11 @@ class _Remembered(NamedTuple):
     is_expanded: bool
     """True if the nodes that follow it have been read, too."""
 
+    def is_of(self, item: Any) -> bool:
+        """Return True if an object is the node itself, and not a later one with its identity."""
+        # The type comes first, because an object of the user's may have that identity.
+        return self.kind == id(type(item)) and self.number == _number_of(item)
+
 
 class _AllSearches:
     """The nodes that have been read in this process; refers to none of them."""
@@ -105,10 +110,10 @@ class _AllSearches:
 
     def get(self, node: Any) -> _Remembered | None:
         """Return the facts about a node that a search has read before."""
-        found = self._nodes.get(id(node))
-        if found is None or found.kind != id(type(node)) or found.number != _number_of(node):
+        remembered = self._nodes.get(id(node))
+        if remembered is None or not remembered.is_of(node):
             return None
-        return found
+        return remembered
 
     def add(self, node: Any, length: int, *, is_expanded: bool) -> None:
         """Remember a node that was read."""
@@ -144,18 +149,12 @@ class _AllSearches:
             key = id(item)
             if key in self._tensors:
                 tensors.add(key)
-            found = self._nodes.get(key)
-            # The type comes first, because an object of the user's may have got a dead node's
-            # identity.
-            if (
-                found is not None
-                and found.kind == id(type(item))
-                and found.number == _number_of(item)
-            ):
-                alive[key] = found
+            remembered = self._nodes.get(key)
+            if remembered is not None and remembered.is_of(item):
+                alive[key] = remembered
         self._nodes = alive
         self._tensors = tensors
-        self.longest = max((found.length for found in alive.values()), default=0)
+        self.longest = max((node.length for node in alive.values()), default=0)
 
 
 _ALL_SEARCHES = _AllSearches()

@@ -32,6 +32,8 @@ from ipygpumem.shell.ipython.printed import Printed, PrintedMark
 _NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|_i{1,3}|_i\d+")
 """IPython's names of outputs, and (with an ``i``) of inputs."""
 _LATEST = ("_", "__", "___")
+_MOST_COMPARED = 5
+"""Maximum number of outputs among which the numbers of the latest three are looked up."""
 
 
 def is_of_ipython(name: str) -> bool:
@@ -253,14 +255,14 @@ class Outputs:
         namespace = self._shell.user_ns
         hook = self._shell.displayhook
         outputs = self._by_number()
-        last = list(outputs.items())[: -2 * len(_LATEST) : -1]
+        newest_first = list(reversed(outputs.items()))[:_MOST_COMPARED]
         users = dict[str, Any]()
         latest = dict[str, LatestOutput]()
         for name in _LATEST:
             # %reset removes them from the namespace.
             if name in namespace and namespace[name] is not getattr(hook, name, None):
                 users[name] = namespace[name]
-            latest[name] = _latest(getattr(hook, name, ""), last)
+            latest[name] = _latest(getattr(hook, name, ""), newest_first)
         stored = {path: time for path, (_, time) in self._stored().items()}
         return OutputMark(set(outputs), latest, users, stored, self.printed.mark())
 
@@ -415,9 +417,9 @@ def _forget_syntax_trees() -> None:
         vars(node).pop("parent", None)
 
 
-def _latest(value: object, last: list[tuple[int, Any]]) -> LatestOutput:
-    """Return an output of IPython, by its number if it is among the ``last`` ones."""
-    for number, output in last:
+def _latest(value: object, newest_first: list[tuple[int, Any]]) -> LatestOutput:
+    """Return an output of IPython, by its number if it is among the newest outputs."""
+    for number, output in newest_first:
         if output is value:
             return LatestOutput(number, id(value))
     return LatestOutput(None, id(value), value)

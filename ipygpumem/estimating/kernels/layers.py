@@ -1,0 +1,77 @@
+"""The orders of layers: dropout, normalisation, recurrent cells, folds and grids."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ipygpumem.estimating.column_sums import column_sums_bytes
+from ipygpumem.estimating.kernels.kernel import Kernel, order_of
+
+
+@order_of("native_dropout")
+def _dropout(kernel: Kernel, _: Any) -> None:
+    kernel.result(1)  # the mask
+    kernel.result(0)
+
+
+@order_of("native_layer_norm")
+def _layer_norm(kernel: Kernel, args: Any) -> None:
+    with kernel.copies(args[0]):
+        kernel.results()
+
+
+@order_of("native_layer_norm_backward", "_fused_rms_norm_backward")
+def _layer_norm_backward(kernel: Kernel, args: Any) -> None:
+    gradient, source = args[:2]
+    with kernel.copies(gradient, source):
+        kernel.results()
+
+
+@order_of("logsumexp")
+def _logsumexp(kernel: Kernel, args: Any) -> None:
+    """Log maxima, their absolute values and a mask of infinite ones, then exponentials."""
+    source, dims = args[:2]
+    partial_maxima = column_sums_bytes(source, dims, source.itemsize, kernel.processors)
+    itemsize = max(4, source.itemsize)
+    partial_sums = column_sums_bytes(source, dims, itemsize, kernel.processors)
+    result_bytes = kernel.result_bytes
+    with kernel.blocks([result_bytes]):
+        with kernel.blocks([partial_maxima]):
+            pass
+        with kernel.blocks([result_bytes, result_bytes // source.itemsize]):
+            pass
+        with kernel.blocks([source.nbytes]):
+            kernel.results()
+            with kernel.blocks([partial_sums]):
+                pass
+
+
+@order_of("col2im", "im2col")
+def _fold(kernel: Kernel, args: Any) -> None:
+    with kernel.resized(args[0]):
+        pass
+
+
+@order_of("affine_grid_generator")
+def _affine_grid(kernel: Kernel, args: Any) -> None:
+    """Log the grid before it is transformed, with one more coordinate for each of its points."""
+    transforms, size = args[:2]
+    batch, _, *positions = size
+    coordinates = len(positions) + 1
+    grid_bytes = batch * math.prod(positions) * coordinates * transforms.itemsize
+    with kernel.blocks([grid_bytes]):
+        kernel.results()
+        kernel.workspace()
+
+
+@order_of("_thnn_fused_gru_cell")
+def _gru_cell(kernel: Kernel, _: Any) -> None:
+    kernel.result(1)  # what backward needs
+    kernel.result(0)
+
+
+@order_of("_thnn_fused_lstm_cell")
+def _lstm_cell(kernel: Kernel, _: Any) -> None:
+    kernel.result(2)  # what backward needs
+    kernel.results()

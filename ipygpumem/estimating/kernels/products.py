@@ -1,0 +1,158 @@
+"""The orders of products of matrices, distances and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+
+from ipygpumem.estimating.kernels.kernel import Kernel, copy_bytes, number_of_positions, order_of
+from ipygpumem.estimating.transients import (
+    is_matrix_of_cublas,
+)
+
+
+@order_of("mm", "bmm")
+def _product(kernel: Kernel, args: Any) -> None:
+    first, second = args[:2]
+    _multiply(kernel, first, second)
+
+
+@order_of("addmm", "baddbmm")
+def _sum_of_product(kernel: Kernel, args: Any) -> None:
+    _, first, second = args[:3]
+    _multiply(kernel, first, second)
+
+
+def _multiply(kernel: Kernel, *matrices: Any) -> None:
+    kernel.results()
+    with kernel.blocks(_unreadable_bytes(*matrices)):
+        kernel.workspace()
+
+
+def _unreadable_bytes(*matrices: Any) -> list[int]:
+    """Return the bytes of the matrices that cuBLAS cannot read, in the order of their copies.
+
+    The last one is copied first, because cuBLAS swaps them for a result in rows.
+    """
+    swapped = reversed(matrices)
+    return [matrix.nbytes for matrix in swapped if not is_matrix_of_cublas(matrix)]
+
+
+@order_of("_euclidean_dist")
+def _distances(kernel: Kernel, args: Any) -> None:
+    """Log squares, norms and ones of both matrices, and the product of the matrices with these."""
+    first, second = args
+    with ExitStack() as factors:
+        with ExitStack() as columns_of_second:
+            with ExitStack() as columns_of_first:
+                _log_norms(kernel, first, columns_of_first)
+                _log_norms(kernel, second, columns_of_second)
+                with kernel.blocks([first.nbytes]):  # times -2
+                    factors.enter_context(kernel.blocks([_with_two_columns(first)]))
+            factors.enter_context(kernel.blocks([_with_two_columns(second)]))
+        kernel.results()
+        kernel.workspace()
+
+
+def _log_norms(kernel: Kernel, matrix: Any, columns: ExitStack) -> None:
+    """Log a matrix's squares, and its norms and as many ones, which ``columns`` keeps."""
+    column_bytes = matrix.nbytes // matrix.shape[-1]
+    with kernel.blocks([matrix.nbytes]):
+        columns.enter_context(kernel.blocks([column_bytes]))
+    columns.enter_context(kernel.blocks([column_bytes]))
+
+
+def _with_two_columns(matrix: Any) -> int:
+    """Return the bytes of a matrix with two more columns."""
+    return int(matrix.nbytes + 2 * matrix.nbytes // matrix.shape[-1])
+
+
+@order_of("_trilinear")
+def _trilinear(kernel: Kernel, args: Any) -> None:
+    """Log the sums of products of three tensors, a product for each position of a dimension.
+
+    Bilinear layers and their gradients are such sums. It follows ATen/native/Linear.cpp.
+    """
+    tensors = args[:3]
+    missing_dims = args[3:6]
+    summed_dims, *options = args[6:]
+    looped_dim = 1
+    if options:
+        looped_dim = options[0]
+    kernel.results()
+    if any(tensor.numel() == 0 for tensor in tensors):
+        return
+    positions = 1
+    factors: list[Any] = []
+    for tensor, dims in zip(tensors, missing_dims, strict=True):
+        for dim in dims:
+            tensor = tensor.unsqueeze(dim)
+        positions = max(positions, tensor.shape[looped_dim])
+        factors.append(tensor.narrow(looped_dim, 0, 1))
+    first, second, third = factors
+    sums = [dim for dim in summed_dims if dim != looped_dim]
+    early_sums = [dim for dim in sums if dim in missing_dims[2]]
+    late_sums = [dim for dim in sums if dim not in missing_dims[2]]
+    product = _product_sums(first, second, early_sums)
+    last_product = _product_sums(product.result, third, late_sums)
+    for _ in range(positions):
+        with ExitStack() as last_block, ExitStack() as block:
+            product.log(kernel, block)
+            last_product.log(kernel, last_block)
+
+
+class _ProductSums(NamedTuple):
+    """The sums of two tensors' products, which are a product of matrices if anything is summed."""
+
+    result: Any
+    copied: Sequence[int] = ()
+    """Bytes of factors that cannot become matrices without a copy."""
+    unreadable: Sequence[int] | None = None
+    """Bytes of the matrices that cuBLAS cannot read; None if nothing is summed."""
+
+    def log(self, kernel: Kernel, block: ExitStack) -> None:
+        """Log the sums, which ``block`` keeps."""
+        with kernel.blocks(self.copied):
+            block.enter_context(kernel.blocks([self.result.nbytes]))
+            if self.unreadable is not None:
+                with kernel.blocks(self.unreadable):
+                    kernel.workspace()
+
+
+def _product_sums(left: Any, right: Any, sums: Sequence[int]) -> _ProductSums:
+    """Return the products of two tensors, summed over some dimensions, as torch computes them."""
+    if not sums:
+        return _ProductSums(left * right)
+    of_both: list[int] = []
+    of_left: list[int] = []
+    of_right: list[int] = []
+    for dim in range(left.dim()):
+        if dim in sums:
+            continue
+        if left.shape[dim] == 1:
+            of_right.append(dim)
+        elif right.shape[dim] == 1:
+            of_left.append(dim)
+        else:
+            of_both.append(dim)
+    rows = left.permute(*of_both, *of_left, *sums, *of_right)
+    rows = rows.reshape(
+        number_of_positions(left, of_both),
+        number_of_positions(left, of_left),
+        number_of_positions(left, sums),
+    )
+    columns = right.permute(*of_both, *sums, *of_right, *of_left)
+    columns = columns.reshape(
+        number_of_positions(right, of_both),
+        number_of_positions(right, sums),
+        number_of_positions(right, of_right),
+    )
+    order = [*of_both, *of_left, *sums, *of_right]
+    sizes = [1 if dim in sums else max(left.shape[dim], right.shape[dim]) for dim in order]
+    product = torch.bmm(rows, columns).view(sizes)
+    result = product.permute([order.index(dim) for dim in range(len(order))])
+    copied = [*copy_bytes(rows, left), *copy_bytes(columns, right)]
+    return _ProductSums(result, copied, _unreadable_bytes(rows, columns))

@@ -1,0 +1,111 @@
+"""The orders of systems of equations, solved by cuSOLVER and cuBLAS."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from typing import Any
+
+from ipygpumem.estimating.kernels.kernel import Kernel, number_of_positions, order_of
+
+
+@order_of("linalg_inv_ex")
+def _inverse(kernel: Kernel, args: Any) -> None:
+    """Log a factorization, and how the equations for the identity are solved in the result."""
+    matrix = args[0]
+    pivots_bytes = 4 * number_of_positions(matrix, range(matrix.dim() - 1))
+    kernel.results()
+    with kernel.blocks([matrix.nbytes, pivots_bytes]):
+        _log_factorization(kernel, matrix)
+        _log_solution(kernel, matrix, is_transposed=False)
+
+
+@order_of("linalg_lu_factor_ex")
+def _factors(kernel: Kernel, args: Any) -> None:
+    kernel.results()
+    _log_factorization(kernel, args[0])
+
+
+@order_of("_linalg_solve_ex")
+def _solution(kernel: Kernel, args: Any) -> None:
+    """Log the results, among them the factors, and how the equations are solved."""
+    matrix = args[0]
+    kernel.results()
+    _log_factorization(kernel, matrix)
+    is_right = not kernel.options.get("left", True)
+    _log_solution(kernel, matrix, is_transposed=is_right)
+
+
+@order_of("linalg_lu_solve")
+def _solution_of_factors(kernel: Kernel, args: Any) -> None:
+    """Log how equations are solved whose factors are known."""
+    kernel.results()
+    is_right = not kernel.options.get("left", True)
+    is_adjoint = bool(kernel.options.get("adjoint"))
+    _log_solution(kernel, args[0], is_transposed=is_adjoint is not is_right)
+
+
+def _log_factorization(kernel: Kernel, matrix: Any) -> None:
+    """Log cuBLAS's workspace if there are several matrices; one needs cuSOLVER's unknown memory."""
+    if math.prod(matrix.shape[:-2]) > 1:
+        kernel.workspace()
+
+
+def _log_solution(kernel: Kernel, matrix: Any, *, is_transposed: bool) -> None:
+    """Log how equations are solved in the first result, which begins as their right side.
+
+    It follows ATen/native/cuda/linalg/BatchLinearAlgebra.cpp.
+    """
+    result = kernel.first_result
+    *batch_shape, size, _ = matrix.shape
+    matrices = systems = math.prod(batch_shape)
+    if result.shape != matrix.shape[:-1]:  # no vectors
+        systems = math.prod(result.shape[:-2])
+    if result.numel() == 0:
+        return
+    columns = result.numel() // (systems * size)
+    expanded: list[int] = []
+    if systems != matrices:
+        expanded = [systems * size * size * matrix.itemsize, systems * size * 4]
+    with kernel.blocks(expanded):
+        if _takes_triangles(systems, size, columns, is_transposed=is_transposed):
+            _log_triangles(kernel, systems, size, is_transposed=is_transposed)
+        else:
+            kernel.workspace()
+
+
+def _takes_triangles(systems: int, size: int, columns: int, *, is_transposed: bool) -> bool:
+    """Return True if torch solves equations by triangular ones, as it does for large matrices."""
+    if size == columns:
+        return size > 16
+    if size <= 8:
+        return False
+    if size <= 64:
+        has_few_columns = is_transposed or size <= 32 or columns <= 64
+        if systems <= 2 and has_few_columns:
+            return False
+        return columns > 8
+    if size <= 128:
+        return columns > 2
+    return True
+
+
+def _log_triangles(kernel: Kernel, systems: int, size: int, *, is_transposed: bool) -> None:
+    """Log the order of the rows in each system, and a copy of the right side in that order."""
+    positions_bytes = 8 * size
+    orders_bytes = systems * positions_bytes
+    copy_bytes = kernel.result_bytes
+    with ExitStack() as order:
+        with ExitStack() as positions:
+            positions.enter_context(kernel.blocks([positions_bytes]))
+            if systems == 1:
+                order.enter_context(positions.pop_all())
+            else:
+                order.enter_context(kernel.blocks([orders_bytes]))
+        if is_transposed:
+            kernel.workspace()
+            with kernel.blocks([copy_bytes]):
+                pass
+        else:
+            with kernel.blocks([positions_bytes, orders_bytes, copy_bytes]):
+                kernel.workspace()
