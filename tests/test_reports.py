@@ -440,6 +440,20 @@ def test_objects_of_several_types_are_counted_with_their_types() -> None:
     ]
 
 
+def test_an_object_is_shown_with_its_large_parts_alone() -> None:
+    """A ``functools.partial`` was shown with 64 B of keywords."""
+    partial = dataclasses.replace(
+        leak("x"),
+        type_name="partial",
+        shape=None,
+        dtype="",
+        parts={".args": MIB, ".keywords": 64},
+    )
+    assert rows_of(leaks_report([partial], MIB)) == [
+        "1 MiB · partial with .args 1 MiB · x · del it"
+    ]
+
+
 def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
     line = (
         "2 smaller storages, 2 MiB in total: too many to examine; free larger ones first, then run "

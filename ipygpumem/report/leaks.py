@@ -24,6 +24,7 @@ from ipygpumem.report.retained_arrays import (
     ROWS_OPEN,
     ROWS_SHOWN,
     contents_text,
+    large_contents_text,
     shape_text,
     total_bytes,
     total_text,
@@ -227,7 +228,7 @@ def _words_on_objects(group: Sequence[RetainedArray]) -> str:
     if is_of_many_types:
         kind = f"{objects:,} objects ({contents_text(first)})"
     elif first.shape is None:
-        contents = contents_text(first) or shape_text(first)
+        contents = large_contents_text(first) or shape_text(first)
         if contents:
             kind = f"{kind} with {contents}"
     shape = format_shape(first.shape or ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ipygpumem.records import RetainedArray
 from ipygpumem.report import layout
@@ -13,6 +14,8 @@ ROWS_SHOWN = 20
 """Maximum number of rows of a table; one more has the rest."""
 ROWS_OPEN = 8
 """Maximum number of rows of a details table that is shown open."""
+_LEAST_SHARE = 0.01
+"""Minimum share of an object's memory of a part to show."""
 
 
 def held_table(
@@ -71,6 +74,15 @@ def contents_text(item: RetainedArray) -> str:
     """Return the parts of an object with their sizes."""
     parts = [f"{name} {format_bytes(size)}" for name, size in item.parts.items()]
     return ", ".join(parts)
+
+
+def large_contents_text(item: RetainedArray) -> str:
+    """Return the parts that have at least a hundredth of an object's memory, with their sizes."""
+    parts = dict[str, int]()
+    for name, size in item.parts.items():
+        if size >= _LEAST_SHARE * item.size_bytes:
+            parts[name] = size
+    return contents_text(replace(item, parts=parts or item.parts))
 
 
 def total_text(held: Iterable[RetainedArray]) -> str:
