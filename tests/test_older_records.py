@@ -618,7 +618,6 @@ def test_new_data_in_the_places_of_older_items_is_named(
         ("[None] * 10", "records.append(large())", "del records[10]"),
         ("dicts(300)", "records.append(large())", "del records[300]"),
         ("[]", "records += map(large, range(10))", "records.clear()"),
-        ("[None] * 10", "records[3] = yielding(); next(records[3])", "records[3].close()"),
     ],
 )
 def test_a_line_moves_no_later_item_of_a_list(
@@ -631,10 +630,6 @@ def test_a_line_moves_no_later_item_of_a_list(
         """
         def large(number=0):
             return np.ones(1 << 19) + number
-        def yielding():
-            data = large()
-            yield 1
-            yield data
         """,
         f"records = {older}",
         f"%%experiment e\n{code}",

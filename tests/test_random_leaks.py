@@ -70,6 +70,13 @@ def test_the_lines_of_a_report_say_if_they_drop_older_objects(
 
 
 @linux
+@pytest.mark.parametrize("seed", [6015, 7021])
+def test_an_object_that_a_look_gives_a_dict_is_a_holder(seed: int, failures: Failures) -> None:
+    """The heap was listed before that look: "something that cannot be seen from Python"."""
+    assert failures(seed, seed + 1, "--older") == []
+
+
+@linux
 @pytest.mark.parametrize(
     ("first", "stop"), [(0, FEW), pytest.param(FEW, ALL, marks=pytest.mark.thorough)]
 )

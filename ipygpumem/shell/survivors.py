@@ -130,7 +130,7 @@ class Survivors:
         self,
         keepers: Container[str],
         made: Callable[[], set[int]],
-        received: Callable[[], set[int]],
+        received: set[int],
         baseline: Baseline,
     ) -> Roots:
         """Return the same for the end of an experiment.
@@ -138,7 +138,7 @@ class Survivors:
         Args:
             keepers: the names.
             made: returns the identities of the objects made since its start.
-            received: returns the identities of those that older ones have received.
+            received: the identities of those that older ones have received.
             baseline: the objects at its start.
         """
         return replace(
@@ -147,7 +147,7 @@ class Survivors:
             knows_age=True,
             was_there=baseline.was_there,
             removed_as_whole=self._removed_as_whole,
-            received=received,
+            received=lambda: received,
             length_before=baseline.contents.length_of,
         )
 
@@ -205,10 +205,12 @@ class Survivors:
             self._context.garbage.collect()  # else it would list arrays in older garbage
         working = self._context.display.working("holders of memory that was not freed")
         with working as progress, undisturbed():
+            # Before the heap, which lists no dict that this gives an object for its attributes.
+            received = search.received()
             heap = Heap(smallest=None if ended.baseline.is_complete else search.smallest)
             progress(0.5)
             self.update(heap)  # a new array may have the identity of one that has died
-            cycles, older = self._rows_at_end(search, heap, ended, progress)
+            cycles, older = self._rows_at_end(search, heap, ended, received, progress)
             self.older.add(older.objects())
             heap.drop()
             rows = with_remarks(cycles.rows, older.remarks(cycles.arrays))
@@ -223,13 +225,24 @@ class Survivors:
                 self.known.append(item)
 
     def _rows_at_end(
-        self, search: SurvivorSearch, heap: Heap, ended: EndedExperiment, progress: Progress
+        self,
+        search: SurvivorSearch,
+        heap: Heap,
+        ended: EndedExperiment,
+        received: set[int],
+        progress: Progress,
     ) -> tuple[EndedCycles, OlderData]:
         """Return the rows of all objects that outlive an experiment, and the older data that their
         lines drop.
+
+        Args:
+            search: the search for the objects.
+            heap: the live objects.
+            ended: the experiment.
+            received: the identities of the new objects that older ones have received.
+            progress: shows how far it is.
         """
         made = functools.cache(ended.baseline.objects_since)
-        received = functools.cache(search.received)
         roots = self._roots_at_end(self.keepers(), made, received, ended.baseline)
         rows = search.rows_of_arrays(heap, roots)
         removed_records = list(roots.removed_records.values())
