@@ -38,6 +38,7 @@ MOST = {
     "%gpumem top, each link of a doubly linked list": 9,
     "a look at what grows, each object": 0.062,
     "a look at what grows, each name": 0.2,
+    "a recovery": 2270,
     "a recovery, each object": 0.003,
     "a recovery, each name": 0.019,
     "a recovery, each frame": 150,
@@ -286,6 +287,13 @@ def test_a_cell_and_an_experiment_call_few_functions() -> None:
         "a trivial cell": calls_of("a trivial cell", shell, "1"),
         "an empty experiment": calls_of("an empty experiment", shell, EMPTY, 20),
     }
+    assert risen(calls) == {}, calls
+
+
+@alone
+def test_a_recovery_after_another_calls_few_functions() -> None:
+    shell = measured_shell()
+    calls = {"a recovery": calls_of("a recovery", shell, RECOVERY, 5)}
     assert risen(calls) == {}, calls
 
 

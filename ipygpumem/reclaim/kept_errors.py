@@ -223,7 +223,8 @@ def _places_in(errors: Sequence[BaseException]) -> Iterator[Place]:
     for error in errors:
         prefix = f"{type_name(error)}." if len(errors) > 1 else ""
         for name, value in _attributes_of_error(error):
-            yield Place(prefix + name, value, str(id(error)))
+            if id(type(value)) not in ATOMS or sys.getsizeof(value) >= MIB:
+                yield Place(prefix + name, value, str(id(error)))
         if id(error) in with_frames_listed:
             continue
         with_frames_listed.update(map(id, exceptions.chain(error)))
@@ -240,7 +241,9 @@ def _attributes_of_error(error: BaseException) -> Iterator[tuple[str, object]]:
     arguments = exceptions.field(error, "args")
     for number, value in enumerate(arguments):
         yield f"args[{number}]", value
-    attributes = instance_dict(error) or {}
+    attributes = instance_dict(error)
+    if attributes is None:
+        attributes = {}
     for name, value in list(attributes.items()):
         if type(name) is str:
             yield name, value

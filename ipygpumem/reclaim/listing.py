@@ -120,6 +120,8 @@ def held_by_places(
         allowance: the time and memory for it.
         unread: number of places that are missing from ``places``.
     """
+    if not places and not unread:
+        return HeldMemory()
     if notebook and not unread and not _surely_have_rows(places):
         first = _PlaceSearch(places, (), errors, passed_over, allowance.share(3))
         first.run()
