@@ -96,14 +96,8 @@ def _overhead(snapshot: Snapshot, rounding_bytes: int) -> list[Part]:
 
 
 _ROUNDING = "the allocator rounds sizes up: few large tensors cost less than many"
-
-
 _PENDING = "freed, but still in use by another stream"
-
-
 _CACHED = "free for this process's next tensors; %gpumem free frees it"
-
-
 _IN_POOLS = "free blocks of CUDA graphs or other pools: delete those, then %gpumem free"
 
 
@@ -207,11 +201,7 @@ def _not_reserved(size: int, reserved: int, wide: WholeDevice | None, why: str) 
 
 
 _CONTEXT = "CUDA's context, kernels, workspaces: freed when the kernel restarts"
-
-
 _HIDDEN = "in use, by no process that the driver lists: the driver itself, or hidden processes"
-
-
 _UNUSED = {
     "jax": (
         "serves JAX alone, until the kernel ends: XLA_PYTHON_CLIENT_PREALLOCATE=false before its "

@@ -23,40 +23,22 @@ Resident = Callable[[list[tuple[int, int]]], list[int]]
 """Returns the bytes in RAM of each address range; raises OSError if the system does not report
 them.
 """
-
-
 _OTHERS = "other processes and the system"
-
-
 MANY_BYTES = 64 * MIB
 """Unnamed bytes from which a note says how many cannot be named."""
-
-
 MANY_SHARE = 0.1
 """Share of the memory that an experiment keeps from which a note says so, too."""
-
-
 PYTHON_OBJECTS = "Python objects"
 """Name of a part."""
-
-
 DATA_OF = "of "
 """Prefix of the kind of a library's memory that is neither a tensor nor a NumPy array."""
-
-
 PRINTED = "printed by cells"
 """Name of the part with the text that IPython keeps."""
-
-
 _OBJECTS = {
     PYTHON_OBJECTS: "text, numbers, containers, functions, classes, code of modules",
     PRINTED: "text and displays that IPython keeps for %notebook: %gpumem free drops them",
 }
-
-
 _OF_LIBRARY = "its frames, models, images: delete their names"
-
-
 _OWN = {
     "data of libraries": "written pages of mapped files: freed when the kernel restarts",
     "stacks": "of all threads",
@@ -64,19 +46,11 @@ _OWN = {
     "free blocks of Python": "between objects that are alive: kept by Python for new objects",
 }
 """Parts by the fields of ``OwnPages``, with advice."""
-
-
 _REST = "libraries' own data and caches: delete names, then %gpumem free"
-
-
 _NOT_NAMED = "not named"
-
-
 _OF_NO_OBJECT = (
     "no object accounts for them: tables of C code, such as those of libraries; gaps in malloc"
 )
-
-
 UNACCOUNTED = "no known object and no free page accounts for them"
 """The measured fact about pages without a name."""
 
@@ -119,17 +93,9 @@ def host_parts(
 
 
 _SHARED = "data loaders' batches, pinned memory, /dev/shm: close their creator"
-
-
 _FILES = "code and mapped data: dropped by the kernel when it needs room"
-
-
 _WORKERS = "such as data loaders; shared pages count by share where that is known (PSS): end them"
-
-
 _OF_OTHERS = "end what you do not need, such as other notebooks' kernels"
-
-
 _CACHE = "cached files: the system frees them when memory is needed"
 
 
@@ -166,8 +132,6 @@ def _host_basis(figures: HostFigures) -> _HostBasis:
 
 
 _RAISE_LIMIT = "raise it (ulimit, or %gpumem guard off)"
-
-
 _IN_USE_OUTSIDE = "within the container's limit, but in use by the rest of the machine"
 
 
