@@ -29,8 +29,6 @@ class Net(nn.Module):
     def forward(self, x):
         return self.head(self.blocks(x))
 """
-
-
 CELL = f"""{NET}
 torch.manual_seed(0)
 model = Net()
@@ -42,20 +40,10 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
 """
-
-
 ADAM = "torch.optim.AdamW(model.parameters())"
-
-
 LOSS = "functional.cross_entropy(model(x).flatten(0, 1), y)"
-
-
 PART = "functional.cross_entropy(model(a).flatten(0, 1), b) / 2"
-
-
 PLAIN = CELL.format("", ADAM, f"loss = {LOSS}; loss.backward()")
-
-
 BY_HAND = {
     "foreach=False": CELL.format(
         "", ADAM.replace("())", "(), foreach=False)"), f"{LOSS}.backward()"

@@ -17,8 +17,6 @@ QUIET = {
     "_RJEM_MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0",
 }
 """Settings with which pyarrow and polars keep no freed memory."""
-
-
 linux = pytest.mark.skipif(
     sys.platform != "linux", reason="memory in RAM is read as Linux shows it"
 )

@@ -1,3 +1,5 @@
+"""``ipygpumem.expect`` and the pytest marker ``memory`` fail where a peak exceeds its limit."""
+
 import subprocess
 import sys
 from pathlib import Path

@@ -23,10 +23,11 @@ from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths import container_steps
-from ipygpumem.heap.paths.cuts import Cut, Kind, statement_of
+from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.patches import started_patches, stopping
 from ipygpumem.heap.paths.remedies import Holder, Remedy
 from ipygpumem.heap.paths.roots import Root, Roots
+from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.ways import Way, joined
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.inventory.held_rows import HeldRow

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipygpumem.inventory import breakdown as device_parts
-from ipygpumem.inventory.breakdown import Part, Storage, host_parts
+from ipygpumem.inventory import device_parts
+from ipygpumem.inventory.breakdown import Part, Storage
+from ipygpumem.inventory.host_parts import host_parts
 from ipygpumem.probes import allocator
 from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.allocator import Segment, Snapshot, SnapshotBlock

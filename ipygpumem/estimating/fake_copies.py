@@ -9,15 +9,13 @@ objects of C extensions are shared, not copied.
 from __future__ import annotations
 
 import copyreg
-import functools
 import operator
-import re
 import sys
 import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -26,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
 from ipygpumem.errors import EstimateError
+from ipygpumem.estimating.copied_names import Namespace
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.named_devices import from_notebook
 from ipygpumem.estimating.patches import MOST_VALUES, NO_PROCESSES, fake_parameter
@@ -579,105 +578,6 @@ def _can_be_copied(kind: type, module: str) -> bool:
     if solid_base(kind) is not object:
         return False
     return type.__getattribute__(kind, "__new__") is object.__new__
-
-
-class Namespace(dict[str, Any]):
-    """Copy of a namespace: a value is copied when code looks its name up, and new bindings stay in
-    the copy.
-    """
-
-    def __init__(self, original: dict[str, Any], copies: FakeCopies) -> None:
-        # CPython reads this name without ``__missing__``, to set ``__module__`` of new classes.
-        super().__init__()
-        if "__name__" in original:
-            super().__setitem__("__name__", original["__name__"])
-        self._original = original
-        self._copies = copies
-        self._deleted: set[str] = set()
-        self.changed: dict[str, Callable[[Any], Any]] = {}
-        """Functions that change the values that code binds to a name, by name."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name in self.changed:
-            value = self.changed[name](value)
-        super().__setitem__(name, value)
-
-    def __missing__(self, name: str) -> Any:
-        if name in self._deleted:
-            raise KeyError(name)
-        with self._copies.lock:
-            if not super().__contains__(name):  # another thread may have copied it
-                self[name] = self._copies.of(self._original[name])
-                self._copies.forget_dead_copies()  # counts references: no name here may be one more
-            return super().__getitem__(name)
-
-    def __delitem__(self, name: str) -> None:
-        self._deleted.add(name)
-        super().pop(name, None)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return the copied value of a name, or ``default``."""
-        if name not in self:
-            return default
-        return self[name]
-
-    def __contains__(self, name: object) -> bool:
-        if super().__contains__(name):
-            return True
-        return name in self._original and name not in self._deleted
-
-
-_exec = exec
-
-
-def run_code(code: types.CodeType, namespace: dict[str, Any]) -> None:
-    """Run the user's code in a copied namespace."""
-    _exec(code, namespace)
-
-
-def copying_names_first(run: Any) -> Any:
-    """Return ``eval`` or ``exec`` for a copied namespace: it copies all names first, as C bypasses
-    ``__missing__``.
-    """
-
-    @functools.wraps(run)
-    def call(source: Any, space: Any = None, names: Any = None, /, **more: Any) -> Any:
-        if space is None:
-            frame = sys._getframe(1)
-            space = frame.f_globals
-            if names is None:
-                names = frame.f_locals
-        if type(space) is Namespace:
-            _look_up_all(space, source)
-        if names is None:
-            return run(source, space, **more)
-        return run(source, space, names, **more)
-
-    return call
-
-
-def _look_up_all(space: Namespace, source: Any) -> None:
-    """Copy the values of all names in a source text, or in a code object."""
-    for name in _words_in_code(source):
-        if name in space:
-            space[name]
-
-
-def _words_in_code(source: Any) -> Iterable[str]:
-    """Return the words of a source text, or the names in a code object."""
-    if is_instance(source, types.CodeType):
-        return _names_in_code(source)
-    if not is_instance(source, str):
-        source = str(bytes(source), "utf-8", "replace")
-    return re.findall(r"\w+", source)
-
-
-def _names_in_code(code: types.CodeType) -> list[str]:
-    names = list(code.co_names)
-    for constant in code.co_consts:
-        if is_instance(constant, types.CodeType):
-            names += _names_in_code(constant)
-    return names
 
 
 _MAKERS: dict[type, Callable[[FakeCopies, Any], Any]] = {

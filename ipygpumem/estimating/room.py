@@ -54,7 +54,13 @@ def with_room(
 
 
 def _context_of_room(name: str, already_held_bytes: int) -> int:
-    """Return the bytes that a device of the user's size has for something else than tensors."""
+    """Return the bytes of a device of the user's size that are in use for other memory than
+    tensors: CUDA's context, or in RAM the libraries and objects of this process.
+
+    Args:
+        name: the device.
+        already_held_bytes: the memory that tensors of this process hold there already.
+    """
     if name.startswith("cuda"):
         return _CONTEXT_BYTES
     if name == "cpu":  # the user's figure is for the whole process

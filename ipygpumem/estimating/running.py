@@ -29,9 +29,10 @@ from ipygpumem.estimating.assumptions import Assumptions
 from ipygpumem.estimating.autocast import Autocast
 from ipygpumem.estimating.caching_allocator import unfollowed_settings
 from ipygpumem.estimating.card_functions import CardFunctions
+from ipygpumem.estimating.copied_names import copying_names_first, run_code
 from ipygpumem.estimating.devices import HOST, Devices
 from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_without_tensors
-from ipygpumem.estimating.fake_copies import FakeCopies, copying_names_first, run_code
+from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.limits import Limits
 from ipygpumem.estimating.patches import Patches, choose_loop
 from ipygpumem.estimating.places import Places

@@ -29,7 +29,8 @@ from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.frames import SUSPENDED
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.parts import cached
-from ipygpumem.heap.paths.cuts import Cut, Kind, outermost
+from ipygpumem.heap.paths.cuts import Cut, Kind
+from ipygpumem.heap.paths.statements import outermost
 from ipygpumem.heap.region import Region
 from ipygpumem.introspect import NUMBERS, is_exactly
 from ipygpumem.inventory.earlier_data import EarlierData

@@ -23,17 +23,9 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.total import ObjectCount, Total, total
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.inventory.breakdown import (
-    DATA_OF,
-    PYTHON_OBJECTS,
-    Part,
-    Reconciliation,
-    Storage,
-    card_parts,
-    device_parts,
-    host_parts,
-    pools_on,
-)
+from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage
+from ipygpumem.inventory.device_parts import card_parts, device_parts, pools_on
+from ipygpumem.inventory.host_parts import DATA_OF, PYTHON_OBJECTS, host_parts
 from ipygpumem.inventory.survey import roles_of_objects
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import (

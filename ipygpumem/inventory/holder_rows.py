@@ -20,10 +20,11 @@ from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.libraries import is_segment
 from ipygpumem.heap.paths.container_steps import cuts_of_repeated
-from ipygpumem.heap.paths.cuts import Cut, statement_of
+from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import Rank, Root, Roots
+from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.paths.ways import Way, joined
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_users_class, module_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ipygpumem.heap.heap import undisturbed
 from ipygpumem.heap.sizes import Sizes
-from ipygpumem.inventory.breakdown import MANY_BYTES, MANY_SHARE, UNACCOUNTED
+from ipygpumem.inventory.host_parts import MANY_BYTES, MANY_SHARE, UNACCOUNTED
 from ipygpumem.probes.host import RamFigures
 from ipygpumem.probes.mappings import own_pages
 from ipygpumem.units import MIB, format_bytes

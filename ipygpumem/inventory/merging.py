@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ipygpumem.heap.paths.cuts import WITH_POSITIONS, Cut, Kind, inside, statement_of
+from ipygpumem.heap.paths.cuts import WITH_POSITIONS, Cut, Kind
 from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import Root
+from ipygpumem.heap.paths.statements import inside, statement_of
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.joined_lines import joined_by_lines
 from ipygpumem.inventory.joint_rows import (

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.inventory import findings
-from ipygpumem.inventory.breakdown import PRINTED
 from ipygpumem.inventory.children import with_endings
+from ipygpumem.inventory.host_parts import PRINTED
 from ipygpumem.magics import completions
 from ipygpumem.magics.experiment import available_names, lines_of_open
 from ipygpumem.meter.contexts import create_context, why_no_accelerator

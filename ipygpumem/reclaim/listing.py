@@ -355,7 +355,9 @@ class _ArrayCollector(ArraySearch):
         self.graphs: list[list[Any]] = []
         """Memory that autograd keeps; kept alive, because the search knows it by identity."""
         self._tensors: list[Any] = []
-        """The tensors of the place that is being searched."""
+        """The tensors of the place that is being searched; the walk adds them in
+        ``that_lead_on``.
+        """
         self._places: list[tuple[Place, list[Any]]] = []
         """Places and their tensors, whose autograd memory is not listed yet."""
         self._nodes: Any = None
@@ -376,10 +378,12 @@ class _ArrayCollector(ArraySearch):
         """
         self._tensors = []
         entry = self.retained_by(place.name, place.value, function=place.function, line=place.line)
+        tensors_of_place = self._tensors
         if entry is not None and place.name:
-            self.rows[place.key()] = entry[0]
-        if self._tensors:
-            self._places.append((place, self._tensors))
+            row, *_ = entry
+            self.rows[place.key()] = row
+        if tensors_of_place:
+            self._places.append((place, tensors_of_place))
 
     def add_alone(self, place: Place) -> None:
         """Add an object that is an array itself, which takes no walk."""

@@ -103,8 +103,6 @@ class Kernel:
 
 Order = Callable[[Kernel, Any], None]
 """Logs what an operator with some arguments allocates."""
-
-
 ORDERS: dict[str, Order] = {}
 """Orders by operator."""
 

@@ -18,19 +18,13 @@ from ipygpumem.units import divided_up, rounded_up
 
 MOST_SORTED_IN_PLACE = 4096
 """Maximum length of rows that are sorted without a copy."""
-
-
 _LENGTH_SORTED_ALONE = 1_000_000
 """Least length of rows that are sorted one after the other."""
-
-
 _ROWS_SORTED_BY_NUMBER = 128
 """Least number of shorter rows for which a kernel takes the rows as they are.
 
 Fewer ones are sorted as one row, and then by their numbers.
 """
-
-
 _BITS_OF_ROWS = 7
 """Bits of the number of a row."""
 
@@ -221,11 +215,7 @@ _LENGTHS_OF_SHARED_ROWS = (
     (4000, 800),
 )
 """Up to so many rows, and their least length with which several blocks search one row."""
-
-
 _LENGTH_OF_MANY_SHARED_ROWS = 400
-
-
 _THREADS_OF_SEARCH = 6 * 256
 """Threads that search the largest values on one multiprocessor."""
 

@@ -96,7 +96,9 @@ class FollowedGraph:
         if call.functions:  # the function's node was made before its operations
             function = call.functions[0]
             operation, module, line = function.name, function.module, function.line
-        is_by_engine = line is None and not module and torch._C._current_graph_task_id() != -1
+        has_users_line = line is not None or bool(module)
+        # In a thread of autograd's engine, no frame is of the user's code.
+        is_by_engine = not has_users_line and torch._C._current_graph_task_id() != -1
         if is_by_engine:
             line = self._own_line(call)
         node = Node(operation, module, line, is_by_engine)

@@ -19,11 +19,12 @@ from ipygpumem.heap.holders.received_records import ReceivedRecords
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
 from ipygpumem.heap.holders.removal import HolderWays, Removal, nearest_first
 from ipygpumem.heap.holders.rows import Row, RowHolders
-from ipygpumem.heap.paths.cuts import Kind, statement_of
+from ipygpumem.heap.paths.cuts import Kind
 from ipygpumem.heap.paths.items_and_attributes import first_in, is_opaque, is_private, items_of
 from ipygpumem.heap.paths.path_writer import PathWriter, without_own_dicts
 from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE, REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import Rank, Root, Roots
+from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.ways import Way, joined
 from ipygpumem.introspect import instance_dict, is_instance
 

@@ -19,9 +19,10 @@ from ipygpumem.heap.holders.gradients import ClearableGradients
 from ipygpumem.heap.holders.graph_keepers import all_keepers, tensors_by_gradient
 from ipygpumem.heap.knowledge.graphs import behind, with_graph_or_gradient, with_graphs
 from ipygpumem.heap.knowledge.nodes import Nodes
-from ipygpumem.heap.paths.cuts import Cut, in_sequence, statement_of
+from ipygpumem.heap.paths.cuts import Cut, in_sequence
 from ipygpumem.heap.paths.remedies import NO_REMEDY, Holder, Remedy, comments_of
 from ipygpumem.heap.paths.roots import NOTEBOOK, Roots
+from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.torch_steps import DETACH
 from ipygpumem.introspect import type_name
 from ipygpumem.notebook import OUTPUT

@@ -17,11 +17,12 @@ from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.holders.backward import Steps
 from ipygpumem.heap.holders.removal import Removal
 from ipygpumem.heap.holders.rows import Row, RowHolders
-from ipygpumem.heap.paths.cuts import Cut, Kind, statement_of
+from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.items_and_attributes import items_of
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.remedies import NO_REMEDY, Holder, Remedy
 from ipygpumem.heap.paths.roots import Root, Roots
+from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.ways import Way
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_users_class
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ipygpumem.heap.paths.container_steps import cuts_of_repeated, removal_of_repeated
-from ipygpumem.heap.paths.cuts import Cut, statement_of
+from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.remedies import Remedy
+from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.ways import Way
 
 

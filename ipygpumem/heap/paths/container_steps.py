@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, flat_elements, is_array, read_array
-from ipygpumem.heap.paths.cuts import Cut, Kind, Listing, split, statement_of, with_repeated
+from ipygpumem.heap.paths.cuts import Cut, Kind, Listing, split, with_repeated
 from ipygpumem.heap.paths.items_and_attributes import (
     attribute_names,
     index_of,
@@ -20,6 +20,7 @@ from ipygpumem.heap.paths.items_and_attributes import (
 )
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import LONGEST_PATH, Path
+from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.introspect import (
     class_dict,

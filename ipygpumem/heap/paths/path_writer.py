@@ -50,7 +50,7 @@ from ipygpumem.heap.paths.container_steps import (
     cuts_of_repeated,
     removal_of_repeated,
 )
-from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, split, statement_of, with_repeated
+from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, split, with_repeated
 from ipygpumem.heap.paths.data_frame_steps import append_frame_step
 from ipygpumem.heap.paths.dataset_steps import append_dataset_step
 from ipygpumem.heap.paths.estimator_steps import clone_code, is_estimator, is_forgotten_by_clone
@@ -81,6 +81,7 @@ from ipygpumem.heap.paths.roots import (
     Roots,
     module_code,
 )
+from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.paths.torch_steps import (
     append_torch_step,

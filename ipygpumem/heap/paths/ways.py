@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, statement_of
+from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence
 from ipygpumem.heap.paths.remedies import (
     MORE_THERE,
     REMOVE,
@@ -16,6 +16,7 @@ from ipygpumem.heap.paths.remedies import (
     comments_of,
 )
 from ipygpumem.heap.paths.roots import NOTEBOOK
+from ipygpumem.heap.paths.statements import statement_of
 
 
 @dataclass(frozen=True)
