@@ -428,7 +428,7 @@ store.f = frame
     )
     text = works(notebook, "%gpumem leaks").leaks()[0]
     assert re.search(
-        r"frame: DataFrame with t [89].. MiB, .* · cell \d+ · held by notebook variable store.f",
+        r"frame: DataFrame with t [89].. MiB · cell \d+ · held by notebook variable store.f",
         text,
     )
     works(notebook, "del store.f")
