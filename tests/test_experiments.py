@@ -84,6 +84,33 @@ def test_an_interrupted_end_says_that_objects_are_missing(
         assert "del kept[0]" in leaks
 
 
+WATCHED_READS = """
+import gc, sys, _asyncio
+import numpy as np
+read = gc.get_referents
+touched = []
+def watched_read(*items):
+    if any(item is _asyncio for item in items):
+        touched.append(sys._getframe(1).f_code.co_name)
+        items = tuple(item for item in items if item is not _asyncio)
+    return read(*items)
+gc.get_referents = watched_read
+many = [[{"number": each}] for each in range(60_000)]
+few = []
+"""
+
+
+@pytest.mark.parametrize("before", ["del many", "pass"])
+def test_no_look_reads_the_objects_that_asyncio_has_freed(kernel: Kernel, before: str) -> None:
+    """In Python 3.12 a list of them frees them again, and the next collection never ends."""
+    ok(kernel, WATCHED_READS, before)
+    ok(kernel, "%%experiment e\nfew.append([np.ones(1 << 20)])")
+    ok(kernel, "%%experiment e\nimport email.mime.audio; few.append('a' * 10**7)")
+    ok(kernel, "%gpumem leaks", "%gpumem top", "%gpumem why few", "%gpumem status", "%gpumem free")
+    ok(kernel, "%gpumem tensors", "%gpumem")
+    assert kernel.value("touched") == []
+
+
 OLD_GARBAGE = """
 import gc
 import numpy as np

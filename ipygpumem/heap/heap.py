@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import copy_context
 from itertools import compress, filterfalse, islice
 from operator import not_
@@ -106,6 +106,19 @@ def refuse_while_traced(what: str) -> None:
         raise GpuMemError(
             f"torch is tracing this code (torch.jit.trace, torch.compile): {what} outside of it"
         )
+
+
+def take_out(tracked: list[object], identities: Set[int] = frozenset()) -> None:
+    """Replace some objects in a list of all tracked objects by None, and with them the module
+    ``_asyncio``.
+
+    In Python 3.12, it shows the collector objects that it has freed and keeps for reuse. Reading
+    them into a list frees them again, and every later collection would loop for ever.
+    """
+    asyncio = sys.modules.get("_asyncio")
+    row = identities_of_list(tracked)
+    for place in AddressFilter({*identities, id(asyncio)}).positions(row):
+        tracked[place] = None
 
 
 class HeapObserver(Protocol):
@@ -214,15 +227,7 @@ class Heap:
         not_touched = {id(self), id(self.local)} | emptied
         if sys.version_info < (3, 11):
             not_touched.add(id(vars(self)))
-        asyncio = sys.modules.get("_asyncio")
-        if asyncio is not None:
-            # In Python 3.12, it shows the collector objects that it has freed and keeps for reuse.
-            # Putting one into a list frees it again, and every later collection would loop for
-            # ever.
-            not_touched.add(id(asyncio))
-        row = identities_of_list(self.tracked)
-        for place in AddressFilter(not_touched).positions(row):
-            self.tracked[place] = None
+        take_out(self.tracked, not_touched)
 
     def drop(self) -> None:
         """Drop all references. If the maker of the heap is in it, they would be a cycle."""

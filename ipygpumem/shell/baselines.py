@@ -15,7 +15,7 @@ from ipygpumem.errors import describe_error
 from ipygpumem.heap.arrays import Array, Span, StorageKey, library_type, owner_of, place_of
 from ipygpumem.heap.bulk import by_identity, chunks, instances_among, of_types
 from ipygpumem.heap.garbage import GcMark
-from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.heap import Heap, take_out
 from ipygpumem.heap.knowledge.frames import running_locals
 from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.interrupts import is_from_signal
@@ -120,6 +120,7 @@ class Baseline:
             return
         made = self._made_after(0)
         tracked = gc.get_objects()
+        take_out(tracked)
         are_new = list(map(made.__contains__, map(id, tracked)))
         new = list(compress(tracked, are_new))
         arrays = set(map(id, instances_among(gc.get_referents(*new), array_type)))
