@@ -600,8 +600,17 @@ def test_new_data_in_the_places_of_older_items_is_named(
         (
             "dicts(40)",
             "for each in range(0, 40, 4): records[each] = large()",
-            "for _position in 0, 4, 8, 12, 16, 20, 24, 28, 32, 36: "
-            "records[_position] = None; del _position",
+            "records[0:37:4] = [None] * 10",
+        ),
+        (
+            "dicts(40)",
+            "for each in (0, 3, 7, 9, 14, 22): records[each] = large()",
+            "[records.__setitem__(place, None) for place in (0, 3, 7, 9, 14, 22)];",
+        ),
+        (
+            "[None] * 300",
+            "for each in range(0, 300, 3): records[each] = large()",
+            "records[0:298:3] = [None] * 100",
         ),
         (
             "[None] * 10",
@@ -610,8 +619,9 @@ def test_new_data_in_the_places_of_older_items_is_named(
         ),
         (
             "[None] * 300",
-            "records[::2] = [large()] * 150",
-            "records[:] = [None if item is records[0] else item for item in records]",
+            "one = large()\nfor each in range(300):\n"
+            "    if each % 7 in (1, 2, 4): records[each] = one",
+            "records[:] = [None if item is records[1] else item for item in records]",
         ),
         ("[1, [None] * 10]", "records[1][3] = large()", "records[1][3] = None"),
         # These lists are longer than they were: nothing had the places of the new items.

@@ -68,6 +68,8 @@ class Again(Enum):
 
     NEVER = "never"
     """It is only for the report."""
+    AT_ONCE = "at once, but never later"
+    """It lists what the step after it deletes."""
     IF_INTERRUPTED = "if interrupted"
     UNTIL_DONE = "until done"
 
@@ -84,7 +86,7 @@ class EndStep(NamedTuple):
 
     def is_left(self, *, was_interrupted: bool) -> bool:
         """Return True if another attempt does it again after an interrupt or our own failure."""
-        if self.again is Again.NEVER:
+        if self.again in (Again.NEVER, Again.AT_ONCE):
             return False
         return was_interrupted or self.again is Again.UNTIL_DONE
 
@@ -179,7 +181,7 @@ class ExperimentEnd:
             EndStep(
                 self._measure_before,
                 "not everything that the experiment held was measured and listed",
-                never,
+                Again.AT_ONCE,
             ),
             EndStep(self._scope.undo.close, "its budget may still limit torch"),
             EndStep(self._free_names_and_outputs, not_measured),
@@ -205,13 +207,13 @@ class ExperimentEnd:
             if step.waits and self._steps[0] is not step:
                 break  # another attempt goes on with the first step that is left
             try:
-                step.work()
+                self._do(step, struck)
             except BaseException as error:
                 was_interrupted = interrupts.is_from_signal(error)
                 if was_interrupted:
                     interrupts.forget_our_frames(error)
                     struck.append(error)
-                    if step.again is Again.NEVER:
+                    if not step.is_left(was_interrupted=True):
                         self._log.remarks.append(f"an interrupt came: {step.lost}")
                 elif isinstance(error, Exception):
                     self._context.isolation.failed("the end of an experiment", error, step.lost)
@@ -224,6 +226,19 @@ class ExperimentEnd:
             raise struck.pop()
         if not self._are_names_deleted:
             raise RuntimeError("its names could not be deleted")
+
+    def _do(self, step: EndStep, struck: list[BaseException]) -> None:
+        """Do a step, again at once after an interrupt if it cannot be done later; the interrupt is
+        added to ``struck``.
+        """
+        try:
+            step.work()
+        except BaseException as error:
+            if step.again is not Again.AT_ONCE or not interrupts.is_from_signal(error):
+                raise
+            interrupts.forget_our_frames(error)
+            struck.append(error)
+            step.work()
 
     # -- before anything is freed ------------------------------------------------------------------
 

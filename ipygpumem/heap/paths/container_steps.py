@@ -92,6 +92,18 @@ def _refuses(container: object) -> bool:
     return False
 
 
+def takes_items(container: object) -> bool:
+    """Return True for a list whose items an assignment replaces: its class has the method of
+    ``list`` for this.
+    """
+    if not is_instance(container, list):
+        return False
+    for kind in mro_of(type(container)):
+        if "__setitem__" in class_dict(kind):
+            return kind is list
+    return False
+
+
 def _may_delete(method: object) -> bool:
     """Return True if a ``__delitem__`` may delete an item: its code has ``del`` or calls a method
     that removes items. One of code in C does.

@@ -49,11 +49,17 @@ from ipygpumem.heap.paths.container_steps import (
     append_item,
     cuts_of_repeated,
     removal_of_repeated,
+    takes_items,
 )
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, split, with_repeated
 from ipygpumem.heap.paths.data_frame_steps import append_frame_step
 from ipygpumem.heap.paths.dataset_steps import append_dataset_step
-from ipygpumem.heap.paths.estimator_steps import clone_code, is_estimator, is_forgotten_by_clone
+from ipygpumem.heap.paths.estimator_steps import (
+    clone_code,
+    has_only_a_fit,
+    is_estimator,
+    is_forgotten_by_clone,
+)
 from ipygpumem.heap.paths.items_and_attributes import (
     attribute_names,
     attribute_text,
@@ -247,12 +253,12 @@ class PathWriter:
         some steps lead to it.
         """
         is_fit = is_forgotten_by_clone(steps) or (self._of_leaks and is_estimator(steps[-1]))
-        return is_fit and self._is_older(steps[0])
+        return is_fit and has_only_a_fit(steps[0]) and self._is_older(steps[0])
 
     def _note_replaced(self, path: Path, parent: Any) -> None:
         """Record that the item of a list has the place of an older one, unless a call ends it."""
         cut = path.cut
-        if cut is None or cut.kind is not Kind.ITEM or cut.ending or not is_instance(parent, list):
+        if cut is None or cut.kind is not Kind.ITEM or cut.ending or not takes_items(parent):
             return
         if cut.owner_id == id(parent) and self._is_as_long_as_before(parent):
             path.cut = replace(cut, is_replaced=True)

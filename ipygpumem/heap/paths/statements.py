@@ -230,7 +230,7 @@ def _of_detached(cuts: Sequence[Cut]) -> str:
 def _of_positions(first: Cut, positions: list[int], *, is_alone: bool) -> str:
     """Return the statement that removes the references of a container at some positions."""
     if first.is_replaced:
-        return _of_replaced(first, positions, is_alone=is_alone)
+        return _of_replaced(first, positions)
     imports, owner = split(first.owner)
     start, end = positions[0], positions[-1] + 1
     is_span = end - start == len(positions)
@@ -256,7 +256,7 @@ def _of_positions(first: Cut, positions: list[int], *, is_alone: bool) -> str:
     return in_sequence(last_first) if all(last_first) else ""
 
 
-def _of_replaced(first: Cut, positions: list[int], *, is_alone: bool) -> str:
+def _of_replaced(first: Cut, positions: list[int]) -> str:
     """Return the statement that sets the items of a list at some positions to None; empty if they
     are too many or too few for it.
     """
@@ -274,13 +274,14 @@ def _of_replaced(first: Cut, positions: list[int], *, is_alone: bool) -> str:
                 place = f"[{start}] = None"
             statements.append(f"{owner}{place}")
         return imports + in_sequence(statements)
+    step = positions[1] - positions[0]
+    every = range(positions[0], positions[-1] + 1, step)
+    if positions == list(every):
+        return f"{imports}{owner}[{every.start}:{every.stop}:{step}] = [None] * {len(every)}"
     if len(positions) > _MOST_POSITIONS:
         return ""
     listed = ", ".join(map(str, positions))
-    in_loop = without_import(first.owner)
-    if is_alone:
-        return f"for _position in {listed}: {in_loop}[_position] = None; del _position"
-    return f"[{in_loop}.__setitem__(position, None) for position in ({listed})];"
+    return f"[{without_import(first.owner)}.__setitem__(place, None) for place in ({listed})];"
 
 
 def _spans(positions: Sequence[int]) -> list[tuple[int, int]]:
