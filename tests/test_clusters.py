@@ -61,10 +61,11 @@ def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
     assert (experiment["deleted"], experiment["kept"]) == (("x",), ("w",))
     for engine in experiment["engines"]:
         (usage,) = [usage for usage in engine["record"]["usages"] if usage["device"] == "cpu"]
-        assert usage["peak_bytes"] - usage["before_bytes"] >= 64 * MIB
+        # Linux counts the pages of each thread in steps.
+        assert usage["peak_bytes"] - usage["before_bytes"] >= 63 * MIB
         assert engine["free"]["cpu"] > 0
         assert engine["pid"] != cluster.value("__import__('os').getpid()")
-    assert experiment["consumed"]["cpu"] >= 4 * 64 * MIB, "the sum over the engines"
+    assert experiment["consumed"]["cpu"] >= 4 * 63 * MIB, "the sum over the engines"
     assert experiment["freed"]["cpu"] >= 4 * 63 * MIB
     assert on_engines(cluster, "w") == [0, 1, 2, 3]
     assert on_engines(cluster, NAMES) == [["w"]] * 4
