@@ -1,6 +1,6 @@
 """ipygpumem: notebook code with real scopes, and what every cell costs in host and GPU memory.
 
-In a notebook: ``%load_ext ipygpumem``, then ``%%experiment NAME``. From Python: ``experiment``,
+In a notebook: ``%load_ext ipygpumem``, then ``%%experiment``. From Python: ``experiment``,
 ``last``, ``history`` and ``experiments`` below, and the records in ``ipygpumem.records``.
 """
 

@@ -168,7 +168,7 @@ _EXPERIMENT = CommandGroup(
     "%experiment",
     "group several cells into an experiment",
     (CommandModule(("start", "end", "keep", "status", "list", "compare"), _experiment),),
-    details="``%%experiment NAME`` as a cell's first line does all of this for one cell.",
+    details="``%%experiment`` as a cell's first line does all of this for one cell.",
 )
 _GPUMEM = CommandGroup(
     "%gpumem",

@@ -234,7 +234,7 @@ def test_commands_show_a_summary_and_a_report_for_each_engine(cluster: Kernel) -
         ),
         ("%%experiment a --on nobody\nx = 1", "--on nobody: write all, numbers of engines"),
         ("%gpumem tensors --on all", "--on"),
-        ("%%experiment --on all\nx = 1", "which name?"),
+        ("%%experiment --on all\nx = 1", "%%experiment --on: which name?"),
     ],
 )
 def test_a_mistake_is_one_line_and_runs_nothing(cluster: Kernel, line: str, said: str) -> None:

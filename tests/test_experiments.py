@@ -44,6 +44,14 @@ def test_a_tracebacks_syntax_tree_is_freed_with_its_experiment(
     assert kernel.value(f"(gc.collect(), {trees})[1]") == before
 
 
+def test_an_experiment_is_called_by_its_cell_by_default(kernel: Kernel) -> None:
+    ok(kernel, "%%experiment --keep kept\nkept, dropped = 1, 2")
+    ok(kernel, "%%experiment\nkept = 3", "%%experiment named\nkept = 4")
+    names = "__import__('ipygpumem').experiments()"
+    assert kernel.value(f"[record.name for record in {names}]") == ["cell2", "cell3", "named"]
+    assert kernel.value("(kept, 'dropped' in globals())") == (1, False)
+
+
 STRUCK_ONCE = """
 import signal
 import numpy as np

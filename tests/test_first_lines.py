@@ -56,7 +56,6 @@ def test_a_cell_magic_below_gpumem_gets_its_cell(notebook: Kernel) -> None:
         ("%estimate", "%estimate: write %%estimate as the first line of a cell"),
         ("%isolate --keep a", "%isolate: write %%isolate as the first line of a cell"),
         ("%experiment start", "which name? Write it first: %experiment start demo"),
-        ("%%experiment\nx = 1", "which name? Write it first: %%experiment demo"),
         ("%experiment demo", "to open one of this name: %experiment start demo"),
         ("%gpumem experiments", "%gpumem: write %experiment list"),
         ("%gpumem del x", "%gpumem: write del NAME in Python, or %gpumem why NAME for"),

@@ -12,13 +12,13 @@ from IPython.core.error import UsageError
 from ipygpumem.errors import ExperimentError, ellipsize, quoted
 from ipygpumem.fitting.budgets import parse_budget
 from ipygpumem.magics import completions
+from ipygpumem.notebook import running_cell
 from ipygpumem.report import history as reports
 from ipygpumem.report.cells import usage_parts
 from ipygpumem.report.experiments import times
 from ipygpumem.report.layout import Report, clean, listed, note
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import (
-    Argument,
     Options,
     argument,
     command,
@@ -32,13 +32,6 @@ from ipygpumem.units import format_bytes
 
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
-
-
-def _name_argument(example: str) -> Argument:
-    """Return the argument for an experiment's name."""
-    return argument(
-        "name", "NAME", is_joined=True, missing=f"which name? Write it first: {example} --keep x"
-    )
 
 
 _OPTIONS = (
@@ -67,7 +60,18 @@ _OPTIONS = (
 )
 
 
-@command("%experiment start", "open one", _name_argument("%experiment start demo"), *_OPTIONS)
+@command(
+    "%experiment start",
+    "open one",
+    argument(
+        "name",
+        "NAME",
+        is_joined=True,
+        # It is not optional: run again from the top, the notebook ends the open one of this name.
+        missing="which name? Write it first: %experiment start demo --keep x",
+    ),
+    *_OPTIONS,
+)
 def start(app: App, options: Options) -> list[Report]:
     """Open an experiment; return a note about it, and about devices that its budget cannot
     limit.
@@ -92,7 +96,9 @@ def _opened(app: App, experiment: Experiment) -> str:
 @command(
     "%%experiment",
     "run a cell like a function: at the end its new names are deleted and its memory is freed",
-    _name_argument("%%experiment demo"),
+    argument(
+        "name", "NAME", "to find its record; the cell's number by default: cell7", is_joined=True
+    ),
     *_OPTIONS,
 )
 def of_cell(app: App, options: Options) -> list[Report]:
@@ -105,7 +111,7 @@ def of_cell(app: App, options: Options) -> list[Report]:
 
 def new(app: App, options: Options) -> Experiment:
     """Return a new experiment, not started yet; invalid options raise an error."""
-    name = _checked_name(app, options.name)
+    name = _checked_name(app, options.name) if options.name else _name_of_cell(app)
     budget = parse_budget(",".join(options.budget)) if options.budget else None
     return Experiment(
         app.experiments,
@@ -117,6 +123,11 @@ def new(app: App, options: Options) -> Experiment:
         parse_parameters(options.note),
         budget,
     )
+
+
+def _name_of_cell(app: App) -> str:
+    """Return the name of an experiment to which the user has given none."""
+    return f"cell{running_cell(app.context.shell)}"
 
 
 def _checked_name(app: App, name: str) -> str:

@@ -60,6 +60,8 @@ def on_engines(app: App, call: Call) -> list[Report]:
     line = _without_on(call.line)
     with interrupts.deferred() as struck:
         if call.command.name == "%%experiment":
+            if not options.name:  # each engine would take the number of another cell
+                raise ClusterError("%%experiment --on: which name? Write it first: a --on all")
             reports = _run_cell(app, options, line, "".join(call.cell), struck)
         elif call.command.name == "%experiment start":
             reports = _start(app, options, line.removeprefix("start").lstrip(), struck)
