@@ -160,11 +160,11 @@ pass
         kernel,
         """\
 %%experiment run --keep best
-%%isolate --keep best old new
-old, best, new = 2, 3, 4
+%%isolate --keep best old fresh
+old, best, fresh = 2, 3, 4
 """,
     )
-    assert exist(kernel, "new", "best") == ["best"]
+    assert exist(kernel, "fresh", "best") == ["best"]
     assert kernel.value("old") == [1]
     assert "restored: old" in reply.reports("experiment")[0]
 
