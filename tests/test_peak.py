@@ -107,6 +107,14 @@ def test_tensors_do_not_count_as_zeroed_memory() -> None:
     }
 
 
+def test_a_new_arena_of_python_takes_nothing_from_other_rows() -> None:
+    arena = PeakRow(MIB, OURS, allocator="mmap")
+    device = outside(row(12), arena)
+    assert bounded(device, 12 * MIB - MIB // 8) is device
+    device = bounded(outside(row(12), row(64, "calloc"), arena), 12 * MIB)
+    assert [item.size_bytes // MIB for item in device.rows] == [12, 1, 0]
+
+
 @given(
     sizes=st.lists(
         st.tuples(st.integers(1, 2000), st.sampled_from(["mmap", "calloc", "malloc", ""])),
