@@ -225,7 +225,7 @@ def test_only_kept_names_come_back(kernel: Kernel) -> None:
         point, lock = Point(), handler.lock
         class New: pass
         new = New()
-        model['new'] = old
+        model['new'] = model['old']
     """
     reply = ok(
         kernel,
