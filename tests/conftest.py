@@ -74,12 +74,18 @@ barriers.TOOLS.update(TOOLS_OF_TESTS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give hypothesis, if it is installed, all the time that a busy machine takes."""
+    """Give hypothesis, if it is installed, all the time that a busy machine takes, and the same
+    examples in each run, unless ``--hypothesis-seed`` asks for other ones.
+    """
     if not config.pluginmanager.hasplugin("hypothesispytest"):
         return
     from hypothesis import HealthCheck, settings
 
-    patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    patient = settings(
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=config.getoption("--hypothesis-seed") is None,
+    )
     settings.register_profile("patient", patient)
     settings.load_profile("patient")
 

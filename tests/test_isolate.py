@@ -160,11 +160,11 @@ pass
         kernel,
         """\
 %%experiment run --keep best
-%%isolate --keep best old new
-old, best, new = 2, 3, 4
+%%isolate --keep best old fresh
+old, best, fresh = 2, 3, 4
 """,
     )
-    assert exist(kernel, "new", "best") == ["best"]
+    assert exist(kernel, "fresh", "best") == ["best"]
     assert kernel.value("old") == [1]
     assert "restored: old" in reply.reports("experiment")[0]
 
@@ -225,7 +225,7 @@ def test_only_kept_names_come_back(kernel: Kernel) -> None:
         point, lock = Point(), handler.lock
         class New: pass
         new = New()
-        model['new'] = old
+        model['new'] = model['old']
     """
     reply = ok(
         kernel,

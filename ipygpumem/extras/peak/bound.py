@@ -8,7 +8,7 @@ reserves 1 GiB of addresses with its first string. Bytes without a page are "res
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRow
@@ -19,6 +19,8 @@ from ipygpumem.units import MIB
 
 _INEXACT_BYTES = MIB
 """The kernel's RSS is behind by up to 256 KiB for each thread (``TASK_RSS_EVENTS_THRESH``)."""
+_ARENA_BYTES = MIB
+"""Bytes that Python maps at once for small objects; only a part of the newest arena is used."""
 _OFTEN_UNUSED = ("mmap", "calloc")
 """Functions whose memory is often reserved and not used, the likeliest first: pools of libraries,
 ``np.zeros``.
@@ -31,6 +33,8 @@ OURS = "ours"
 """Role of memory outside this list that was allocated below our own functions, such as the tensors
 of the operations that are followed.
 """
+_NOT_LISTED = (OURS, OF_TORCH)
+"""Roles of the memory outside this list; it takes part in the process's RAM."""
 
 Unused = Mapping[tuple[int, int], int]
 """Bytes without a page in RAM, by the first and last address of their mapping."""
@@ -128,6 +132,7 @@ def bounded(device: DevicePeak, most_bytes: int, unused_parts: Sequence[int] = (
         most_bytes: the bytes that all rows together can have in RAM.
         unused_parts: bytes of new mappings that are not used.
     """
+    most_bytes += _unused_arena_bytes(device.rows)
     excess_bytes = device.size_bytes - most_bytes
     if excess_bytes <= _INEXACT_BYTES:
         return device
@@ -148,6 +153,14 @@ def bounded(device: DevicePeak, most_bytes: int, unused_parts: Sequence[int] = (
     return replace(device, size_bytes=most_bytes, rows=tuple(rows), curve=curve, is_bound=True)
 
 
+def _unused_arena_bytes(rows: Iterable[PeakRow]) -> int:
+    """Return the bytes that an arena of Python, mapped below our own functions or torch's, may have
+    without a page: the rows of the code must not lose them.
+    """
+    mapped = (row.size_bytes for row in rows if row.allocator == "mmap" and row.role in _NOT_LISTED)
+    return min(_ARENA_BYTES, sum(mapped))
+
+
 def _sizes_of_lines(unused_parts: Sequence[int]) -> set[int]:
     """Return the bytes that lines may have allocated without using them: one part, or all parts of
     one size, as of a loop.
@@ -162,7 +175,7 @@ def _likeliest_first(row: PeakRow, unused_sizes: Collection[int]) -> tuple[bool,
     kind = len(_OFTEN_UNUSED) + (row.role != OF_TORCH)
     # memray joins the allocations of a line and names one of their functions. For ours, which
     # include torch's tensors, that is the function of a small one.
-    if row.allocator in _OFTEN_UNUSED and row.role not in (OURS, OF_TORCH):
+    if row.allocator in _OFTEN_UNUSED and row.role not in _NOT_LISTED:
         kind = _OFTEN_UNUSED.index(row.allocator)
     return not is_as_large, kind, -row.size_bytes
 
