@@ -43,7 +43,7 @@ def result_of(info: Any, number: int | None = 1, error: BaseException | None = N
 
 def observer(**hooks: Any) -> Any:
     """Return an observer with these hooks; the others do nothing."""
-    others = dict.fromkeys(("cell_begins", "cell_ended", "shown", "close"), lambda *_: ())
+    others = dict.fromkeys(("cell_begins", "cell_ended", "cell_shown", "close"), lambda *_: ())
     return SimpleNamespace(**{**others, **hooks})
 
 

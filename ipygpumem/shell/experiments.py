@@ -7,7 +7,7 @@ interrupt or our own failure has stopped, or through ``give_up``, which needs no
 end                    called by                     differs
 =====================  ============================  ============================================
 ``end_experiments_of`` the end of a cell             the cell's report shows theirs
-``shown``              the same, once it is shown    for those that the call above has missed
+``cell_shown``         the same, once it is shown    for those that the call above has missed
 ``end_experiment``     ``%%autofit``, ``finish``     returns the reports
 ``finish``             ``%experiment end``, Python,  shows the reports, and returns the record
                        the end of a ``with`` block,
@@ -191,7 +191,7 @@ class ExperimentManager:
                 waiting.append(item)
         return waiting
 
-    def shown(self) -> None:
+    def cell_shown(self) -> None:
         """End experiments whose cells ended without ending them."""
         for experiment in self.overdue():
             ended: list[Experiment] = []
@@ -250,7 +250,7 @@ class ExperimentManager:
         """
         if experiment.record is None or experiment in self.open:
             self.context.display.show(self.end_experiment(experiment))
-            self._subscribers.shown()
+            self._subscribers.deliver()
         assert experiment.record is not None
         return experiment.record
 
