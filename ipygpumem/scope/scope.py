@@ -153,6 +153,8 @@ class Scope:
         self._before_statement: Namespace = {}
         """Old objects of the names that the running statement may bind."""
         self.outcome = Outcome()
+        self.is_closed = False
+        """True once its end has deleted, restored or kept all of its names."""
 
     @property
     def saved(self) -> Namespace:
@@ -447,6 +449,7 @@ class Scope:
                 self._end_name(name, enclosing, other_scopes)
         for name in list(self._saved.by_name):
             self._restore(name, other_scopes)
+        self.is_closed = True
         return self.outcome
 
     def _end_name(self, name: str, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
