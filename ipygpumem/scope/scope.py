@@ -250,8 +250,8 @@ class Scope:
         self.save(list(self._outer))
 
     def event_lost(self, event: str) -> None:
-        """Save the objects of all names: ``event`` could not be recorded, and later ones may be lost
-        as well.
+        """Save the objects of all names: ``event`` could not be recorded, and later ones may be
+        lost as well.
         """
         word, name = split_event(event)
         if word == HAS_IMPORTED:

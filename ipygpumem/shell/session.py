@@ -300,7 +300,7 @@ class Session:
         """Return the report line of a cell, or nothing if it is hidden."""
         context = self._context
         remarks = self._remarks(cell, record, result)
-        context.display.scales.note(record.usages)
+        context.display.scales.lengthen_for(record.usages)
         may_hide = context.config.quiet or begins_with_our_command(record)
         is_hidden = not remarks and may_hide and is_quiet(record)
         lines = list[str]()
