@@ -127,7 +127,7 @@ def run(scope: Scope, namespace: dict[str, Any], source: str) -> None:
     tree = ast.parse(source)
     bindings = bindings_of(tree)
     names = frozenset(bindings.bound | bindings.deleted)
-    scope.note(bindings, names)
+    scope.expect_bindings(bindings, names)
     instrument(tree, names)
     namespace["__builtins__"] = {
         **vars(builtins),

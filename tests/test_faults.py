@@ -34,10 +34,12 @@ from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.code_observer import CodeObserver, OpenExperiments
 from ipygpumem.shell.display import Display
 from ipygpumem.shell.ending import ExperimentEnd
+from ipygpumem.shell.experiment_handle import Experiment
 from ipygpumem.shell.experiment_log import ExperimentLog
-from ipygpumem.shell.experiments import Experiment, ExperimentManager
+from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.ipython import rewriting
 from ipygpumem.shell.ipython.caches import Outputs
+from ipygpumem.shell.managed_experiment import ManagedExperiment
 from ipygpumem.shell.measured_scope import MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.session import Session
@@ -456,7 +458,8 @@ def test_a_fault_stops_no_code_and_loses_no_name(
 
 
 KINDS = (
-    *(Session, CellStack, ExperimentManager, Experiment, ExperimentLog, ExperimentEnd),
+    *(Session, CellStack, ExperimentManager, Experiment, ManagedExperiment, ExperimentLog),
+    ExperimentEnd,
     *(CodeObserver, MeasuredScope, OpenExperiments, Scope, Outputs, Meter, Span, Recovery),
     Display,
 )
@@ -487,7 +490,8 @@ def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(
 ) -> None:
     wrong = []
     for kind, name in FOREVER[first::step]:
-        if target == BLOCK and kind is Experiment and name in ("keep", "__enter__", "__exit__"):
+        is_handle = kind in (Experiment, ManagedExperiment)
+        if target == BLOCK and is_handle and name in ("keep", "__enter__", "__exit__"):
             continue  # called by the block itself
         world.begin(PROGRAMS["plain"])
         with pytest.MonkeyPatch.context() as patch:

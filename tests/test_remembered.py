@@ -121,7 +121,7 @@ def test_an_earlier_leak_s_place_is_old_until_it_is_received() -> None:
     ((item, described_array),) = described([keeper.array])
     assert baseline.was_there(item, described_array)
     del baseline._received  # as of an end
-    baseline.note_end()
+    baseline.note_new_containers()
     namespace["box"].append(keeper.array)  # type: ignore[attr-defined]
     assert not baseline.was_there(item, described_array)
     # A set of a megabyte after many new objects: it was a row of the report.

@@ -595,14 +595,14 @@ def test_a_bar_is_as_long_as_the_sessions_highest_use_rounded_up() -> None:
     assert bar.label == "RAM: 1.05 GiB of 64.00 GiB in use; the bar ends at 1.50 GiB"
     # 4090 is so near to 4 GiB that the bar would look full.
     for highest, length in ((3900, 4), (4090, 6)):
-        scales.note([ram(1000, 1000, highest)])
+        scales.lengthen_for([ram(1000, 1000, highest)])
         bar = scales.bar(change)
         assert bar is not None
         assert bar.length_bytes == length * GIB
-    scales.note([ram(0, 0, 8000)])
+    scales.lengthen_for([ram(0, 0, 8000)])
     assert scales.bar(change) is None  # 80 MiB are below 1 % of 12 GiB
     assert scales.bar(ram(1150, 1000, 1150)) is not None  # given back
-    scales.note([Usage("cuda:0", 0, 0, GIB, 8 * GIB, "allocator")])
+    scales.lengthen_for([Usage("cuda:0", 0, 0, GIB, 8 * GIB, "allocator")])
     assert scales.bar(ram(1000, 1150, 1150)) is not None
 
 

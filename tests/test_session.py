@@ -25,7 +25,8 @@ from ipygpumem.shell.advised_lines import AdvisedLines
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.config import IPyGpuMem
-from ipygpumem.shell.experiments import Experiment, ExperimentManager
+from ipygpumem.shell.experiment_handle import Experiment
+from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.units import MIB
 from tests.control_group import v2_system
 from tests.fakes import FakeProbe
@@ -43,7 +44,7 @@ def result_of(info: Any, number: int | None = 1, error: BaseException | None = N
 
 def observer(**hooks: Any) -> Any:
     """Return an observer with these hooks; the others do nothing."""
-    others = dict.fromkeys(("cell_begins", "cell_ended", "shown", "close"), lambda *_: ())
+    others = dict.fromkeys(("cell_begins", "cell_ended", "cell_shown", "close"), lambda *_: ())
     return SimpleNamespace(**{**others, **hooks})
 
 
@@ -272,7 +273,7 @@ def timed(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Interacti
     def wait(seconds: float) -> None:
         passed[0] += seconds
 
-    for module in ("session", "cell", "experiments", "experiment_log"):
+    for module in ("session", "cell", "managed_experiment", "experiment_log"):
         monkeypatch.setattr(f"ipygpumem.shell.{module}.perf_counter", lambda: passed[0])
     shell.user_ns["wait"] = wait
     shell.run_cell("%load_ext ipygpumem")

@@ -94,13 +94,13 @@ class Trace(GuardedBlock):
 
     def reset(self) -> None:
         """Restart the measurement."""
-        self._lap()
+        self._record_and_reset()
 
     def report_and_reset(self, note: str = "") -> None:
         """Show and store the usage since the start or the last reset, and restart
         the measurement.
         """
-        record = self._lap()
+        record = self._record_and_reset()
         self._traces_and_span()[0].finished.append(record)
         self._show(record, note)
 
@@ -131,7 +131,7 @@ class Trace(GuardedBlock):
         traces.finished.append(self.record)
         return self.record
 
-    def _lap(self) -> TraceRecord:
+    def _record_and_reset(self) -> TraceRecord:
         """Return the usage since the start or the last reset, and restart the measurement."""
         _, span = self._traces_and_span()
         record = self._record(span.lap())

@@ -147,7 +147,7 @@ class _OpenTry:
         self._values = values
         namespace.update(values)
         self._scope = Scope(namespace)
-        self._scope.note(bindings)
+        self._scope.expect_bindings(bindings)
         self._scope.save(bindings.bound)
         names = bindings.bound | bindings.deleted
         self._outer: list[tuple[Scope, set[str]]] = []
@@ -252,7 +252,7 @@ class CellFit:
         cell.after_recovery.append(self.end)
         enclosing = self._enclosing()
         if enclosing is not None:  # the variables count as bound by the cell
-            enclosing.note(Bindings(assigned=set(plan.values)))
+            enclosing.expect_bindings(Bindings(assigned=set(plan.values)))
             enclosing.save(set(plan.values))
 
     def _enclosing(self) -> Scope | None:

@@ -26,8 +26,10 @@ from ipygpumem.shell.commands.declarations import (
     option,
     switch,
 )
+from ipygpumem.shell.experiment_handle import Experiment
 from ipygpumem.shell.experiment_options import PARAMETER, Parameters, plain_number
-from ipygpumem.shell.experiments import Experiment, ExperimentManager
+from ipygpumem.shell.experiments import ExperimentManager
+from ipygpumem.shell.managed_experiment import ManagedExperiment
 from ipygpumem.units import format_bytes
 
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
@@ -86,7 +88,7 @@ def start(app: App, options: Options) -> list[Report]:
     return [note(line) for line in lines]
 
 
-def _opened(app: App, experiment: Experiment) -> str:
+def _opened(app: App, experiment: ManagedExperiment) -> str:
     """Return the line about an experiment that was opened, and the one around it."""
     around = [other.name for other in app.experiments.here() if other is not experiment]
     where = f" inside {around[-1]}" if around else ""
@@ -223,7 +225,7 @@ def _named_on_engines(app: App, name: str) -> Any:
     return on_engines[-1]
 
 
-def _named_or_innermost(app: App, name: str) -> Experiment:
+def _named_or_innermost(app: App, name: str) -> ManagedExperiment:
     """Return the open experiment with a name, or the innermost one."""
     if not name or not app.experiments.open:
         return _innermost(app)
@@ -253,7 +255,7 @@ def keep(app: App, options: Options) -> list[Report]:
     return [note(_kept(experiment))]
 
 
-def _kept(experiment: Experiment) -> str:
+def _kept(experiment: ManagedExperiment) -> str:
     """Return the line about the names that an experiment keeps, and those that are not there."""
     line = f"experiment {experiment.name} keeps {', '.join(experiment.options.keep)}"
     missing = experiment.scope.unmatched_keep()
@@ -272,7 +274,7 @@ def status(app: App, options: Options) -> list[Report]:
     return [note(line) for line in lines]
 
 
-def _innermost(app: App) -> Experiment:
+def _innermost(app: App) -> ManagedExperiment:
     """Return the experiment that was opened last here."""
     here = app.experiments.here()
     if here:
@@ -302,10 +304,10 @@ def lines_of_open(experiments: ExperimentManager) -> list[str]:
     return lines[::-1]
 
 
-def _description(experiment: Experiment, names: list[str]) -> str:
+def _description(experiment: ManagedExperiment, names: list[str]) -> str:
     """Return the line about one open experiment, which has made ``names``."""
     log = experiment.log
-    seconds = log.seconds(experiment.seconds_here())
+    seconds = log.seconds(experiment.seconds_in_running_cell())
     parts = [f"experiment {experiment.name}", *times(seconds, log.elapsed_seconds)]
     parts += usage_parts(experiment.usage())
     parts.append(f"names: {listed(names) or 'none yet'}")

@@ -72,10 +72,10 @@ class HostProbe(Probe):
 
     def __init__(self, *, exact: bool = True) -> None:
         self._total = total_bytes()
-        self._mark_is_low = False
+        self._mark_is_at_rss = False
         """True if the last reading found the mark at the RSS, so that there is nothing to reset."""
-        self._lost_peak = 0
-        """The highest mark reset by other probes since our own ``rearm``."""
+        self._peak_before_resets = 0
+        """The highest mark that other probes have reset since our own ``rearm``."""
         self._mapped: int | None = None
         self._pid = os.getpid()
         self._open(exact=exact)
@@ -91,24 +91,26 @@ class HostProbe(Probe):
         self._exact = exact
         self._pid = os.getpid()
         self._status = open_file("/proc/self/status", os.O_RDONLY)
-        self._marks = open_file("/proc/self/clear_refs", os.O_WRONLY) if exact else None
+        self._clear_refs = open_file("/proc/self/clear_refs", os.O_WRONLY) if exact else None
         self.note = ""
-        if self._marks is None:
+        if self._clear_refs is None:
             self.note = "the peak is sampled: no kernel high-water mark in use"
             return
-        # A span opened in the parent continues: the kernel starts a new mark in the child.
-        lost_peak = max(self._lost_peak, self._rss_and_peak()[1]) if forked else 0
+        peak_in_parent = 0
+        if forked:  # a span opened in the parent continues, and the child has a new mark
+            _, peak = self._rss_and_peak()
+            peak_in_parent = max(self._peak_before_resets, peak)
         if any(self._can_reset() for _ in range(_TRIES)):
-            self._lost_peak = lost_peak
+            self._peak_before_resets = peak_in_parent
             self._with_mark.add(self)
             return
-        os.close(self._marks)
-        self._marks = None
+        os.close(self._clear_refs)
+        self._clear_refs = None
         self.note = "the peak is sampled: the kernel's high-water mark cannot be reset here"
 
     def _can_reset(self) -> bool:
         """Return True if a reset lowers the mark: some sandboxes accept the write and ignore it."""
-        self._mark_is_low = False
+        self._mark_is_at_rss = False
         try:
             self.rearm()
             rss, peak = self._rss_and_peak()
@@ -118,17 +120,22 @@ class HostProbe(Probe):
 
     @property
     def sampled(self) -> bool:
-        return self._marks is None
+        return self._clear_refs is None
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         if os.getpid() != self._pid:  # after a fork the descriptors name the parent process
             self.use_mark(exact=self._exact)
         if detail:
             self._total = total_bytes()  # a container's limit may change at run time
-        rss, highest = self._rss_and_peak()
-        method: Method = "sampled" if self._marks is None else "kernel"
-        self._mark_is_low = highest <= rss
-        highest = rss if self._marks is None else max(highest, self._lost_peak)
+        rss, mark = self._rss_and_peak()
+        self._mark_is_at_rss = mark <= rss
+        method: Method
+        if self._clear_refs is None:
+            method = "sampled"
+            highest = rss
+        else:
+            method = "kernel"
+            highest = max(mark, self._peak_before_resets)
         bound = own_limits.bound("RLIMIT_AS")  # code may set it at any time
         total = self._total if bound is None else min(self._total, bound)
         reading = Reading(
@@ -151,22 +158,25 @@ class HostProbe(Probe):
         return rss, rss
 
     def rearm(self) -> None:
-        """Reset the kernel's mark, after the other probes that read it have saved its peak."""
-        if self._marks is not None and not self._mark_is_low:
+        """Begin a new peak: reset the kernel's mark to the RSS.
+
+        The process has one mark, whose peak the other probes that read it save first.
+        """
+        if self._clear_refs is not None and not self._mark_is_at_rss:
             other_probes = [probe for probe in self._with_mark if probe is not self]
             if other_probes:
                 _, peak = self._rss_and_peak()
                 for probe in other_probes:
-                    probe._lost_peak = max(probe._lost_peak, peak)
-            os.write(self._marks, b"5")
-        self._lost_peak = 0
+                    probe._peak_before_resets = max(probe._peak_before_resets, peak)
+            os.write(self._clear_refs, b"5")
+        self._peak_before_resets = 0
 
     def close(self) -> None:
         self._with_mark.discard(self)
-        for descriptor in (self._status, self._marks):
+        for descriptor in (self._status, self._clear_refs):
             if descriptor is not None:
                 os.close(descriptor)
-        self._status = self._marks = None
+        self._status = self._clear_refs = None
 
 
 def rss_bytes() -> int:

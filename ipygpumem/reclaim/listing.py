@@ -373,17 +373,17 @@ class _ArrayCollector(ArraySearch):
         return super().that_lead_on(arrays)
 
     def add(self, place: Place) -> None:
-        """Add the arrays that a place holds and no earlier one does; without a name they are only
-        marked as seen.
+        """Add a row of the arrays to which a place leads and no earlier one does.
+
+        A place without a name gets no row: its arrays are then those of an earlier place.
         """
-        self._tensors = []
+        self._tensors = []  # the walk adds them
         entry = self.retained_by(place.name, place.value, function=place.function, line=place.line)
-        tensors_of_place = self._tensors
         if entry is not None and place.name:
             row, *_ = entry
             self.rows[place.key()] = row
-        if tensors_of_place:
-            self._places.append((place, tensors_of_place))
+        if self._tensors:
+            self._places.append((place, self._tensors))
 
     def add_alone(self, place: Place) -> None:
         """Add an object that is an array itself, which takes no walk."""

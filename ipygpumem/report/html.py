@@ -253,15 +253,22 @@ def _html_table(table: Table, *, bars: bool) -> str:
     return _drawn(rows, looks, letters[0], whole_width)
 
 
-def _drawn(rows: Sequence[Sequence[str]], looks: list[Look], first: int, width: str) -> str:
-    """Return the headings and rows of a table, whose first column has so many letters; further
-    lines of a row are indented below it.
+def _drawn(rows: Sequence[Sequence[str]], looks: Sequence[Look], first: int, width: str) -> str:
+    """Return the HTML of a table.
+
+    Args:
+        rows: the headings, and then the rows.
+        looks: the look of each column.
+        first: the letters of the first column. Further lines of a row are indented by as much, if
+            this is not too far.
+        width: the width of the whole table.
     """
     indent = f"{_GAP}em"
     if first <= _DEEP:
         indent = _em(first, _GAP)
     width_of_first, side, style = looks[0]
-    looks[0] = width_of_first, side, f"{style}; margin-left: -{indent}"
+    hanging = (width_of_first, side, f"{style}; margin-left: -{indent}")
+    looks = [hanging, *looks[1:]]
     head = _html_row(rows[0], looks, indent, is_head=True)
     body = [_html_row(row, looks, indent, is_head=False) for row in rows[1:]]
     return _TABLE.format(width, head, "\n".join(body))

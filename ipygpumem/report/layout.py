@@ -121,15 +121,15 @@ class Table:
                 equal_texts.append(f"{name} {self.rows[0][place]}")
         if not places or not equal_texts:
             return self, ""
-        return self._of_places(places), f"in every row: {', '.join(equal_texts)}"
+        return self._with_columns_at(places), f"in every row: {', '.join(equal_texts)}"
 
     def without(self, column: str) -> Table:
         """Return the table without a column."""
         places = [place for place, name in enumerate(self.columns) if name != column]
-        return self._of_places(places)
+        return self._with_columns_at(places)
 
-    def _of_places(self, places: Sequence[int]) -> Table:
-        """Return the table with some of its columns."""
+    def _with_columns_at(self, places: Sequence[int]) -> Table:
+        """Return the table with its columns at some places only."""
         columns = [self.columns[place] for place in places]
         rows = [[row[place] for place in places] for row in self.rows]
         return replace(self, columns=columns, rows=rows)
@@ -229,8 +229,8 @@ class Scales:
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
 
-    def note(self, usages: Iterable[Usage]) -> None:
-        """Lengthen the bars for ``usages``."""
+    def lengthen_for(self, usages: Iterable[Usage]) -> None:
+        """Lengthen the bars so that ``usages`` fit."""
         for usage in usages:
             highest = self._highest.get(usage.device, 0)
             self._highest[usage.device] = max(highest, sum(_sizes(usage)))

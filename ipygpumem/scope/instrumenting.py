@@ -39,16 +39,18 @@ def split_event(event: str) -> tuple[str, str]:
 
 
 class BindingRecorder(dict[str, None]):
-    """The mapping in which code looks up events; it contains those whose repetitions need no
-    record.
+    """The mapping in which code looks up events, which records them.
+
+    It contains the *settled* events: repetitions of these change nothing and are not recorded,
+    which makes loops faster.
 
     Args:
-        note: records an event; returns True if its repetitions need no record.
+        record: records an event; returns True if it is settled.
     """
 
-    def __init__(self, note: Callable[[str], bool]) -> None:
+    def __init__(self, record: Callable[[str], bool]) -> None:
         super().__init__()
-        self.note = note
+        self.record = record
         self._times_forgotten = 0
 
     def __missing__(self, key: str) -> None:
@@ -56,10 +58,10 @@ class BindingRecorder(dict[str, None]):
         if key.startswith(HAS_IMPORTED):
             self.forget()  # after another statement the name may no longer be an import
         times_forgotten = self._times_forgotten
-        needs_no_repetition = self.note(key)
+        is_settled = self.record(key)
         # Another thread's cell may have begun during the call; then the key must be looked up
         # again.
-        if needs_no_repetition and self._times_forgotten == times_forgotten:
+        if is_settled and self._times_forgotten == times_forgotten:
             self[key] = None
 
     def forget(self) -> None:
@@ -70,8 +72,8 @@ class BindingRecorder(dict[str, None]):
         self.clear()
 
     def needs_no(self, names: list[str]) -> bool:
-        """Return True if bindings of ``names`` need no record now: their older objects are saved,
-        or there are none.
+        """Return True if all bindings of ``names`` are settled: their older objects are saved, or
+        there are none.
         """
         __tracebackhide__ = True
         events = [MAY_BIND + name for name in names]

@@ -153,6 +153,8 @@ class Scope:
         self._before_statement: Namespace = {}
         """Old objects of the names that the running statement may bind."""
         self.outcome = Outcome()
+        self.is_closed = False
+        """True once its end has deleted, restored or kept all of its names."""
 
     @property
     def saved(self) -> Namespace:
@@ -171,9 +173,13 @@ class Scope:
             names.update(saved_names)
         return names
 
-    def note(self, bindings: Bindings, reported: Iterable[str] = ()) -> None:
-        """Record the names that code of this scope may bind; it reports its imports of those
-        ``reported`` itself.
+    def expect_bindings(self, bindings: Bindings, reported: Iterable[str] = ()) -> None:
+        """Treat the names that code of this scope may bind as its own.
+
+        Args:
+            bindings: the bindings in the code, which runs next.
+            reported: the names whose bindings the code reports, so that its imports of them are
+                recorded when they happen.
         """
         self._assigned |= bindings.assigned
         imported = bindings.imported.difference(reported)
@@ -204,11 +210,9 @@ class Scope:
         for scope in reversed(scopes):  # several, if the statement has opened or ended a scope
             if name in scope._before_statement:
                 old_objects.append(scope._before_statement.pop(name))
-        if by_identity and not old_objects:
-            return
         # A missing name was bound, too: "except ... as name" unbinds it at its end, and ``del`` is
         # reported.
-        if by_identity and self._refers_to(name, old_objects[0]):
+        if by_identity and (not old_objects or self._refers_to(name, old_objects[0])):
             return
         if old_objects:
             self.shadow(name, old_objects[0])
@@ -245,19 +249,16 @@ class Scope:
         """Save the objects of all names, for code that could not be analysed."""
         self.save(list(self._outer))
 
-    def note_lost(self, event: str) -> None:
-        """Save all objects of names that code may have bound or may bind: its reports may be lost,
-        as ``event`` was.
+    def event_lost(self, event: str) -> None:
+        """Save the objects of all names: ``event`` could not be recorded, and later ones may be
+        lost as well.
         """
         word, name = split_event(event)
         if word == HAS_IMPORTED:
             self._imported.add(name)
-        maybe = {
-            name: value
-            for name, value in self._before_statement.items()
-            if self._would_shadow(name)
-        }
-        self._saved.add_unsure(maybe)
+        for may_be_bound, old in self._before_statement.items():
+            if self._would_shadow(may_be_bound):
+                self._saved.add_unsure({may_be_bound: old})
         self._before_statement.clear()
         self.save_all()
 
@@ -447,6 +448,7 @@ class Scope:
                 self._end_name(name, enclosing, other_scopes)
         for name in list(self._saved.by_name):
             self._restore(name, other_scopes)
+        self.is_closed = True
         return self.outcome
 
     def _end_name(self, name: str, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
@@ -512,34 +514,41 @@ class Scope:
         return is_ours
 
     def _keep_name(self, name: str, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
-        """Leave ``name`` to the enclosing scope, which will restore the object that this one
-        shadowed.
-        """
+        """Leave ``name`` to the enclosing scope, or to the notebook if there is none."""
         if name not in self.outcome.kept:
             self.outcome.kept.append(name)
-        if enclosing is None:  # the name belongs to the notebook, not to another thread's scope
-            for other in other_scopes:
-                if not other._saved.is_later(name, self._saved):
-                    other.leave(name)
+        if enclosing is None:
+            self._leave_to_notebook(name, other_scopes)
         self._outer[name] = None
-        is_shadowed = name in self._saved
+        has_shadowed = name in self._saved
         old = self._saved.by_name.pop(name, None)
         if enclosing is None:
             return
-        enclosing._assigned.add(name)
-        # it may have imported another object under this name before
-        enclosing._imported.discard(name)
-        if is_shadowed and enclosing._would_shadow(name):
+        enclosing._adopt(name)
+        if has_shadowed and enclosing._would_shadow(name):
             enclosing._saved.inherit(name, old, self._saved)
 
-    def record_event(self, what: str, scopes: Sequence[Scope]) -> bool:
-        """Record an event of this scope's code; return True if no repetition need be recorded.
+    def _leave_to_notebook(self, name: str, other_scopes: Sequence[Scope]) -> None:
+        """Prevent other threads' scopes from deleting a name that this one keeps, unless they have
+        bound it later.
+        """
+        for other in other_scopes:
+            if not other._saved.is_later(name, self._saved):
+                other.leave(name)
+
+    def _adopt(self, name: str) -> None:
+        """Own a name that an inner scope has bound and keeps."""
+        self._assigned.add(name)
+        self._imported.discard(name)  # it may have imported an earlier object of this name
+
+    def record_event(self, event: str, scopes: Sequence[Scope]) -> bool:
+        """Record an event of this scope's code; return True if repetitions of it change nothing.
 
         Args:
-            what: one of the words in instrumenting.py and a name, such as ``has bound x``.
+            event: one of the words in instrumenting.py and a name, such as ``has bound x``.
             scopes: the nested scopes in which the code runs; this one is the innermost and last.
         """
-        word, name = split_event(what)
+        word, name = split_event(event)
         value = self._namespace.get(name, _MISSING)
         if word in _CONFIRMS:
             is_import = word == HAS_IMPORTED
@@ -553,16 +562,11 @@ class Scope:
             self._before_statement[name] = value
         return not self._would_shadow(name) and name not in self._imported
 
-    def _record_deleted(self, name: str) -> bool:
-        """Record that ``name`` is deleted; return True if it was an outer name, which enclosing
-        scopes have lost, too.
+    def _deletion_loses_outer(self, name: str) -> bool:
+        """Return True if a deletion of ``name`` has deleted an outer object, which no scope will
+        restore.
         """
-        self._before_statement.pop(name, None)
-        self._imported.discard(name)
-        if not self._would_shadow(name) or self.is_saved_by_others(name):
-            return False
-        self._treat_as_new(name)
-        return True
+        return self._would_shadow(name) and not self.is_saved_by_others(name)
 
     def _forget_needless_saves(self) -> None:
         """Forget the objects that were saved for a statement, or for code that did not bind the
@@ -573,12 +577,18 @@ class Scope:
 
 
 def record_deleted(scopes: Sequence[Scope], name: str) -> None:
-    """Record that ``name`` is deleted; from then on it is a new name to each scope that has not
-    bound it itself.
+    """Record in nested scopes that ``name`` is deleted, from the innermost one outwards.
+
+    Each scope that has not bound it has lost an outer name: bound again, it is a new one. The first
+    scope that has bound it has only lost its own object, and the scopes around that one have lost
+    nothing.
     """
     for scope in reversed(scopes):
-        if not scope._record_deleted(name):
+        scope._before_statement.pop(name, None)
+        scope._imported.discard(name)
+        if not scope._deletion_loses_outer(name):
             return
+        scope._treat_as_new(name)
 
 
 def forget_needless_saves(scopes: Sequence[Scope]) -> None:

@@ -111,9 +111,11 @@ class Baseline:
         named = self._names.identities_of_same(self._namespace)
         return remarks_on_grown(arrays, heap, made, self._before.had_other_size, named)
 
-    def note_end(self) -> None:
-        """Note the arrays that only new containers have, before the end's own lists are such
-        containers; not needed if the start could note all arrays.
+    def note_new_containers(self) -> None:
+        """Note the NumPy arrays that only containers made since the start have.
+
+        Call it before the end makes lists, which would be such containers. If all arrays of the
+        start are known, nothing is noted.
         """
         array_type = library_type("numpy", "ndarray")
         if self._addresses is None or array_type is None:
@@ -124,18 +126,36 @@ class Baseline:
         are_new = list(map(made.__contains__, map(id, tracked)))
         new = list(compress(tracked, are_new))
         arrays = set(map(id, instances_among(gc.get_referents(*new), array_type)))
+        if arrays:
+            older = list(compress(tracked, map(not_, are_new)))
+            arrays -= self._in_older(arrays, older, new, made)
+        self._in_new_containers = arrays
+
+    def _in_older(
+        self, arrays: set[int], older: list[Any], new: list[Any], made: Set[int]
+    ) -> set[int]:
+        """Return the ``arrays`` to which an older object refers, too, so that they may be older: an
+        older array may have got a new holder, such as a tuple.
+
+        Args:
+            arrays: identities of the arrays in new containers.
+            older: the tracked objects of the start; the notebook's names do not count.
+            new: the tracked objects made since.
+            made: the identities of the objects made since.
+        """
         new_dicts = by_identity(of_types({id(dict)}, new))
         in_older = set[int]()
-        # An older array may have got a new holder, such as a tuple.
-        for part in chunks(list(compress(tracked, map(not_, are_new)))) if arrays else ():
-            older = [item for item in part if item is not self._namespace]
-            referred = set(map(id, gc.get_referents(*older)))
-            in_older |= new_dicts.keys() & referred
-            arrays -= referred
+        dicts_in_older = set[int]()
+        for part in chunks(older):
+            holders = [item for item in part if item is not self._namespace]
+            referred = set(map(id, gc.get_referents(*holders)))
+            in_older |= arrays & referred
+            dicts_in_older |= new_dicts.keys() & referred
         # A dict is tracked once it gets a container, so that an older one may seem new.
-        for key in in_older - self.received(made) if in_older else ():
-            arrays -= set(map(id, new_dicts[key].values()))
-        self._in_new_containers = arrays
+        if dicts_in_older:
+            for key in dicts_in_older - self.received(made):
+                in_older.update(map(id, new_dicts[key].values()))
+        return in_older
 
     def is_surely_new(self, place: Span) -> bool:
         """Return True if the NumPy array at a place was made since: only new containers have it, a

@@ -230,7 +230,7 @@ class CellObserver(Protocol):
         ``cell.measured.record`` is None if the cell could not be measured.
         """
 
-    def shown(self) -> None:
+    def cell_shown(self) -> None:
         """Note that a cell's reports have been shown; the only hook called for the cell that loads
         the extension.
         """

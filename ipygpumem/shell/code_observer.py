@@ -104,10 +104,8 @@ class CodeObserver:
     # -- events of instrumented code ---------------------------------------------------------------
 
     def _record_binding(self, event: str) -> bool:
-        """Record an event of instrumented code.
-
-        Returns:
-            True if the code may leave out the same event from now on, which makes loops faster.
+        """Record an event of instrumented code; return True if it is settled (``BindingRecorder``):
+        its repetitions need not be recorded.
         """
         if not self._open:
             return True  # until one opens
@@ -115,33 +113,43 @@ class CodeObserver:
         if not scopes:
             self._record_outside(event)
             return False
-        is_needless_again = scopes[-1].record_event(event, scopes)
+        is_settled = scopes[-1].record_event(event, scopes)
         # Another thread's code looks up the same events, and its bindings must be seen.
-        return is_needless_again and not self._cells.of_others(get_ident())
+        return is_settled and not self._cells.of_others(get_ident())
 
     def _record_outside(self, event: str) -> None:
-        """Record an event of code outside all scopes: they leave it the names that it binds."""
+        """Record an event of code outside all scopes: the scopes of other threads leave it the
+        names that it binds.
+        """
         word, name = split_event(event)
-        running = self._cells.running()
-        before = running[-1].code.maybe_bound if running else {}
-        now = self._context.namespace.get(name, _NOT_BOUND)
-        if word == MAY_BIND:
-            before[name] = now
-            return
-        is_bound = word in BINDING_WORDS
-        if word == HAS_ENDED and name in before:
-            is_bound = now is not before[name]
-        before.pop(name, None)
-        if is_bound:
+        if self._has_bound(word, name):
             for experiment in self._open:
                 experiment.scope.leave(name)
             # The scopes' code may bind the name again, and must report that.
             self.binding_recorder.forget()
 
+    def _has_bound(self, word: str, name: str) -> bool:
+        """Return True if an event of code outside all scopes says that the code has bound a name.
+
+        A statement that may bind a name has two events: the first notes the object that the name
+        has, with which the second one compares.
+        """
+        running = self._cells.running()
+        objects_before = running[-1].code.maybe_bound if running else {}
+        value = self._context.namespace.get(name, _NOT_BOUND)
+        if word == MAY_BIND:
+            objects_before[name] = value
+            return False
+        is_noted = name in objects_before
+        value_before = objects_before.pop(name, _NOT_BOUND)
+        if word == HAS_ENDED and is_noted:
+            return value is not value_before
+        return word in BINDING_WORDS
+
     def event_missed(self, event: str) -> bool:
         """Keep all names that the running code may bind: one of its events was not recorded."""
         for experiment in self._open.here()[-1:]:
-            experiment.scope.note_lost(event)
+            experiment.scope.event_lost(event)
         return False
 
     # -- code that runs next -----------------------------------------------------------------------
@@ -242,7 +250,7 @@ class CodeObserver:
         report them.
         """
         self.binding_recorder.forget()
-        scope.note(bindings, reported)
+        scope.expect_bindings(bindings, reported)
         return scope.save(bindings.bound.difference(reported))
 
     # -- scopes ------------------------------------------------------------------------------------

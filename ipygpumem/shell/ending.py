@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,45 +21,27 @@ from ipygpumem.heap.garbage import GcMark
 from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import code_of_output
-from ipygpumem.probes.children import children as children_now
 from ipygpumem.probes.host import RamFigures, rss_bytes
 from ipygpumem.probes.malloc import BLOCK_BYTES, allocated_bytes, malloc_bytes
-from ipygpumem.probes.mappings import own_pages
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import (
-    COMMENT,
-    FREE_HEAP_PAGES,
     ExperimentRecord,
-    FreeingStep,
     RetainedArray,
     Usage,
 )
 from ipygpumem.scope.ownable import is_ownable
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.ended_memory import MemoryAfter, MemoryBefore, RamLeft, ram_growth
 from ipygpumem.shell.experiment_log import ExperimentLog
+from ipygpumem.shell.experiment_notes import ExperimentNotes
 from ipygpumem.shell.experiment_options import ExperimentOptions
 from ipygpumem.shell.measured_scope import MeasuredScope
 from ipygpumem.shell.recovery import Recovery
-from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.inventory.remaining import GrownRow
     from ipygpumem.inventory.watched_names import WatchedName
     from ipygpumem.shell.survivors import Survivors
-
-_CLOCK_SECONDS = 0.02
-"""Error of the times at which processes start."""
-_LEAST_SHARE_WITHOUT_LINE = 0.3
-"""Minimum share of the new processes' memory in those without a line to mention these: a helper
-process of joblib is small.
-"""
-_MOST_GROWN = 5
-"""Maximum number of grown containers to name."""
-
-
-_GAPS = 4
-"""Smallest ratio of the memory of many small objects to the gaps between them that was seen."""
 
 
 class Again(Enum):
@@ -100,25 +81,6 @@ class Surroundings(NamedTuple):
     """The open scopes of other threads."""
 
 
-@dataclass
-class MemoryBefore:
-    """The memory of an experiment before anything is freed."""
-
-    usages: tuple[Usage, ...] = ()
-    saved: list[RetainedArray] = field(default_factory=list)
-    """The arrays held by the objects that its code has replaced."""
-    watched: list[WatchedName] | None = None
-    """The arrays of its names; None if memory was too short to list them."""
-    names_by_object: dict[int, str] = field(default_factory=dict)
-    """Its names by the identities of their objects."""
-    malloc_bytes: int = 0
-    """The bytes in use from malloc."""
-    lists_bytes: int = 0
-    """The pages of the lists that the end itself makes then; malloc keeps those that are free."""
-    notes_bytes: int = 0
-    """The bytes of its notes on arrays, which stay until the end is over."""
-
-
 class ExperimentEnd:
     """The end of one experiment.
 
@@ -155,20 +117,14 @@ class ExperimentEnd:
         self._surroundings = Surroundings(None, ())
         self._steps = self._all_steps()
         self._own_names: list[str] | None = None
-        """The names of its scope; only valid in the attempt that has listed them."""
+        """The names of its scope, from when they are listed until they are deleted.
+
+        None in another attempt: code that ran in between may have bound other names.
+        """
         self._misspelt = ""
         """Report line about a misspelt name in ``keep``."""
         self._before = MemoryBefore()
-        self._are_names_deleted = False
-        self._freeing_steps: list[FreeingStep] = []
-        self._usages_after: tuple[Usage, ...] = ()
-        """Usage once its memory is freed, before our search for survivors takes memory."""
-        self._ram_after = scope.ram_at_start
-        self._alive: tuple[RetainedArray, ...] = ()
-        self._lists_alive = False
-        """True if these are all objects that are still alive, as far as our search finds them."""
-        self._kept_in_older_bytes = 0
-        """RAM of the new arrays in older objects of the names that stay on purpose."""
+        self._after = MemoryAfter(ram=scope.ram_at_start)
         self.record: ExperimentRecord | None = None
 
     def _all_steps(self) -> list[EndStep]:
@@ -202,17 +158,17 @@ class ExperimentEnd:
         """
         self._surroundings = surroundings
         self._own_names = None
-        struck = list[BaseException]()
+        signals = list[BaseException]()
         for step in tuple(self._steps):
             if step.waits and self._steps[0] is not step:
                 break  # another attempt goes on with the first step that is left
             try:
-                self._do(step, struck)
+                self._do(step, signals)
             except BaseException as error:
                 was_interrupted = interrupts.is_from_signal(error)
                 if was_interrupted:
                     interrupts.forget_our_frames(error)
-                    struck.append(error)
+                    signals.append(error)
                     if not step.is_left(was_interrupted=True):
                         self._log.remarks.append(f"an interrupt came: {step.lost}")
                 elif isinstance(error, Exception):
@@ -222,14 +178,14 @@ class ExperimentEnd:
                 if step.is_left(was_interrupted=was_interrupted):
                     continue
             self._steps.remove(step)
-        if struck:
-            raise struck.pop()
-        if not self._are_names_deleted:
+        if signals:
+            raise signals.pop()
+        if not self._scope.names.is_closed:
             raise RuntimeError("its names could not be deleted")
 
-    def _do(self, step: EndStep, struck: list[BaseException]) -> None:
+    def _do(self, step: EndStep, signals: list[BaseException]) -> None:
         """Do a step, again at once after an interrupt if it cannot be done later; the interrupt is
-        added to ``struck``.
+        added to ``signals``.
         """
         try:
             step.work()
@@ -237,7 +193,7 @@ class ExperimentEnd:
             if step.again is not Again.AT_ONCE or not interrupts.is_from_signal(error):
                 raise
             interrupts.forget_our_frames(error)
-            struck.append(error)
+            signals.append(error)
             step.work()
 
     # -- before anything is freed ------------------------------------------------------------------
@@ -268,7 +224,7 @@ class ExperimentEnd:
             before.malloc_bytes = malloc_bytes()
             without_lists, without_notes = rss_bytes(), allocated_bytes()
             before.saved = self._scope.saved_memory()
-            self._scope.baseline.note_end()
+            self._scope.baseline.note_new_containers()
             self._own_names = self._scope.names.own_names()
             before.watched = self._watch(self._own_names)
             before.lists_bytes = max(0, rss_bytes() - without_lists)
@@ -316,26 +272,26 @@ class ExperimentEnd:
         )
 
     def _run_measured(self, *steps: reclaim.Step) -> None:
-        reclaim.run_steps(self._context.meter, list(steps), self._freeing_steps)
+        reclaim.run_steps(self._context.meter, list(steps), self._after.steps)
 
     def _delete_names(self) -> int:
         """Delete, restore or keep the names, unless that is done; return their number."""
         scope = self._scope.names
-        own_names, self._own_names = self._own_names, None  # stale after the first attempt
-        if not self._are_names_deleted:
+        own_names = self._own_names
+        self._own_names = None
+        if not scope.is_closed:
             scope.close(
                 self._surroundings.enclosing,
                 own_names,
                 is_handle=lambda value: value is self._handle,
                 other_scopes=self._surroundings.elsewhere,
             )
-            self._are_names_deleted = True
         outcome = scope.outcome
         return len(outcome.deleted) + len(outcome.restored) + len(outcome.kept)
 
     def _delete_names_again(self) -> None:
         """Delete the names if memory was too short before the tracebacks' memory was freed."""
-        if not self._are_names_deleted:
+        if not self._scope.names.is_closed:
             self._run_measured(("names again", self._delete_names))
 
     def _forget_outputs(self) -> int | None:
@@ -369,8 +325,8 @@ class ExperimentEnd:
             # Its key has died now, and before with the tensor the object that shows the storage.
             self._before.notes_bytes -= 2 * BLOCK_BYTES * item.storages.drop_dead()
         with contextlib.suppress(MemoryError):  # the record has the figures after the search, then
-            self._ram_after = RamFigures.now()
-            self._usages_after = self._scope.usages()
+            self._after.ram = RamFigures.now()
+            self._after.usages = self._scope.usages()
 
     def _find_survivors(self) -> None:
         """List the objects that are still alive; a failure becomes a remark."""
@@ -378,8 +334,8 @@ class ExperimentEnd:
             return
         try:
             with growth_for("the search at its end"):
-                self._alive = self._survivors_of(self._before.watched)
-            self._lists_alive = True
+                self._after.alive = self._survivors_of(self._before.watched)
+            self._after.lists_alive = True
         except Exception as error:  # everything has been freed: this only lists the rest
             if interrupts.is_from_signal(error):
                 raise
@@ -396,22 +352,9 @@ class ExperimentEnd:
         namespace = self._context.namespace
         baseline = self._scope.baseline
         keepers = self._keepers()
-        kept_storages = set[StorageKey]()
-        search = ArraySearch()
-        growth = self._host_growth()
-        measured_growth = _growth(self._usages_after)
-        for name in keepers:
-            value = namespace.get(name)
-            new_bytes = 0
-            for item, array in search.find(value):
-                kept_storages.add(array.storage)
-                if array.device == "cpu" and not baseline.was_there(item, array):
-                    new_bytes += array.size_bytes
-            growth -= new_bytes
-            measured_growth -= new_bytes
-            if baseline.contents.knows(value):
-                self._kept_in_older_bytes += new_bytes
-        del search  # its notes on a million kept objects would be new objects, too
+        least_bytes = self._context.config.min_held_bytes
+        ram_left = RamLeft(self._scope, self._before, self._after, least_bytes).size_bytes()
+        kept_storages, kept_bytes = self._kept_arrays(keepers)
         numbers = [cell.execution_count or 0 for cell in self._log.cells]
         ended = EndedExperiment(
             watched,
@@ -422,14 +365,35 @@ class ExperimentEnd:
             keepers=keepers,
             baseline=baseline,
             growth=HostGrowth(
-                growth,
-                measured_growth,
+                ram_left - kept_bytes,
+                ram_growth(self._after.usages) - kept_bytes,
                 functools.partial(baseline.contents.unknown, namespace),
                 self._before.names_by_object,
             ),
             first_cell=min(numbers, default=None),
         )
         return self._survivors.of_experiment(ended)
+
+    def _kept_arrays(self, keepers: Iterable[str]) -> tuple[set[StorageKey], int]:
+        """Return the storages of the arrays that names keep on purpose, and the RAM of the new ones
+        among these.
+        """
+        baseline = self._scope.baseline
+        storages = set[StorageKey]()
+        new_bytes = 0
+        # It ends with this function: its notes on a million kept objects would be new objects, too.
+        search = ArraySearch()
+        for name in keepers:
+            value = self._context.namespace.get(name)
+            new_bytes_of_name = 0
+            for item, array in search.find(value):
+                storages.add(array.storage)
+                if array.device == "cpu" and not baseline.was_there(item, array):
+                    new_bytes_of_name += array.size_bytes
+            new_bytes += new_bytes_of_name
+            if baseline.contents.knows(value):
+                self._after.kept_in_older_bytes += new_bytes_of_name
+        return storages, new_bytes
 
     def _keepers(self) -> tuple[str, ...]:
         """Return the names that stay on purpose, and the older ones among those to keep: a function
@@ -442,54 +406,6 @@ class ExperimentEnd:
         """Return the names that stay on purpose."""
         scope = self._scope.names
         return (*scope.outcome.kept, *scope.shared())
-
-    def _host_growth(self) -> int:
-        """Return the RAM that the experiment leaves in use."""
-        growth = _growth(self._before.usages)  # before anything was freed
-        is_large = growth >= self._context.config.min_held_bytes
-        if is_large:
-            growth = _growth(self._usages_after)
-        if "polars" in sys.modules:
-            # Its allocator reports nothing, and pages that malloc returns may be older.
-            for step in self._freeing_steps:
-                if step.name not in ("names", "garbage"):
-                    growth += step.freed.get("cpu", 0)
-        elif is_large:
-            growth += self._older_pages_bytes() - self._free_blocks_bytes()
-        # The notes on 300,000 arrays take 150 MiB, with gaps that they leave in pages.
-        notes_bytes = self._before.notes_bytes
-        growth -= max(0, self._before.lists_bytes - self._freed_by(FREE_HEAP_PAGES))
-        growth -= notes_bytes // _GAPS
-        allocated = allocated_bytes() - self._scope.allocated_at_start - notes_bytes
-        if growth >= allocated + self._context.config.min_held_bytes:
-            # Notes between objects that have died keep malloc from returning the pages.
-            free_bytes = own_pages().free_heap_bytes
-            growth -= max(0, free_bytes - self._scope.free_heap_at_start)
-        return max(growth, allocated)
-
-    def _freed_by(self, name: str) -> int:
-        """Return the RAM that a step of the end has freed."""
-        return sum(step.freed.get("cpu", 0) for step in self._freeing_steps if step.name == name)
-
-    def _older_pages_bytes(self) -> int:
-        """Return the bytes of the pages that malloc has returned, as far as they were free at the
-        start: they hide as much growth of memory that malloc does not know, such as shared memory.
-        """
-        returned = self._freed_by(FREE_HEAP_PAGES)
-        freed_before = sum(step.freed.get("cpu", 0) for step in self._freeing_steps) - returned
-        # Malloc keeps the pages of most blocks that the end itself frees until this step.
-        of_the_end = self._before.malloc_bytes - malloc_bytes() - freed_before
-        older = returned - max(0, of_the_end) - self._before.lists_bytes
-        return max(0, min(older, self._scope.free_heap_at_start))
-
-    def _free_blocks_bytes(self) -> int:
-        """Return the bytes of the pages that Python keeps, in arenas that a few older or newer
-        objects share with those that have died.
-        """
-        start, after = self._scope.ram_at_start, self._ram_after
-        if start is None or after is None:
-            return 0
-        return max(0, after.free_blocks_bytes - start.free_blocks_bytes)
 
     # -- the record --------------------------------------------------------------------------------
 
@@ -504,10 +420,18 @@ class ExperimentEnd:
         scope = self._scope.names
         log = self._log
         at_end = self._before.usages
-        notes = tuple(self._notes(self._usages_after))
+        notes = ExperimentNotes(
+            self._context,
+            self._options,
+            self._scope,
+            log,
+            self._survivors,
+            self._before,
+            self._after,
+        ).all(misspelt=self._misspelt)
         self._scope.baseline.drop_lists()
         usages = _with_peaks_of(at_end, self._scope.measurement.stop())
-        after_freeing = self._usages_after or usages
+        after_freeing = self._after.usages or usages
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
         freed = dict[str, int]()  # empty if memory was too short to measure its end
         if at_end:
@@ -528,112 +452,14 @@ class ExperimentEnd:
             deleted=tuple(scope.outcome.deleted),
             restored=tuple(scope.outcome.restored),
             kept=self._kept_names(),
-            survivors=self._alive,
-            steps=tuple(self._freeing_steps),
-            notes=notes,
+            survivors=self._after.alive,
+            steps=tuple(self._after.steps),
+            notes=tuple(notes),
             parameters=dict(self._options.parameters),
             ooms=log.ooms,
             budget=limits,
             span_seconds=max(seconds, log.span_seconds),
         )
-
-    def _notes(self, usages: tuple[Usage, ...]) -> list[str]:
-        """Return the notes of the report: on names, memory, the budget, and steps that failed."""
-        notes = list[str]()
-        if self._misspelt:
-            notes.append(self._misspelt)
-        for pattern in self._scope.names.unmatched_keep():
-            if pattern != "*":
-                notes.append(f"keep: no name matches {quoted(pattern)}")
-        notes += self._notes_on_memory(usages)
-        budget = self._options.budget
-        if budget is not None:
-            notes += [*budget.notes, *budget.refusals]
-        notes += self._log.remarks
-        notes += [f"{step.name}: {step.error}" for step in self._freeing_steps if step.error]
-        return notes
-
-    def _notes_on_memory(self, usages: tuple[Usage, ...]) -> list[str]:
-        """Return notes on memory that its rows do not show."""
-        notes = list[str]()
-        least = self._context.config.min_held_bytes
-        stays = self._scope.names.stays
-        saved = self._before.saved
-        restored = [row for row in saved if not stays(row.name)]
-        replaced = [row for row in saved if stays(row.name)]
-        for rows, what, until in (
-            (restored, "the restored objects", "while the experiment ran"),
-            (replaced, "the earlier objects of kept names", "until the experiment's end"),
-        ):
-            saved_bytes = sum(row.size_bytes for row in rows)
-            if saved_bytes >= least:
-                names = ", ".join(row.name for row in rows)
-                notes.append(f"{what} ({names}) took {format_bytes(saved_bytes)} {until}")
-        consumed = {usage.device: usage.delta_bytes for usage in self._before.usages}
-        left = dict[str, int]()
-        for usage in usages:  # the notes that the end itself makes are not the experiment's
-            left[usage.device] = min(usage.delta_bytes, consumed.get(usage.device, 0))
-        if "polars" in sys.modules and left.get("cpu", 0) >= least:
-            notes.append("polars' allocator returns the pages of deleted frames within seconds")
-        if left.get("shm", 0) >= least:
-            shared = self._context.meter.now()["shm"].note
-            if shared:
-                notes.append(f"shared memory: {shared}")
-        if left.get("cpu", 0) >= least:
-            notes += self._notes_on_host(left["cpu"])
-        if left.get("children", 0) >= least:
-            notes.append(self._note_on_children(left["children"]))
-        return notes
-
-    def _notes_on_host(self, left_bytes: int) -> list[str]:
-        """Return notes on containers that grew, and on RAM without a name."""
-        from ipygpumem.inventory import leftover, remaining  # most experiments leave less
-
-        namespace = self._context.namespace
-        baseline = self._scope.baseline
-        contents = baseline.contents
-        least = self._context.config.min_held_bytes
-        roots = self._survivors.roots()
-        grown = remaining.grown(namespace, contents, least, roots, baseline.objects_at_end)
-        notes = list(map(_note_on_growth, grown[:_MOST_GROWN]))
-        if not self._lists_alive:
-            return notes
-        named = {
-            "still alive": sum(row.size_bytes for row in self._alive if row.device == "cpu"),
-            "kept": leftover.ram_of(contents.unknown(namespace)) + self._kept_in_older_bytes,
-            "in what grew": sum(row.size_bytes for row in grown),
-        }
-        at_start = self._scope.ram_at_start
-        after = self._ram_after
-        assert at_start is not None
-        assert after is not None
-        knows_new = baseline.knows_new_objects
-        return notes + leftover.notes_on_unnamed(at_start, after, left_bytes, named, knows_new)
-
-    def _note_on_children(self, left_bytes: int) -> str:
-        """Return the note on child processes that it leaves, with the lines that end them."""
-        from ipygpumem.inventory import children  # most experiments leave none
-
-        started = self._log.started_at - _CLOCK_SECONDS
-        new = [child for child in children_now() if child.started_at >= started]
-        ended = children.with_endings(new, self._context.namespace)
-        lines = children.endings(ended)
-        how = "; ".join(lines) or "%gpumem status lists them"
-        without_line = sum(child.memory_bytes for child in ended if not child.ends_by)
-        if lines and without_line >= _LEAST_SHARE_WITHOUT_LINE * left_bytes:
-            how += f"{COMMENT}%gpumem status lists the rest"
-        size = format_bytes(left_bytes)
-        return f"child processes have {size} more than at its start; to end them: {how}"
-
-
-def _note_on_growth(row: GrownRow) -> str:
-    """Return the note on an older container that has grown, with the line that empties it."""
-    text = f"{row.path} grew by {format_bytes(row.size_bytes)}"
-    if row.items:
-        text += f", {row.items}"
-    if row.line:
-        text += f" · to free it: {row.line}"
-    return text
 
 
 def _with_peaks_of(at_end: Iterable[Usage], usages: Iterable[Usage]) -> tuple[Usage, ...]:
@@ -648,7 +474,3 @@ def _with_peaks_of(at_end: Iterable[Usage], usages: Iterable[Usage]) -> tuple[Us
             usage = replace(usage, peak_bytes=peak_bytes)
         with_peaks.append(usage)
     return tuple(with_peaks)
-
-
-def _growth(usages: Iterable[Usage]) -> int:
-    return sum(usage.delta_bytes for usage in usages if usage.device == "cpu")

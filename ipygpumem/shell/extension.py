@@ -136,9 +136,9 @@ class Extension:
         code = app.experiments.code
         trap = self._shell.builtin_trap
         recorder = code.binding_recorder
-        recorder.note = self._isolation.wrap(
+        recorder.record = self._isolation.wrap(
             "names",
-            recorder.note,
+            recorder.record,
             lost="names of the running code are kept",
             instead=code.event_missed,
         )

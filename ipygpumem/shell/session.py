@@ -107,7 +107,7 @@ class Session:
             self._context.isolation.each(
                 "post_run_cell", (leave_names, "open experiments missed this cell's end")
             )
-            self._shown()
+            self._notify_shown()
             return
         cell.measured.number = getattr(result, "execution_count", None)
         try:
@@ -126,7 +126,7 @@ class Session:
         if self._context.cells.has(result):
             self.cell_ends(result)
         elif self._waits_to_be_shown:
-            self._shown()
+            self._notify_shown()
 
     def fail_cell(self, error: BaseException, result: Any) -> None:
         """Pass on the exception of a signal that arrived in our hooks at a cell's end."""
@@ -155,7 +155,7 @@ class Session:
             self._drop(cell)
         steps = [
             (partial(self._show, cell, reports), "this cell's reports were not shown"),
-            (self._shown, "this cell's records were not passed on"),
+            (self._notify_shown, "this cell's records were not passed on"),
             (partial(self._drop, cell), "the measurement of this cell was not ended"),
         ]
         isolation.each_with((result,), "post_run_cell", steps)
@@ -300,7 +300,7 @@ class Session:
         """Return the report line of a cell, or nothing if it is hidden."""
         context = self._context
         remarks = self._remarks(cell, record, result)
-        context.display.scales.note(record.usages)
+        context.display.scales.lengthen_for(record.usages)
         may_hide = context.config.quiet or begins_with_our_command(record)
         is_hidden = not remarks and may_hide and is_quiet(record)
         lines = list[str]()
@@ -371,15 +371,15 @@ class Session:
         result.error_in_exec = error
         return reports
 
-    def _shown(self, _: Any = None) -> None:
+    def _notify_shown(self, _: Any = None) -> None:
         """Notify subscribers and observers that the last cell's reports were shown."""
         self._waits_to_be_shown = False
         steps: list[HookStep] = [
-            (self._subscribers.shown, "this cell's record was not passed to its subscribers")
+            (self._subscribers.deliver, "this cell's record was not passed to its subscribers")
         ]
         for observer in self.observers:
             lost = f"{_feature(observer)} missed that this cell was shown"
-            steps.append((observer.shown, lost))
+            steps.append((observer.cell_shown, lost))
         self._context.isolation.each("post_run_cell", *steps)
 
 

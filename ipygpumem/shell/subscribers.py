@@ -41,7 +41,7 @@ class Subscribers:
         if _KEPT_AS in vars(self._shell):
             self._waiting.append(record)
 
-    def shown(self) -> None:
+    def deliver(self) -> None:
         """Pass the queued records to the subscribers; one that fails is reported and removed.
 
         A subscriber that runs cells does not get their records, because it would call itself

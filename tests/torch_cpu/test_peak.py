@@ -376,7 +376,7 @@ def test_nodes_of_equal_numbers_of_two_threads_are_told_apart() -> None:
     """Each thread counts its nodes from 0 on; autograd has a thread for each card."""
     nodes, calling_code = graph.FollowedGraph(), CallingCode(line=("own.py", 1))
     nodes._numbers[nodes._thread] = 8
-    nodes.note("mul", calling_code)
+    nodes.record_node("mul", calling_code)
     with ThreadPoolExecutor(1) as pool:
         number = pool.submit(torch._C._autograd._get_sequence_nr).result()
         thread = pool.submit(threading.get_ident).result()

@@ -397,9 +397,11 @@ def _autocast(findings: Observed) -> Change:
 def _cast(kind: str, run: ChangedRun) -> None:
     """Run models under autocast on a type of device."""
     opened: list[Any] = []
+    """The context of autocast, from the first call of a model to the backward pass."""
 
-    def call(root: Any, args: Any, kwargs: Any) -> Any:
-        if not opened and next(root.parameters(), None) is not None:
+    def open_once(root: Any, args: Any, kwargs: Any) -> Any:
+        has_parameters = next(root.parameters(), None) is not None
+        if not opened and has_parameters:
             opened.append(torch.autocast(kind, dtype=torch.bfloat16))
             opened[0].__enter__()
         return args, kwargs
@@ -408,11 +410,11 @@ def _cast(kind: str, run: ChangedRun) -> None:
         while opened:
             opened.pop().__exit__(None, None, None)
 
-    def result() -> None:
-        if not torch.is_grad_enabled():  # no backward pass follows
+    def close_without_backward() -> None:
+        if not torch.is_grad_enabled():
             close()
 
-    run.on(call=call, backward=close, result=result)
+    run.on(call=open_once, backward=close, result=close_without_backward)
     run.at_end(close)
 
 
@@ -503,24 +505,28 @@ def _low_rank(findings: Observed, path: str) -> Change:
 def _adapt(number: int, path: str, run: ChangedRun) -> None:
     """Add adapters to the part of a model at a path, and to the optimizer that trains it."""
     adapted: list[Any] = []
+    """The parameters of the model, with those of its adapters."""
 
-    def begin(number_of_root: int, root: Any) -> None:
+    def add_adapters(number_of_root: int, root: Any) -> None:
         if number_of_root == number:
             peft: Any = importlib.import_module("peft")
             config = peft.LoraConfig(r=_RANK, target_modules="all-linear")
             peft.get_peft_model(root.get_submodule(path), config)
             adapted.extend(root.parameters())
 
-    def step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-        trained = set(map(id, _parameters_of(optimizer)))
-        if any(id(parameter) in trained for parameter in adapted):  # it is this model's
-            wanted = [parameter for parameter in adapted if parameter.requires_grad]
-            missing = [parameter for parameter in wanted if id(parameter) not in trained]
+    def step_adapters(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        in_optimizer = set(map(id, _parameters_of(optimizer)))
+        is_of_model = any(id(parameter) in in_optimizer for parameter in adapted)
+        if is_of_model:
+            missing = list[Any]()
+            for parameter in adapted:
+                if parameter.requires_grad and id(parameter) not in in_optimizer:
+                    missing.append(parameter)
             if missing:
                 optimizer.add_param_group({"params": missing})
         return args, kwargs
 
-    run.on(begin=begin, step=step)
+    run.on(begin=add_adapters, step=step_adapters)
 
 
 def _frozen(findings: Observed) -> Change:

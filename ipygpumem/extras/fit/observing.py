@@ -339,7 +339,7 @@ class _FirstRunHooks:
         graph = LossGraph(batch.rows, not batch.is_size, self._layer_nodes, self._scaling_nodes)
         for tensor in tensors:
             if is_instance(tensor, torch.Tensor):
-                graph.note(self._findings.loss, tensor)
+                graph.record_kind(self._findings.loss, tensor)
 
     def _backward(self, tensors: Any) -> None:
         """Note the losses, and the path of the layer that ran last, unless other layers share its

@@ -66,8 +66,8 @@ class LossGraph:
     constants: set[int]
     """Sequence numbers of the nodes whose factors do not depend on the batch."""
 
-    def note(self, loss: Loss, tensor: Any) -> None:
-        """Note the kind of one tensor from which a backward pass starts."""
+    def record_kind(self, loss: Loss, tensor: Any) -> None:
+        """Add to ``loss`` the kind of one tensor from which a backward pass starts."""
         paths: set[Path] = set()
         root = tensor.grad_fn
         if root is not None:
@@ -118,19 +118,26 @@ class LossGraph:
         return paths
 
     def _kind_of_edge(self, node: Any, child: Any, number: int) -> str:
-        """Return the kind of reduction that a node applies to the rows of an input; "" for none."""
-        outputs, inputs = _shapes(node), _shapes(child)
-        if not outputs or number >= len(inputs):
+        """Return the kind of reduction that a node applies to the rows of an input; "" for none.
+
+        Args:
+            node: the node.
+            child: the node that has made the input.
+            number: the place of the input among the results of ``child``.
+        """
+        outputs, results_of_child = _shapes(node), _shapes(child)
+        if not outputs or number >= len(results_of_child) or self._changes_scale(node):
             return UNCLEAR
-        before, after = inputs[number], outputs[0]
-        if self._changes_scale(node):
-            return UNCLEAR
+        before, after = results_of_child[number], outputs[0]
+        has_fewer_elements = sum(map(math.prod, outputs)) < math.prod(before)
         name = node.name()
-        if sum(map(math.prod, outputs)) >= math.prod(before) and not name.startswith(_PIECES):
-            is_scalar = not after and not name.startswith(_LINEAR)
-            reduces = getattr(node, "_saved_reduction", 0) in _REDUCTIONS
-            return UNCLEAR if is_scalar and not reduces else ""
-        return self._kind_of_reduction(node, before, after)
+        if has_fewer_elements or name.startswith(_PIECES):
+            return self._kind_of_reduction(node, before, after)
+        # A scalar from a scalar: torch's loss functions and linear ones leave its kind as it is.
+        is_of_loss_function = getattr(node, "_saved_reduction", 0) in _REDUCTIONS
+        if not after and not name.startswith(_LINEAR) and not is_of_loss_function:
+            return UNCLEAR
+        return ""
 
     def _kind_of_reduction(self, node: Any, before: tuple[int, ...], after: tuple[int, ...]) -> str:
         """Return the kind of a node that has fewer elements than its input."""

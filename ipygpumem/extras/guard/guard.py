@@ -188,7 +188,7 @@ class MemoryGuard:
         room_bytes = self._memory.shares.room_bytes(self._memory.trimmed())
         return guard_report(action.text, remarks, room_bytes, names)
 
-    def shown(self) -> None:
+    def cell_shown(self) -> None:
         """Do nothing."""
 
 

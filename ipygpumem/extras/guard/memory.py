@@ -25,9 +25,10 @@ class GuardedMemory:
 
     Args:
         most_bytes: the user's ``--limit``; None without one.
-        touched: True to count only memory that the code has written to, and not all that it has
-            allocated.
-        knows_peak: returns True if the kernel measures the peak of each cell.
+        touched: the user's ``--touched``: count memory from its first use. Without it, memory is
+            counted from its allocation, where the system can limit that.
+        knows_peak: returns True if the kernel measures the peak of each cell, which shows how much
+            was left when an allocation was refused.
     """
 
     def __init__(
@@ -37,13 +38,13 @@ class GuardedMemory:
         self.shares = Shares(self.left, most_bytes)
         self.limit = AllocationLimit(self.left.data_bytes, self._renew_if_possible)
         self.reserve = ReserveBlock()
-        can_limit = self.left.now().data_bytes is not None and resource is not None
+        system_limits_allocations = self.left.now().data_bytes is not None and resource is not None
         self._counting: CountAllocated | CountTouched
         """The way in which memory is counted, unless a loaded library excludes it."""
-        if can_limit and not touched:
-            self._counting = CountAllocated(self.shares, self.limit, self.reserve, knows_peak)
-        else:
+        if touched or not system_limits_allocations:
             self._counting = CountTouched(self.shares)
+        else:
+            self._counting = CountAllocated(self.shares, self.limit, self.reserve, knows_peak)
 
     @property
     def counting(self) -> Counting:
@@ -107,14 +108,12 @@ class GuardedMemory:
             self.renew(self.now())
 
     def room_for_error_bytes(self) -> int:
-        """Return the bytes for an error and its traceback; threads of the cell that go on may use
-        them up.
-        """
+        """Return the bytes that may be added to the limit for an error and its traceback."""
         most_bytes = self.shares.error_bytes
         try:
             figures = self.now()
         except (MemoryError, OSError, ValueError):
             return min(most_bytes, LAST_ROOM_BYTES)
-        if self.limit.threads.are_busy():
+        if self.limit.threads.are_busy():  # they may use up the bytes first
             return min(most_bytes, self.shares.cushion_bytes(figures))
         return min(most_bytes, figures.available_bytes // 2)

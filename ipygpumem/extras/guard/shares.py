@@ -44,14 +44,18 @@ class Shares:
         """Minimum of the limit on allocations during the cell."""
 
     def begin_cell(self, figures: Figures) -> None:
-        """Fix the shares of a cell that begins now."""
+        """Fix the shares of a cell that begins now.
+
+        The cell may allocate the least room even if little is left: all limits leave it that.
+        """
         left = figures.available_bytes
         room = self._least_room_bytes(figures)
         self.error_bytes = min(self.reserve_bytes, (left - room) // 2)
-        self.least_left_bytes = min(self.reserve_bytes, max(left // 2, left - 2 * room))
-        self._most_private_bytes = max(
-            (self._most_bytes or 0) + LEAST_ROOM_BYTES // 2, figures.private_bytes + room
-        )
+        # Before its interrupt, the cell may use twice the room, but at most half of what is left.
+        least_left = max(left // 2, left - 2 * room)
+        self.least_left_bytes = min(self.reserve_bytes, least_left)
+        above_limit = (self._most_bytes or 0) + LEAST_ROOM_BYTES // 2
+        self._most_private_bytes = max(above_limit, figures.private_bytes + room)
         self._floor_bytes = (figures.data_bytes or 0) + room
 
     def left_bytes(self, figures: Figures) -> int:

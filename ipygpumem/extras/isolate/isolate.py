@@ -409,7 +409,7 @@ class IsolatedCell:
         experiments = self._app.experiments.here()
         if experiments:
             scope = experiments[-1].scope
-            scope.note(Bindings(assigned=set(self._values)))
+            scope.expect_bindings(Bindings(assigned=set(self._values)))
             scope.save(set(self._values))
         self._app.context.namespace.update(self._values)
 

@@ -293,7 +293,7 @@ class Feed:
             self._look_seconds = thread_time() - started
             self._names = {"cell": cell.measured.number, "names": snapshot.names(rows)}
 
-    def shown(self) -> None:
+    def cell_shown(self) -> None:
         """Do nothing."""
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ class BackwardOperations:
                 origins.add(operation.origin)
         return origins.pop() if len(origins) == 1 else None
 
-    def clear(self) -> None:
+    def forget_ended(self) -> None:
         """Forget the operations that have ended."""
         self._operations = [
             operation for operation in self._operations if operation.ended_us is None
@@ -243,7 +243,7 @@ class AllocationHistory:
                 self._blocks(f"cuda:{index}").replay(events)
         for blocks in self.devices.values():
             blocks.match_storages()
-        self._operations.clear()
+        self._operations.forget_ended()
         if not last:
             self._switch(on=True)
         return snapshot

@@ -347,7 +347,7 @@ class Follower(StorageFollower):
                 return None, None
             call = self._modules.call(sys._getframe(1))
             if has_node:
-                self._graph.note(self._operations.name(func), call)
+                self._graph.record_node(self._operations.name(func), call)
             if not is_timed:
                 return call, None
             return call, self._recording.begin_operation(self._origin_of(func, call))
@@ -418,7 +418,7 @@ class Follower(StorageFollower):
             return None
         # Before the storage is logged: it is allocated after the backward pass has begun.
         in_backward = not existed_before and self.backward_is_running()
-        if not is_strided:
+        if not is_strided:  # sparse: it has several storages, and no address
             return self.log.see(
                 tensor, device, existed_before=existed_before, in_backward=in_backward
             )
@@ -431,11 +431,18 @@ class Follower(StorageFollower):
                 self.log.note_address(life, tensor)
         elif device.startswith("cuda"):
             life.address = tensor.untyped_storage().data_ptr()
-            if self._recording.is_on:
-                self._recording.saw(life)
-            elif self._recording.is_possible and not life.existed_before:
-                self._record_cuda()
+            self._match_block(life)
         return life
+
+    def _match_block(self, life: StorageLife) -> None:
+        """Let the recording of CUDA's allocations match a new storage with its block.
+
+        The first storage that the code allocates starts the recording.
+        """
+        if self._recording.is_on:
+            self._recording.saw(life)
+        elif self._recording.is_possible and not life.existed_before:
+            self._record_cuda()
 
     # -- what tensors are for ----------------------------------------------------------------------
 

@@ -89,22 +89,28 @@ class FollowedGraph:
         self._numbers[thread] = number
         return last_number is not None
 
-    def note(self, operation: str, call: CallingCode) -> None:
-        """Record the last node of this thread, which an operation made."""
+    def record_node(self, operation: str, call: CallingCode) -> None:
+        """Record the origin of the last node that this thread has made, for an operation."""
+        node = self._new_node(operation, call)
+        if len(self._nodes) >= _MOST_NODES:
+            self._drop_older_half()
         thread = threading.get_ident()
-        module, line = call.module, call.line
+        number = self._numbers[thread] - 1
+        self._nodes[thread, number] = self._same.setdefault(node, node)
+
+    def _new_node(self, operation: str, call: CallingCode) -> Node:
+        """Return the record of a node that an operation has made."""
         if call.functions:  # the function's node was made before its operations
             function = call.functions[0]
             operation, module, line = function.name, function.module, function.line
+        else:
+            module, line = call.module, call.line
         has_users_line = line is not None or bool(module)
         # In a thread of autograd's engine, no frame is of the user's code.
         is_by_engine = not has_users_line and torch._C._current_graph_task_id() != -1
         if is_by_engine:
             line = self._own_line(call)
-        node = Node(operation, module, line, is_by_engine)
-        if len(self._nodes) >= _MOST_NODES:
-            self._drop_older_half()
-        self._nodes[thread, self._numbers[thread] - 1] = self._same.setdefault(node, node)
+        return Node(operation, module, line, is_by_engine)
 
     def _drop_older_half(self) -> None:
         """Forget the older half of the nodes."""

@@ -16,6 +16,7 @@ from ipygpumem.magics import completions
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
+from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.commands.declarations import Options, at_least_one, command, option
 from ipygpumem.shell.ipython.caches import names_and_outputs
 from ipygpumem.shell.ipython.last_errors import shown_since
@@ -52,33 +53,51 @@ def of_cell(app: App, options: Options) -> list[Report]:
             "%%peak: the cell is empty: write the code to measure below the line with %%peak"
         )
     cell = running[-1]
-    peak = Peak(lambda: names_and_outputs(app.context.shell).items(), options.save, options.flame)
+    peak = _PeakOfCell(app, cell, options)
+    # They run in the other order. If a Ctrl-C stops ``finish``, ``drop`` still ends the
+    # measurement.
+    cell.at_code_end.append(peak.drop)
+    cell.at_code_end.append(peak.finish)
+    peak.start()
+    return []
 
-    def inventory(has_unnamed: bool) -> Inventory:
+
+class _PeakOfCell:
+    """The peak of one cell, followed until its code ends."""
+
+    def __init__(self, app: App, cell: Cell, options: Options) -> None:
+        self._app = app
+        self._cell = cell
+        self._top = options.top
         shell = app.context.shell
-        return inventory_of_notebook(shell, has_arrays=False, has_unnamed=has_unnamed)
+        self._peak = Peak(lambda: names_and_outputs(shell).items(), options.save, options.flame)
 
-    def finish() -> list[Report]:
-        error = shown_since(cell.last_error_id)
-        record = peak.stop(inventory, error)
+    def start(self) -> None:
+        """Start following the memory."""
+        self._peak.start()
+
+    def drop(self) -> list[Report]:
+        """Stop following, without a report."""
+        self._peak.drop()
+        return []
+
+    def finish(self) -> list[Report]:
+        """Stop following, show the picture, and return the report."""
+        error = shown_since(self._cell.last_error_id)
+        record = self._peak.stop(self._inventory, error)
         has_curves = any(map(_has_changed_tensors, record.devices))
-        if app.context.display.has_images and has_curves:
+        if self._app.context.display.has_images and has_curves:
             try:
                 with growth_for("%%peak"):
                     display(record.picture())
             except PlotError as problem:
                 record = replace(record, notes=(*record.notes, str(problem)))
-        return [peak_report(record, top=options.top)]
+        return [peak_report(record, top=self._top)]
 
-    def drop() -> list[Report]:
-        peak.drop()
-        return []
-
-    # ``finish`` runs first, because the list is run from its end. If a Ctrl-C stops it, ``drop``
-    # still ends the measurement.
-    cell.at_code_end += [drop, finish]
-    peak.start()
-    return []
+    def _inventory(self, has_unnamed: bool) -> Inventory:
+        """Return the tensors at the peak, by name."""
+        shell = self._app.context.shell
+        return inventory_of_notebook(shell, has_arrays=False, has_unnamed=has_unnamed)
 
 
 def _has_changed_tensors(device: DevicePeak) -> bool:

@@ -142,7 +142,7 @@ class Recorder:
         else:
             self.stop("recording was switched off")
 
-    def shown(self) -> None:
+    def cell_shown(self) -> None:
         """Show the pending messages, but not inside a cell, where a magic may
         capture the output.
         """

@@ -29,8 +29,8 @@ from ipygpumem.notebook import code_of_output
 from ipygpumem.scope.ownable import ownable
 from ipygpumem.shell.ipython.printed import Printed, PrintedMark
 
-_NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|_i{1,3}|_i\d+")
-"""IPython's names of outputs, and (with an ``i``) of inputs."""
+_NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|(?P<input>_i{1,3}|_i\d+)")
+"""IPython's names of outputs and inputs."""
 _LATEST = ("_", "__", "___")
 _MOST_COMPARED = 5
 """Maximum number of outputs among which the numbers of the latest three are looked up."""
@@ -140,15 +140,21 @@ def made_by_ipython(shell: Any, name: str) -> str:
     name.
     """
     if name in _LATEST:
-        return _NO_OUTPUT if _is_latest_without_output(shell, name) else ""
+        if _is_latest_without_output(shell, name):
+            return _NO_OUTPUT
+        return ""
     is_users = shell.user_ns.get(name) is not shell.user_ns_hidden.get(name)
     if is_users:
         return ""
+    if _is_input(name):
+        return _INPUT
+    return _OF_IPYTHON.get(name, "")
+
+
+def _is_input(name: str) -> bool:
+    """Return True if IPython uses this name for inputs."""
     match = _NAME.fullmatch(name)
-    if match is None:
-        return _OF_IPYTHON.get(name, "")
-    is_output = match["output"] is not None
-    return "" if is_output else _INPUT
+    return match is not None and match["input"] is not None
 
 
 def _is_latest_without_output(shell: Any, name: str) -> bool:

@@ -1,0 +1,157 @@
+"""The memory of an experiment before and after its end frees it, and the RAM that it leaves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ipygpumem.probes.host import RamFigures
+from ipygpumem.probes.malloc import allocated_bytes, malloc_bytes
+from ipygpumem.probes.mappings import own_pages
+from ipygpumem.records import FREE_HEAP_PAGES, FreeingStep, RetainedArray, Usage
+from ipygpumem.shell.measured_scope import MeasuredScope
+
+if TYPE_CHECKING:
+    from ipygpumem.inventory.watched_names import WatchedName
+
+_GAPS = 4
+"""Smallest ratio of the memory of many small objects to the gaps between them that was seen."""
+
+
+@dataclass
+class MemoryBefore:
+    """The memory of an experiment before anything is freed."""
+
+    usages: tuple[Usage, ...] = ()
+    saved: list[RetainedArray] = field(default_factory=list)
+    """The arrays held by the objects that its code has replaced."""
+    watched: list[WatchedName] | None = None
+    """The arrays of its names; None if memory was too short to list them."""
+    names_by_object: dict[int, str] = field(default_factory=dict)
+    """Its names by the identities of their objects."""
+    malloc_bytes: int = 0
+    """The bytes in use from malloc."""
+    lists_bytes: int = 0
+    """The pages of the lists that the end itself makes then; malloc keeps those that are free."""
+    notes_bytes: int = 0
+    """The bytes of its notes on arrays, which stay until the end is over."""
+
+
+@dataclass
+class MemoryAfter:
+    """The memory that the end of an experiment has freed, and the memory that is still in use."""
+
+    steps: list[FreeingStep] = field(default_factory=list)
+    """The steps that have freed memory."""
+    usages: tuple[Usage, ...] = ()
+    """Usage once its memory is freed, before our search for survivors takes memory."""
+    ram: RamFigures | None = None
+    """Figures of RAM at that moment."""
+    alive: tuple[RetainedArray, ...] = ()
+    """The objects that are still alive."""
+    lists_alive: bool = False
+    """True if these are all objects that are still alive, as far as our search finds them."""
+    kept_in_older_bytes: int = 0
+    """RAM of the new arrays in older objects of the names that stay on purpose."""
+
+    def freed_by(self, name: str) -> int:
+        """Return the RAM that the steps with a name have freed."""
+        freed_bytes = 0
+        for step in self.steps:
+            if step.name == name:
+                freed_bytes += step.freed.get("cpu", 0)
+        return freed_bytes
+
+    def freed_by_all_but(self, *names: str) -> int:
+        """Return the RAM that the other steps have freed."""
+        freed_bytes = 0
+        for step in self.steps:
+            if step.name not in names:
+                freed_bytes += step.freed.get("cpu", 0)
+        return freed_bytes
+
+
+def ram_growth(usages: Iterable[Usage]) -> int:
+    """Return how far the RAM of this process has grown."""
+    growth = 0
+    for usage in usages:
+        if usage.device == "cpu":
+            growth += usage.delta_bytes
+    return growth
+
+
+class RamLeft:
+    """Computes the RAM that an experiment leaves in use, at the end of which it was freed.
+
+    The growth of RSS is corrected by the pages that make it too large or too small: malloc and
+    Python keep free pages, malloc returns pages that were free at the start, and the end itself
+    takes memory for its lists.
+
+    Args:
+        scope: the experiment's scope, with the figures of its start.
+        before: its memory before anything was freed.
+        after: the steps that freed it, and the usage after them.
+        least_bytes: the smallest growth for which free pages matter.
+    """
+
+    def __init__(
+        self, scope: MeasuredScope, before: MemoryBefore, after: MemoryAfter, least_bytes: int
+    ) -> None:
+        self._scope = scope
+        self._before = before
+        self._after = after
+        self._least_bytes = least_bytes
+
+    def size_bytes(self) -> int:
+        """Return the bytes of RAM that it leaves, at least those that malloc has in use for it."""
+        growth = self._rss_growth() - self._own_lists_bytes()
+        in_blocks = allocated_bytes() - self._scope.allocated_at_start - self._before.notes_bytes
+        if growth >= in_blocks + self._least_bytes:
+            # Notes between objects that have died keep malloc from returning the pages.
+            new_free_bytes = own_pages().free_heap_bytes - self._scope.free_heap_at_start
+            growth -= max(0, new_free_bytes)
+        return max(growth, in_blocks)
+
+    def _rss_growth(self) -> int:
+        """Return how far RSS has grown; if it has grown far, by pages that are in use."""
+        before_freeing = ram_growth(self._before.usages)
+        is_large = before_freeing >= self._least_bytes
+        growth = ram_growth(self._after.usages) if is_large else before_freeing
+        if "polars" in sys.modules:
+            # Its allocator reports nothing, and pages that malloc returns may be older.
+            return growth + self._after.freed_by_all_but("names", "garbage")
+        if is_large:
+            return growth + self._older_pages_bytes() - self._free_blocks_bytes()
+        return growth
+
+    def _own_lists_bytes(self) -> int:
+        """Return the pages that the end's own lists and notes keep in use."""
+        lists_bytes = self._before.lists_bytes - self._after.freed_by(FREE_HEAP_PAGES)
+        # The notes on 300,000 arrays take 150 MiB, with gaps that they leave in pages.
+        gaps_bytes = self._before.notes_bytes // _GAPS
+        return max(0, lists_bytes) + gaps_bytes
+
+    def _older_pages_bytes(self) -> int:
+        """Return the bytes of the pages that malloc has returned although they were free at the
+        start.
+
+        RSS falls by them as well, which hides the growth of memory that malloc does not know, such
+        as shared memory.
+        """
+        returned = self._after.freed_by(FREE_HEAP_PAGES)
+        freed_earlier = self._after.freed_by_all_but(FREE_HEAP_PAGES)
+        # Malloc keeps the pages of most blocks that the end frees until it returns pages.
+        freed_by_end = self._before.malloc_bytes - malloc_bytes() - freed_earlier
+        older = returned - max(0, freed_by_end) - self._before.lists_bytes
+        return min(max(0, older), self._scope.free_heap_at_start)
+
+    def _free_blocks_bytes(self) -> int:
+        """Return the bytes of the pages that Python keeps, in arenas that a few older or newer
+        objects share with those that have died.
+        """
+        start, after = self._scope.ram_at_start, self._after.ram
+        if start is None or after is None:
+            return 0
+        return max(0, after.free_blocks_bytes - start.free_blocks_bytes)

@@ -1,0 +1,189 @@
+"""The notes in the report of an experiment."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ipygpumem.errors import quoted
+from ipygpumem.probes.children import children as children_now
+from ipygpumem.records import COMMENT, RetainedArray
+from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.ended_memory import MemoryAfter, MemoryBefore
+from ipygpumem.shell.experiment_log import ExperimentLog
+from ipygpumem.shell.experiment_options import ExperimentOptions
+from ipygpumem.shell.measured_scope import MeasuredScope
+from ipygpumem.units import format_bytes
+
+if TYPE_CHECKING:
+    from ipygpumem.inventory.remaining import GrownRow
+    from ipygpumem.shell.survivors import Survivors
+
+_CLOCK_SECONDS = 0.02
+"""Error of the times at which processes start."""
+_LEAST_SHARE_WITHOUT_LINE = 0.3
+"""Minimum share of the new processes' memory in those without a line to mention these: a helper
+process of joblib is small.
+"""
+_MOST_GROWN = 5
+"""Maximum number of grown containers to name."""
+
+
+class ExperimentNotes:
+    """Makes the notes of one experiment, once its memory was freed.
+
+    Args:
+        context: the shell's services.
+        options: the experiment's options.
+        scope: its scope.
+        log: its remarks.
+        survivors: finds the places from which objects can be reached.
+        before: its memory before anything was freed.
+        after: the memory that is left.
+    """
+
+    def __init__(
+        self,
+        context: ShellContext,
+        options: ExperimentOptions,
+        scope: MeasuredScope,
+        log: ExperimentLog,
+        survivors: Survivors,
+        before: MemoryBefore,
+        after: MemoryAfter,
+    ) -> None:
+        self._context = context
+        self._options = options
+        self._scope = scope
+        self._log = log
+        self._survivors = survivors
+        self._before = before
+        self._after = after
+        self._least_bytes = context.config.min_held_bytes
+
+    def all(self, *, misspelt: str) -> list[str]:
+        """Return the notes on names, memory, the budget, and steps that failed.
+
+        ``misspelt`` is the note on a misspelt name in ``keep``, or empty.
+        """
+        notes = list[str]()
+        if misspelt:
+            notes.append(misspelt)
+        for pattern in self._scope.names.unmatched_keep():
+            if pattern != "*":
+                notes.append(f"keep: no name matches {quoted(pattern)}")
+        notes += self._on_replaced_objects()
+        notes += self._on_devices()
+        budget = self._options.budget
+        if budget is not None:
+            notes += [*budget.notes, *budget.refusals]
+        notes += self._log.remarks
+        for step in self._after.steps:
+            if step.error:
+                notes.append(f"{step.name}: {step.error}")
+        return notes
+
+    def _on_replaced_objects(self) -> list[str]:
+        """Return notes on large objects that its code has replaced: they stayed in memory."""
+        if not self._before.saved:
+            return []
+        restored = list[RetainedArray]()
+        of_kept_names = list[RetainedArray]()
+        for row in self._before.saved:
+            if self._scope.names.stays(row.name):
+                of_kept_names.append(row)
+            else:
+                restored.append(row)
+        notes = list[str]()
+        for rows, what, until in (
+            (restored, "the restored objects", "while the experiment ran"),
+            (of_kept_names, "the earlier objects of kept names", "until the experiment's end"),
+        ):
+            saved_bytes = sum(row.size_bytes for row in rows)
+            if saved_bytes >= self._least_bytes:
+                names = ", ".join(row.name for row in rows)
+                notes.append(f"{what} ({names}) took {format_bytes(saved_bytes)} {until}")
+        return notes
+
+    def _on_devices(self) -> list[str]:
+        """Return notes on devices whose memory it leaves in use, as far as its rows do not show
+        that.
+        """
+        left = self._left_by_device()
+        notes = list[str]()
+        if "polars" in sys.modules and "cpu" in left:
+            notes.append("polars' allocator returns the pages of deleted frames within seconds")
+        if "shm" in left:
+            shared = self._context.meter.now()["shm"].note
+            if shared:
+                notes.append(f"shared memory: {shared}")
+        if "cpu" in left:
+            notes += self._on_host(left["cpu"])
+        if "children" in left:
+            notes.append(self._on_children(left["children"]))
+        return notes
+
+    def _left_by_device(self) -> dict[str, int]:
+        """Return the bytes that it leaves in use on each device on which these are many.
+
+        At most those that it had consumed: the end itself takes memory.
+        """
+        consumed = {usage.device: usage.delta_bytes for usage in self._before.usages}
+        left = dict[str, int]()
+        for usage in self._after.usages:
+            left_bytes = min(usage.delta_bytes, consumed.get(usage.device, 0))
+            if left_bytes >= self._least_bytes:
+                left[usage.device] = left_bytes
+        return left
+
+    def _on_host(self, left_bytes: int) -> list[str]:
+        """Return notes on containers that grew, and on RAM without a name."""
+        from ipygpumem.inventory import leftover, remaining  # most experiments leave less
+
+        namespace = self._context.namespace
+        baseline = self._scope.baseline
+        contents = baseline.contents
+        roots = self._survivors.roots()
+        grown = remaining.grown(
+            namespace, contents, self._least_bytes, roots, baseline.objects_at_end
+        )
+        notes = list(map(_note_on_growth, grown[:_MOST_GROWN]))
+        after = self._after
+        if not after.lists_alive:
+            return notes
+        named = {
+            "still alive": sum(row.size_bytes for row in after.alive if row.device == "cpu"),
+            "kept": leftover.ram_of(contents.unknown(namespace)) + after.kept_in_older_bytes,
+            "in what grew": sum(row.size_bytes for row in grown),
+        }
+        ram_at_start = self._scope.ram_at_start
+        assert ram_at_start is not None
+        assert after.ram is not None
+        return notes + leftover.notes_on_unnamed(
+            ram_at_start, after.ram, left_bytes, named, baseline.knows_new_objects
+        )
+
+    def _on_children(self, left_bytes: int) -> str:
+        """Return the note on child processes that it leaves, with the lines that end them."""
+        from ipygpumem.inventory import children  # most experiments leave none
+
+        started = self._log.started_at - _CLOCK_SECONDS
+        new = [child for child in children_now() if child.started_at >= started]
+        ended = children.with_endings(new, self._context.namespace)
+        lines = children.endings(ended)
+        how = "; ".join(lines) or "%gpumem status lists them"
+        without_line = sum(child.memory_bytes for child in ended if not child.ends_by)
+        if lines and without_line >= _LEAST_SHARE_WITHOUT_LINE * left_bytes:
+            how += f"{COMMENT}%gpumem status lists the rest"
+        size = format_bytes(left_bytes)
+        return f"child processes have {size} more than at its start; to end them: {how}"
+
+
+def _note_on_growth(row: GrownRow) -> str:
+    """Return the note on an older container that has grown, with the line that empties it."""
+    text = f"{row.path} grew by {format_bytes(row.size_bytes)}"
+    if row.items:
+        text += f", {row.items}"
+    if row.line:
+        text += f" · to free it: {row.line}"
+    return text
