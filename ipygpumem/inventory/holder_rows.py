@@ -180,7 +180,7 @@ class HolderRows:
     def _unnamed_chain(self, items: Sequence[object]) -> list[FoundChain]:
         """Return a chain from an object to which nothing visible refers, if there is one."""
         for item in items:
-            chain_down = self._search.chain(item, self._search.unnamed)
+            chain_down = self._search.graph.chain(item, self._search.up_to_unheld)
             if chain_down is not None:
                 root, steps = chain_down
                 return [FoundChain([root], steps, 1)]

@@ -12,10 +12,11 @@ from dataclasses import replace
 from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.backward import BackwardSearch, NextUp, Steps
+from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.chains import FoundChain, HolderChains
 from ipygpumem.heap.holders.gradients import ClearableGradients
 from ipygpumem.heap.holders.received_records import ReceivedRecords
+from ipygpumem.heap.holders.referrer_graph import NextUp, Steps
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
 from ipygpumem.heap.holders.removal import HolderWays, Removal, nearest_first
 from ipygpumem.heap.holders.rows import Row, RowHolders
@@ -117,7 +118,7 @@ class Explanation:
             if len(self.named) >= _MOST_NAMED and not is_row:
                 is_limited = True
                 continue
-            nearest = self._nearest(self._search.named, items, object_id=self._object_id(key))
+            nearest = self._nearest(self._search.up_to_roots, items, object_id=self._object_id(key))
             if nearest is not None:
                 way = self._of_row(key, *nearest, rows)
                 self.named[key] = way.holder
@@ -128,7 +129,7 @@ class Explanation:
             if any(map(self._search.is_in_hidden_cycle, items)):
                 self.unnamed[key] = HIDDEN_CYCLE
                 continue
-            nearest = self._nearest(self._search.unnamed, items)
+            nearest = self._nearest(self._search.up_to_unheld, items)
             if nearest is not None:
                 self.unnamed[key] = nearest[1].holder
         number_named = len(self.named) + len(of_row)
@@ -167,7 +168,7 @@ class Explanation:
             gradients: tells what may be cleared.
         """
         for tensor in tensors:
-            chain = self._search.chain(tensor, self._search.named)
+            chain = self._search.graph.chain(tensor, self._search.up_to_roots)
             root, steps = chain or (None, ())
             for position, item in enumerate(steps[:-1]):
                 if root is not None and gradients.are_cleared_by(item, tensors):
@@ -187,7 +188,7 @@ class Explanation:
         """
         chains = list[tuple[Root, Steps]]()
         for item in items:
-            chain = self._search.chain(item, next_up)
+            chain = self._search.graph.chain(item, next_up)
             if chain is not None:
                 root, steps, _ = self._inside_older_figure(*chain, object_id)
                 chains.append((root, steps))
@@ -471,9 +472,9 @@ class Explanation:
         parts = list[object]()
         array_ids = set(map(id, removal.arrays))
         if removal.item is not None:
-            parts += self._search.between(removal.item, array_ids, stays)
+            parts += self._search.graph.parts_of(removal.item, array_ids, stays)
         for owner_id, item_id in removal.way.removed_references:
-            parts += self._search.below(owner_id, item_id, array_ids, stays)
+            parts += self._search.graph.parts_removed(owner_id, item_id, array_ids, stays)
         return list(by_identity(parts).values())
 
     def _all_ways(
