@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ipygpumem.heap.arrays import elements, flat_elements, is_array
 from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.holder_finder import Holders
-from ipygpumem.heap.holders.referrer_graph import Steps, order_of_root
+from ipygpumem.heap.holders.referrer_graph import Chain, Steps, order_of_root
 from ipygpumem.heap.knowledge.text_keys import referents_with_keys
 from ipygpumem.heap.paths.roots import Rank, Root
 from ipygpumem.introspect import module_of
@@ -118,7 +118,7 @@ class HolderChains:
             items=many,
         )
 
-    def _chain_to_holder(self, key: int, holders: Holders) -> tuple[Root, Steps] | None:
+    def _chain_to_holder(self, key: int, holders: Holders) -> Chain | None:
         """Return a root and the chain from it to a holder, not through objects that must die with
         the targets if there is another chain; None without a way.
         """

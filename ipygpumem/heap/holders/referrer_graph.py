@@ -18,6 +18,8 @@ from ipygpumem.introspect import type_name
 
 Steps = tuple[object, ...]
 """A chain of objects, each of which refers to the next one."""
+Chain = tuple[Root, Steps]
+"""A root, and the chain of objects from it."""
 NextUp = dict[int, tuple[Root, int | None]]
 """For each object to which a way leads from a root: the root, and the object before it on the way;
 None if the root itself refers to the object.
@@ -124,7 +126,7 @@ class ReferrerGraph:
         root, _ = next_up[key]
         return order_of_root(root), type_name(self.objects[key])
 
-    def chain(self, target: object, next_up: NextUp) -> tuple[Root, Steps] | None:
+    def chain(self, target: object, next_up: NextUp) -> Chain | None:
         """Return a root and the chain of objects from it to ``target``; None without a way."""
         key: int | None = id(target)
         if key not in next_up:
