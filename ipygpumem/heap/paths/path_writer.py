@@ -146,21 +146,22 @@ class PathWriter:
         return self.way(root, chain).holder
 
     def way(self, root: Root, chain: Sequence[object], *, of_graph: bool = False) -> Way:
-        """Return the path from ``root`` along ``chain``, whose last object may be a
-        graph's tensor.
+        """Return the path from ``root`` along ``chain``, and how to free its last object.
+
+        Args:
+            root: the root.
+            chain: the objects from the one to which the root refers.
+            of_graph: True if the last object is a tensor that stays, and its graph is to be freed.
         """
         steps = without_own_dicts(chain)
         path = Path(root, root.text or self._words_without_root(steps[0]))
         if not root.text and is_pending(steps[0]):
-            name = library_type("asyncio", "Task").get_name(steps[0])  # type: ignore[union-attr]  # it is one of them
-            task = f"task for task in asyncio.all_tasks() if task.get_name() == {literal(name)}"
-            path.remedy = Remedy(f"import asyncio; next({task}).cancel()")
+            path.remedy = _remedy_for_task(steps[0])
         ended_id = self._write(steps, path)
         if of_graph:
-            remedy = path.remedy
-            if not remedy.line:
-                remedy = remedy_for_graph(steps, path)
-            return Way(path.holder(remedy))
+            if path.remedy.line:
+                return Way(path.holder(path.remedy))
+            return Way(path.holder(remedy_for_graph(steps, path)))
         if path.is_freed_by_command and is_instance(steps[-1], BaseException):
             # %gpumem free clears frames, not what the error itself refers to.
             path.remedy = Remedy(FORGET_LAST_ERROR)
@@ -180,8 +181,8 @@ class PathWriter:
         )
 
     def _remedy_for_needed(self, steps: Sequence[object], path: Path, remedy: Remedy) -> Remedy:
-        """Return the remedy of a path if nothing needs the last object of its chain, or another
-        one.
+        """Return the remedy of a path; or words, or none, if a model or an optimizer needs the last
+        object of its chain.
         """
         words = words_for_needed(steps, path)
         if not path.is_own:
@@ -196,11 +197,13 @@ class PathWriter:
         return Remedy(remedy.line, comments_of([remedy], last=_UNLESS_NEEDED))
 
     def _write(self, steps: Sequence[object], path: Path) -> int:
-        """Write all steps; return the identity of the object that the advice ends, 0 if none."""
+        """Write all steps; return the identity of the object that the advice ends, such as a
+        generator's ``close()``; 0 if there is none.
+        """
         ended_id, position = 0, 0
         if path.cut is not None and path.cut.kind in _NAMED:
             self._note_removed(path, steps[0])
-        while True:
+        while True:  # for each object on the way to the last one, how to end it, and the step on
             parent = steps[position]
             is_last = position == len(steps) - 1
             self._say_how_to_end(parent, path)
@@ -276,11 +279,17 @@ class PathWriter:
     def cuts_inside(
         self, root: Root, chain: Sequence[object], wanted: Container[int]
     ) -> CutsInside:
-        """Return all references by which the last object of a chain or its items hold the
-        ``wanted`` objects, given by identity.
+        """Return the references by which a container or its items hold some objects.
 
-        The search for them ends one step below the items. It returns none if they are too many to
-        write the line of each.
+        It returns none if they are too many to write the line of each. The wanted objects are
+        either items of the container or parts of these::
+
+            container --> wanted        container --> item --> wanted
+
+        Args:
+            root: the root of the chain.
+            chain: the objects up to the container.
+            wanted: the identities of the objects.
         """
         items = items_of(chain[-1])
         wanted_items = [item for item in items if id(item) in wanted]
@@ -309,8 +318,8 @@ class PathWriter:
     ) -> CutsInside:
         """Return the references by which the items of a chain's last object hold wanted objects.
 
-        The code of the first ones is written; later ones in the same place of their items have the
-        same code with another position.
+        The code of the first ones is written: ``runs[0].model``. Of later ones in the same place of
+        their items, it is the same code with another position: ``runs[7].model``.
         """
         inside = CutsInside.empty()
         alike = list[AlikeReferences]()
@@ -412,6 +421,13 @@ class PathWriter:
             or append_torch_step(path, steps, self._names)
             or append_attribute_step(path, steps)
         )
+
+
+def _remedy_for_task(task: object) -> Remedy:
+    """Return the line that cancels a task to which only the event loop leads."""
+    name = library_type("asyncio", "Task").get_name(task)  # type: ignore[union-attr]  # it is one of them
+    tasks = f"task for task in asyncio.all_tasks() if task.get_name() == {literal(name)}"
+    return Remedy(f"import asyncio; next({tasks}).cancel()")
 
 
 def _items_once(items: Sequence[object]) -> Iterator[tuple[int, object]]:
