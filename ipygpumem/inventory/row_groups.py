@@ -102,7 +102,7 @@ class _ChangedPlaces(NamedTuple):
     containers: set[int]
     """Identities of the containers from which lines remove items: their other items move."""
     crowded: set[int]
-    """Those of them from which two or more items are removed. A line names several keys of a dict
+    """Containers from which two or more items are removed. A line names several keys of a dict
     by their positions in it, ``list(runs)[2]``, which the line of another key changes.
     """
     registries: set[int]
