@@ -576,7 +576,9 @@ def scaled(x, scale=torch.tensor(2)):
     (tmp_path / "imported_part.py").write_text("from torch import Tensor\nitem = Tensor.tolist\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("ipygpumem.estimating.patches.is_users", lambda file: False)
-    monkeypatch.setattr("ipygpumem.estimating.rollback.is_users_module", lambda module: False)
+    for name in ("rollback", "object_states"):
+        module = f"ipygpumem.estimating.{name}"
+        monkeypatch.setattr(f"{module}.is_users_module", lambda module: False)
 
     def step() -> None:
         lib = importlib.import_module("imported_lib")
