@@ -113,10 +113,12 @@ def estimates_of_code_alone() -> Iterator[None]:
     """Let estimates restore their code's own objects, but no module: those of tests lead to all of
     pytest, and an estimate among many of them takes four times as long.
     """
-    rollback = "ipygpumem.estimating.rollback"
+    estimating = "ipygpumem.estimating"
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{rollback}._is_users_module", lambda module: False)
-        patch.setattr(f"{rollback}.is_users", lambda file: False)
+        for name in ("rollback", "object_states"):
+            module = f"{estimating}.{name}"
+            patch.setattr(f"{module}.is_imported_users_module", lambda module: False)
+        patch.setattr(f"{estimating}.object_states.is_users", lambda file: False)
         yield

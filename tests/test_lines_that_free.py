@@ -18,7 +18,7 @@ import pytest
 from ipygpumem import introspect
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.backward import BackwardSearch
+from ipygpumem.heap.holders.referrer_graph import ReferrerGraph
 from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
@@ -293,15 +293,15 @@ def test_arrays_of_one_line_are_not_compared_with_each_other(
     roots = Roots(
         {id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), names=names
     )
-    reached = BackwardSearch._reached
+    reached = ReferrerGraph._reached
     starts_of_each = list[int]()
 
-    def count(edges: Any, starts: Any, within: Any = None) -> Any:
+    def count(edges: Any, starts: Any, within: Any) -> Any:
         starts = list(starts)
         starts_of_each.append(len(starts))
         return reached(edges, starts, within)
 
-    monkeypatch.setattr(BackwardSearch, "_reached", staticmethod(count))
+    monkeypatch.setattr(ReferrerGraph, "_reached", staticmethod(count))
     holders = explain(keys[:1], heap, roots, rows={keys[0]: Row(keys)}, all_places=True)
     assert holders[keys[0]].remedy.line == 'outer["x"].clear()'
     assert sum(starts_of_each) < 10 * number

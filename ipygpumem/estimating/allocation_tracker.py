@@ -106,8 +106,10 @@ class AllocationTracker(StorageFollower):
         """Lines whose results are assumed to be as large as possible, in order."""
         self._handles: list[Any] = []
         """Handles of the hooks on real tensors."""
-        self._strays: dict[int, tuple[Any, Any]] = {}
-        """Real tensors that the code reached without a copy, and their fake copies, by identity."""
+        self._late_copies: dict[int, tuple[Any, Any]] = {}
+        """Real tensors that the code reached without a name that was copied, such as those of a
+        C extension, each with its fake copy; by the identity of the real one.
+        """
 
     @property
     def known_values(self) -> KnownValues:
@@ -124,7 +126,7 @@ class AllocationTracker(StorageFollower):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._strays.clear()
+        self._late_copies.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation on fake tensors."""
@@ -266,35 +268,36 @@ class AllocationTracker(StorageFollower):
 
     def _with_fakes(self, arguments: list[Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return an operation's arguments, with fake copies instead of real tensors."""
-        has_strays = False
+        has_real_tensors = False
         for tensor in arguments:
             if isinstance(tensor, fake_tensor.FakeTensor):
                 self._see_argument(tensor)
             else:
-                self._copy_stray(tensor)
-                has_strays = True
-        if not has_strays:
+                self._copy_real_tensor(tensor)
+                has_real_tensors = True
+        if not has_real_tensors:
             return args, kwargs
 
         def fake_of(tensor: Any) -> Any:
-            if id(tensor) not in self._strays:  # it is fake already
+            """Return the fake copy of a real tensor; a fake one is its own."""
+            if id(tensor) not in self._late_copies:
                 return tensor
-            _, fake = self._strays[id(tensor)]
+            _, fake = self._late_copies[id(tensor)]
             return fake
 
         copies: tuple[Any, Any] = tree_map_only(torch.Tensor, fake_of, (args, kwargs))
         return copies
 
-    def _copy_stray(self, tensor: Any) -> None:
-        """Make a fake copy of a real tensor, and hook its gradient."""
-        if id(tensor) in self._strays:
+    def _copy_real_tensor(self, tensor: Any) -> None:
+        """Make a fake copy of a real tensor, once, and hook its gradient."""
+        if id(tensor) in self._late_copies:
             return
         # A copy made in inference mode could not be a part of code that autograd follows, and torch
         # makes no views of it.
         with torch.inference_mode(tensor.is_inference()), self._devices.placing(CARD):
             original = self._copies.share(tensor)
             copy = self._copies.of(original)
-        self._strays[id(tensor)] = tensor, copy
+        self._late_copies[id(tensor)] = tensor, copy
         handle = self._follow(tensor)
         if handle is not None:
             self._handles.append(handle)

@@ -170,7 +170,9 @@ class CudaPolicies:
 
     def __init__(self) -> None:
         self._library: Any = None
-        """Holds the policies as long as it is alive; None: there are none."""
+        """torch's handle of the registration, which ends when it is freed; None before the first
+        use.
+        """
         self._weights: dict[int, tuple[Any, Any]] = {}
         """Weights and their converted copies, by the identity of the weight."""
 

@@ -131,8 +131,7 @@ class Convolution:
         if self.gradients.of_weight:
             self._log_product(kernel)
         elif self.gradients.of_bias:
-            with kernel.blocks([self._unfolded()]):
-                pass
+            kernel.allocate_briefly(self._unfolded())
 
     def _log_gradients(self, kernel: Kernel) -> None:
         """Log the gradients; the input's is computed first, unless in volumes or with dilation."""

@@ -81,25 +81,30 @@ class FakeCopies:
         """Bytes of the originals, by device."""
         self.optimizers: list[weakref.ref[Any]] = []
         self._memo: dict[int, Any] = {}
+        """Copies of objects except tensors, by the identity of the original."""
         self._originals: dict[int, Any] = {}
         """Originals of the copies: their identity is unique only while they are alive."""
-        self._copied: defaultdict[int, int] = defaultdict(int)
+        self._copied_references: defaultdict[int, int] = defaultdict(int)
         """Numbers of references to an original that are copied, by its identity."""
-        self._new: set[int] = set()
+        self._newly_copied: set[int] = set()
         """Identities of the originals to which a reference was copied since the last
         ``forget_dead_copies``.
         """
-        # Weak references: a copy that code drops, such as an old gradient, must be freed.
         self._tensors: dict[int, Any] = {}
+        """Weak references to the copies of tensors, by the identity of the original: a copy that
+        code drops, such as an old gradient, must be freed.
+        """
         self._storages: dict[int, Any] = {}
+        """The same for the storages."""
         self._namespaces: dict[int, dict[str, Any]] = {}
+        """Copies of namespaces, by the identity of the original."""
 
     def forget(self) -> None:
         """Drop all copies."""
         self._memo.clear()
         self._originals.clear()
-        self._copied.clear()
-        self._new.clear()
+        self._copied_references.clear()
+        self._newly_copied.clear()
         self._tensors.clear()
         self._storages.clear()
         self._namespaces.clear()
@@ -113,15 +118,15 @@ class FakeCopies:
         A copy is kept if something else leads to its original, such as a name that the code may
         look up later.
         """
-        new = [key for key in self._new if key in self._memo]
+        new = [key for key in self._newly_copied if key in self._memo]
         # No name of ours may refer to an original while its references are counted.
         counts = map(sys.getrefcount, [self._originals[key] for key in new])
         for key, count in zip(new, counts, strict=True):
-            if self._copied[key] >= count - _OURS:
+            if self._copied_references[key] >= count - _OURS:
                 del self._memo[key]
                 del self._originals[key]
-                del self._copied[key]
-        self._new.clear()
+                del self._copied_references[key]
+        self._newly_copied.clear()
 
     def share(self, value: Any) -> Any:
         """Save the state of ``value`` that code may change, and return ``value``."""
@@ -146,41 +151,42 @@ class FakeCopies:
         if is_instance(value, torch.Tensor):
             copy = _target(self._tensors.get(id(value)))
             if copy is None:
-                copy = self._tensor(value)
+                copy = self._copy_tensor(value)
             return copy
         if id(value) not in self._memo:
             copy = _maker(value)(self, value)
             if id(value) not in self._memo:  # such as a module, which is shared
                 return copy
-        self._copied[id(value)] += 1
-        self._new.add(id(value))
+        self._copied_references[id(value)] += 1
+        self._newly_copied.add(id(value))
         return self._memo[id(value)]
 
-    def _lent(self, value: Any) -> Any:
+    def _of_uncounted(self, value: Any) -> Any:
         """Return the copy of ``value`` for an object that may be copied more than once, or that
-        keeps nothing alive.
+        keeps nothing alive: its reference does not count as copied.
         """
         copy = self.of(value)
-        self._copied[id(value)] -= 1
+        self._copied_references[id(value)] -= 1
         return copy
 
     def _keep(self, value: Any, copy: Any) -> Any:
+        """Keep the copy of an object for later uses of the object, and return it."""
         self._memo[id(value)] = copy
         self._originals[id(value)] = value
         return copy
 
     # -- tensors ---------------------------------------------------------------------------------
 
-    def _tensor(self, tensor: Any) -> Any:
+    def _copy_tensor(self, tensor: Any) -> Any:
         """Make the copy of a tensor, with copies of its gradient and its attributes."""
         if is_instance(tensor, FakeTensor):
             return tensor
         if _is_composite(type(tensor)):
-            return self._wrapper(tensor)
+            return self._copy_composite(tensor)
         if is_exactly(tensor, torch.Tensor) and is_sparse(tensor):
-            return self._sparse(tensor)
+            return self._copy_sparse(tensor)
         _refuse_unfollowed(tensor)
-        copy = self._fake(tensor)
+        copy = self._fake_like(tensor)
         if _may_hold_sizes(tensor, copy):
             self._keep_values(tensor, copy)
         self._log_original(tensor, copy)
@@ -188,11 +194,11 @@ class FakeCopies:
         vars(copy).update(self.of(vars(tensor)))
         return copy
 
-    def _fake(self, tensor: Any) -> Any:
+    def _fake_like(self, tensor: Any) -> Any:
         """Return a fake tensor like a plain tensor or parameter, in the copy of its storage."""
         kind: Any = type(tensor)
         with self._quietly(), torch.no_grad(), torch._C.DisableTorchFunction():
-            copy = self._strided(tensor)
+            copy = self._fake_with_strides(tensor)
             if kind is torch.nn.Parameter:
                 copy._is_param = True  # as torch.nn.Parameter does, which makes another one first
             elif is_instance(tensor, torch.nn.Parameter):  # such as a bitsandbytes parameter
@@ -216,6 +222,7 @@ class FakeCopies:
         self.originals_bytes[device] = earlier_bytes + life.size_bytes
 
     def _remember(self, tensor: Any, copy: Any) -> None:
+        """Keep the copy of a tensor, as long as the code does, and copy the gradient."""
         if isinstance(copy, torch.nn.Parameter):
             self._log.mark(copy, PARAMETERS)
         self._tensors[id(tensor)] = weakref.ref(copy)
@@ -223,7 +230,7 @@ class FakeCopies:
         if tensor.is_leaf and tensor.grad is not None:
             copy.grad = self.of(tensor.grad)
 
-    def _wrapper(self, tensor: Any) -> Any:
+    def _copy_composite(self, tensor: Any) -> Any:
         """Return the copy of a composite tensor, such as a DTensor, with copies of its parts."""
         names, context = tensor.__tensor_flatten__()
         self.share(context)
@@ -244,7 +251,7 @@ class FakeCopies:
     def _mark_gradient(self, leaf: Any) -> None:
         self._log.mark(leaf.grad, GRADIENTS)
 
-    def _sparse(self, tensor: Any) -> Any:
+    def _copy_sparse(self, tensor: Any) -> Any:
         """Return the copy of a sparse tensor, with copies of its indices and values."""
         with no_dispatch():
             parts = parts_of(tensor)
@@ -279,7 +286,7 @@ class FakeCopies:
                 self.paused = was_paused
                 self._fakes.cache_enabled = was_caching
 
-    def _strided(self, tensor: Any) -> Any:
+    def _fake_with_strides(self, tensor: Any) -> Any:
         """Return a fake tensor with the strides and offset of ``tensor``, in the copy of its
         storage.
         """
@@ -288,7 +295,7 @@ class FakeCopies:
         storage = _target(self._storages.get(key))
         if storage is None:
             if tensor.device == device == _HOST and _is_alone(tensor):
-                return self._number(tensor)
+                return self._fake_with_value(tensor)
             size_bytes = tensor.untyped_storage().nbytes()
             storage = torch.UntypedStorage(size_bytes, device="meta")
             self._storages[key] = weakref.ref(storage)
@@ -298,7 +305,7 @@ class FakeCopies:
             empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
         return FakeTensor(self._fakes, empty, device)
 
-    def _number(self, tensor: Any) -> Any:
+    def _fake_with_value(self, tensor: Any) -> Any:
         """Return a fake tensor that keeps the value of a tensor with a single element."""
         with no_dispatch():
             value = tensor.detach().clone()
@@ -310,7 +317,7 @@ class FakeCopies:
 
     # -- containers and objects ------------------------------------------------------------------
 
-    def _container(self, value: Any) -> Any:
+    def _copy_container(self, value: Any) -> Any:
         """Return the copy of a list, dict, set or deque, with copies of its items."""
         copy = _new(value)
         self._keep(value, copy)  # before its items, which may lead back to it
@@ -331,10 +338,10 @@ class FakeCopies:
                 set.update(copy, copies)
             else:
                 base.extend(copy, copies)
-        self._fill(value, copy)
+        self._copy_attributes(value, copy)
         return copy
 
-    def _items(self, value: Any) -> Any:
+    def _copy_items(self, value: Any) -> Any:
         """Return a tuple or frozen set of copied items, or the original if all items are shared."""
         base: Any = tuple if is_instance(value, tuple) else frozenset
         items = list(base.__iter__(value))
@@ -344,7 +351,7 @@ class FakeCopies:
         copy = _new(value, copies)
         return self._keep(value, copy)
 
-    def _instance(self, value: Any) -> Any:
+    def _copy_instance(self, value: Any) -> Any:
         """Return the copy of an object with copies of its attributes, or the object itself if it
         cannot be copied.
         """
@@ -362,8 +369,8 @@ class FakeCopies:
             return self._keep(value, self.share(value))
         self.share(type(value))
         self._keep(value, copy)  # before its attributes, which may lead back to it
-        self._fill(value, copy)
-        self._prepare(value, copy)
+        self._copy_attributes(value, copy)
+        self._keep_in_estimate(value, copy)
         return copy
 
     def _without_compiling(self, value: Any, model: Any) -> Any:
@@ -374,7 +381,7 @@ class FakeCopies:
             self._unfollowed.compiled(is_eager=runs_eagerly(value))
         return self.of(model)
 
-    def _prepare(self, value: Any, copy: Any) -> None:
+    def _keep_in_estimate(self, value: Any, copy: Any) -> None:
         """Change the copy of a library's object where it would leave the estimate."""
         if is_instance(value, torch.optim.Optimizer):
             self.optimizers.append(weakref.ref(copy))
@@ -391,7 +398,7 @@ class FakeCopies:
             self._unfollowed.compiled(is_eager=runs_eagerly(compiled))
             vars(copy)["_compiled_call_impl"] = None
 
-    def _fill(self, value: Any, copy: Any) -> None:
+    def _copy_attributes(self, value: Any, copy: Any) -> None:
         """Set copies of an object's attributes on its copy."""
         attributes = instance_dict(value)
         if attributes:
@@ -406,7 +413,7 @@ class FakeCopies:
 
     # -- code ------------------------------------------------------------------------------------
 
-    def _function(self, value: Any) -> Any:
+    def _copy_function(self, value: Any) -> Any:
         """Return the copy of a function; one without state of the user's stays as it is."""
         attributes = value.__dict__
         compiled = attributes.get("_torchdynamo_orig_callable")
@@ -419,9 +426,9 @@ class FakeCopies:
         in_notebook = id(value.__globals__) in self._namespaces
         if not has_state and not in_notebook:
             return self._keep(value, value)
-        return self._rebuilt(value)
+        return self._rebuild_function(value)
 
-    def _rebuilt(self, value: Any) -> Any:
+    def _rebuild_function(self, value: Any) -> Any:
         """Return a function with copies of its closure, its defaults and its attributes."""
         closure = value.__closure__ or ()
         new_cells = self._empty_cells(closure)
@@ -453,18 +460,20 @@ class FakeCopies:
             self._keep(cell, types.CellType())
         return new_cells
 
-    def _method(self, value: Any) -> Any:
+    def _copy_method(self, value: Any) -> Any:
+        """Return a method of the copy of an object."""
         function = self.of(value.__func__)
-        bound_to = self._lent(value.__self__)
+        bound_to = self._of_uncounted(value.__self__)
         return types.MethodType(function, bound_to)
 
-    def _weak_reference(self, value: Any) -> Any:
+    def _copy_weak_reference(self, value: Any) -> Any:
+        """Return a weak reference to the copy of an object; a dead one or a proxy is shared."""
         target = None
         if type(value) is weakref.ref:
             target = value()
         if target is None:
             return self._keep(value, value)
-        copy = self._lent(target)
+        copy = self._of_uncounted(target)
         return self._keep(value, weakref.ref(copy))
 
 
@@ -581,15 +590,15 @@ def _can_be_copied(kind: type, module: str) -> bool:
 
 
 _MAKERS: dict[type, Callable[[FakeCopies, Any], Any]] = {
-    dict: FakeCopies._container,
-    list: FakeCopies._container,
-    deque: FakeCopies._container,
-    set: FakeCopies._container,
-    tuple: FakeCopies._items,
-    frozenset: FakeCopies._items,
-    types.FunctionType: FakeCopies._function,
-    types.MethodType: FakeCopies._method,
-    weakref.ReferenceType: FakeCopies._weak_reference,
+    dict: FakeCopies._copy_container,
+    list: FakeCopies._copy_container,
+    deque: FakeCopies._copy_container,
+    set: FakeCopies._copy_container,
+    tuple: FakeCopies._copy_items,
+    frozenset: FakeCopies._copy_items,
+    types.FunctionType: FakeCopies._copy_function,
+    types.MethodType: FakeCopies._copy_method,
+    weakref.ReferenceType: FakeCopies._copy_weak_reference,
     types.ModuleType: FakeCopies.share,
     types.CodeType: FakeCopies.share,
 }
@@ -600,4 +609,4 @@ def _maker(value: Any) -> Callable[[FakeCopies, Any], Any]:
     for kind, make in _MAKERS.items():
         if is_instance(value, kind):
             return make
-    return FakeCopies._instance
+    return FakeCopies._copy_instance

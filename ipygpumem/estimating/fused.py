@@ -66,7 +66,11 @@ def _is_fusible(items: Sequence[Any]) -> bool:
 
 
 def _is_grouped(items: Sequence[Any]) -> bool:
-    """Return True if several heads of the query share a key and a value."""
+    """Return True if several heads of the query share a key and a value.
+
+    ``items`` are query, key and value, as everywhere here; their first sizes are those of batch and
+    heads.
+    """
     batches_and_heads = {tuple(item.shape[:2]) for item in items}
     return len(batches_and_heads) > 1
 

@@ -576,19 +576,25 @@ def _libraries_imported_without(changes: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def _undone(changes: list[Any]) -> Iterator[None]:
-    """Put torch's own functions back during the block."""
-    applied: list[tuple[Any, Any]] = []
+    """Put torch's own functions back during the block.
+
+    Args:
+        changes: patches of ``unittest.mock``, each of which replaces one function.
+    """
+    replaced: list[tuple[Any, Any]] = []
+    """The patches to undo, each with the value that is there now."""
     for change in changes:
         # Code that is being compiled may import a library: then some are undone already.
-        if hasattr(change, "target"):
+        is_applied = hasattr(change, "target")
+        if is_applied:
             # The code may have replaced the replacement.
             current = vars(change.target).get(change.attribute, change.new)
-            applied.append((change, current))
-    for change, _ in reversed(applied):
+            replaced.append((change, current))
+    for change, _ in reversed(replaced):
         change.__exit__(None, None, None)
     try:
         yield
     finally:
-        for change, current in applied:
+        for change, current in replaced:
             change.__enter__()
             setattr(change.target, change.attribute, current)

@@ -88,12 +88,12 @@ class DeviceEstimate(Record):
 
     @property
     def gaps_decide(self) -> bool:
-        """True if fragmentation may decide: the cache must be freed, and the margin is then
-        negative or small.
+        """True if fragmentation may decide if the code fits: the device has no room for the
+        allocator's whole cache, and what is left without the cache is small.
         """
         margin_bytes = (self.room_bytes or 0) - self.required_bytes
         cache_bytes = self.reserved_bytes - self.needed_bytes
-        if margin_bytes >= cache_bytes:
+        if margin_bytes >= cache_bytes:  # nothing has to be freed
             return False
         if margin_bytes < 0:
             return True

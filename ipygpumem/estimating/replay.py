@@ -84,7 +84,7 @@ class Replay:
 
         It must do so with new segments above the existing ones, and with new ones below them.
         """
-        return self._is_enough(limit_bytes, _no_limits_known())
+        return self._is_enough(limit_bytes, enough_from=_no_limits_known())
 
     def _is_enough(self, limit_bytes: int, enough_from: dict[bool, int]) -> bool:
         """Return True if the replay completes within a limit.
@@ -135,7 +135,9 @@ class Replay:
 
 
 def _no_limits_known() -> dict[bool, int]:
-    """Return the limits before a search, for new segments in both directions."""
+    """Return the lowest limits that are known to be enough before a search, by the direction in
+    which segments are added: True for downwards.
+    """
     return {False: NO_LIMIT, True: NO_LIMIT}
 
 

@@ -142,6 +142,7 @@ class StorageLog:
         return life
 
     def _gone(self, key: int, _: Any) -> None:
+        """Log that a storage was freed: the callback of its weak reference."""
         life, _ = self.alive.pop(key)
         self.free(life)
         if life.address:
@@ -204,21 +205,31 @@ class StorageLog:
         self.alive.clear()
 
     def role(self, life: StorageLife) -> str:
-        """Return the role that a hook has given to a storage, such as parameters and gradients.
+        """Return the role of a storage; the first of these that applies.
 
-        Without one it is derived from the storage's life: activations are recorded by autograd and
-        live until a backward pass uses them; temporaries die in the pass that has made them.
+        ===============================================  ===========================
+        a hook has marked it                             the mark, such as gradients
+        it existed before the run                        other
+        autograd recorded it for backward, see below     activations
+        a backward pass allocated it                     temporaries
+        it lives on until a backward pass, or the end    other
+        all else: it dies in its forward pass            temporaries
+        ===============================================  ===========================
+
+        A recorded storage is an activation if a backward pass may still use it: one has begun while
+        it was alive, one is running, or none has begun in this run.
         """
         if life.role:
             return life.role
         if life.existed_before:
             return OTHER
         lives_into_backward = self._lives_into_backward(life)
-        has_backward = bool(self.backwards)  # else autograd keeps recorded tensors for a later one
+        has_backward = bool(self.backwards)
         if life.recorded and (lives_into_backward or life.in_backward or not has_backward):
             return ACTIVATIONS
-        outlives_forward = lives_into_backward or life.died is None
-        if outlives_forward and not life.in_backward:
+        if life.in_backward:
+            return TEMPORARIES
+        if lives_into_backward or life.died is None:
             return OTHER
         return TEMPORARIES
 
@@ -257,13 +268,13 @@ def tensors_in(value: Any) -> Iterator[Any]:
     return iter(tensors)
 
 
-def _collect(value: Any, found: list[Any]) -> None:
-    """Append the tensors in a value to ``found``."""
+def _collect(value: Any, tensors: list[Any]) -> None:
+    """Append the tensors in a value to ``tensors``."""
     if isinstance(value, torch.Tensor):
-        found.append(value)
+        tensors.append(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            _collect(item, found)
+            _collect(item, tensors)
     elif not is_atom(value) and isinstance(value, Mapping):
         for item in value.values():
-            _collect(item, found)
+            _collect(item, tensors)

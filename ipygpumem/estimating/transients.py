@@ -430,11 +430,11 @@ _MOST_SMALLER_KEYS_OF_BLOCK = 4864
 
 
 def sort_bytes(count: int, bits: int, itemsize: int = 8) -> int:
-    """Return the bytes with which a kernel sorts integers, or other values, with their positions.
+    """Return the bytes that a kernel takes besides to sort values together with their positions.
 
     Args:
-        count: how many it sorts.
-        bits: of a value, by which they are sorted.
+        count: the number of values.
+        bits: the number of bits by which they are sorted.
         itemsize: the bytes of a value.
     """
     if count <= _MOST_OF_BLOCK:
@@ -444,7 +444,9 @@ def sort_bytes(count: int, bits: int, itemsize: int = 8) -> int:
 
 
 def keys_bytes(count: int, bits: int, dtype: Any) -> int:
-    """Return the bytes with which a kernel sorts values of a type, without positions."""
+    """Return the bytes that a kernel takes besides to sort values of a type, without positions;
+    ``count`` and ``bits`` as in ``sort_bytes``.
+    """
     itemsize = dtype.itemsize
     most_of_block = _MOST_SMALLER_KEYS_OF_BLOCK
     if itemsize == 8:

@@ -177,8 +177,7 @@ class Workspaces:
         if name not in _MAY_MULTIPLY:
             keep_workspaces()
         sizes = transient_sizes(name, args, first_result, processors)
-        with kernel.blocks(sizes):
-            pass
+        kernel.allocate_briefly(*sizes)
 
     def _processors(self, device: Any) -> int:
         """Return the number of a device's multiprocessors; an unknown one counts as a Hopper."""

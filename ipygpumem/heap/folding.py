@@ -1,5 +1,5 @@
 """Reads one node of a graph: an object, and the objects to which only it leads, which are folded
-into it.
+into it: their bytes and their references count as its own.
 
 Loops over objects run in C, in chunks.
 """
@@ -70,8 +70,8 @@ class Folder:
         """Containers whose items have been read before them, by identity."""
 
     def fold(self, key: int, items: Sequence[Any]) -> None:
-        """Read objects that belong to a node, and everything that only they lead to; add the nodes
-        to which these refer.
+        """Read objects that belong to a node, and everything that only they lead to: add their
+        bytes to the node, and references from it to the nodes to which they refer.
         """
         folding = _Folding(key, items)
         try:
@@ -83,15 +83,17 @@ class Folder:
             self._graph.lead(key, folding.edges)
 
     def fold_items(self, container: object, items: Sequence[Any]) -> None:
-        """Read items of a container before the container itself."""
+        """Read the items of a container, whose node is read later and then only needs its other
+        references. Items to which only the container refers are folded into its node.
+        """
         key = id(container)
         self._with_items_read.add(key)
         for part in chunks(self._context.barriers.enterable(items)):
-            singles, shared = self._divided(part, self._types.learn(part))
-            self._graph.inside.update(map(id, shared))
-            self._graph.lead(key, map(id, shared))
-            self._context.frontier.add(shared)
-            self.fold(key, singles)
+            only_here, nodes = self._folded_and_nodes(part, self._types.learn(part))
+            self._graph.inside.update(map(id, nodes))
+            self._graph.lead(key, map(id, nodes))
+            self._context.frontier.add(nodes)
+            self.fold(key, only_here)
 
     def look_ahead(self, node: Any) -> None:
         """Add the links of a list, so that they are read together."""
@@ -149,24 +151,24 @@ class Folder:
         """Read objects to which objects of a node refer."""
         type_ids = self._types.learn(below)
         leaf_types = type_ids & self._types.leaves
-        singles, shared = self._divided(below, type_ids)
+        to_fold, nodes = self._folded_and_nodes(below, type_ids)
         if leaf_types:
-            leaves = of_types(leaf_types, singles)
+            leaves = of_types(leaf_types, to_fold)
             folding.add(Counter(cpu=self._types.own_bytes.of(leaves, leaf_types)), times)
             self._context.note_uncounted(folding.key, leaves, leaf_types)
-            singles = without_types(leaf_types, singles) if len(leaves) < len(singles) else ()
-        if singles:
-            self._context.limits.visit(len(singles))
-            folding.todo.append((singles, type_ids - leaf_types, times))
+            to_fold = without_types(leaf_types, to_fold) if len(leaves) < len(to_fold) else ()
+        if to_fold:
+            self._context.limits.visit(len(to_fold))
+            folding.todo.append((to_fold, type_ids - leaf_types, times))
             if self._context.keeps_folded:
-                self._graph.folded += singles
-        self._lead_to(folding, shared)
+                self._graph.folded += to_fold
+        self._lead_to(folding, nodes)
 
-    def _lead_to(self, folding: _Folding, shared: Sequence[Any]) -> None:
-        """Add references of a node to objects that are nodes."""
-        self._graph.inside.update(map(id, shared))
-        folding.edges.update(dict.fromkeys(map(id, shared)))
-        self._context.frontier.add(shared)
+    def _lead_to(self, folding: _Folding, nodes: Sequence[Any]) -> None:
+        """Add references from the node that is read to other nodes."""
+        self._graph.inside.update(map(id, nodes))
+        folding.edges.update(dict.fromkeys(map(id, nodes)))
+        self._context.frontier.add(nodes)
 
     def _add_references_of_torch(self, references: References) -> None:
         """Add the edges of tensors and graphs, and the tensors to which they lead."""
@@ -181,21 +183,26 @@ class Folder:
         graph.has_autograd = graph.has_autograd or bool(references.of_graphs)
         self._context.frontier.add(tensors)
 
-    def _divided(
+    def _folded_and_nodes(
         self, items: Sequence[Any], type_ids: set[int]
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Return the items with one reference, and those with several that are no constants.
+        """Divide objects to which a node refers by their reference counts.
 
-        Shared memory, arrays of objects, and tensors to which torch's C++ code may refer count as
-        those with several.
+        Constants, such as None or a short text that many objects share, are left out.
+
+        Args:
+            items: the objects; nothing but their node and this list may refer to one that is
+                folded.
+            type_ids: at least the identities of their types.
+
+        Returns:
+            The objects with one reference, which are folded into the node; and those that are
+            nodes of their own: objects with several references, and ``_nodes_despite_count``.
         """
         counts = list(map(sys.getrefcount, items))
-        if counts and min(counts) >= COMMON_REFERENCES:  # such as many times None: half of the time
-            distinct = list(by_identity(items).values())
-            counts_of_distinct = list(map(sys.getrefcount, distinct))
-            constants = constants_among(distinct, counts_of_distinct)
-            if len(constants) == len(distinct):
-                return (), ()
+        are_all_common = bool(counts) and min(counts) >= COMMON_REFERENCES
+        if are_all_common and _are_constants(items):  # half of the time, as in a list of None
+            return (), ()
         is_single = list(map(self._once.__ge__, counts))
         if all(is_single):
             singles = items
@@ -206,24 +213,26 @@ class Folder:
             shared = list(compress(items, map(not_, is_single)))
             if constants:
                 shared = [item for item in shared if id(item) not in constants]
-        apart = self._apart(singles, type_ids)
-        if apart:
-            singles = without_objects(apart, singles)
-            shared = [*shared, *apart]
+        nodes = self._nodes_despite_count(singles, type_ids)
+        if nodes:
+            singles = without_objects(nodes, singles)
+            shared = [*shared, *nodes]
         return singles, shared
 
-    def _apart(self, singles: Sequence[Any], type_ids: set[int]) -> list[Any]:
-        """Return the objects with one reference that are nodes nevertheless."""
+    def _nodes_despite_count(self, singles: Sequence[Any], type_ids: set[int]) -> list[Any]:
+        """Return the objects that are nodes although Python counts one reference: tensors to which
+        torch's C++ code may refer, shared memory, and arrays of objects.
+        """
         types = self._types
-        apart = list[Any]()
+        nodes = list[Any]()
         if not types.tensors.isdisjoint(type_ids):
-            apart += known_to_torch(of_types(types.tensors, singles))
+            nodes += known_to_torch(of_types(types.tensors, singles))
         if not types.segments.isdisjoint(type_ids):
-            apart += of_types(types.segments, singles)
+            nodes += of_types(types.segments, singles)
         if not types.arrays.isdisjoint(type_ids):
             arrays = of_types(types.arrays, singles)
-            apart += compress(arrays, holding_objects(arrays))
-        return apart
+            nodes += compress(arrays, holding_objects(arrays))
+        return nodes
 
     # -- references ------------------------------------------------------------------------------
 
@@ -397,6 +406,13 @@ class _Folding:
         """Add the bytes of objects that stand for ``times`` objects each."""
         for device, number in size.items():
             self.size[device] += number * times
+
+
+def _are_constants(items: Sequence[Any]) -> bool:
+    """Return True if all of some objects with many references are constants."""
+    distinct = list(by_identity(items).values())
+    counts = list(map(sys.getrefcount, distinct))
+    return len(constants_among(distinct, counts)) == len(distinct)
 
 
 def constants_among(items: Sequence[Any], counts: Sequence[int]) -> set[int]:

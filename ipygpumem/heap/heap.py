@@ -189,6 +189,7 @@ class Heap:
         # soon as it is dropped.
         self.tracked: list[object] = gc.get_objects()
         self._take_out_of_list(emptied)
+        # The pass over all objects fills these lists.
         self._instances = _Instances(instances_of)
         self.tensors = self._instances.collect(library_type("torch", "Tensor"))
         self.modules = self._instances.collect(library_type("torch.nn", "Module"))
@@ -199,18 +200,13 @@ class Heap:
         """Containers that the collector does not track, unless they are empty."""
         self._references = CopiedReferences()
         """Identities of the objects to which each part of the tracked ones refers."""
-        self._types = AddressFilter(types)
+        self._of_types = _ObjectsOfTypes(types)
         self._array_types = AddressFilter(_array_types())
-        self._of_types: dict[int, object] = {}
-        """The objects of these types, by identity."""
         self._large: LargeObjects | None = None
         if smallest is not None:
             self._large = LargeObjects(smallest, of_libraries)
-        self._large_arrays: dict[int, dict[StorageKey, list[object]]] = {}
-        """Results of ``large``, by the size that was asked for."""
-        self._by_storage: dict[StorageKey, list[object]] | None = None
-        """Result of ``_arrays_by_storage``; None until it is asked for."""
         self._pass_over_all(observer)
+        self._arrays = _ArraysByStorage(self.tensors, self.ndarrays)
         self._referrers = Referrers(
             self.tracked,
             self._references,
@@ -249,8 +245,7 @@ class Heap:
             self._instances.see(tracked)
             if self._large is not None:
                 self._large.read_tracked(tracked)
-            if self._types.wanted:
-                self._of_types.update(by_identity(tracked.of_types(self._types.wanted)))
+            self._of_types.read_tracked(tracked)
             in_dicts = 0
             if observer is None:
                 references = gc.get_referents(*tracked.without_types(ROWS))  # not our own rows
@@ -289,8 +284,7 @@ class Heap:
         containers = list(filter(None, of_many.of_types(_UNTRACKED)))
         if self._large is not None:
             self._large.read(of_many, containers)
-        if self._types.wanted:
-            self._of_types.update(by_identity(of_many.of_types(self._types)))
+        self._of_types.read_untracked(of_many)
         arrays = by_identity(of_many.of_types(self._array_types))
         return arrays | by_identity(containers)
 
@@ -315,7 +309,7 @@ class Heap:
         """Return the objects of the ``types`` that were asked for, also those that the collector
         does not track.
         """
-        return list(self._of_types.values())
+        return list(self._of_types.objects.values())
 
     def instances(self, *bases: type) -> list[Any]:
         """Return the tracked instances of some of the classes ``instances_of``, and of their
@@ -325,33 +319,11 @@ class Heap:
 
     def large(self, smallest: int) -> dict[StorageKey, list[object]]:
         """Return the tensors and arrays of each storage of at least ``smallest`` bytes."""
-        if smallest in self._large_arrays:
-            return self._large_arrays[smallest]
-        by_storage = large_tensors(self.tensors, smallest)
-        for item, array in described(self.ndarrays):
-            if array.size_bytes >= smallest:
-                by_storage.setdefault(array.storage, []).append(item)
-        self._large_arrays[smallest] = by_storage
-        return by_storage
+        return self._arrays.large(smallest)
 
     def on_storages(self, storages: Iterable[StorageKey]) -> list[object]:
         """Return the tensors and arrays on some storages."""
-        by_storage = self._arrays_by_storage()
-        arrays = list[object]()
-        for key in storages:
-            arrays += by_storage.get(key, ())
-        return arrays
-
-    def _arrays_by_storage(self) -> dict[StorageKey, list[object]]:
-        """Return the tensors and arrays of each storage, which is read once: 40 µs an array."""
-        if self._by_storage is not None:
-            return self._by_storage
-        self._by_storage = {}
-        for item in (*self.tensors, *self.ndarrays):
-            key = storage_key(item)
-            if key is not None:
-                self._by_storage.setdefault(key, []).append(item)
-        return self._by_storage
+        return self._arrays.on_storages(storages)
 
     def large_objects(self) -> list[object]:
         """Return the objects that are large by themselves, without arrays and our own lists."""
@@ -382,13 +354,17 @@ class Heap:
         return self._large.leaves.values()
 
     def is_referred(self, item: object) -> bool:
-        """Return True if an object refers to ``item``, not only one of our running functions."""
+        """Return True if an object of the heap refers to ``item``; our running functions, which
+        refer to it too, do not count.
+        """
         key = id(item)
         referrers = self.referrers_of({key: item})
         return bool(referrers[key])
 
     def places(self) -> set[Span]:
-        """Return the places of the arrays that own the memory of arrays on the heap."""
+        """Return the place in memory of each NumPy array; of a view, that of the array whose
+        memory it shows.
+        """
         return places_of(self.ndarrays)
 
     def referred(self, wanted: Collection[int], without: Collection[int] = ()) -> list[Any]:
@@ -487,6 +463,71 @@ class TrackedInstances:
     def drop(self) -> None:
         """Drop all references."""
         self._instances.drop()
+
+
+class _ArraysByStorage:
+    """The tensors and NumPy arrays of a heap by their storages, which are read when they are asked
+    for.
+    """
+
+    def __init__(self, tensors: list[object], ndarrays: list[object]) -> None:
+        self._tensors = tensors
+        self._ndarrays = ndarrays
+        self._large: dict[int, dict[StorageKey, list[object]]] = {}
+        """Results of ``large``, by the size that was asked for."""
+        self._all: dict[StorageKey, list[object]] | None = None
+        """The arrays of all storages; None until they are asked for."""
+
+    def large(self, smallest: int) -> dict[StorageKey, list[object]]:
+        """Return the arrays of each storage of at least ``smallest`` bytes."""
+        if smallest in self._large:
+            return self._large[smallest]
+        by_storage = large_tensors(self._tensors, smallest)
+        for item, array in described(self._ndarrays):
+            if array.size_bytes >= smallest:
+                by_storage.setdefault(array.storage, []).append(item)
+        self._large[smallest] = by_storage
+        return by_storage
+
+    def on_storages(self, storages: Iterable[StorageKey]) -> list[object]:
+        """Return the arrays on some storages."""
+        if self._all is None:
+            self._all = self._read_all()
+        arrays = list[object]()
+        for key in storages:
+            arrays += self._all.get(key, ())
+        return arrays
+
+    def _read_all(self) -> dict[StorageKey, list[object]]:
+        """Return the arrays of each storage; takes 40 µs an array."""
+        by_storage = dict[StorageKey, list[object]]()
+        for item in (*self._tensors, *self._ndarrays):
+            key = storage_key(item)
+            if key is not None:
+                by_storage.setdefault(key, []).append(item)
+        return by_storage
+
+
+class _ObjectsOfTypes:
+    """Collects the objects of some types, without subclasses.
+
+    Attributes:
+        objects: these, by identity.
+    """
+
+    def __init__(self, types: Collection[int]) -> None:
+        self.objects: dict[int, object] = {}
+        self._types = AddressFilter(types)
+
+    def read_tracked(self, tracked: Batch[object]) -> None:
+        """Add those among some tracked objects."""
+        if self._types.wanted:
+            self.objects.update(by_identity(tracked.of_types(self._types.wanted)))
+
+    def read_untracked(self, untracked: TypesOfMany[object]) -> None:
+        """Add those among some untracked objects."""
+        if self._types.wanted:
+            self.objects.update(by_identity(untracked.of_types(self._types)))
 
 
 class _Instances:

@@ -103,18 +103,20 @@ class EarlierData:
 
     def among(self, items: Sequence[object]) -> list[object]:
         """Return the data among some objects that was there; a dict may have more entries now."""
-        were_there: list[Any] = list(
+        # New objects may have the addresses of earlier ones, which have died.
+        at_places: list[Any] = list(
             compress(items, map(self._samples.__contains__, map(id, items)))
         )
         data = list[object]()
-        if not were_there:
+        if not at_places:
             return data
-        for same, samples in _with_samples(were_there):
-            data += self._alike(same, samples)
-        longer = [item for item in of_types({id(dict)}, were_there) if len(item) > 1]
-        data += self._alike(longer, _of_first_keys(longer))
-        alike = by_identity(data)
-        changed = [item for item in of_types({id(dict)}, were_there) if id(item) not in alike]
+        for of_type, samples in _with_samples(at_places):
+            data += self._with_same_sample(of_type, samples)
+        dicts = of_types({id(dict)}, at_places)
+        longer = [item for item in dicts if len(item) > 1]  # may have had one key
+        data += self._with_same_sample(longer, _of_first_keys(longer))
+        unchanged = by_identity(data)
+        changed = [item for item in dicts if id(item) not in unchanged]
         data += [item for item in changed if self._has_earlier_keys(item)]
         return data
 
@@ -126,8 +128,15 @@ class EarlierData:
             hash(group) == sample for number in (1, 2) for group in permutations(keys, number)
         )
 
-    def _alike(self, items: Sequence[object], samples: Iterable[int]) -> Iterator[object]:
-        """Return the objects whose samples are those of the objects that were there."""
+    def _with_same_sample(
+        self, items: Sequence[object], samples: Iterable[int]
+    ) -> Iterator[object]:
+        """Return the objects with the sample that an object at their address had: the same ones.
+
+        Args:
+            items: objects at addresses of remembered ones.
+            samples: their samples now.
+        """
         before = map(self._samples.__getitem__, map(id, items))
         return compress(items, map(eq, before, samples))
 

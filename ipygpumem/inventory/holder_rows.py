@@ -180,7 +180,7 @@ class HolderRows:
     def _unnamed_chain(self, items: Sequence[object]) -> list[FoundChain]:
         """Return a chain from an object to which nothing visible refers, if there is one."""
         for item in items:
-            chain_down = self._search.chain(item, self._search.unnamed)
+            chain_down = self._search.graph.chain(item, self._search.up_to_unheld)
             if chain_down is not None:
                 root, steps = chain_down
                 return [FoundChain([root], steps, 1)]
@@ -212,6 +212,23 @@ class HolderRows:
             return complete
         on_the_way = chain.from_iterable(deletion.on_the_way for deletion in deletions)
         self._search.search_for_all(list(by_identity(list(on_the_way)).values()))
+        for position, holder in self._emptied_instead(deletions).items():
+            complete[position] = holder
+        for deletion in deletions:
+            ways, unwritten = self._other_ways(deletion, deletions)
+            if ways:
+                of_deletion = Way(holders[deletion.position])
+                complete[deletion.position] = joined([of_deletion, *ways], unwritten).holder
+        return complete
+
+    def _emptied_instead(self, deletions: list[_Deletion]) -> dict[int, Holder]:
+        """Remove the containers that have other holders from ``deletions``; return for each, by the
+        position of its row, the holder whose line takes the items out of the container.
+
+        Such a container stays, so it may be a further holder of what another line deletes: then
+        that one is examined again.
+        """
+        emptied = dict[int, Holder]()
         has_changed = True
         while has_changed:
             has_changed = False
@@ -222,17 +239,11 @@ class HolderRows:
                 cuts = self._cuts_of(deletion.row)
                 line = statement_of(cuts)
                 if line:
-                    # The container stays, and only loses items; then it is such a holder.
                     remedy = Remedy(line, cuts=tuple(cuts))
-                    complete[deletion.position] = replace(deletion.row.of_many, remedy=remedy)
+                    emptied[deletion.position] = replace(deletion.row.of_many, remedy=remedy)
                     deletions.remove(deletion)
                     has_changed = True
-        for deletion in deletions:
-            ways, unwritten = self._other_ways(deletion, deletions)
-            if ways:
-                of_deletion = Way(holders[deletion.position])
-                complete[deletion.position] = joined([of_deletion, *ways], unwritten).holder
-        return complete
+        return emptied
 
     def _deletions(self, rows: Sequence[_Row], holders: Sequence[Holder]) -> list[_Deletion]:
         """Return the rows whose lines delete an object around those that were asked for."""
@@ -307,8 +318,8 @@ class HolderRows:
     def _row_for(
         self, key: NodeKey, roots: Sequence[Root], steps: Sequence[object], references: int
     ) -> _Row | None:
-        """Return the row of a root that does not have a node yet, or a new one; None if the root
-        has too many places.
+        """Return the row to which to add a node: one of the root's that does not have it yet, or a
+        new one; None if the root has too many rows.
         """
         root = roots[0]
         rows = self._by_root.setdefault(root.text or str(id(steps[0])), [])

@@ -114,7 +114,9 @@ class _HostBasis(NamedTuple):
 
 
 def _host_basis(figures: HostFigures) -> _HostBasis:
-    """Return the memory to break down: the container's, if that is less than the machine's."""
+    """Return the memory to break down: the container's, if that is less than the machine's; without
+    the free memory that a limit of this process withholds.
+    """
     basis = _of_machine(figures)
     group = figures.group
     if group is not None and group.limit_bytes < figures.ram_bytes:
@@ -122,13 +124,13 @@ def _host_basis(figures: HostFigures) -> _HostBasis:
     limit = figures.limit
     if limit is None:
         return basis
-    beyond_bytes = basis.free_bytes - limit.available_bytes
-    if beyond_bytes <= basis.withheld_bytes:
+    beyond_limit_bytes = basis.free_bytes - limit.available_bytes
+    if beyond_limit_bytes <= basis.withheld_bytes:
         return basis
     size = format_bytes(limit.limit_bytes)
     what = own_limits.WHAT[limit.name]
     why = f"{limit.name} allows this process {size} of {what}: {_RAISE_LIMIT}"
-    return basis._replace(withheld_bytes=beyond_bytes, why_withheld=why)
+    return basis._replace(withheld_bytes=beyond_limit_bytes, why_withheld=why)
 
 
 _RAISE_LIMIT = "raise it (ulimit, or %gpumem guard off)"
@@ -178,8 +180,10 @@ class _Claims(NamedTuple):
 
 
 def _claims(basis: _HostBasis, figures: HostFigures) -> _Claims:
-    """Divide the host's memory among the kinds of pages, which the kernel counts by overlapping
-    measures.
+    """Divide the host's memory among the kinds of pages.
+
+    The kernel's figures overlap: a page of a mapped file is in the page cache, too. Each figure
+    gets what the ones before it leave of the total.
     """
     in_order = (
         basis.free_bytes,

@@ -7,15 +7,13 @@ The arrays of an object and its other memory, which are found separately, are on
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from ipygpumem.heap.paths.cuts import WITH_POSITIONS, Cut, Kind
+from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import Root
-from ipygpumem.heap.paths.statements import inside, statement_of
+from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.joined_lines import joined_by_lines
 from ipygpumem.inventory.joint_rows import (
@@ -30,6 +28,7 @@ from ipygpumem.inventory.joint_rows import (
     sum_of,
     text_of_several,
 )
+from ipygpumem.inventory.row_groups import grouped
 from ipygpumem.records import RetainedArray
 from ipygpumem.units import format_bytes
 
@@ -37,8 +36,6 @@ _ITEM = re.compile(r"\[[^\[\]]*\]$")
 """The last item of a path."""
 _MOST_OWNERS = 12
 """Maximum number of objects from which the line of a merged row removes something."""
-_MOVING = {Kind.ITEM, Kind.ELEMENT, Kind.QUEUED}
-"""References whose rows are merged even if they have names: removing one moves the rest."""
 
 
 def merged(rows: Sequence[HeldRow]) -> list[HeldRow]:
@@ -50,7 +47,7 @@ def merged(rows: Sequence[HeldRow]) -> list[HeldRow]:
             removable.append(row)
         else:
             alone.append(row)
-    for group in _groups(_with_arrays_inside(removable)):
+    for group in grouped(_with_arrays_inside(removable)):
         alone += _rows_of_group(group)
     return rows_largest_first(joined_by_lines(alone))
 
@@ -176,141 +173,20 @@ def _with_arrays_inside(rows: Sequence[HeldRow]) -> list[HeldRow]:
     return whole
 
 
-# -- groups ---------------------------------------------------------------------------------------
-
-
-class _ChangedPlaces(NamedTuple):
-    """Containers and references that the line of one row changes for the line of another, so that
-    one line must free both.
+def _object_around(group: Sequence[HeldRow]) -> HeldRow | None:
+    """Return the row of the object in which all other rows of a group are arrays without a name,
+    such as a data frame; None if there is none.
     """
-
-    containers: set[int]
-    """Identities of the containers from which rows are removed: their other items move."""
-    crowded: set[int]
-    """Containers from which one line may remove several items by their positions."""
-    registries: set[int]
-    """Lists with a call that removes an item, such as a logger's handlers, from which rows are
-    removed, and through which the lines of other rows lead.
-    """
-    conflicting: set[tuple[int, str]]
-    """References after whose removal by one line another line would raise an error."""
-
-    @classmethod
-    def of(cls, rows: Sequence[HeldRow]) -> _ChangedPlaces:
-        """Return the places that the lines of some rows change."""
-        removals = Counter[int]()
-        called = set[int]()
-        led_through = set[int]()
-        for row in rows:
-            for cut in row.cuts:
-                is_one_of_several_keys = cut.kind is Kind.KEY and len(row.cuts) > 1
-                if _is_merged_by_container(row, cut) or is_one_of_several_keys:
-                    removals[cut.owner_id] += 1
-                if cut.kind is Kind.CALL and cut.owner_id:
-                    called.add(cut.owner_id)
-                for outer in _outer_references(cut):
-                    if outer.kind is Kind.CALL:
-                        led_through.add(outer.owner_id)
-        crowded = {container for container, count in removals.items() if count > 1}
-        return cls(set(removals), crowded, called & led_through, _conflicting_references(rows))
+    if any(row.cuts != group[0].cuts for row in group):
+        return None
+    objects = [row for row in group if row.row.arrays == 0]
+    has_named_arrays = any(row.row.name for row in group if row.row.arrays)
+    if len(objects) != 1 or objects[0].row.objects > 1 or has_named_arrays:
+        return None
+    return objects[0]
 
 
-def _conflicting_references(rows: Sequence[HeldRow]) -> set[tuple[int, str]]:
-    """Return the references that the lines of two rows both remove, or that one removes and another
-    leads through.
-    """
-    number_of_lines = Counter[tuple[int, str]]()
-    led_through = set[tuple[int, str]]()
-    for row in rows:
-        removed = set[tuple[int, str]]()
-        for cut in row.cuts:
-            removed.update(map(_key_of_reference, cut.each()))
-            led_through.update(map(_key_of_reference, _outer_references(cut)))
-        number_of_lines.update(removed)
-    removed_twice = {reference for reference, number in number_of_lines.items() if number > 1}
-    return removed_twice | (number_of_lines.keys() & led_through)
-
-
-def _groups(rows: Sequence[HeldRow]) -> list[list[HeldRow]]:
-    """Return the rows in groups that one line may free."""
-    if len(rows) < 2:
-        return [list(rows)] if rows else []
-    changed = _ChangedPlaces.of(rows)
-    group_of = dict[object, list[HeldRow]]()
-    for row in rows:
-        group = [row]
-        for place in _keys_of_groups(row, changed):
-            other = group_of.setdefault(place, group)
-            if other is not group:
-                other += group
-                _replace_group(group_of, group, other)
-                group = other
-    groups = list[list[HeldRow]]()
-    for row in rows:
-        group = group_of[row.cuts]
-        if group[0] is row:  # a group stands where its first row stood
-            groups.append(group)
-    return groups
-
-
-def _replace_group(
-    group_of: dict[object, list[HeldRow]], group: list[HeldRow], other: list[HeldRow]
-) -> None:
-    """Put a group that has been added to another one at all of its places."""
-    for place, group_there in group_of.items():
-        if group_there is group:
-            group_of[place] = other
-
-
-def _keys_of_groups(row: HeldRow, changed: _ChangedPlaces) -> Iterator[object]:
-    """Yield the keys of the groups to which a row belongs."""
-    yield row.cuts  # one line frees both
-    for cut in row.cuts:
-        if _is_merged_by_container(row, cut):
-            yield cut.owner_id
-        elif cut.kind is Kind.KEY and cut.owner_id in changed.crowded:
-            yield cut.owner_id  # ``del outer["x"]`` moves the keys of the other line
-        for other in (cut, *_outer_references(cut)):
-            if other.kind is Kind.CALL and other.owner_id in changed.registries:
-                yield other.owner_id
-            if _key_of_reference(other) in changed.conflicting:
-                yield _key_of_reference(other)
-        for outer in _outer_references(cut):
-            if outer.kind in WITH_POSITIONS and outer.owner_id in changed.containers:
-                yield outer.owner_id  # another row's removal moves the items of this list
-        container = cut.outer
-        if container is not None and container.kind is Kind.ITEM and not row.row.name:
-            # One loop over ``runs`` removes ``runs[0]["grad"]``, ``runs[1]["grad"]`` and so on.
-            yield container.owner_id, inside(cut, container).statement
-
-
-def _is_merged_by_container(row: HeldRow, cut: Cut) -> bool:
-    """Return True if one line removes a row together with the other rows of its container.
-
-    A row with a name has a line of its own, unless that line would move the other items, or one
-    statement removes all of them.
-    """
-    if cut.size == 0:  # it is in no container
-        return False
-    return cut.kind in _MOVING or bool(cut.all_of) or not row.row.name
-
-
-def _key_of_reference(cut: Cut) -> tuple[int, str]:
-    """Return the key of a reference, which a row may remove, and another one's line lead
-    through.
-    """
-    return cut.owner_id, cut.target
-
-
-def _outer_references(cut: Cut) -> Iterator[Cut]:
-    """Yield the references on the way to a reference."""
-    outer = cut.outer
-    while outer is not None:
-        yield outer
-        outer = outer.outer
-
-
-# -- rows -----------------------------------------------------------------------------------------
+# -- rows of groups -------------------------------------------------------------------------------
 
 
 def _rows_of_group(group: list[HeldRow]) -> list[HeldRow]:
@@ -343,21 +219,20 @@ def _row_with_one_line(group: list[HeldRow]) -> HeldRow | None:
     return row_of_several(group, replace(first, path=_path_to_group(group, first), remedy=remedy))
 
 
-def _object_around(group: Sequence[HeldRow]) -> HeldRow | None:
-    """Return the row of the object in which all other rows of a group are arrays without a name,
-    such as a data frame; None if there is none.
-    """
-    if any(row.cuts != group[0].cuts for row in group):
-        return None
-    objects = [row for row in group if row.row.arrays == 0]
-    has_named_arrays = any(row.row.name for row in group if row.row.arrays)
-    if len(objects) != 1 or objects[0].row.objects > 1 or has_named_arrays:
-        return None
-    return objects[0]
-
-
 def _path_to_group(group: Sequence[HeldRow], first: Holder) -> str:
-    """Return the path to the object that holds all rows of a group.
+    """Return the path to show for a group.
+
+    ========================================  ==================================================
+    the lines of the rows remove              path
+    ========================================  ==================================================
+    items of a registry                       ``4 matplotlib figures``
+    all the same references                   that of each row
+    several items each of several containers  that of each row, or ``runs[0]["x"], and 1 more``
+    several items each of one container       that of each row, which is the container's already
+    one item each of one container            ``runs`` for ``runs[0]`` and ``runs[1]``
+    one part of each item of one container    ``runs[…].model`` for ``runs[0].model`` ...
+    anything else                             ``runs[0].model, and 2 more``
+    ========================================  ==================================================
 
     Args:
         group: the rows.
@@ -365,23 +240,24 @@ def _path_to_group(group: Sequence[HeldRow], first: Holder) -> str:
     """
     path = first.path
     cut = group[0].cuts[0]
-    if cut.all_of:  # ``4 matplotlib figures``
+    if cut.all_of:
         return text_of_several(first, len(set(cuts_of(group))))
     if are_equal(row.cuts for row in group):
         return path
     owners = {cut.owner_id for row in group for cut in row.cuts}
-    if len(owners) > 1 and any(len(row.cuts) > 1 for row in group):
+    have_several_items = [len(row.cuts) > 1 for row in group]
+    if len(owners) > 1 and any(have_several_items):
         if are_equal(row.holder.path for row in group if row.holder is not None):
             return path  # two keys of the same records
-        return f"{path}, and {len(group) - 1} more"  # in several containers
+        return f"{path}, and {len(group) - 1} more"
     if are_equal(row.cuts[0].owner_id for row in group):
-        if all(len(row.cuts) > 1 for row in group):
-            return path  # that of the container already
-        owner = _ITEM.sub("", path)
-        if owner != path:  # ``runs`` of ``runs[0]`` and ``runs[1]``
-            return owner
-    elif cut.outer is not None:  # ``runs[…].model`` of ``runs[0].model`` and ``runs[1].model``
-        before, index, after = path.rpartition(f"[{cut.outer.position}]")
-        if index:
+        if all(have_several_items):
+            return path
+        path_to_container = _ITEM.sub("", path)
+        if path_to_container != path:
+            return path_to_container
+    elif cut.outer is not None:
+        before, position, after = path.rpartition(f"[{cut.outer.position}]")
+        if position:
             return f"{before}[…]{after}"
     return first.with_more(str(len(group) - 1)).path

@@ -196,8 +196,8 @@ class _Owned:
 def _other_holders(
     owned: _Owned, references: int, every: Collection[NodeKey], roots: Roots
 ) -> tuple[Groups, set[int]]:
-    """Return the nodes that something other than the name keeps alive by their holders, and all
-    nodes that are held from outside; small objects and hidden cycles need no search.
+    """Return the other holders of an object with the nodes that each of them keeps alive, and all
+    nodes that are held from outside. The holders of small objects and hidden cycles need no search.
     """
     groups = Groups()
     region, holding = owned.region, owned.holding
@@ -234,8 +234,8 @@ def _hidden_cycle(owned: _Owned, cycles: set[int]) -> Holder:
 def _searched_holders(
     owned: _Owned, held_outside: set[int], roots: Roots
 ) -> tuple[Groups, set[int]]:
-    """Search the heap for the holders of an object; return the nodes that each of them keeps alive,
-    and all nodes that are held from outside, with those in graphs and in shared memory.
+    """Search the heap for the holders of an object and return the same as ``_other_holders``, also
+    for memory that autograd graphs or objects elsewhere share.
     """
     region, holding = owned.region, owned.holding
     heap = Heap(types=types_to_compare())  # after counting, because it refers to every object

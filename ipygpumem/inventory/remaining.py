@@ -9,9 +9,8 @@ refers to them.
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, compress
 from operator import attrgetter, not_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -28,88 +27,22 @@ from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Roots
 from ipygpumem.heap.paths.task_endings import cancelling
-from ipygpumem.heap.sizes import Share, Size, Sizes, row_of
+from ipygpumem.heap.sizes import Sizes
 from ipygpumem.heap.tensors import ENDS_OF_STORAGES
-from ipygpumem.introspect import type_name
 from ipygpumem.inventory.contents import Contents, Received, leading_objects
 from ipygpumem.inventory.leftover import MANY_MODULES
 from ipygpumem.inventory.merging import holder_of_all
-from ipygpumem.records import SEVERAL_TYPES, RetainedArray
+from ipygpumem.inventory.remaining_rows import Remaining, RemainingRows
 
-_MOST_ROWS = 50
-"""Maximum number of objects of one type in a container to list one by one."""
 _MOST_MIXED = 100
 """Maximum number of small objects of several types whose holders are all searched."""
 MOST_SEARCHED = 20_000
 """Maximum number of objects whose holders are all searched at once."""
-_MOST_PLACES = 4
-"""Maximum number of places with few of a row's objects that a row leaves out."""
-_LITTLE = 0.01
-"""Maximum share of a row's bytes that it leaves out."""
-_MOST_LABELS = 200
-"""Maximum number of measurements that are compared with each other."""
-_MOST_SHARED = 1_000_000
-"""Maximum number of objects to examine behind an object that shares memory with another one."""
 _LEVELS_NEAR_NAMES = 4
 """Steps from a name: a list, its items, the dicts of their attributes, and what is in these."""
 _MOST_NEAR = 1_000_000
 """Number of objects near names from which no further ones are listed."""
 _NO_DATA = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType, *NOT_ENTERED)
-
-
-@dataclass(frozen=True)
-class Remaining:
-    """Some memory that remains, and where."""
-
-    record: RetainedArray
-    """Its size, without name and holder."""
-    items: tuple[object, ...]
-    """The objects, one of which the search for the holder starts from; keeps them alive."""
-    name: str = ""
-    chain: tuple[object, ...] = ()
-    """The notebook's name that leads to the objects, and the objects on the way, if these are
-    known.
-    """
-    may_be_older: bool = False
-    """True if older objects are too many to be sure that they do not hold the memory, too."""
-
-    def row(self) -> Row:
-        """Return the row whose holder leads to all objects."""
-        return Row.of_objects(self.items)
-
-    def largest_place(
-        self, holders: Mapping[StorageKey, Holder], smallest: int
-    ) -> Remaining | None:
-        """Return the objects that one of their holders keeps, if these are many, and the rest is
-        little: among thousands of lists in older records may be a list of a few names elsewhere.
-
-        Args:
-            holders: the holder of each object that was searched.
-            smallest: minimum bytes of a row.
-        """
-        places = dict[int, list[object]]()
-        for item in self.items:
-            holder = holders.get(object_key(item))
-            places.setdefault(id(holder), []).append(item)
-        largest, *further = sorted(places.values(), key=len, reverse=True)
-        is_divided = len(largest) > _MOST_ROWS and 1 <= len(further) <= _MOST_PLACES
-        if not is_divided or self.record.parts:
-            return None
-        items = list(chain.from_iterable(further))
-        size = Sizes(limit=_MOST_SHARED).measure(items)
-        most_bytes_elsewhere = min(_LITTLE * self.record.size_bytes, smallest - 1)
-        if size.is_at_least or size.size_bytes > most_bytes_elsewhere:
-            return None
-        size_bytes = self.record.size_bytes - size.size_bytes
-        record = replace(self.record, size_bytes=size_bytes, objects=len(largest))
-        return replace(self, record=record, items=tuple(largest))
-
-    def from_name(self, roots: Roots) -> Holder:
-        """Return the path from the name."""
-        writer = PathWriter(roots, of_leaks=True)
-        if len(self.items) == 1:
-            return writer.holder_from_name(self.name, (*self.chain, self.items[0]))
-        return writer.removal_of_items(self.name, self.chain, self.items)
 
 
 def is_searched_together(items: Sequence[object], number_searched: int) -> bool:
@@ -175,7 +108,8 @@ class Changes(NamedTuple):
     """Arrays and texts in older objects, which are new by their addresses."""
 
     def received(self, heap: Heap | None = None) -> list[Received]:
-        """Return the new objects in each old one.
+        """Return the new objects in each old one to which a name leads, and new ones in unknown old
+        ones.
 
         Args:
             heap: the live objects, if a ``Heap`` has been made: it refers to them, too, which is no
@@ -225,7 +159,7 @@ def find_remaining(
     else:
         made = _all_new(heap, new)
     _measure_old(counted, _older_behind(made, items_received, changes), new_ids)
-    search = _Search(counted, smallest, size_bytes)
+    search = RemainingRows(counted, smallest, size_bytes)
     search.add_received(received)
     if search.is_done():
         return search.remaining
@@ -253,209 +187,9 @@ def remaining_in_new_memory(
         smallest: minimum bytes of a row.
         size_bytes: the memory to find.
     """
-    search = _Search(Sizes(), smallest, size_bytes)
+    search = RemainingRows(Sizes(), smallest, size_bytes)
     search.add_received(_received_without_name(items))
     return search.remaining
-
-
-class _Search:
-    """A search for new objects, which ends once enough memory has been found.
-
-    Args:
-        counted: has measured everything that is named already, and the old objects.
-        smallest: minimum bytes of a row.
-        size_bytes: the memory to find.
-
-    Attributes:
-        remaining: the memory that was found.
-    """
-
-    def __init__(self, counted: Sizes, smallest: int, size_bytes: int) -> None:
-        self.remaining: list[Remaining] = []
-        self._counted = counted
-        self._smallest = smallest
-        self._left_bytes = size_bytes
-        self._may_be_older = not counted.complete
-        self._measured = 0
-        """Number of measurements, each of which has its number as its label."""
-        self._large: dict[str, int] = {}
-        """The position in ``remaining`` of each object alone, by the label of its measurement."""
-        self._with_row = set[int]()
-        """The identities of the objects in ``remaining``."""
-        self._scattered = list[object]()
-        """Objects that are too small for a row where they are."""
-        self._sizes_of_scattered = Counter[str]()
-        """Their bytes, by type."""
-
-    def is_done(self) -> bool:
-        """Return True if less than a row's bytes are left to find."""
-        return self._left_bytes < self._smallest
-
-    def add_received(self, received: Iterable[Received]) -> None:
-        """Add rows for the new objects in older ones."""
-        for part in received:
-            # Asked once for all items: each question goes through all nodes.
-            not_counted = self._counted.not_counted(set(map(id, part.items)))
-            items = list[object]()
-            for item in part.items:
-                if id(item) in not_counted or self._is_in_row(item):
-                    items.append(item)
-            self.add_rows(items, part.name, part.chain)
-        self._add_scattered()
-
-    def _is_in_row(self, item: object) -> bool:
-        """Return True for an object that the row of another object has counted."""
-        return self._counted.label_of(item) in self._large and id(item) not in self._with_row
-
-    def add_rows(
-        self, items: Sequence[object], name: str = "", chain: tuple[object, ...] = ()
-    ) -> None:
-        """Add a row for each large object, one for many of a type, and one for the rest.
-
-        Args:
-            items: new objects.
-            name: the name that leads to them; empty if there is none.
-            chain: the name's object, and the objects from it to the container of the items.
-        """
-        small = list[object]()
-        sizes_of_small = Counter[str]()
-        # An object with one reference is found twice: in the old object that has received it, and
-        # among the new objects.
-        unique = [item for key, item in by_identity(items).items() if key not in self._with_row]
-        for key in types_of(unique):
-            same = of_types({key}, unique)
-            groups = [[item] for item in same]
-            if len(same) > _MOST_ROWS:
-                groups = [same]
-            for group in groups:
-                size, label = self._measure(group)
-                if not self._is_added(group, size, label, name, chain):
-                    small += group
-                    sizes_of_small[type_name(group[0])] += size.size_bytes
-        if sizes_of_small.total() >= self._smallest:
-            self._add(row_of(small, _size_of_types(sizes_of_small)), small, name, chain)
-        else:
-            self._scattered += small
-            self._sizes_of_scattered += sizes_of_small
-
-    def _is_added(
-        self,
-        group: Sequence[object],
-        size: Size,
-        label: str,
-        name: str,
-        chain: tuple[object, ...],
-    ) -> bool:
-        """Add a row for some objects if they are large, or add an object to the row of another one
-        that leads to the same memory; return False if they are small.
-        """
-        if size.size_bytes >= self._smallest:
-            if len(group) == 1 and label:
-                self._large[label] = len(self.remaining)
-            self._add(row_of(group, size), group, name, chain)
-            return True
-        position = self._row_with_same_memory(group, size)
-        if position is None:
-            return False
-        self._add_to_row(position, group[0], size, chain)
-        return True
-
-    def _add_scattered(self) -> None:
-        """Add a row for each type of the objects that are small where they are, and large together:
-        each of 60 older objects has received a list.
-        """
-        scattered, sizes = self._scattered, self._sizes_of_scattered
-        self._scattered, self._sizes_of_scattered = [], Counter()
-        mixed = list[object]()
-        of_mixed = Counter[str]()
-        for key in types_of(scattered):
-            same = list(by_identity(of_types({key}, scattered)).values())
-            of_type = Counter({type_name(same[0]): sizes[type_name(same[0])]})
-            if of_type.total() >= self._smallest:
-                self._add(row_of(same, _size_of_types(of_type)), same, "", ())
-            else:
-                mixed += same
-                of_mixed += of_type
-        if of_mixed.total() >= self._smallest:
-            self._add(row_of(mixed, _size_of_types(of_mixed)), mixed, "", ())
-
-    def _measure(self, group: Sequence[object]) -> tuple[Size, str]:
-        """Return the memory of some objects that nothing has counted yet, and the label of the
-        measurement; the label is empty after many measurements, each of which compares all labels.
-        """
-        self._measured += 1
-        label = ""
-        if self._measured <= _MOST_LABELS:
-            label = str(self._measured)
-        measured = group[0] if len(group) == 1 else group
-        return self._counted.measure(measured, label), label
-
-    def _add(
-        self,
-        row: RetainedArray,
-        items: Sequence[object],
-        name: str,
-        chain: tuple[object, ...],
-    ) -> None:
-        """Add a row with its objects, which explains a part of the memory to find."""
-        self._left_bytes -= row.size_bytes
-        self._with_row.update(map(id, items))
-        self.remaining.append(Remaining(row, tuple(items), name, chain, self._may_be_older))
-
-    def _row_with_same_memory(self, group: Sequence[object], size: Size) -> int | None:
-        """Return the position of the row of another object that leads to the same memory as an
-        object alone; None if there is none.
-
-        The memory is freed only without both. An example are the tuples of ``results.append((i,
-        model))`` in a loop: only the first one's row has the model's bytes.
-        """
-        if len(group) > 1:
-            return None
-        labels = [*size.also_in, self._counted.label_of(group[0])]
-        positions = [self._large[label] for label in labels if label in self._large]
-        if not positions:
-            return None
-        # With the memory that other rows have counted; measured last, because it takes long.
-        whole_size = Sizes(limit=_MOST_SHARED).measure(group[0])
-        if whole_size.size_bytes < self._smallest:
-            return None
-        return positions[0]
-
-    def _add_to_row(
-        self, position: int, item: object, size: Size, chain: tuple[object, ...]
-    ) -> None:
-        """Add an object to the row of other ones."""
-        row = self.remaining[position]
-        items = (*row.items, item)
-        name = row.name
-        chain_of_row = row.chain
-        if list(map(id, chain)) != list(map(id, row.chain)):
-            name, chain_of_row = "", ()  # the search for holders finds each of them
-        before = row.record
-        sizes = Counter({before.type_name: before.size_bytes})
-        if before.type_name == SEVERAL_TYPES:
-            sizes = Counter(before.parts)
-        sizes[type_name(item)] += size.size_bytes
-        record = replace(
-            row_of(items, _size_of_types(sizes)),
-            size_bytes=before.size_bytes + size.size_bytes,
-            device=before.device,
-            is_at_least=before.is_at_least or size.is_at_least,
-            uncounted=tuple(sorted({*before.uncounted, *size.uncounted})),
-        )
-        self._left_bytes -= size.size_bytes
-        self._with_row.add(id(item))
-        self.remaining[position] = replace(
-            row, record=record, items=items, name=name, chain=chain_of_row
-        )
-
-
-def _size_of_types(sizes: Counter[str]) -> Size:
-    """Return the memory of objects of several types, given the bytes of each type."""
-    parts = list[Share]()
-    for name, size_bytes in sizes.most_common():
-        parts.append(Share(name, "items", name, 1, size_bytes))
-    return Size({"cpu": sizes.total()}, tuple(parts))
 
 
 def _without_older(changes: Changes, heap: Heap) -> list[Received]:

@@ -5,9 +5,6 @@ No user code runs, and nothing is changed.
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,28 +16,17 @@ from ipygpumem.heap.arrays import (
     owner_of,
     place_of,
     read_array,
-    storage_key,
 )
-from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.knowledge.graphs import saved_by
-from ipygpumem.heap.knowledge.nodes import Nodes, has_graph, is_leaf
+from ipygpumem.heap.knowledge.nodes import has_graph
 from ipygpumem.heap.named_arrays import NamedArrays
 from ipygpumem.heap.tensors import tensors_of_script
-from ipygpumem.introspect import instance_dict, is_exactly, is_instance, name_of, type_name
+from ipygpumem.introspect import instance_dict, is_instance, type_name
+from ipygpumem.inventory.graph_nodes import GraphNodes
+from ipygpumem.inventory.stored_graphs import GraphGroups, StoredGraph, name_in, words_on_graphs
 from ipygpumem.inventory.tensor_records import torch_reader
-from ipygpumem.notebook import OUTPUT, OUTPUT_PREFIX, cell_of_output, deletion_of_output
+from ipygpumem.notebook import cell_of_output, deletion_of_output
 from ipygpumem.probes.allocator import snapshots
-
-_MOST_NODES = 1_000_000
-_OTHERS = ""
-"""Owner of the graph nodes that may still be needed."""
-_ROOT = re.compile(rf"(?:{OUTPUT.pattern})|\w+")
-_LAST_STEP = re.compile(r"""\[("[^"]*"|[^\[\]"]*)\]$|[.][^.\[\]"]+$""")
-_POSITION = re.compile(r"\[\d+\]")
-_NO_CODE = re.compile(r"[<{…'\\]|cell_contents|_hooks\[")
-"""Marks a path that cannot be assigned to as written; a key's quotes are shown as apostrophes."""
-_REMEDIES_SHOWN = 3
 
 
 def paths_of(
@@ -72,40 +58,6 @@ class Finding(NamedTuple):
     def size_bytes(self) -> int:
         """Return the bytes of all storages."""
         return sum(self.shares.values())
-
-
-class _GraphTensor(NamedTuple):
-    """A tensor whose graph may not be needed, and the statement that would not store the graph."""
-
-    node: Any
-    path: str
-    instead: str
-    kind: str
-    """``evaluation``, ``output``, ``stored`` or ``sum``; empty if the graph may be needed."""
-    value: str = ""
-    """Code of the value without the graph."""
-    places: int = 1
-    """Number of containers that hold the tensor."""
-
-    @property
-    def name(self) -> str:
-        """Return the name or output at which the path begins."""
-        return _name_in(self.path)
-
-    @property
-    def statement(self) -> str:
-        """Return the statement with the number of further places where the tensor is kept."""
-        if self.places < 2:
-            return self.instead
-        noun = "place" if self.places == 2 else "places"
-        return f"{self.instead} (and in {self.places - 1:,} more {noun})"
-
-
-def _name_in(path: str) -> str:
-    """Return the name or output at which a path begins."""
-    first = _ROOT.search(path)
-    assert first is not None
-    return first[0]
 
 
 class Retained:
@@ -165,30 +117,30 @@ class Retained:
             self._memory.lock(tensors_of_script(module))
         if not with_graphs:
             return
-        nodes = _Nodes([*gradients, *with_graphs], _at_rest(heap.modules))
+        nodes = GraphNodes([*gradients, *with_graphs], _at_rest(heap.modules))
         self.complete = nodes.are_all
         if self.complete:
             yield from self._of_groups(self._groups(with_graphs, gradients, nodes))
 
     def _groups(
-        self, with_graphs: Iterable[object], gradients: Iterable[object], nodes: _Nodes
-    ) -> _Groups:
+        self, with_graphs: Iterable[object], gradients: Iterable[object], nodes: GraphNodes
+    ) -> GraphGroups:
         """Return the tensors whose graphs are probably not needed, in groups."""
         # Those of gradients are needed after backward(create_graph=True).
         needed = list(map(nodes.first, gradients))
         of_names = []
         not_needed = []
-        for graph_tensor in self._graph_tensors(with_graphs, nodes):
-            if graph_tensor.kind:
-                not_needed.append(graph_tensor)
+        for graph in self._stored_graphs(with_graphs, nodes):
+            if graph.kind:
+                not_needed.append(graph)
                 continue
-            needed.append(graph_tensor.node)
-            if graph_tensor.path:
-                of_names.append(graph_tensor.node)
+            needed.append(graph.node)
+            if graph.path:
+                of_names.append(graph.node)
         self.in_graphs_of_names = nodes.saved_behind(of_names)
-        groups = _Groups(nodes, needed)
-        for graph_tensor in not_needed:
-            groups.add(graph_tensor)
+        groups = GraphGroups(nodes, needed)
+        for graph in not_needed:
+            groups.add(graph)
         return groups
 
     def _gradients(self, tensors: Iterable[object], without: Collection[int]) -> list[Any]:
@@ -201,54 +153,30 @@ class Retained:
                     gradients.append(gradient)
         return gradients
 
-    def _graph_tensors(self, tensors: Iterable[object], nodes: _Nodes) -> list[_GraphTensor]:
+    def _stored_graphs(self, tensors: Iterable[object], nodes: GraphNodes) -> list[StoredGraph]:
         """Return the tensors with graphs, those with the largest graphs first: those of sums."""
-        graph_tensors = []
+        graphs = []
         for tensor in tensors:
             node = nodes.first(tensor)
             if node is not None:
-                graph_tensors.append(self._graph_tensor(tensor, node, nodes))
-        return sorted(graph_tensors, key=lambda graph_tensor: graph_tensor.kind != "sum")
+                path = self._paths.get(id(tensor), "")
+                shape = self._read("shape", tensor) or ()
+                holders = self._memory.referrers_of(tensor)
+                graphs.append(StoredGraph.of(tensor, node, path, shape, holders, nodes))
+        return sorted(graphs, key=lambda graph: graph.kind != "sum")
 
-    def _graph_tensor(self, tensor: Any, node: Any, nodes: _Nodes) -> _GraphTensor:
-        """Return a tensor with a graph; its kind is empty if the graph may still be needed."""
-        path = self._paths.get(id(tensor), "")
-        is_evaluation = nodes.leaves[id(node)] == {True} and path
-        if is_evaluation:
-            return _GraphTensor(
-                node, path, "wrap the evaluation in with torch.no_grad():", "evaluation"
-            )
-        value = "result.detach()"
-        if math.prod(self._read("shape", tensor) or ()) == 1:
-            value = "loss.item()"
-        holders = self._memory.referrers_of(tensor)
-        kind = "stored"
-        if not path or path.isidentifier():
-            kind = ""  # the name of a result whose graph may be needed
-        instead = f"{path} = {value}"
-        if _is_item_of_list(tensor, path, holders):
-            instead = f"{_LAST_STEP.sub('', path)}.append({value})"
-        elif path and nodes.is_sum(node):
-            kind = "sum"
-            instead = f"{path} += {value}" if _adds(node) else f"keep {value} in {path}"
-        if _any_is(holders, tuple) or _has_no_code(path):
-            instead = f"keep {value} in {_owner_in(path)}"
-        if path.startswith(OUTPUT_PREFIX):
-            kind = "output"
-        return _GraphTensor(node, path, instead, kind, value, _number_of_places(holders))
-
-    def _of_groups(self, groups: _Groups) -> Iterator[Finding]:
+    def _of_groups(self, groups: GraphGroups) -> Iterator[Finding]:
         """Yield the memory kept by groups of tensors with graphs."""
         needed_by, of_nodes = groups.saved()
-        for name, graph_tensors in groups.members.items():
+        for name, graphs in groups.members.items():
             keys = []
             for key, names in needed_by.items():
                 if names == {name} and self._memory.dies(key, of_nodes):
                     keys.append(key)
-            if graph_tensors[0].kind == "output":
+            if graphs[0].kind == "output":
                 self._graphs_of_outputs[name] = keys
             else:
-                yield from self._memory.findings(keys, *_words_on_graphs(graph_tensors))
+                yield from self._memory.findings(keys, *words_on_graphs(graphs))
 
     # -- outputs ---------------------------------------------------------------------------------
 
@@ -279,15 +207,10 @@ class Retained:
             for item in items:
                 path = self._paths.get(id(item))
                 if path:
-                    names.add(_name_in(path))
+                    names.add(name_in(path))
             if len(names) == 1 and not names.isdisjoint(self._outputs):
                 by_output[key] = names.pop()
         return by_output
-
-
-def _order_of(graph_tensor: _GraphTensor) -> tuple[bool, int, str]:
-    """Return the sort key: the collector lists tensors in any order."""
-    return graph_tensor.kind != "sum", len(graph_tensor.path), graph_tensor.path
 
 
 def words_on_output(name: str, value: object) -> tuple[str, str]:
@@ -296,46 +219,6 @@ def words_on_output(name: str, value: object) -> tuple[str, str]:
     """
     what = f"{name}: {type_name(value)} that only IPython holds"
     return what, deletion_of_output(cell_of_output(name))
-
-
-def _has_no_code(path: str) -> bool:
-    """Return True if nothing can be assigned to a path as it is written."""
-    return bool(_NO_CODE.search(path) or _POSITION.search(_LAST_STEP.sub("", path)))
-
-
-def _owner_in(path: str) -> str:
-    """Return the words for the object that keeps the tensor at a path."""
-    return "the hook" if "_hooks[" in path else _name_in(f"{path}_")
-
-
-def _is_item_of_list(tensor: object, path: str, holders: Iterable[Any]) -> bool:
-    """Return True if a path leads to an item of a list or deque, not of a dict with numbers as
-    keys.
-    """
-    step = _LAST_STEP.search(path)
-    if step is None or not _POSITION.fullmatch(step[0]):
-        return False
-    position = int(step[1])
-    for holder in holders:
-        for kind in (list, deque):
-            if not is_instance(holder, kind) or position >= kind.__len__(holder):
-                continue
-            if kind.__getitem__(holder, position) is tensor:
-                return True
-    return False
-
-
-def _number_of_places(holders: Sequence[object]) -> int:
-    """Return the number of containers among holders; one with attributes counts once."""
-    containers = [holder for holder in holders if _any_is([holder], *CONTAINERS)]
-    attributes = {
-        id(instance_dict(holder)) for holder in containers if not is_exactly(holder, *CONTAINERS)
-    }
-    return sum(id(holder) not in attributes for holder in containers)
-
-
-def _any_is(items: Iterable[object], *kinds: type) -> bool:
-    return any(is_instance(item, kind) for item in items for kind in kinds)
 
 
 def _read_nothing(name: str, tensor: object) -> None:
@@ -447,204 +330,6 @@ class _Memory:
             by_device.setdefault(device, {})[key] = size
         for device, shares in sorted(by_device.items()):
             yield Finding(device, shares, what, remedy)
-
-
-class _Groups:
-    """Roots below one name, or whose graphs share results, and the nodes that only a group needs.
-
-    Args:
-        nodes: the nodes of all graphs.
-        needed: nodes that are needed, with all nodes behind them.
-
-    Attributes:
-        members: the tensors with graphs of each group, by its name.
-    """
-
-    def __init__(self, nodes: _Nodes, needed: Iterable[Any]) -> None:
-        self.members: dict[str, list[_GraphTensor]] = {}
-        self._nodes = nodes
-        behind_needed, _ = nodes.behind(needed, {})
-        self._owners = dict.fromkeys(map(id, behind_needed), _OTHERS)
-        """The name of the group that needs a node, by the node's identity."""
-
-    def add(self, graph_tensor: _GraphTensor) -> None:
-        """Add a tensor to the group with which it shares results, or else to that of its name."""
-        new, ends = self._nodes.behind([graph_tensor.node], self._owners)
-        names = []
-        for node in ends:
-            name = self._owners[id(node)]
-            # Several graphs may end in one leaf: that does not make them a group.
-            if name != _OTHERS and not is_leaf(node):
-                names.append(name)
-        group = names[0] if names else graph_tensor.name
-        self._owners.update(dict.fromkeys(map(id, new), group))
-        if new or names:
-            self.members.setdefault(group, []).append(graph_tensor)
-
-    def saved(self) -> tuple[dict[StorageKey, set[str]], set[int]]:
-        """Return the groups that need each storage that a node has saved, and the identities of the
-        nodes that have saved one.
-        """
-        needed_by = dict[StorageKey, set[str]]()
-        of_nodes = set[int]()
-        for node, item in self._nodes.saved():
-            of_nodes |= {id(node), id(instance_dict(node))}  # a Function refers to saved objects
-            key = storage_key(item) or object_key(item)
-            owner = self._owners[id(node)]
-            needed_by.setdefault(key, set()).add(owner)
-        return needed_by, of_nodes
-
-
-class _Nodes:
-    """The nodes of the graphs of some tensors.
-
-    Args:
-        tensors: the tensors.
-        at_rest: identities of models' parameters in eval mode.
-
-    Attributes:
-        leaves: for each node, True or False for the leaves behind it: parameters at rest or not.
-        are_all: False if there were too many nodes.
-    """
-
-    def __init__(self, tensors: Iterable[Any], at_rest: set[int]) -> None:
-        self.leaves: dict[int, set[bool]] = {}
-        self._nodes = Nodes(_MOST_NODES, with_gradients=False)
-        for tensor in tensors:
-            for _ in self._nodes.of(tensor):
-                if self._nodes.is_full:
-                    break
-        self.are_all = not self._nodes.is_full
-        for node in self._nodes.finished:
-            leaves = set[bool]()
-            if is_leaf(node):
-                leaves.add(id(node.variable) in at_rest)
-            else:
-                for part in self._nodes.following(node):
-                    leaves |= self.leaves.get(id(part), set())
-            self.leaves[id(node)] = leaves
-
-    def first(self, tensor: Any) -> Any:
-        """Return the first node of a tensor's graph; None if there is none or it must not be
-        read.
-        """
-        return self._nodes.first(tensor)
-
-    def behind(self, first: Iterable[Any], known: Collection[int]) -> tuple[list[Any], list[Any]]:
-        """Return the nodes reachable from ``first``, inclusive, and the ``known`` ones where the
-        search stopped.
-        """
-        new = dict[int, Any]()
-        ends = list[Any]()
-        waiting = [node for node in first if node is not None]
-        while waiting:
-            node = waiting.pop()
-            if id(node) in known:
-                ends.append(node)
-            elif id(node) not in new:
-                new[id(node)] = node
-                waiting += self._nodes.following(node)
-        return list(new.values()), ends
-
-    def saved(self) -> Iterator[tuple[Any, Any]]:
-        """Yield each node with each tensor that it has saved; a leaf with its gradient."""
-        for node in self._nodes.finished:
-            for item in saved_by(node):
-                yield node, item
-
-    def saved_behind(self, first: Iterable[Any]) -> set[StorageKey]:
-        """Return the storages that the nodes behind ``first`` have saved, without those of leaves
-        and of their gradients.
-        """
-        storages = set[StorageKey]()
-        of_leaves = set[StorageKey]()
-        for node in self.behind(first, ())[0]:
-            saved = of_leaves if is_leaf(node) else storages
-            for item in saved_by(node):
-                saved.add(storage_key(item) or object_key(item))
-        return storages - of_leaves
-
-    def is_sum(self, node: Any) -> bool:
-        """Return True if a node sums the results of one repeated computation, as ``total += loss``
-        does.
-        """
-        first = self._past_single_steps(node)
-        waiting = [first]
-        counted = set[int]()
-        kinds_of_terms = set[frozenset[str]]()
-        terms = 0
-        begins_with_number = False
-        while waiting:
-            node = waiting.pop()
-            if _adds(node):
-                following = self._nodes.following(node)
-                begins_with_number |= len(following) == 1  # as ``total = 0`` does
-                waiting += following
-            elif not is_leaf(node):
-                term, ends = self.behind([node], counted)
-                if not all(map(is_leaf, ends)):
-                    return False  # two results of one computation
-                terms += 1
-                counted.update(map(id, term))
-                kinds_of_terms.add(_kinds_in(term))
-        least = 2 if begins_with_number else 3
-        return terms >= least and len(kinds_of_terms) == 1
-
-    def _past_single_steps(self, node: Any) -> Any:
-        """Return the first node that adds or has several inputs, behind nodes such as a mean."""
-        while not _adds(node) and len(self._nodes.following(node)) == 1:
-            (node,) = self._nodes.following(node)
-        return node
-
-
-def _adds(node: Any) -> bool:
-    return name_of(type(node)) == "AddBackward0"
-
-
-def _kinds_in(nodes: Iterable[Any]) -> frozenset[str]:
-    """Return the names of the operations of some nodes."""
-    return frozenset(name_of(type(node)) for node in nodes if not is_leaf(node))
-
-
-def _words_on_graphs(graph_tensors: Sequence[_GraphTensor]) -> tuple[str, str]:
-    """Return a description of a group of tensors with graphs, and a remedy."""
-    evaluations = [
-        graph_tensor.instead for graph_tensor in graph_tensors if graph_tensor.kind == "evaluation"
-    ]
-    remedies = evaluations[:1]
-    if not evaluations:
-        remedies = _statements_of(graph_tensors)
-    remedy = f"unless you still call backward(): {'; '.join(remedies)}"
-    if len(graph_tensors) > 1:
-        names = ", ".join(dict.fromkeys(graph_tensor.name for graph_tensor in graph_tensors))
-        return f"{names}: {len(graph_tensors):,} tensors keep their autograd graphs", remedy
-    (graph_tensor,) = graph_tensors
-    named = graph_tensor.path
-    if "_hooks[" in graph_tensor.path:
-        named = f"a hook on {graph_tensor.name}"
-    elif _NO_CODE.search(graph_tensor.path):
-        named = graph_tensor.name
-    return f"{named} keeps its autograd graph", remedy
-
-
-def _statements_of(graph_tensors: Sequence[_GraphTensor]) -> list[str]:
-    """Return the statements that would not store the graphs of some tensors, or the first of them
-    and the number of further ones.
-    """
-    number_of_sums = Counter(
-        _LAST_STEP.sub("", item.path) for item in graph_tensors if item.kind == "sum"
-    )
-    statements = dict[str, None]()
-    for item in sorted(graph_tensors, key=_order_of):
-        # Totals in one dict are copies of one total, each of which is stored.
-        is_copy = number_of_sums[_LAST_STEP.sub("", item.path)] > 1 and not item.path.isidentifier()
-        if item.kind == "sum" and is_copy and not _has_no_code(item.path):
-            item = item._replace(instead=f"{item.path} = {item.value}")
-        statements[item.statement] = None
-    shown = list(statements)[:_REMEDIES_SHOWN]
-    if len(statements) > len(shown):
-        shown.append(f"and {len(statements) - len(shown):,} more")
-    return shown
 
 
 def allocator_caches() -> Iterator[Finding]:

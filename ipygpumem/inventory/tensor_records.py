@@ -259,12 +259,13 @@ class TensorList:
 
     def _gradient_columns(self, tensors: Sequence[Any]) -> tuple[Iterable[bool], Iterable[bool]]:
         """Return for each tensor if it requires a gradient, and if it has a graph."""
-        answers = each(self._reader.base.requires_grad.__get__, tensors)
-        if not any(answers):
-            return repeat(False, len(tensors)), repeat(False, len(tensors))
-        requires = list(map(bool, answers))
-        in_graph = [False] * len(tensors)
-        for place in compress(range(len(tensors)), requires):
+        number = len(tensors)
+        requires_or_none = each(self._reader.base.requires_grad.__get__, tensors)
+        if not any(requires_or_none):
+            return repeat(False, number), repeat(False, number)
+        requires = list(map(bool, requires_or_none))
+        in_graph = [False] * number
+        for place in compress(range(number), requires):
             in_graph[place] = has_graph(tensors[place])
         return requires, in_graph
 

@@ -43,13 +43,13 @@ from ipygpumem.inventory.baseline import arrays_behind, within_reach
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.remaining import (
     Changes,
-    Remaining,
     find_remaining,
     holder_of_several,
     is_searched_together,
     most_bytes,
     remaining_in_new_memory,
 )
+from ipygpumem.inventory.remaining_rows import Remaining
 from ipygpumem.inventory.watched_names import (
     WatchedName,
     detach_numpy,

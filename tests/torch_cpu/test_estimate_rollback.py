@@ -38,23 +38,28 @@ from torch.utils import _python_dispatch
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import rollback, storages
+from ipygpumem.estimating import object_states, rollback, storages
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.limits import Limits
 from tests.alone import alone, printed
 from tests.steps import fails, kernel_with, ok, plain, works
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
-PARTS_THAT_KNOW_MODULES = {
-    name: getattr(rollback, name) for name in ("_is_users_module", "is_users")
-}
+PARTS_THAT_KNOW_MODULES = [
+    (module, name, getattr(module, name))
+    for module, name in (
+        (rollback, "is_imported_users_module"),
+        (object_states, "is_imported_users_module"),
+        (object_states, "is_users"),
+    )
+]
 
 
 @pytest.fixture
 def users_modules(no_modules_of_users: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let estimates put back users' modules, too; among those of tests that takes a second."""
-    for name, function in PARTS_THAT_KNOW_MODULES.items():
-        monkeypatch.setattr(rollback, name, function)
+    for module, name, function in PARTS_THAT_KNOW_MODULES:
+        monkeypatch.setattr(module, name, function)
 
 
 MODULE = """
@@ -576,7 +581,9 @@ def scaled(x, scale=torch.tensor(2)):
     (tmp_path / "imported_part.py").write_text("from torch import Tensor\nitem = Tensor.tolist\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("ipygpumem.estimating.patches.is_users", lambda file: False)
-    monkeypatch.setattr("ipygpumem.estimating.rollback.is_users_module", lambda module: False)
+    for name in ("rollback", "object_states"):
+        module = f"ipygpumem.estimating.{name}"
+        monkeypatch.setattr(f"{module}.is_users_module", lambda module: False)
 
     def step() -> None:
         lib = importlib.import_module("imported_lib")

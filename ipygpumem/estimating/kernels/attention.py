@@ -26,8 +26,7 @@ def _efficient_attention(kernel: Kernel, args: Any) -> None:
     is_half = query.itemsize == 2
     if is_half and max(width, width_of_value) > 128:
         sums_bytes = batch * heads * length * width_of_value * 4
-        with kernel.blocks([sums_bytes]):
-            pass
+        kernel.allocate_briefly(sums_bytes)
 
 
 @order_of("_scaled_dot_product_efficient_attention_backward")
@@ -48,8 +47,7 @@ def _efficient_attention_backward(kernel: Kernel, args: Any) -> None:
         else:
             with kernel.blocks([gradient.nbytes, sums_bytes]):
                 stack.enter_context(sums)  # the sums outlive the products
-        with kernel.blocks([_buffer_bytes(args)]):
-            pass
+        kernel.allocate_briefly(_buffer_bytes(args))
 
 
 def _buffer_bytes(args: Any) -> int:

@@ -29,8 +29,7 @@ def _coalesced(kernel: Kernel, args: Any) -> None:
         kernel.part(indices)
         sorted_bytes = 0
     with kernel.blocks([sorted_bytes, indices_bytes, indices_bytes]):
-        with kernel.blocks([merge_sort_bytes(count, items=2)]):
-            pass
+        kernel.allocate_briefly(merge_sort_bytes(count, items=2))
         kernel.part(values)
         kernel.results()
 
@@ -71,14 +70,11 @@ def _log_sorted_sums(
     of_segments = [8 * segments, 8 * segments]
     of_parts = [8 * parts, 4 * parts * width]
     with kernel.blocks([indices_bytes, indices_bytes]):
-        with kernel.blocks([indices_bytes, sort_bytes(count, 64)]):
-            pass
+        kernel.allocate_briefly(indices_bytes, sort_bytes(count, 64))
         kernel.results()
         with kernel.blocks(begins):
-            with kernel.blocks([indices_bytes]):  # while it finds where each row begins
-                pass
-            with kernel.blocks([*of_segments, *of_parts]):
-                pass
+            kernel.allocate_briefly(indices_bytes)  # while it finds where each row begins
+            kernel.allocate_briefly(*of_segments, *of_parts)
 
 
 @order_of("embedding_renorm")
@@ -91,8 +87,7 @@ def _limited_norms(kernel: Kernel, args: Any) -> None:
             if indices.dim() and indices.shape[-1] > MOST_SORTED_IN_PLACE:
                 length = indices.shape[-1]
                 log_sort_of_rows(kernel, indices.numel() // length, length, indices.itemsize)
-        with kernel.blocks([indices_bytes]):
-            pass
+        kernel.allocate_briefly(indices_bytes)
 
 
 @order_of("_embedding_bag", "_embedding_bag_forward_only")

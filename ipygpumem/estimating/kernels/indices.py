@@ -28,8 +28,7 @@ def _count_nonzero(kernel: Kernel, args: Any) -> None:
         kernel.results()
         if dims and dims[0] is not None:
             summed = list(dims[0]) if isinstance(dims[0], (list, tuple)) else [dims[0]]
-            with kernel.blocks([column_sums_bytes(source, summed, 8, kernel.processors)]):
-                pass
+            kernel.allocate_briefly(column_sums_bytes(source, summed, 8, kernel.processors))
 
 
 class _Indices(NamedTuple):
@@ -129,7 +128,9 @@ def _masked_select(kernel: Kernel, args: Any) -> None:
 
 @order_of("index")
 def _index(kernel: Kernel, args: Any) -> None:
-    """Log the values at indices, which are copied if they differ in their strides."""
+    """Log the values at some indices. Masks become positions, and indices with different strides
+    are copied; both are freed at the end.
+    """
     source, given = args[:2]
     indices = _indices_of(source, given, kernel.first_result)
     with ExitStack() as positions:
@@ -167,8 +168,7 @@ def _log_added_values(kernel: Kernel, target: Any, indices: _Indices, values: An
             stack.enter_context(kernel.blocks([target.nbytes]))  # in another order of dimensions
         stack.enter_context(kernel.blocks([index_bytes, index_bytes, index_bytes]))
         bits = _bits_of_positions(target.shape, indices)
-        with kernel.blocks([sort_bytes(indices.number, bits)]):
-            pass
+        kernel.allocate_briefly(sort_bytes(indices.number, bits))
 
 
 def _log_positions(kernel: Kernel, indices: int, index_bytes: int, positions: ExitStack) -> None:
@@ -199,16 +199,14 @@ def _masked_scatter(kernel: Kernel, args: Any) -> None:
     kernel.results()
     result = kernel.first_result
     count = result.numel()
-    with kernel.blocks([8 * count, *_mask_bytes(mask, result), sums_bytes(count)]):
-        pass
+    kernel.allocate_briefly(8 * count, *_mask_bytes(mask, result), sums_bytes(count))
 
 
 @order_of("masked_scatter_backward")
 def _masked_scatter_backward(kernel: Kernel, args: Any) -> None:
     """Log a copy of the mask, before the gradient."""
     gradient, mask = args[:2]
-    with kernel.blocks(_mask_bytes(mask, gradient)):
-        pass
+    kernel.allocate_briefly(*_mask_bytes(mask, gradient))
 
 
 def _mask_bytes(mask: Any, tensor: Any) -> list[int]:
@@ -224,8 +222,7 @@ def _scatter_reduce(kernel: Kernel, args: Any) -> None:
     source = _source_of_means(kernel, args)
     if source is None:
         return
-    with kernel.blocks([source.nbytes, kernel.result_bytes, kernel.first_result.numel()]):
-        pass
+    kernel.allocate_briefly(source.nbytes, kernel.result_bytes, kernel.first_result.numel())
 
 
 @order_of("index_reduce")
@@ -235,10 +232,8 @@ def _index_reduce(kernel: Kernel, args: Any) -> None:
     if source is None:
         return
     with kernel.blocks([kernel.result_bytes]):
-        with kernel.blocks([source.nbytes]):
-            pass
-        with kernel.blocks([kernel.first_result.numel()]):
-            pass
+        kernel.allocate_briefly(source.nbytes)
+        kernel.allocate_briefly(kernel.first_result.numel())
 
 
 def _source_of_means(kernel: Kernel, args: Any) -> Any:

@@ -14,7 +14,17 @@ from ipygpumem.estimating.transients import (
 
 
 class Kernel:
-    """Logs what one operation allocates on a device, in the order in which its rule says so."""
+    """Logs what one operation allocates on a device, in the order in which its rule says so.
+
+    Args:
+        log: the log of storages.
+        device: the device's name in the log.
+        results: the tensors that the operation returns.
+        log_result: logs one of them.
+        keep_workspaces: logs the workspace of cuBLAS, unless the thread has it.
+        processors: the number of the device's multiprocessors.
+        options: the arguments that the operation gets by name.
+    """
 
     def __init__(
         self,
@@ -77,6 +87,11 @@ class Kernel:
         for life in lives:
             self._log.free(life)
 
+    def allocate_briefly(self, *sizes: int) -> None:
+        """Allocate blocks, and free them again: a step of the kernel needs them together."""
+        with self.blocks(sizes):
+            pass
+
     @contextmanager
     def copies(self, *tensors: Any) -> Iterator[None]:
         """Copy the tensors that are not contiguous, and free the copies at the end."""
@@ -86,9 +101,11 @@ class Kernel:
 
     @contextmanager
     def resized(self, source: Any) -> Iterator[None]:
-        """Log a result that is made with a tensor's size, and grows before it is filled.
+        """Log a result that torch makes as large as a tensor at first. If it must be larger, the
+        first block is freed after the result is allocated.
 
-        The tensor is copied unless it is contiguous; the copy is freed at the end.
+        The tensor is copied unless it is contiguous; the copy is freed at the end of the ``with``
+        block.
         """
         first_bytes = source.nbytes
         if self.result_bytes <= first_bytes:

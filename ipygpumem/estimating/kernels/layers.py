@@ -23,6 +23,7 @@ def _layer_norm(kernel: Kernel, args: Any) -> None:
 
 @order_of("native_layer_norm_backward", "_fused_rms_norm_backward")
 def _layer_norm_backward(kernel: Kernel, args: Any) -> None:
+    """Log the gradients of the input and the parameters."""
     gradient, source = args[:2]
     with kernel.copies(gradient, source):
         kernel.results()
@@ -37,20 +38,18 @@ def _logsumexp(kernel: Kernel, args: Any) -> None:
     partial_sums = column_sums_bytes(source, dims, itemsize, kernel.processors)
     result_bytes = kernel.result_bytes
     with kernel.blocks([result_bytes]):
-        with kernel.blocks([partial_maxima]):
-            pass
-        with kernel.blocks([result_bytes, result_bytes // source.itemsize]):
-            pass
+        kernel.allocate_briefly(partial_maxima)
+        kernel.allocate_briefly(result_bytes, result_bytes // source.itemsize)
         with kernel.blocks([source.nbytes]):
             kernel.results()
-            with kernel.blocks([partial_sums]):
-                pass
+            kernel.allocate_briefly(partial_sums)
 
 
 @order_of("col2im", "im2col")
 def _fold(kernel: Kernel, args: Any) -> None:
+    """Log the windows of an image, or the image of windows."""
     with kernel.resized(args[0]):
-        pass
+        pass  # the copy of the argument is freed
 
 
 @order_of("affine_grid_generator")

@@ -21,8 +21,7 @@ def _loss_of_logits(kernel: Kernel, args: Any) -> None:
     if reduction:
         losses_bytes = source.nbytes
     with kernel.blocks([source.nbytes]):
-        with kernel.blocks([weights_bytes]):
-            pass
+        kernel.allocate_briefly(weights_bytes)
         with kernel.blocks([losses_bytes]):
             kernel.results()
 
@@ -67,10 +66,8 @@ def _log_sums_of_blanks(kernel: Kernel, log_probabilities: Any, forward: Any) ->
     blanks = (forward.shape[2] + 1) // 2
     sums_bytes = frames_bytes * blanks
     with kernel.blocks([sums_bytes, frames_bytes]):
-        with kernel.blocks([frames_bytes, frames * batch]):
-            pass
-        with kernel.blocks([sums_bytes, frames_bytes]):
-            pass
+        kernel.allocate_briefly(frames_bytes, frames * batch)
+        kernel.allocate_briefly(sums_bytes, frames_bytes)
 
 
 @order_of("soft_margin_loss_backward")

@@ -68,18 +68,14 @@ def log_sort_of_rows(kernel: Kernel, rows: int, length: int, itemsize: int) -> N
     if rows == 1 or length >= _LENGTH_SORTED_ALONE:
         with kernel.blocks([8 * length]):
             for _ in range(rows):
-                with kernel.blocks([sort_bytes(length, bits, itemsize)]):
-                    pass
+                kernel.allocate_briefly(sort_bytes(length, bits, itemsize))
     elif rows < _ROWS_SORTED_BY_NUMBER:
         with kernel.blocks([positions_bytes, positions_bytes]):  # with the numbers of rows
-            with kernel.blocks([values_bytes, sort_bytes(count, bits, itemsize)]):
-                pass
-            with kernel.blocks([keys_bytes(count, _BITS_OF_ROWS, torch.int64)]):
-                pass
+            kernel.allocate_briefly(values_bytes, sort_bytes(count, bits, itemsize))
+            kernel.allocate_briefly(keys_bytes(count, _BITS_OF_ROWS, torch.int64))
     else:
         copied_bytes = rounded_up(values_bytes, 256) + rounded_up(positions_bytes, 256)
-        with kernel.blocks([positions_bytes, copied_bytes + 1]):
-            pass
+        kernel.allocate_briefly(positions_bytes, copied_bytes + 1)
 
 
 @order_of("_unique", "_unique2")
@@ -99,14 +95,11 @@ def _unique(kernel: Kernel, args: Any) -> None:
         if has_positions:
             with kernel.blocks([positions_bytes]):
                 stack.enter_context(kernel.blocks([positions_bytes]))
-                with kernel.blocks([sort_bytes(count, bits, source.itemsize)]):
-                    pass
+                kernel.allocate_briefly(sort_bytes(count, bits, source.itemsize))
             kernel.result(1)
-            with kernel.blocks([positions_bytes]):
-                pass
+            kernel.allocate_briefly(positions_bytes)
         else:
-            with kernel.blocks([keys_bytes(count, bits, source.dtype)]):
-                pass
+            kernel.allocate_briefly(keys_bytes(count, bits, source.dtype))
         kernel.results()
 
 
@@ -123,8 +116,7 @@ def _unique_of_neighbours(kernel: Kernel, args: Any) -> None:
     with kernel.copies(source):
         if has_positions:
             kernel.result(1)
-            with kernel.blocks([4 * source.numel()]):
-                pass
+            kernel.allocate_briefly(4 * source.numel())
         kernel.results()
 
 
@@ -161,12 +153,10 @@ def _log_different_slices(
     numbers_bytes = 8 * count
     with kernel.copies(source.movedim(dim, 0)), kernel.blocks([numbers_bytes]):
         if sorts:
-            with kernel.blocks([merge_sort_bytes(count)]):
-                pass
+            kernel.allocate_briefly(merge_sort_bytes(count))
         if has_positions:
             kernel.result(1)
-            with kernel.blocks([numbers_bytes]):
-                pass
+            kernel.allocate_briefly(numbers_bytes)
         if has_numbers:
             with kernel.blocks([numbers_bytes + 8]):
                 kernel.result(2)
@@ -187,8 +177,7 @@ def _repeated(kernel: Kernel, args: Any) -> None:
     """Log where the repetitions of each element end: cumulative sums of their numbers."""
     count = args[0].numel()
     with kernel.blocks([8 * count]):
-        with kernel.blocks([sums_bytes(count)]):
-            pass
+        kernel.allocate_briefly(sums_bytes(count))
         kernel.results()
 
 
@@ -234,8 +223,7 @@ def _topk(kernel: Kernel, args: Any) -> None:
     kernel.results()
     with kernel.copies(source):
         if _shares_rows(rows, length):
-            with kernel.blocks(_search_sizes(kernel, source, rows, length)):
-                pass
+            kernel.allocate_briefly(*_search_sizes(kernel, source, rows, length))
     is_sorted = len(options) < 3 or options[2]
     if is_sorted and most > MOST_SORTED_IN_PLACE:
         _log_sorted_results(kernel, dim)
@@ -258,8 +246,7 @@ def _log_sorted_results(kernel: Kernel, dim: int) -> None:
     positions_bytes = 8 * values.numel()
     with kernel.blocks([positions_bytes, values.nbytes]):
         _log_sort(kernel, values, dim)
-        with kernel.blocks([positions_bytes]):
-            pass
+        kernel.allocate_briefly(positions_bytes)
 
 
 def _search_sizes(kernel: Kernel, source: Any, rows: int, length: int) -> list[int]:

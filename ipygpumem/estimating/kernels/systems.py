@@ -104,8 +104,7 @@ def _log_triangles(kernel: Kernel, systems: int, size: int, *, is_transposed: bo
                 order.enter_context(kernel.blocks([orders_bytes]))
         if is_transposed:
             kernel.workspace()
-            with kernel.blocks([copy_bytes]):
-                pass
+            kernel.allocate_briefly(copy_bytes)
         else:
             with kernel.blocks([positions_bytes, orders_bytes, copy_bytes]):
                 kernel.workspace()

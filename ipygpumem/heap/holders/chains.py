@@ -1,13 +1,22 @@
-"""Chains of references from roots to objects, one through each holder of these objects."""
+r"""Chains of references from roots to objects, one through each holder of these objects.
+
+An example, in which the dict is the holder::
+
+    root "variable runs" --> list --> dict --> tuple --> view --> target
+    \_________________________________/       \__________________/
+              chain to the holder               chain down: all of it dies with the target
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from ipygpumem.heap.arrays import elements, flat_elements, is_array
-from ipygpumem.heap.holders.backward import BackwardSearch, Steps, order_of_root
+from ipygpumem.heap.holders.backward import BackwardSearch
+from ipygpumem.heap.holders.holder_finder import Holders
+from ipygpumem.heap.holders.referrer_graph import Chain, Steps, order_of_root
 from ipygpumem.heap.knowledge.text_keys import referents_with_keys
 from ipygpumem.heap.paths.roots import Rank, Root
 from ipygpumem.introspect import module_of
@@ -41,6 +50,7 @@ class HolderChains:
 
     def __init__(self, search: BackwardSearch) -> None:
         self._search = search
+        self._graph = search.graph
         self._reference_counts: dict[int, Counter[int]] = {}
         """Number of references from each holder to each object, by their identities."""
 
@@ -49,20 +59,14 @@ class HolderChains:
 
         Only a search ``for_all`` knows all of them.
         """
-        linked, held = self._search.holders_of(list(map(id, targets)))
-        chains, inner_chains = list[FoundChain](), list[FoundChain]()
-        for key in linked:
-            if key in self._search.roots_at:
-                for steps in self._chains_of_elements(key, linked):
-                    chains += [FoundChain(roots, steps, 1) for roots in self._roots_together(steps)]
-        for key, items in held.items():
-            found_chain = self._chain_through(key, items, linked)
+        holders = self._search.holders.holders_of(list(map(id, targets)))
+        chains = self._chains_without_holder(holders)
+        inner_chains = list[FoundChain]()
+        for key in holders.items:
+            found_chain = self._chain_through(key, holders)
             if found_chain is None:
                 continue
-            to_holder = found_chain.steps[: found_chain.holder_at + 1]
-            on_the_way = [step for step in to_holder if id(step) in linked]
-            if any(_dies_without_item(step, targets) for step in on_the_way):
-                # It dies with these, which have holders of their own.
+            if _leads_through_dying(found_chain, targets, holders):
                 inner_chains.append(found_chain)
             else:
                 chains.append(found_chain)
@@ -72,106 +76,131 @@ class HolderChains:
         of_users = [found_chain for found_chain in chains if not _is_of_ipython(found_chain)]
         return of_users or chains
 
-    def _chain_through(
-        self, key: int, items: Sequence[int], linked: dict[int, int | None]
-    ) -> FoundChain | None:
+    def _chains_without_holder(self, holders: Holders) -> list[FoundChain]:
+        """Return the chains from roots that refer to a target, or to an object that must die with
+        one.
+        """
+        chains = list[FoundChain]()
+        for key in holders.next_down:
+            if key in self._search.roots_at:
+                for steps in self._chains_of_elements(key, holders):
+                    chains += [FoundChain(roots, steps, 1) for roots in self._roots_together(steps)]
+        return chains
+
+    def _chain_through(self, key: int, holders: Holders) -> FoundChain | None:
         """Return the chain through a holder, with those through its other items that lead to a
         target; None if no root leads to it.
 
         Args:
             key: identity of the holder.
-            items: identities of these items.
-            linked: as from ``BackwardSearch.holders_of``.
+            holders: all holders of the targets.
         """
-        holder = self._search.objects[key]
-        chain = self._chain_outside(key, linked.keys())
+        holder = self._graph.objects[key]
+        chain = self._chain_to_holder(key, holders)
         if chain is None:
             return None
         root, steps = chain
-        below, *more = self._chains_down(items[:_MOST_ITEMS], linked)
+        item_ids = holders.items[key]
+        first_down, *further_down = self._chains_down(item_ids[:_MOST_ITEMS], holders)
         many = list[object]()
-        if len(items) > _MOST_ITEMS:
-            many = list(map(self._search.objects.__getitem__, items))
+        if len(item_ids) > _MOST_ITEMS:
+            many = list(map(self._graph.objects.__getitem__, item_ids))
         # Another thread may have removed the reference by now, as the end of a thread does. And the
         # dict of a holder's attributes is one reference, which has several.
-        number = self._number_of_references(holder, linked.keys())
-        number = max(1 + len(more), number)
-        names = self._names_of(root, steps)
-        return FoundChain(names, (*steps, *below), number, len(steps) - 1, tuple(more), many)
+        number = self._number_of_references(holder, holders.next_down.keys())
+        number = max(1 + len(further_down), number)
+        return FoundChain(
+            self._names_of(root, steps),
+            (*steps, *first_down),
+            references=number,
+            holder_at=len(steps) - 1,
+            more=tuple(further_down),
+            items=many,
+        )
 
-    def _chain_outside(self, key: int, linked: Set[int]) -> tuple[Root, Steps] | None:
-        """Return a root and the chain of objects from it to a holder of ``linked`` objects, not
-        through one of these if there is another chain; None without a way.
+    def _chain_to_holder(self, key: int, holders: Holders) -> Chain | None:
+        """Return a root and the chain from it to a holder, not through objects that must die with
+        the targets if there is another chain; None without a way.
         """
-        chain = self._search.chain(self._search.objects[key], self._search.named)
-        if chain is None or linked.isdisjoint(map(id, chain[1])):
+        dying = holders.next_down
+        chain = self._graph.chain(self._graph.objects[key], self._search.up_to_roots)
+        if chain is None or dying.keys().isdisjoint(map(id, chain[1])):
             return chain
-        above: dict[int, int | None] = {key: None}
+        # Go up from the holder, past the objects that die, to the nearest root.
+        next_down: dict[int, int | None] = {key: None}
         waiting = [key]
-        for lower in waiting:  # the list grows
-            for root in sorted(self._search.roots_at.get(lower, ()), key=order_of_root):
-                return root, self._steps_down(lower, above)
-            for referrer in self._search.referrers.get(lower, ()):
-                if referrer not in above and referrer not in linked:
-                    above[referrer] = lower
+        for upper in waiting:  # the list grows
+            for root in sorted(self._search.roots_at.get(upper, ()), key=order_of_root):
+                return root, self._steps_down(upper, next_down)
+            for referrer in self._graph.referrers.get(upper, ()):
+                if referrer not in next_down and referrer not in dying:
+                    next_down[referrer] = upper
                     waiting.append(referrer)
         return chain
 
-    def _chains_down(self, items: Sequence[int], linked: dict[int, int | None]) -> Iterator[Steps]:
+    # -- from a holder's items down to targets ----------------------------------------------------
+
+    def _chains_down(self, item_ids: Sequence[int], holders: Holders) -> Iterator[Steps]:
         """Yield the chains from items of a holder to targets, one for each attribute if an item is
         the dict of the holder's attributes.
         """
-        for item in items:
-            below = linked[item]
-            if below is None or type(self._search.objects[item]) is not dict:
-                for steps in self._chains_to_whole_arrays(item, linked):
-                    yield from self._chains_of_attributes(steps, linked)
+        for key in item_ids:
+            below = holders.next_down[key]
+            if below is None or type(self._graph.objects[key]) is not dict:
+                for steps in self._chains_to_whole_arrays(key, holders):
+                    yield from self._chains_of_attributes(steps, holders)
             else:
-                steps = (self._search.objects[item], self._search.objects[below])
-                yield from self._chains_of_attributes(steps, linked)
+                steps = (self._graph.objects[key], self._graph.objects[below])
+                yield from self._chains_of_attributes(steps, holders)
 
-    def _chains_of_attributes(self, steps: Steps, linked: dict[int, int | None]) -> Iterator[Steps]:
+    def _chains_of_attributes(self, steps: Steps, holders: Holders) -> Iterator[Steps]:
         """Yield a chain, or one for each attribute of the first object on it with a dict of these:
         a library's object may lead to several targets.
         """
         for position, step in enumerate(steps[:-1]):
-            if type(step) is dict:
-                first = id(steps[position + 1])
-                for attribute in dict.fromkeys([first, *self._search.children.get(id(step), ())]):
-                    if attribute in linked:
-                        yield (*steps[: position + 1], *self._steps_down(attribute, linked))
-                return
+            if type(step) is not dict:
+                continue
+            before = steps[: position + 1]
+            on_chain = id(steps[position + 1])
+            attributes = [on_chain, *self._graph.children.get(id(step), ())]
+            for attribute in dict.fromkeys(attributes):
+                if attribute in holders.next_down:
+                    yield (*before, *self._steps_down(attribute, holders.next_down))
+            return
         yield steps
 
-    def _chains_to_whole_arrays(self, key: int, linked: dict[int, int | None]) -> list[Steps]:
+    def _chains_to_whole_arrays(self, key: int, holders: Holders) -> list[Steps]:
         """Return the chains from an object to targets, but only the object if it is an array all of
         whose elements lead to targets: it is removed as a whole.
         """
-        item = self._search.objects[key]
-        chains = self._chains_of_elements(key, linked)
+        item = self._graph.objects[key]
+        chains = self._chains_of_elements(key, holders)
         if len(chains) > 1 and len(chains) == _number_of_elements(item):
             return [(item,)]
         return chains
 
-    def _chains_of_elements(self, key: int, linked: dict[int, int | None]) -> list[Steps]:
+    def _chains_of_elements(self, key: int, holders: Holders) -> list[Steps]:
         """Return the chain from an object to a target, or one for each element if it is an array of
         objects: the target dies only without all of these.
         """
-        item = self._search.objects[key]
+        next_down = holders.next_down
+        item = self._graph.objects[key]
         leading = list[int]()
         if is_array(item) and elements(item) is not None:
-            leading = [child for child in self._search.children.get(key, ()) if child in linked]
+            leading = [child for child in self._graph.children.get(key, ()) if child in next_down]
         if not 1 < len(leading) <= _MOST_ITEMS:
-            return [self._steps_down(key, linked)]
-        return [(item, *self._steps_down(child, linked)) for child in dict.fromkeys(leading)]
+            return [self._steps_down(key, next_down)]
+        return [(item, *self._steps_down(child, next_down)) for child in dict.fromkeys(leading)]
 
-    def _steps_down(self, key: int | None, linked: dict[int, int | None]) -> Steps:
-        """Return the chain from an object to the target by which it was found."""
+    def _steps_down(self, key: int | None, next_down: Mapping[int, int | None]) -> Steps:
+        """Return the chain down from an object."""
         steps = list[object]()
         while key is not None:
-            steps.append(self._search.objects[key])
-            key = linked[key]
+            steps.append(self._graph.objects[key])
+            key = next_down[key]
         return tuple(steps)
+
+    # -- roots and references ---------------------------------------------------------------------
 
     def _roots_together(self, steps: Steps) -> list[list[Root]]:
         """Return the roots that refer to the first step, in groups that one statement removes."""
@@ -206,6 +235,17 @@ class HolderChains:
             self._reference_counts[id(holder)] = counts
         # Either may be long, so go through the shorter one.
         return sum(map(counts.__getitem__, counts.keys() & keys))
+
+
+def _leads_through_dying(
+    found_chain: FoundChain, targets: Sequence[object], holders: Holders
+) -> bool:
+    """Return True for a chain to a holder through an object that dies with the targets: this object
+    has holders of its own.
+    """
+    to_holder = found_chain.steps[: found_chain.holder_at + 1]
+    dying = [step for step in to_holder if id(step) in holders.next_down]
+    return any(_dies_without_item(step, targets) for step in dying)
 
 
 def _dies_without_item(item: object, targets: Sequence[object]) -> bool:

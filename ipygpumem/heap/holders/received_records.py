@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 from ipygpumem.heap.arrays import holding_objects, is_array, is_of_library
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.containers import CONTAINERS
-from ipygpumem.heap.holders.backward import Steps
+from ipygpumem.heap.holders.referrer_graph import Steps
 from ipygpumem.heap.holders.removal import Removal
 from ipygpumem.heap.holders.rows import Row, RowHolders
 from ipygpumem.heap.paths.cuts import Cut, Kind

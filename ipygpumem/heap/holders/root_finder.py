@@ -16,7 +16,7 @@ from ipygpumem.introspect import instance_dict, is_instance, module_dict, text_o
 
 
 class RootFinder:
-    """Finds the roots with which objects hold each other.
+    """Finds the roots by which an object is held: names in namespaces, threads, running functions.
 
     Attributes:
         values: the roots of objects that no other object need refer to, by identity: the
@@ -55,7 +55,11 @@ class RootFinder:
         return id(item) in self._roots.namespaces or id(item) in self._modules
 
     def roots_in(self, referrer: object, child: object) -> list[Root]:
-        """Return the roots with which ``referrer`` holds ``child``, if it is one."""
+        """Return the roots by which ``referrer`` holds ``child``; none if it is an ordinary object,
+        which has holders of its own.
+
+        In a namespace, each name of the child is a root.
+        """
         key = id(referrer)
         if key in self._roots.namespaces:
             root_of = self._roots.namespaces[key]
@@ -68,7 +72,7 @@ class RootFinder:
             code = self._code_of(module)
             return [Root.of_module(module, name, code) for name in self._keys_of(referrer, child)]
         if type(referrer) is ModuleType:
-            return _of_module(referrer)
+            return _of_state_of_module(referrer)
         if id(referrer) in self._threads and not is_waiting_thread_timer(referrer):
             return [_of_thread(referrer)]
         if is_of_library(referrer, "asyncio", "AbstractEventLoop"):
@@ -99,9 +103,9 @@ def _of_thread(thread: object) -> Root:
     return Root(f'thread "{name}"', Rank.PLACE, "let it end, then join() it")
 
 
-def _of_module(module: ModuleType) -> list[Root]:
-    """Return the root of an object to which an imported module refers, but none of its names, such
-    as the state of a module written in C; none for a module that is not imported.
+def _of_state_of_module(module: ModuleType) -> list[Root]:
+    """Return the root of an object in the state of a module written in C, to which the module
+    itself refers without a name; none if the module is not imported.
     """
     name = text_of(module_dict(module).get("__name__"))
     if sys.modules.get(name) is not module:

@@ -159,6 +159,11 @@ class RowHolders:
         """Return the row for which a storage stands; None if it stands for none."""
         return self._rows.get(key)
 
+    def object_id(self, key: StorageKey) -> int:
+        """Return the identity of the object for whose row a storage stands; 0 if there is none."""
+        row = self._rows.get(key)
+        return 0 if row is None else row.object_id
+
     def add(self, key: StorageKey, row: Row) -> None:
         """Add a row for which a storage stands."""
         self._rows[key] = row

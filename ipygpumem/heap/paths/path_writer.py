@@ -4,31 +4,18 @@ frees the object.
 
 from __future__ import annotations
 
-import dis
-import functools
 import itertools
 import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import (
-    AsyncGeneratorType,
-    BuiltinMethodType,
-    CellType,
-    CodeType,
-    CoroutineType,
-    FrameType,
-    FunctionType,
-    GeneratorType,
-    MethodType,
-    MethodWrapperType,
     ModuleType,
-    TracebackType,
 )
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity
-from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
+from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR
 from ipygpumem.heap.knowledge.tasks import (
     is_pending,
     is_uncancelled_asyncio_timer,
@@ -40,18 +27,14 @@ from ipygpumem.heap.paths.alike_references import (
     first_alike,
     noted_if_only_there,
 )
-from ipygpumem.heap.paths.attributes_to_remove import (
-    is_added,
-    kind_of_attribute,
-    library_that_keeps,
-)
+from ipygpumem.heap.paths.attribute_steps import append_attribute_step
 from ipygpumem.heap.paths.container_steps import (
     append_item,
     cuts_of_repeated,
     removal_of_repeated,
     takes_items,
 )
-from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, split, with_repeated
+from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence
 from ipygpumem.heap.paths.data_frame_steps import append_frame_step
 from ipygpumem.heap.paths.dataset_steps import append_dataset_step
 from ipygpumem.heap.paths.estimator_steps import (
@@ -60,12 +43,10 @@ from ipygpumem.heap.paths.estimator_steps import (
     is_estimator,
     is_forgotten_by_clone,
 )
+from ipygpumem.heap.paths.function_steps import append_function_step
 from ipygpumem.heap.paths.items_and_attributes import (
-    attribute_names,
-    attribute_text,
     items_of,
     owns,
-    position_of,
 )
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.mock_steps import append_mock_step
@@ -88,7 +69,7 @@ from ipygpumem.heap.paths.roots import (
     module_code,
 )
 from ipygpumem.heap.paths.statements import statement_of
-from ipygpumem.heap.paths.task_endings import ending_of
+from ipygpumem.heap.paths.suspended_steps import append_suspended_step, line_that_ends
 from ipygpumem.heap.paths.torch_steps import (
     append_torch_step,
     is_needed_by_optimizer,
@@ -98,38 +79,28 @@ from ipygpumem.heap.paths.torch_steps import (
 )
 from ipygpumem.heap.paths.ways import Way
 from ipygpumem.introspect import (
-    instance_dict,
-    is_descriptor,
-    is_exactly,
     is_instance,
-    is_name,
-    is_users,
-    is_users_class,
     module_dict,
     name_of,
     text_of,
     type_name,
 )
 
-_OR_EXCEPTION = f"{REMOVE.line}, or delete the exception once you have read it"
-
-
 _UNLESS_NEEDED = "if nothing needs it"
-
-
-_OR_FUNCTION = f"{REMOVE.line}, or delete the function when you no longer need it"
-
-
-_SUSPENSIONS = {
-    GeneratorType: ("generator", "{}.close()"),
-    CoroutineType: ("coroutine", "{}.close()"),
-    AsyncGeneratorType: ("async generator", "await {}.aclose()"),
-}
-"""The description of each kind, and the statement that ends it."""
-
-
 _NAMED = {Kind.NAME, Kind.KEY, Kind.ATTRIBUTE, Kind.DELETED_ATTRIBUTE}
 """Kinds of references from a root that lead to the root's own object."""
+_MOST_REMOVED = 300_000
+"""Maximum number of items of one container to record as objects that a line removes."""
+_MOST_INSIDE = 1000
+"""Maximum number of parts of a container's items for each of which a line is written: a second
+of work.
+"""
+_MOST_FIELDS = 20
+"""Maximum number of places in an item whose references are compared with those of other items."""
+_MOST_WRITTEN = 10
+"""Maximum number of items of one container whose code is written; of more, only the positions are
+needed.
+"""
 
 
 class CutsInside(NamedTuple):
@@ -175,21 +146,22 @@ class PathWriter:
         return self.way(root, chain).holder
 
     def way(self, root: Root, chain: Sequence[object], *, of_graph: bool = False) -> Way:
-        """Return the path from ``root`` along ``chain``, whose last object may be a
-        graph's tensor.
+        """Return the path from ``root`` along ``chain``, and how to free its last object.
+
+        Args:
+            root: the root.
+            chain: the objects from the one to which the root refers.
+            of_graph: True if the last object is a tensor that stays, and its graph is to be freed.
         """
         steps = without_own_dicts(chain)
         path = Path(root, root.text or self._words_without_root(steps[0]))
         if not root.text and is_pending(steps[0]):
-            name = library_type("asyncio", "Task").get_name(steps[0])  # type: ignore[union-attr]  # it is one of them
-            task = f"task for task in asyncio.all_tasks() if task.get_name() == {literal(name)}"
-            path.remedy = Remedy(f"import asyncio; next({task}).cancel()")
+            path.remedy = _remedy_for_task(steps[0])
         ended_id = self._write(steps, path)
         if of_graph:
-            remedy = path.remedy
-            if not remedy.line:
-                remedy = remedy_for_graph(steps, path)
-            return Way(path.holder(remedy))
+            if path.remedy.line:
+                return Way(path.holder(path.remedy))
+            return Way(path.holder(remedy_for_graph(steps, path)))
         if path.is_freed_by_command and is_instance(steps[-1], BaseException):
             # %gpumem free clears frames, not what the error itself refers to.
             path.remedy = Remedy(FORGET_LAST_ERROR)
@@ -209,8 +181,8 @@ class PathWriter:
         )
 
     def _remedy_for_needed(self, steps: Sequence[object], path: Path, remedy: Remedy) -> Remedy:
-        """Return the remedy of a path if nothing needs the last object of its chain, or another
-        one.
+        """Return the remedy of a path; or words, or none, if a model or an optimizer needs the last
+        object of its chain.
         """
         words = words_for_needed(steps, path)
         if not path.is_own:
@@ -225,11 +197,13 @@ class PathWriter:
         return Remedy(remedy.line, comments_of([remedy], last=_UNLESS_NEEDED))
 
     def _write(self, steps: Sequence[object], path: Path) -> int:
-        """Write all steps; return the identity of the object that the advice ends, 0 if none."""
+        """Write all steps; return the identity of the object that the advice ends, such as a
+        generator's ``close()``; 0 if there is none.
+        """
         ended_id, position = 0, 0
         if path.cut is not None and path.cut.kind in _NAMED:
             self._note_removed(path, steps[0])
-        while True:
+        while True:  # for each object on the way to the last one, how to end it, and the step on
             parent = steps[position]
             is_last = position == len(steps) - 1
             self._say_how_to_end(parent, path)
@@ -276,7 +250,7 @@ class PathWriter:
         if is_started_patch(item) and path.code:
             path.advise(in_sequence([path.statement("{}.stop()"), path.removal]), "")
         if (is_uncancelled_asyncio_timer(item) or is_waiting_thread_timer(item)) and path.code:
-            path.advise(_ending(item, path), "")
+            path.advise(line_that_ends(item, path), "")
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> Holder:
         """Return the path from a notebook's name along ``chain``, which begins with the name's
@@ -305,11 +279,17 @@ class PathWriter:
     def cuts_inside(
         self, root: Root, chain: Sequence[object], wanted: Container[int]
     ) -> CutsInside:
-        """Return all references by which the last object of a chain or its items hold the
-        ``wanted`` objects, given by identity.
+        """Return the references by which a container or its items hold some objects.
 
-        The search for them ends one step below the items. It returns none if they are too many to
-        write the line of each.
+        It returns none if they are too many to write the line of each. The wanted objects are
+        either items of the container or parts of these::
+
+            container --> wanted        container --> item --> wanted
+
+        Args:
+            root: the root of the chain.
+            chain: the objects up to the container.
+            wanted: the identities of the objects.
         """
         items = items_of(chain[-1])
         wanted_items = [item for item in items if id(item) in wanted]
@@ -338,8 +318,8 @@ class PathWriter:
     ) -> CutsInside:
         """Return the references by which the items of a chain's last object hold wanted objects.
 
-        The code of the first ones is written; later ones in the same place of their items have the
-        same code with another position.
+        The code of the first ones is written: ``runs[0].model``. Of later ones in the same place of
+        their items, it is the same code with another position: ``runs[7].model``.
         """
         inside = CutsInside.empty()
         alike = list[AlikeReferences]()
@@ -425,228 +405,29 @@ class PathWriter:
         )
 
     def _step(self, steps: Sequence[object], path: Path) -> int:
-        """Write the next piece of a path; return the number of its references."""
+        """Write the next piece of a path: the step through the first object, by its type. Return
+        the number of references that the piece takes.
+        """
         parent, child = steps[0], steps[1]
-        kind = type(parent)
-        written = (
+        return (
             append_registry_step(path, steps, self._names)
             or append_mock_step(path, steps)
             or append_protocol_step(path, steps, self._names)
-        )
-        if written:
-            return written
-        if kind is FunctionType:
-            return self._append_function(steps, path)
-        if is_exactly(parent, *_SUSPENSIONS):
-            return self._append_suspended(steps, path)
-        if kind is TracebackType or kind is FrameType or is_instance(parent, BaseException):
-            return self._append_traceback(steps, path)
-        if kind is functools._lru_cache_wrapper:
-            return self._append_cache(steps, path)
-        if is_exactly(parent, MethodType, BuiltinMethodType, MethodWrapperType):
-            self._append_bound_method(parent, path)
-        elif is_of_library(parent, "asyncio", "Task"):
-            self._append_task(parent, child, path)
-        elif kind is staticmethod or kind is classmethod:
-            # Reading the attribute returns the function: users do not type ``.__func__``.
-            path.append_fixed("", path.code)
-        elif not append_item(path, parent, child):
-            return self._append_instance(steps, path)
-        return 1
-
-    # -- functions -------------------------------------------------------------------------------
-
-    def _name_of_function(self, function: object) -> str:
-        """Return a function's name and the cell that defined it."""
-        if type(function) is not FunctionType:
-            return type_name(function)
-        return self._name_of_code(function.__code__)
-
-    def _name_of_code(self, code: CodeType) -> str:
-        """Return the name of code and the cell that has it."""
-        cell = self._cell_of(code.co_filename)
-        return code.co_name if cell is None else f"{code.co_name} (cell {cell})"
-
-    def _append_function(self, steps: Sequence[object], path: Path) -> int:
-        """Write the step through a function's closure, default arguments or attributes."""
-        function, child = steps[0], steps[1]
-        assert type(function) is FunctionType
-        name = self._name_of_function(function)
-        after = steps[2] if len(steps) > 2 else None
-        path.advise_if_nothing_later_can_go("when you no longer need the function", _OR_FUNCTION)
-        cells = function.__closure__
-        if cells is not None and child is cells:
-            if type(after) is not CellType:
-                path.say(f": closure of function {name}")
-                return 1
-            position = position_of(cells, after)
-            variable = function.__code__.co_freevars[position]
-            code = path.code and f"{path.code}.__closure__[{position}].cell_contents"
-            words = f": closure of function {name}, variable {variable}"
-            cut = _cut_of_variable(function, after, path.code)
-            if cut is not None:
-                path.enter(words, code, cut)
-            else:
-                path.say(words, code)
-            return 3 if len(steps) > 3 else 2
-        if child is function.__defaults__ or child is function.__kwdefaults__:
-            code = path.code and _code_of_default(path.code, function, after)
-            path.say(f": default argument of function {name}", code)
-            return 1 if after is None else 2
-        if after is not None and child is instance_dict(function):
-            self._attribute_of_function(function, after, path)
-            return 2
-        self._attribute_of_function(function, child, path)
-        return 1
-
-    def _append_bound_method(self, method: Any, path: Path) -> None:
-        """Write the step from a method to its object; one in C, as ``rows.append``, shows it."""
-        if type(method) is MethodType:
-            path.advise(path.removal, "")
-            path.say(f": bound method {self._name_of_function(method.__func__)}, its object")
-        else:
-            path.append_fixed(".__self__", path.code and f"{path.code}.__self__")
-
-    def _attribute_of_function(self, function: FunctionType, value: object, path: Path) -> None:
-        """Append an attribute of a function, which users can remove from their own functions."""
-        code = path.code
-        attribute = attribute_text(function, value)
-        path.say(f": function {self._name_of_function(function)}")
-        kind = Kind.ATTRIBUTE
-        if not is_users(function.__code__.co_filename):
-            if not is_added(function, attribute[1:], value):
-                path.append_fixed(attribute)
-                return
-            path.is_of_library = False
-            kind = Kind.DELETED_ATTRIBUTE
-        if not attribute.startswith("."):
-            path.append_fixed(attribute)
-            return
-        target = code and f"{code}{attribute}"
-        cuts = list[Cut]()
-        for name in attribute_names(function, value):
-            if kind is Kind.ATTRIBUTE or is_added(function, name, value):
-                cuts.append(Cut(kind, id(function), code, f"{code}.{name}"))
-        path.enter(attribute, target, with_repeated(cuts) if code else None)
-
-    def _append_cache(self, steps: Sequence[object], path: Path) -> int:
-        """Write the step through an ``lru_cache``, or through an attribute of it."""
-        names = attribute_names(steps[0], steps[1])
-        if names and names != ["__wrapped__"]:
-            return self._append_instance(steps, path)
-        function = (instance_dict(steps[0]) or {}).get("__wrapped__")
-        path.advise(path.statement("{}.cache_clear()"), "call cache_clear() of that function")
-        path.say(f": lru_cache of function {self._name_of_function(function)}")
-        return 2 if type(steps[1]) is dict and len(steps) > 2 else 1
-
-    def _append_suspended(self, steps: Sequence[object], path: Path) -> int:
-        """Write the steps through a generator or coroutine, up to the name that its frame holds."""
-        suspended = steps[0]
-        what, ending = _SUSPENSIONS[type(suspended)]
-        frame = frame_of(suspended)
-        # Python 3.13 keeps the arguments of one that has not started when it is closed.
-        advice = path.statement(ending) if is_started(suspended) else path.removal
-        path.advise(advice, f"close() the {what} when it is done")
-        taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
-        name = self._name_of_code(code_of(suspended))
-        path.say(f": suspended {what} {name}{_local(frame, steps[taken])}")
-        return taken
-
-    def _append_task(self, task: object, child: object, path: Path) -> None:
-        """Write the step through a task: to its result, or through a task that is not done."""
-        is_failure = is_exactly(child, CoroutineType, TracebackType) or is_instance(
-            child, BaseException
-        )
-        if not is_pending(task) and not is_failure:
-            path.append_fixed(".result()", path.code and f"{path.code}.result()")
-            return
-        path.advise(_ending(task, path), "")
-        path.say(": asyncio task")
-
-    def _append_traceback(self, steps: Sequence[object], path: Path) -> int:
-        """Write the steps through exceptions and tracebacks, up to the name that a frame holds."""
-        path.advise(path.removal, _OR_EXCEPTION, "once you have read it")
-        line = 0
-        for position, item in enumerate(steps):
-            if type(item) is TracebackType:
-                line = item.tb_lineno
-            elif type(item) is FrameType:
-                return self._append_frame(item, line, position, steps, path)
-            elif not is_instance(item, BaseException):
-                if path.is_freed_by_command:
-                    path.remedy = Remedy(FORGET_LAST_ERROR)
-                path.say(f": exception{attribute_text(steps[position - 1], item)}")
-                return position
-        path.say(": exception")
-        return len(steps) - 1
-
-    def _append_frame(
-        self, frame: FrameType, line: int, position: int, steps: Sequence[object], path: Path
-    ) -> int:
-        """Write the step through a traceback's frame; ``line`` is 0 if no traceback leads to it."""
-        if position == len(steps) - 1:
-            path.say(": saved traceback")
-            return position
-        position += 1
-        if type(steps[position]) is dict and position + 1 < len(steps):
-            position += 1  # up to Python 3.12, the dict that shows its local names
-        where = f"{self._name_of_code(frame.f_code)} line {line or frame.f_lineno}"
-        path.say(f": saved traceback, {where}{_local(frame, steps[position])}")
-        return position
-
-    # -- objects ---------------------------------------------------------------------------------
-
-    def _append_instance(self, steps: Sequence[object], path: Path) -> int:
-        """Write the step through any other object, to the attribute that refers to the next one."""
-        parent, child = steps[0], steps[1]
-        written = (
-            append_frame_step(path, steps, self._is_older)
+            or append_function_step(path, steps, self._cell_of)
+            or append_suspended_step(path, steps, self._cell_of)
+            or int(append_item(path, parent, child))
+            or append_frame_step(path, steps, self._is_older)
             or append_dataset_step(path, steps)
             or append_torch_step(path, steps, self._names)
+            or append_attribute_step(path, steps)
         )
-        if written:
-            return written
-        name = attribute_text(parent, child)
-        target = ""
-        if path.code and name.startswith("."):
-            target = f"{path.code}{name}"
-        library = library_that_keeps(parent, name[1:], child)
-        if library:
-            path.advise("", f"let {library} remove it from there")
-            path.append_fixed(name, target)
-            return 1
-        shown = name or f" ({type_name(parent)})"
-        odd = _code_of_odd_attribute(parent, child, path.code) if path.code and not target else ""
-        if odd:
-            path.enter(shown, odd, Cut(Kind.KEY, id(parent), path.code, odd))
-            return 1
-        kind = kind_of_attribute(parent, name[1:], child)
-        if (kind is None or path.is_of_library) and is_added(parent, name[1:], child):
-            path.is_of_library = False
-            kind = Kind.DELETED_ATTRIBUTE
-        if kind is None and not self._append_guarded_attribute(path, parent, child, name):
-            path.append_fixed(shown, target)
-        elif kind is not None:
-            cut = _cut_of_attributes(parent, child, path.code) if target else None
-            path.enter(shown, _readable(parent, child, path.code, name), cut)
-        return 1
 
-    def _append_guarded_attribute(
-        self, path: Path, parent: object, child: object, name: str
-    ) -> bool:
-        """Append an attribute of a variable's object that a statement cannot set, such as that of a
-        frozen data class; return False for anything else.
-        """
-        is_variable = path.cut is not None and path.cut.kind is Kind.NAME and path.code != ""
-        if not is_variable or not is_users_class(type(parent)) or not name.startswith("."):
-            return False
-        imports, code = split(path.code)
-        cuts = list[Cut]()
-        for attribute in filter(is_name, attribute_names(parent, child)):
-            call = f'{imports}object.__setattr__({code}, "{attribute}", None)'
-            cuts.append(Cut(Kind.CALL, id(parent), path.code, call))
-        path.enter(name, f"{path.code}{name}", with_repeated(cuts))
-        return True
+
+def _remedy_for_task(task: object) -> Remedy:
+    """Return the line that cancels a task to which only the event loop leads."""
+    name = library_type("asyncio", "Task").get_name(task)  # type: ignore[union-attr]  # it is one of them
+    tasks = f"task for task in asyncio.all_tasks() if task.get_name() == {literal(name)}"
+    return Remedy(f"import asyncio; next({tasks}).cancel()")
 
 
 def _items_once(items: Sequence[object]) -> Iterator[tuple[int, object]]:
@@ -672,15 +453,6 @@ def _wanted_parts(
     return wanted_parts
 
 
-def _ending(item: object, path: Path) -> str:
-    """Return the line that ends an object, the path's target, if something must, and removes it."""
-    removal = path.removal
-    call = ending_of(item)
-    if not call or f".{call}" in removal:
-        return removal
-    return in_sequence([path.statement(f"{{}}.{call}"), removal])
-
-
 def _references_removed_by(
     cut: Cut | None, ended_id: int, step_ids: Sequence[int]
 ) -> frozenset[tuple[int, int]]:
@@ -699,126 +471,6 @@ def _references_removed_by(
         return cut.also_removed
     position = step_ids.index(cut.owner_id)
     return cut.also_removed | {(cut.owner_id, step_ids[position + 1])}
-
-
-def _code_of_odd_attribute(owner: object, child: object, code: str) -> str:
-    """Return the code of an attribute that has no name as Python writes names, such as
-    ``vars(m)["a b"]``; an empty text if it is another one, or not a user's.
-    """
-    names = attribute_names(owner, child)
-    if not names or is_name(names[0]) or not is_users_class(type(owner)):
-        return ""
-    key = literal(names[0])
-    if not key or names[0] not in (instance_dict(owner) or {}):
-        return ""
-    imports, expression = split(code)
-    return f"{imports}vars({expression})[{key}]"
-
-
-def _cut_of_attributes(owner: object, child: object, code: str) -> Cut | None:
-    """Return the reference from an object to ``child``, with those of its other attributes.
-
-    An attribute that a library's code may need stays.
-    """
-    cuts = list[Cut]()
-    for name in attribute_names(owner, child):
-        kind = kind_of_attribute(owner, name, child)
-        if kind is None and is_added(owner, name, child):
-            kind = Kind.DELETED_ATTRIBUTE
-        if kind is not None:
-            cuts.append(Cut(kind, id(owner), code, f"{code}.{name}"))
-    return with_repeated(cuts)
-
-
-def _cut_of_variable(function: FunctionType, cell: CellType, code: str) -> Cut | None:
-    """Return the reference of a closure's variable, with those of its other variables to the same
-    object; None if the function does not assign all of them.
-    """
-    value = _content_of(cell)
-    cuts = list[Cut]()
-    variables = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    for position, (variable, other) in enumerate(variables):
-        if other is not cell and (value is _EMPTY or _content_of(other) is not value):
-            continue
-        if not code or not _assigns(function.__code__, variable):
-            return None
-        target = f"{code}.__closure__[{position}].cell_contents"
-        cuts.append(Cut(Kind.ATTRIBUTE, id(other), code, target))
-    return with_repeated(cuts)
-
-
-_EMPTY = object()
-
-
-def _content_of(cell: CellType) -> object:
-    """Return the object of a variable; ``_EMPTY`` if it has none yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _EMPTY
-
-
-def _readable(owner: object, child: object, code: str, name: str) -> str:
-    """Return the code of an attribute; empty if there is none.
-
-    Reading a class's attribute may run its ``__get__``, which returns something else.
-    """
-    if not code or not name.startswith("."):
-        return ""
-    if not is_instance(owner, type) or is_exactly(child, *_READ_AS_THEMSELVES):
-        return f"{code}{name}"
-    if not is_descriptor(child):
-        return f"{code}{name}"
-    imports, expression = split(code)
-    return f'{imports}vars({expression})["{name[1:]}"]'
-
-
-def _assigns(code: CodeType, variable: str) -> bool:
-    """Return True if a function assigns a variable of the functions around it: ``nonlocal``."""
-    return any(
-        step.opname == "STORE_DEREF" and step.argval == variable
-        for step in dis.get_instructions(code)
-    )
-
-
-_READ_AS_THEMSELVES = (
-    FunctionType,
-    property,
-    functools.cached_property,
-    staticmethod,
-    classmethod,
-    type(functools.lru_cache(len)),
-)
-"""Types of attributes which, read from a class, are themselves, or the function in them."""
-_MOST_REMOVED = 300_000
-"""Maximum number of items of one container to record as objects that a line removes."""
-_MOST_INSIDE = 1000
-"""Maximum number of parts of a container's items for each of which a line is written: a second
-of work.
-"""
-_MOST_FIELDS = 20
-"""Maximum number of places in an item whose references are compared with those of other items."""
-_MOST_WRITTEN = 10
-"""Maximum number of items of one container whose code is written; of more, only the positions are
-needed.
-"""
-
-
-def _code_of_default(code: str, function: FunctionType, value: object) -> str:
-    """Return the code of a default argument of a function; empty if it is not one."""
-    defaults = function.__defaults__ or ()
-    position = next((place for place, item in enumerate(defaults) if item is value), None)
-    if position is not None:
-        return f"{code}.__defaults__[{position}]"
-    by_name = function.__kwdefaults__ or {}
-    name = next((name for name, item in by_name.items() if item is value), "")
-    return f'{code}.__kwdefaults__["{name}"]' if name else ""
-
-
-def _local(frame: FrameType | None, child: object) -> str:
-    """Return the local name of ``frame`` that refers to ``child``."""
-    names = peek(frame) if frame is not None else {}
-    return next((f", local {name}" for name, value in names.items() if value is child), "")
 
 
 def without_own_dicts(chain: Sequence[object]) -> list[object]:

@@ -1,0 +1,268 @@
+"""Finds all places that hold some objects, with the line for each: an object dies only if all of
+its places are emptied.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from typing import NamedTuple
+
+from ipygpumem.heap.arrays import StorageKey
+from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.holders.backward import BackwardSearch
+from ipygpumem.heap.holders.chains import FoundChain, HolderChains
+from ipygpumem.heap.holders.open_figures import OpenFigures
+from ipygpumem.heap.holders.received_records import ReceivedRecords
+from ipygpumem.heap.holders.referrer_graph import Steps
+from ipygpumem.heap.holders.registries import figure_of
+from ipygpumem.heap.holders.removal import HolderWays, Removal, nearest_first
+from ipygpumem.heap.holders.row_removal import RowRemovals
+from ipygpumem.heap.holders.rows import RowHolders
+from ipygpumem.heap.paths.items_and_attributes import first_in
+from ipygpumem.heap.paths.path_writer import PathWriter, without_own_dicts
+from ipygpumem.heap.paths.remedies import REMOVE_THEM, Remedy
+from ipygpumem.heap.paths.roots import Root, Roots
+from ipygpumem.heap.paths.statements import statement_of
+from ipygpumem.heap.paths.ways import Way
+
+_FEW_CHAINS = 20
+"""Maximum number of chains that are all written; of more, only those that the nearest line
+leaves.
+"""
+_MOST_HOLDERS = 1000
+"""Maximum number of holders of one row for each of which a line is written: a second of work."""
+
+
+class Places(NamedTuple):
+    """All places that hold some objects."""
+
+    ways: list[Way]
+    """The ways to the objects, one for each line."""
+    unwritten: int
+    """The number of further places, which are too many to write."""
+
+
+class AllPlaces:
+    """Finds all places that hold the objects of rows.
+
+    Args:
+        search: knows the holders of these objects, and goes on to those of their parts.
+        roots: the names and objects from which the user can reach objects.
+        writer: writes the ways through the places.
+        records: the records that older objects have received.
+        figures: the open figures.
+        rows: the rows; None if each object is freed by itself.
+        row_removals: decides what to remove for a row; None without rows.
+        of_graphs: True if the objects are tensors whose graphs are unwanted, not the tensors.
+    """
+
+    def __init__(
+        self,
+        search: BackwardSearch,
+        roots: Roots,
+        writer: PathWriter,
+        records: ReceivedRecords,
+        figures: OpenFigures,
+        rows: RowHolders | None,
+        row_removals: RowRemovals | None,
+        *,
+        of_graphs: bool,
+    ) -> None:
+        self._search = search
+        self._chains = HolderChains(search)
+        self._registered = roots.registered
+        self._writer = writer
+        self._records = records
+        self._figures = figures
+        self._rows = rows
+        self._row_removals = row_removals
+        self._of_graphs = of_graphs
+
+    def of_removals(
+        self, removals: Mapping[StorageKey, Removal], max_visits: int
+    ) -> dict[StorageKey, Places]:
+        """Return all places that hold the objects of some removals, by their keys.
+
+        Args:
+            removals: how to remove objects from the nearest places.
+            max_visits: maximum number of objects to examine.
+        """
+        searched = list[object]()
+        for removal in removals.values():
+            searched += removal.targets
+        self._search.search_for_all(searched, max_visits)
+        parts_of = dict[StorageKey, list[object]]()
+        for key, removal in removals.items():
+            parts_of[key] = self._parts(removal, self._object_id(key))
+        parts = list(itertools.chain.from_iterable(parts_of.values()))
+        if parts:
+            self._search.search_for_all(parts, max_visits)
+        places = dict[StorageKey, Places]()
+        for key, removal in removals.items():
+            targets = [*removal.targets, *parts_of[key]]
+            places[key] = self._places_of(targets, removal.way, self._object_id(key))
+        return places
+
+    def _object_id(self, key: StorageKey) -> int:
+        """Return the identity of the object of a storage's row; 0 if there is none."""
+        if self._rows is None:
+            return 0
+        return self._rows.object_id(key)
+
+    def _parts(self, removal: Removal, object_id: int) -> list[object]:
+        """Return further objects that must die, because they lead to the arrays: those that the
+        line removes, and parts of these.
+
+        Args:
+            removal: what the line removes.
+            object_id: identity of the object of the row; 0 if there is none.
+        """
+        above = removal.way.ids_above()
+
+        def stays(item: object) -> bool:
+            figure = figure_of(item)
+            if figure is not None and not self._figures.is_new(figure, object_id):
+                return True
+            return id(item) in above  # an older object around it, such as its parent
+
+        graph = self._search.graph
+        parts = list[object]()
+        array_ids = set(map(id, removal.arrays))
+        if removal.item is not None:
+            parts += graph.parts_of(removal.item, array_ids, stays)
+        for owner_id, item_id in removal.way.removed_references:
+            parts += graph.parts_removed(owner_id, item_id, array_ids, stays)
+        return list(by_identity(parts).values())
+
+    def _places_of(self, targets: Sequence[object], nearest: Way, object_id: int) -> Places:
+        """Return all places that hold some objects.
+
+        Args:
+            targets: the objects.
+            nearest: the nearest way to one of them.
+            object_id: identity of the object of their row; 0 if there is none.
+        """
+        root = self._registered.get(id(targets[0]))
+        if root is not None and root.is_only_place:
+            return Places([nearest], 0)
+        chains = self._chains_left_by(nearest, targets)
+        holders = [self._holder(chain, object_id) for chain in chains[:_MOST_HOLDERS]]
+        closing = self._figures.ways_to_close(targets, nearest, object_id, self._rows)
+        holders += [HolderWays(None, [way], []) for way in closing]
+        ways = _one_way_for_each_line(nearest_first(holders, nearest))
+        return Places(ways, max(0, len(chains) - _MOST_HOLDERS))
+
+    def _chains_left_by(self, nearest: Way, targets: Sequence[object]) -> list[FoundChain]:
+        """Return the chains to some objects from their holders; of many only those that the line of
+        ``nearest`` leaves: it takes long to write each.
+        """
+        target_ids = set(map(id, targets))
+        chains = list[FoundChain]()
+        for found_chain in self._chains.chains_to(targets):
+            if not target_ids.isdisjoint(map(id, found_chain.steps[:-1])):
+                continue  # their own part
+            if found_chain.roots[0].is_of_library and found_chain.steps[-1] is not targets[0]:
+                continue  # a constant of a library that a part refers to
+            chains.append(found_chain)
+        if len(chains) <= _FEW_CHAINS:
+            return chains
+        return [chain for chain in chains if not _is_removed(chain, nearest.removed_references)]
+
+    # -- ways through one holder ------------------------------------------------------------------
+
+    def _holder(self, found_chain: FoundChain, object_id: int) -> HolderWays:
+        """Return a holder of an object, with the ways through its items.
+
+        Args:
+            found_chain: the chain through the holder.
+            object_id: identity of the object of the row; 0 if there is none.
+        """
+        root, steps, left_out = self._figures.inside_older(
+            found_chain.roots[0], found_chain.steps, object_id
+        )
+        end = found_chain.holder_at + 1 - left_out
+        record = self._records.removal(root, steps, steps[-1:])
+        if record is not None and record.way.step_ids[-1] in map(id, steps[:end]):
+            return HolderWays(None, [record.way], [])  # the holder is inside it
+        ways = [self._way_through_item(root, steps, record)]
+        if end <= 0 or found_chain.references == 1:
+            return HolderWays(None, ways, [])
+        to_holder = steps[:end]
+        if found_chain.items:
+            return HolderWays(None, [self._way_to_many(root, to_holder, found_chain.items)], [])
+        items = [steps[end]]
+        for chain_down in found_chain.more:
+            chain = (*to_holder, *chain_down)
+            record = self._records.removal(root, chain, chain[-1:])
+            ways.append(self._way_through_item(root, chain, record))
+            items.append(chain_down[0])
+        return HolderWays(to_holder[-1], ways, items)
+
+    def _way_through_item(self, root: Root, steps: Steps, record: Removal | None) -> Way:
+        """Return the way to the last object of a chain, or to the record around it.
+
+        If no line removes the object, it is the way to the new module around it: a parameter stays
+        in its module, which leaves as a whole if all of it is unwanted.
+        """
+        if record is not None:
+            return record.way
+        way = self._writer.way(root, steps, of_graph=self._of_graphs)
+        if self._row_removals is None:
+            return way
+        module = self._row_removals.new_module(root, steps, way)
+        return way if module is None else module[1]
+
+    def _way_to_many(self, root: Root, steps: Steps, items: Sequence[object]) -> Way:
+        """Return the way to many items of the last object of a chain."""
+        holder = steps[-1]
+        cuts = self._writer.cuts_of_items(root, steps, items)
+        if any(cut.owner_id != id(holder) for cut in cuts):
+            cuts = []
+        line = statement_of(cuts)
+        if not line:
+            cuts = []
+        first = first_in(holder, items)
+        of_first = self._writer.way(root, (*steps, first)).holder
+        remedy = Remedy(line, cuts=tuple(cuts)) if line else REMOVE_THEM
+        return Way(
+            replace(of_first.with_more(str(len(items) - 1)), remedy=remedy),
+            removed_references=frozenset((id(holder), id(item)) for item in items),
+        )
+
+
+def _one_way_for_each_line(holders: Sequence[HolderWays]) -> list[Way]:
+    """Return the ways through holders, without those that an earlier line ends, and one of those
+    with the same line.
+    """
+    removed_references = set[tuple[int, int]]()
+    by_advice = dict[Remedy | str, Way]()
+    for holder in holders:
+        remaining = holder.without(removed_references)
+        for way in remaining.ways:
+            removed_references.update(way.removed_references)
+        for way in remaining.together():
+            key: Remedy | str = way.holder.remedy
+            if key == REMOVE_THEM:
+                key = way.holder.path  # the same words for each place
+            first = by_advice.setdefault(key, way)
+            if first.words and not way.words:  # a model has the parameter of an optimizer, too
+                by_advice[key] = replace(first, words="")
+    return list(by_advice.values())
+
+
+def _is_removed(found_chain: FoundChain, removed: Set[tuple[int, int]]) -> bool:
+    """Return True if a line removes a reference on the chain through each item of its holder.
+
+    Args:
+        found_chain: the chain.
+        removed: the references that the line removes, as the identities of both objects.
+    """
+    if found_chain.references != 1 + len(found_chain.more):
+        return False
+    to_holder = found_chain.steps[: found_chain.holder_at + 1]
+    for steps in (found_chain.steps, *((*to_holder, *down) for down in found_chain.more)):
+        if removed.isdisjoint(itertools.pairwise(map(id, without_own_dicts(steps)))):
+            return False
+    return True

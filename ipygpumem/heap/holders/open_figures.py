@@ -1,0 +1,139 @@
+"""Open figures of pyplot, which a line closes only if they are new; else it takes artists out."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from ipygpumem.heap.arrays import flat_elements, is_of_library
+from ipygpumem.heap.holders.referrer_graph import Steps
+from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
+from ipygpumem.heap.holders.rows import RowHolders
+from ipygpumem.heap.paths.path_writer import PathWriter
+from ipygpumem.heap.paths.roots import Root, Roots
+from ipygpumem.heap.paths.ways import Way
+from ipygpumem.introspect import instance_dict
+
+
+class OpenFigures:
+    """The open figures, and which of them stay open.
+
+    Throughout, ``object_id`` is the identity of the object of the row to free; 0 if there is none.
+
+    Args:
+        roots: the names and objects from which the user can reach objects.
+        writer: writes the ways to figures.
+    """
+
+    def __init__(self, roots: Roots, writer: PathWriter) -> None:
+        self._figures = roots_of_figures(roots.names)
+        self._names = roots.names
+        self._new = roots.new
+        self._is_older = roots.is_older
+        self._removed_as_whole = roots.removed_as_whole
+        self._writer = writer
+
+    def is_new(self, figure: object, object_id: int) -> bool:
+        """Return True if a figure is no older than the row to free."""
+        return id(figure) == object_id or id(figure) in self._new()
+
+    def stays_open(self, figure: object, object_id: int) -> bool:
+        """Return True if an open figure is older than the row to free; note it for later looks,
+        which do not know its age.
+        """
+        if self.is_new(figure, object_id):
+            self.note_removed(figure)
+            return False
+        return self._is_older(figure)
+
+    def note_removed(self, figure: object) -> None:
+        """Note for later looks that a line removes a figure as a whole."""
+        self._removed_as_whole.append(weakref.ref(figure))
+
+    def inside_older(self, root: Root, steps: Steps, object_id: int) -> tuple[Root, Steps, int]:
+        """Return a chain from pyplot, but from the figure if that stays open. Also return the
+        number of steps that are left out.
+        """
+        for position, item in enumerate(steps[:-1]):
+            roots = self._figures.get(id(item))
+            if roots is None or roots.closing != root:
+                continue
+            if self.stays_open(item, object_id):
+                return roots.inside, steps[position:], position
+        return root, steps, 0
+
+    def ways_to_close(
+        self,
+        targets: Sequence[object],
+        nearest: Way,
+        object_id: int,
+        rows: RowHolders | None,
+    ) -> list[Way]:
+        """Return the ways to the open figures to close so that some objects die.
+
+        Pyplot keeps these figures, with the axes in them, also if the objects are axes in a user's
+        list. A figure stays if it is older, if it has much else or a name, or if ``nearest`` leads
+        through it: then an artist is taken out of it.
+
+        Args:
+            targets: the objects.
+            nearest: the nearest way to one of them.
+            object_id: identity of the object of their row.
+            rows: tells if a figure has much else; without rows, no figure is closed.
+        """
+        if not self._figures:
+            return []
+        figures = self._figures_of(targets, nearest, object_id)
+        if figures:
+            for value in list(self._names.values()):
+                figures.pop(id(figure_of(value)), None)
+        ways = list[Way]()
+        for key, figure in figures.items():
+            if rows is not None and rows.has_little_else(figure):
+                ways.append(self._writer.way(self._figures[key].closing, (figure,)))
+        return ways
+
+    def _figures_of(
+        self, targets: Sequence[object], nearest: Way, object_id: int
+    ) -> dict[int, object]:
+        """Return the open figures around some targets that do not stay and through which the
+        nearest way does not lead, by identity.
+
+        A line alone may have been drawn in an older figure, so it closes only the row's figure.
+        """
+        on_the_way = {*nearest.step_ids, *(owner_id for owner_id, _ in nearest.removed_references)}
+        on_the_way.difference_update(map(id, targets))
+        figures = dict[int, object]()
+        for target in targets:
+            figure = figure_of(target)
+            may_close = are_axes(target) or id(figure) == object_id
+            if id(figure) not in self._figures or not (may_close or target is figure):
+                continue
+            if target is not figure and self.stays_open(figure, object_id):
+                continue
+            if on_the_way.isdisjoint(_around(target, figure)):
+                figures[id(figure)] = figure
+        return figures
+
+
+def are_axes(item: object) -> bool:
+    """Return True for matplotlib's axes."""
+    return is_of_library(item, "matplotlib.axes", "Axes")
+
+
+def has_only_axes_of(figure: object, array: object) -> bool:
+    """Return True for an array of objects with nothing but axes of a figure."""
+    elements = flat_elements(array)
+    if elements is None:
+        return False
+    return all(element is None or figure_of(element) is figure for element in elements)
+
+
+def _around(artist: object, figure: object) -> set[int]:
+    """Return the identities of the axes and the figure around an artist, and of their lists."""
+    ids = set[int]()
+    for owner in ((instance_dict(artist) or {}).get("axes"), figure):
+        if owner is not None and owner is not artist:
+            ids.add(id(owner))
+            ids.update(map(id, (instance_dict(owner) or {}).values()))
+    return ids

@@ -1,0 +1,266 @@
+"""Finds what to remove so that all arrays of a row are freed: their holder, a new object of a
+library around them, or each array by itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
+from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.holders.open_figures import OpenFigures, are_axes, has_only_axes_of
+from ipygpumem.heap.holders.received_records import ReceivedRecords
+from ipygpumem.heap.holders.referrer_graph import Chain, Steps
+from ipygpumem.heap.holders.registries import figure_of
+from ipygpumem.heap.holders.removal import Removal
+from ipygpumem.heap.holders.rows import Row, RowHolders
+from ipygpumem.heap.paths.cuts import Kind
+from ipygpumem.heap.paths.items_and_attributes import is_opaque, is_private, items_of
+from ipygpumem.heap.paths.path_writer import PathWriter
+from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE, Holder, Remedy
+from ipygpumem.heap.paths.roots import Rank, Root, Roots
+from ipygpumem.heap.paths.statements import statement_of
+from ipygpumem.heap.paths.ways import Way
+from ipygpumem.introspect import is_instance
+
+_MOST_LINES = 1000
+"""Maximum number of arrays of a row for each of which a line is written: a second of work. The
+holder of more is removed as a whole if it has little else.
+"""
+_REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
+"""References that are removed by a call, with all that is registered there."""
+
+
+class RowRemovals:
+    """Decides what to remove for each row.
+
+    Args:
+        rows: the rows.
+        roots: the names and objects from which the user can reach objects.
+        writer: writes the ways to what is removed.
+        records: the records that older objects have received.
+        figures: the open figures.
+    """
+
+    def __init__(
+        self,
+        rows: RowHolders,
+        roots: Roots,
+        writer: PathWriter,
+        records: ReceivedRecords,
+        figures: OpenFigures,
+    ) -> None:
+        self._rows = rows
+        self._writer = writer
+        self._records = records
+        self._figures = figures
+        self._new = roots.new
+        self._is_older = roots.is_older
+        self._removed_as_whole = roots.removed_as_whole
+
+    def removal(
+        self, key: StorageKey, objects: Sequence[object], chain: Chain, way: Way
+    ) -> Removal:
+        """Return how to remove the row for which a storage stands, or else the objects of the
+        storage.
+
+        Args:
+            key: the storage.
+            objects: its objects.
+            chain: the nearest chain to one of these.
+            way: the way along this chain.
+        """
+        root, steps = chain
+        row = self._rows.row(key)
+        if row is None:
+            removal = Removal.of(steps[-1], objects, way)
+        else:
+            to_holder = tuple(self._rows.shortened(key, steps))
+            by_copy = _removal_by_copy(to_holder, row, way)
+            removal = by_copy or self._removal_of_row(row, root, steps, to_holder, way)
+        module = self.new_module(root, steps, removal.way)
+        if module is not None:
+            removal = Removal.of(module[0], removal.arrays, module[1])
+        return removal
+
+    def new_module(self, root: Root, steps: Steps, way: Way) -> tuple[object, Way] | None:
+        """Find the outermost module of torch that is new and has nothing but rows' arrays: note
+        that it is removed as a whole, and return it with its way.
+
+        Returns None if there is none, or if a line removes the last object itself.
+        """
+        if way.holder.remedy.is_simple:
+            return None
+        for position, item in enumerate(steps[:-1]):
+            if not is_of_library(item, "torch.nn", "Module") or id(item) not in self._new():
+                continue
+            way_to_module = self._writer.way(root, steps[: position + 1])
+            has_line = way_to_module.holder.remedy.is_simple
+            if has_line and self._rows.has_little_else(item):
+                self._removed_as_whole.append(weakref.ref(item))
+                return item, way_to_module
+        return None
+
+    def _removal_of_row(
+        self, row: Row, root: Root, steps: Steps, to_holder: Steps, way: Way
+    ) -> Removal:
+        """Return how to remove a whole row.
+
+        An example of the two chains::
+
+            steps:      root --> list --> library's object --> holder --> item --> array
+            to_holder:  root --> list --> library's object --> holder
+
+        Args:
+            row: the row.
+            root: the root of both chains.
+            steps: the chain to one of the row's arrays.
+            to_holder: the chain to the nearest object that has all of them.
+            way: the way to the array.
+        """
+        holder = to_holder[-1]
+        arrays = row.held_arrays()
+        record = self._records.removal(root, to_holder, arrays)
+        if record is not None:
+            return record
+        if id(holder) == row.object_id:
+            return Removal.of(holder, arrays, self._writer.way(root, to_holder))
+        library_object = self._library_object(root, to_holder, row)
+        if library_object is not None:
+            item, way_to_item = library_object
+            return Removal.of(item, arrays, way_to_item)
+        if len(to_holder) == len(steps):
+            return Removal.of(holder, arrays, way)
+        if row.is_inside_item and is_instance(holder, dict):
+            # Such as a pandas object in a dict: it is removed as a whole.
+            item = steps[len(to_holder)]
+            return Removal.of(item, arrays, self._writer.way(root, (*to_holder, item)))
+        removal = self._removal_with_holder(row, root, to_holder)
+        if removal is not None:
+            return removal
+        if len(arrays) > _MOST_LINES and self._rows.has_little_else(holder):
+            whole = self._writer.way(root, to_holder)
+            if whole.cut is not None and whole.holder.remedy.is_simple:
+                return Removal.of(holder, arrays, whole)
+        # Each array is removed from all places by itself.
+        return Removal(None, arrays, way)
+
+    def _removal_with_holder(self, row: Row, root: Root, to_holder: Steps) -> Removal | None:
+        """Return how to remove the arrays of a row together with the object that has all of them,
+        or from it; None if one line cannot do so.
+        """
+        holder = to_holder[-1]
+        arrays = row.held_arrays()
+        whole = self._writer.way(root, to_holder)
+        if root.is_removed_as_whole and whole.cut is not None:
+            return Removal.of(holder, arrays, whole)  # such as ``plt.close(1)``
+        is_removed_as_whole = whole.cut is None or whole.is_advised
+        if is_removed_as_whole and whole.holder.remedy not in (NO_REMEDY, REMOVE):
+            return Removal(None, arrays, whole)  # such as ``load.cache_clear()``
+        inner = self._way_inside(root, to_holder, row)
+        if self._records.are_behind(holder, row, self._rows):
+            inner = self._records.way_to_all(root, to_holder, row, self._rows)
+            if not inner.cuts:
+                return None
+        if inner.cuts:
+            shown = replace(whole.holder, remedy=inner.holder.remedy)
+            return Removal(None, arrays, replace(inner, holder=shown))
+        if whole.cut is not None and whole.cut.kind in _REGISTRATIONS:
+            # Such as a matplotlib figure: users close it and type nothing that is inside.
+            return Removal.of(holder, arrays, whole)
+        return None
+
+    def _way_inside(self, root: Root, to_holder: Steps, row: Row) -> Way:
+        """Return the line that takes the arrays of a row out of their holder."""
+        inside = self._writer.cuts_inside(root, to_holder, row.storage_by_array_id)
+        cuts, removed_references = inside.cuts, inside.removed_references
+        reached = set(map(row.storage_by_array_id.__getitem__, inside.reached))
+        if not row.held <= reached:
+            holder = to_holder[-1]
+            leading = self._rows.removable_items(row, items_of(holder))
+            if any(is_of_library(item, "matplotlib.artist", "Artist") for item in leading):
+                leading = []  # axes stay without the artists in them
+            cuts = self._writer.cuts_of_items(root, to_holder, leading)
+            removed_references = {(id(holder), id(item)) for item in leading}
+        statement = statement_of(cuts)
+        if not statement:
+            return Way(Holder("", NO_REMEDY))
+        remedy = Remedy(statement, cuts=tuple(cuts))
+        return Way(Holder("", remedy), removed_references=frozenset(removed_references))
+
+    # -- objects of libraries ---------------------------------------------------------------------
+
+    def _library_object(self, root: Root, steps: Steps, row: Row) -> tuple[object, Way] | None:
+        """Return the outermost object of a library on a chain that has nothing but rows' arrays,
+        or an array of such objects; and the way to it.
+
+        Users remove it as a whole: they write no names of what is inside. An example is a group of
+        zarr in a dict. IPython's own objects stay: it needs them.
+        """
+        if root.rank is Rank.IPYTHON:
+            return None
+        for position in range(1, len(steps) - 1):
+            item = steps[position]
+            if is_of_library(item, "unittest.mock", "NonCallableMock"):
+                return None  # it stays, and forgets its calls
+            if not is_opaque(item) or not is_private(item, steps[position + 1]):
+                continue
+            to_item = steps[: position + 1]
+            if are_axes(item):
+                return self._figure_around(root, to_item, row)
+            if self._is_older(item):
+                continue
+            to_owner = steps[:position]
+            if self._is_array_of_row(to_owner[-1], row):
+                return to_owner[-1], self._writer.way(root, to_owner)
+            way = self._writer.way(root, to_item)
+            is_removable = way.cut is not None and way.is_direct and way.cut.kind is not Kind.NAME
+            if is_removable and self._rows.has_little_else(item):
+                return item, way
+        return None
+
+    def _is_array_of_row(self, item: object, row: Row) -> bool:
+        """Return True for an array of several objects, all of which lead to arrays of a row."""
+        elements = by_identity(flat_elements(item) or ())
+        elements.pop(id(None), None)
+        leading = self._rows.leading_items(row, list(elements.values()))
+        return 1 < len(leading) == len(elements)
+
+    def _figure_around(self, root: Root, steps: Steps, row: Row) -> tuple[object, Way] | None:
+        """Note that the figure of the axes at which a chain ends is removed as a whole, and return
+        it with the way to these.
+
+        Returns None if it is older than the row or has much else: then the artists in it are
+        removed. Each of its axes leads to all of it, so it dies only without all of them.
+        """
+        axes = steps[-1]
+        figure = figure_of(axes)
+        if not self._figures.is_new(figure, row.object_id):
+            return None
+        if not self._rows.has_little_else(figure):
+            return None
+        is_in_their_array = has_only_axes_of(figure, steps[-2])
+        way = self._writer.way(root, steps[:-1] if is_in_their_array else steps)
+        if way.cut is None or not way.is_direct:
+            return None
+        self._figures.note_removed(figure)
+        return figure, way
+
+
+def _removal_by_copy(steps: Steps, row: Row, way: Way) -> Removal | None:
+    """Return how to remove a whole row together with an object whose place a copy takes, such as an
+    estimator; None if no such object has all of it.
+
+    Args:
+        steps: the steps to the nearest object that has all of the row's arrays.
+        row: the row.
+        way: the way to one of these.
+    """
+    if way.cut is None or not way.cut.copied_by:
+        return None
+    for item in steps:
+        if id(item) == way.cut.removed_id:
+            return Removal.of(item, row.held_arrays(), way)
+    return None

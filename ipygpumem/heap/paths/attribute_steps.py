@@ -1,0 +1,125 @@
+"""Steps of paths through attributes of objects of any other class."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import FunctionType
+
+from ipygpumem.heap.paths.attributes_to_remove import (
+    is_added,
+    kind_of_attribute,
+    library_that_keeps,
+)
+from ipygpumem.heap.paths.cuts import Cut, Kind, split, with_repeated
+from ipygpumem.heap.paths.items_and_attributes import attribute_names, attribute_text
+from ipygpumem.heap.paths.literals import literal
+from ipygpumem.heap.paths.path_state import Path
+from ipygpumem.introspect import (
+    instance_dict,
+    is_descriptor,
+    is_exactly,
+    is_instance,
+    is_name,
+    is_users_class,
+    type_name,
+)
+
+_READ_AS_THEMSELVES = (
+    FunctionType,
+    property,
+    functools.cached_property,
+    staticmethod,
+    classmethod,
+    type(functools.lru_cache(len)),
+)
+"""Types of attributes which, read from a class, are themselves, or the function in them."""
+
+
+def append_attribute_step(path: Path, steps: Sequence[object]) -> int:
+    """Write the step through an object to the attribute that refers to the next one; return 1."""
+    parent, child = steps[0], steps[1]
+    name = attribute_text(parent, child)
+    target = ""
+    if path.code and name.startswith("."):
+        target = f"{path.code}{name}"
+    library = library_that_keeps(parent, name[1:], child)
+    if library:
+        path.advise("", f"let {library} remove it from there")
+        path.append_fixed(name, target)
+        return 1
+    shown = name or f" ({type_name(parent)})"
+    odd = _code_of_odd_attribute(parent, child, path.code) if path.code and not target else ""
+    if odd:
+        path.enter(shown, odd, Cut(Kind.KEY, id(parent), path.code, odd))
+        return 1
+    kind = kind_of_attribute(parent, name[1:], child)
+    if (kind is None or path.is_of_library) and is_added(parent, name[1:], child):
+        path.is_of_library = False
+        kind = Kind.DELETED_ATTRIBUTE
+    if kind is not None:
+        cut = _cut_of_attributes(parent, child, path.code) if target else None
+        path.enter(shown, _readable(parent, child, path.code, name), cut)
+    elif not _append_guarded_attribute(path, parent, child, name):
+        path.append_fixed(shown, target)
+    return 1
+
+
+def _append_guarded_attribute(path: Path, parent: object, child: object, name: str) -> bool:
+    """Append an attribute of a variable's object that a statement cannot set, such as that of a
+    frozen data class; return False for anything else.
+    """
+    is_variable = path.cut is not None and path.cut.kind is Kind.NAME and path.code != ""
+    if not is_variable or not is_users_class(type(parent)) or not name.startswith("."):
+        return False
+    imports, code = split(path.code)
+    cuts = list[Cut]()
+    for attribute in filter(is_name, attribute_names(parent, child)):
+        call = f'{imports}object.__setattr__({code}, "{attribute}", None)'
+        cuts.append(Cut(Kind.CALL, id(parent), path.code, call))
+    path.enter(name, f"{path.code}{name}", with_repeated(cuts))
+    return True
+
+
+def _code_of_odd_attribute(owner: object, child: object, code: str) -> str:
+    """Return the code of an attribute that has no name as Python writes names, such as
+    ``vars(m)["a b"]``; an empty text if it is another one, or not a user's.
+    """
+    names = attribute_names(owner, child)
+    if not names or is_name(names[0]) or not is_users_class(type(owner)):
+        return ""
+    key = literal(names[0])
+    if not key or names[0] not in (instance_dict(owner) or {}):
+        return ""
+    imports, expression = split(code)
+    return f"{imports}vars({expression})[{key}]"
+
+
+def _cut_of_attributes(owner: object, child: object, code: str) -> Cut | None:
+    """Return the reference from an object to ``child``, with those of its other attributes.
+
+    An attribute that a library's code may need stays.
+    """
+    cuts = list[Cut]()
+    for name in attribute_names(owner, child):
+        kind = kind_of_attribute(owner, name, child)
+        if kind is None and is_added(owner, name, child):
+            kind = Kind.DELETED_ATTRIBUTE
+        if kind is not None:
+            cuts.append(Cut(kind, id(owner), code, f"{code}.{name}"))
+    return with_repeated(cuts)
+
+
+def _readable(owner: object, child: object, code: str, name: str) -> str:
+    """Return the code of an attribute; empty if there is none.
+
+    Reading a class's attribute may run its ``__get__``, which returns something else.
+    """
+    if not code or not name.startswith("."):
+        return ""
+    if not is_instance(owner, type) or is_exactly(child, *_READ_AS_THEMSELVES):
+        return f"{code}{name}"
+    if not is_descriptor(child):
+        return f"{code}{name}"
+    imports, expression = split(code)
+    return f'{imports}vars({expression})["{name[1:]}"]'

@@ -1,0 +1,255 @@
+"""Tensors with autograd graphs that may not be needed, with the statements that would not store the
+graphs, and groups of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
+from ipygpumem.heap.containers import CONTAINERS
+from ipygpumem.heap.knowledge.nodes import is_leaf
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance
+from ipygpumem.inventory.graph_nodes import GraphNodes, adds
+from ipygpumem.notebook import OUTPUT, OUTPUT_PREFIX
+
+_MAY_BE_NEEDED = ""
+"""Owner of the graph nodes that may still be needed."""
+_ROOT = re.compile(rf"(?:{OUTPUT.pattern})|\w+")
+_LAST_STEP = re.compile(r"""\[("[^"]*"|[^\[\]"]*)\]$|[.][^.\[\]"]+$""")
+_POSITION = re.compile(r"\[\d+\]")
+_NO_CODE = re.compile(r"[<{…'\\]|cell_contents|_hooks\[")
+"""Marks a path that cannot be assigned to as written; a key's quotes are shown as apostrophes."""
+_REMEDIES_SHOWN = 3
+
+
+class StoredGraph(NamedTuple):
+    """A tensor whose graph may not be needed.
+
+    ==========  ==========================================  ====================================
+    kind        the tensor                                  how not to store its graph
+    ==========  ==========================================  ====================================
+    evaluation  the result of models in eval mode           ``with torch.no_grad():``
+    output      one that only an output of IPython leads to ``out = result.detach()``
+    sum         ``total += loss`` in a loop                 ``total += loss.item()``
+    stored      an item of a container, or an attribute     ``losses.append(loss.item())``
+    (empty)     a variable: ``backward()`` may follow       it may be needed
+    ==========  ==========================================  ====================================
+    """
+
+    node: Any
+    """The first node of its graph."""
+    path: str
+    instead: str
+    """The statement that would not store the graph."""
+    kind: str
+    value: str = ""
+    """Code of the value without the graph."""
+    places: int = 1
+    """Number of containers that hold the tensor."""
+
+    @classmethod
+    def of(
+        cls,
+        tensor: Any,
+        node: Any,
+        path: str,
+        shape: Sequence[int],
+        holders: Sequence[Any],
+        nodes: GraphNodes,
+    ) -> StoredGraph:
+        """Return a tensor with its graph.
+
+        Args:
+            tensor: the tensor.
+            node: the first node of its graph.
+            path: the user's path to it; empty if there is none.
+            shape: its shape.
+            holders: the objects that refer to it.
+            nodes: all nodes of its graph, and of other graphs.
+        """
+        if path and nodes.leaves[id(node)] == {True}:
+            return cls(node, path, "wrap the evaluation in with torch.no_grad():", "evaluation")
+        value = "result.detach()"
+        if math.prod(shape) == 1:
+            value = "loss.item()"
+        is_item = _is_item_of_list(tensor, path, holders)
+        is_sum = path != "" and not is_item and nodes.is_sum(node)
+        if _any_is(holders, tuple) or _has_no_code(path):
+            instead = f"keep {value} in {_owner_in(path)}"
+        elif is_item:
+            instead = f"{_LAST_STEP.sub('', path)}.append({value})"
+        elif not is_sum:
+            instead = f"{path} = {value}"
+        elif adds(node):
+            instead = f"{path} += {value}"
+        else:
+            instead = f"keep {value} in {path}"
+        kind = _kind_of(path, is_sum=is_sum)
+        return cls(node, path, instead, kind, value, _number_of_places(holders))
+
+    @property
+    def name(self) -> str:
+        """Return the name or output at which the path begins."""
+        return name_in(self.path)
+
+    @property
+    def statement(self) -> str:
+        """Return the statement with the number of further places where the tensor is kept."""
+        if self.places < 2:
+            return self.instead
+        noun = "place" if self.places == 2 else "places"
+        return f"{self.instead} (and in {self.places - 1:,} more {noun})"
+
+
+def name_in(path: str) -> str:
+    """Return the name or output at which a path begins."""
+    first = _ROOT.search(path)
+    assert first is not None
+    return first[0]
+
+
+def _kind_of(path: str, *, is_sum: bool) -> str:
+    """Return the kind of a tensor, as in ``StoredGraph``, but for evaluations."""
+    if path.startswith(OUTPUT_PREFIX):
+        return "output"
+    if is_sum:
+        return "sum"
+    if not path or path.isidentifier():
+        return ""
+    return "stored"
+
+
+def _has_no_code(path: str) -> bool:
+    """Return True if nothing can be assigned to a path as it is written."""
+    return bool(_NO_CODE.search(path) or _POSITION.search(_LAST_STEP.sub("", path)))
+
+
+def _owner_in(path: str) -> str:
+    """Return the words for the object that keeps the tensor at a path."""
+    return "the hook" if "_hooks[" in path else name_in(f"{path}_")
+
+
+def _is_item_of_list(tensor: object, path: str, holders: Iterable[Any]) -> bool:
+    """Return True if a path leads to an item of a list or deque, not of a dict with numbers as
+    keys.
+    """
+    step = _LAST_STEP.search(path)
+    if step is None or not _POSITION.fullmatch(step[0]):
+        return False
+    position = int(step[1])
+    for holder in holders:
+        for kind in (list, deque):
+            if not is_instance(holder, kind) or position >= kind.__len__(holder):
+                continue
+            if kind.__getitem__(holder, position) is tensor:
+                return True
+    return False
+
+
+def _number_of_places(holders: Sequence[object]) -> int:
+    """Return the number of containers among holders; one with attributes counts once."""
+    containers = [holder for holder in holders if _any_is([holder], *CONTAINERS)]
+    attributes = {
+        id(instance_dict(holder)) for holder in containers if not is_exactly(holder, *CONTAINERS)
+    }
+    return sum(id(holder) not in attributes for holder in containers)
+
+
+def _any_is(items: Iterable[object], *kinds: type) -> bool:
+    return any(is_instance(item, kind) for item in items for kind in kinds)
+
+
+class GraphGroups:
+    """Roots below one name, or whose graphs share results, and the nodes that only a group needs.
+
+    Args:
+        nodes: the nodes of all graphs.
+        needed: nodes that are needed, with all nodes behind them.
+
+    Attributes:
+        members: the tensors with graphs of each group, by its name.
+    """
+
+    def __init__(self, nodes: GraphNodes, needed: Iterable[Any]) -> None:
+        self.members: dict[str, list[StoredGraph]] = {}
+        self._nodes = nodes
+        behind_needed, _ = nodes.behind(needed, {})
+        self._owners = dict.fromkeys(map(id, behind_needed), _MAY_BE_NEEDED)
+        """The name of the group that needs a node, by the node's identity."""
+
+    def add(self, graph_tensor: StoredGraph) -> None:
+        """Add a tensor to the group with which it shares results, or else to that of its name."""
+        new, ends = self._nodes.behind([graph_tensor.node], self._owners)
+        names = []
+        for node in ends:
+            name = self._owners[id(node)]
+            # Several graphs may end in one leaf: that does not make them a group.
+            if name != _MAY_BE_NEEDED and not is_leaf(node):
+                names.append(name)
+        group = names[0] if names else graph_tensor.name
+        self._owners.update(dict.fromkeys(map(id, new), group))
+        if new or names:
+            self.members.setdefault(group, []).append(graph_tensor)
+
+    def saved(self) -> tuple[dict[StorageKey, set[str]], set[int]]:
+        """Return the groups that need each storage that a node has saved, and the identities of the
+        nodes that have saved one.
+        """
+        needed_by = dict[StorageKey, set[str]]()
+        of_nodes = set[int]()
+        for node, item in self._nodes.saved():
+            of_nodes |= {id(node), id(instance_dict(node))}  # a Function refers to saved objects
+            key = storage_key(item) or object_key(item)
+            owner = self._owners[id(node)]
+            needed_by.setdefault(key, set()).add(owner)
+        return needed_by, of_nodes
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+def words_on_graphs(graphs: Sequence[StoredGraph]) -> tuple[str, str]:
+    """Return a description of a group of tensors with graphs, and a remedy."""
+    evaluations = [graph.instead for graph in graphs if graph.kind == "evaluation"]
+    remedies = evaluations[:1]
+    if not evaluations:
+        remedies = _statements_of(graphs)
+    remedy = f"unless you still call backward(): {'; '.join(remedies)}"
+    if len(graphs) > 1:
+        names = ", ".join(dict.fromkeys(graph.name for graph in graphs))
+        return f"{names}: {len(graphs):,} tensors keep their autograd graphs", remedy
+    (graph,) = graphs
+    named = graph.path
+    if "_hooks[" in graph.path:
+        named = f"a hook on {graph.name}"
+    elif _NO_CODE.search(graph.path):
+        named = graph.name
+    return f"{named} keeps its autograd graph", remedy
+
+
+def _statements_of(graphs: Sequence[StoredGraph]) -> list[str]:
+    """Return the statements that would not store the graphs of some tensors, or the first of them
+    and the number of further ones.
+    """
+    number_of_sums = Counter(_LAST_STEP.sub("", item.path) for item in graphs if item.kind == "sum")
+    statements = dict[str, None]()
+    for item in sorted(graphs, key=_order_of):
+        # Totals in one dict are copies of one total, each of which is stored.
+        is_copy = number_of_sums[_LAST_STEP.sub("", item.path)] > 1 and not item.path.isidentifier()
+        if item.kind == "sum" and is_copy and not _has_no_code(item.path):
+            item = item._replace(instead=f"{item.path} = {item.value}")
+        statements[item.statement] = None
+    shown = list(statements)[:_REMEDIES_SHOWN]
+    if len(statements) > len(shown):
+        shown.append(f"and {len(statements) - len(shown):,} more")
+    return shown
+
+
+def _order_of(graph: StoredGraph) -> tuple[bool, int, str]:
+    """Return the sort key: the collector lists tensors in any order."""
+    return graph.kind != "sum", len(graph.path), graph.path
