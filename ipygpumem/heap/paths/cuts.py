@@ -220,6 +220,8 @@ class Cut:
     @property
     def statement(self) -> str:
         """The statement that removes it, and the owner's other references to the same object."""
+        if self.copied_by:
+            return statement_with_copy(self.each())
         return in_sequence([cut._statement_of_one() for cut in self.each()])
 
     @property
@@ -259,9 +261,9 @@ class Cut:
             return without_columns(self.owner, self.columns)
         if self.protocol is not None:
             return self.protocol.statement(self, [self.position])
-        if self.is_detached or self.copied_by:
-            return self._statement_with_copy()
         imports, code = split(self.target)
+        if self.is_detached:
+            return f"{imports}{code} = {code}.detach()"
         if self.kind is Kind.CLOSED:
             return self.all_of if self.size == 1 else f"{imports}{code}.{self.ending}"
         if self.ending:
@@ -278,13 +280,23 @@ class Cut:
             case _:
                 return f"{imports}del {code}"
 
-    def _statement_with_copy(self) -> str:
-        """Return the statement that puts a copy in the place of the object."""
-        imports, code = split(self.target)
-        if self.is_detached:
-            return f"{imports}{code} = {code}.detach()"
-        import_of_function, function = split(self.copied_by)
-        return f"{imports}{import_of_function}{code} = {function}({code})"
+
+def statement_with_copy(cuts: Sequence[Cut]) -> str:
+    """Return the statement that puts one copy of an object in all of its places.
+
+    Args:
+        cuts: the references to the object, which have the function that copies it.
+    """
+    imports = dict[str, None]()
+    targets = list[str]()
+    for cut in cuts:
+        import_of_owner, target = split(cut.target)
+        imports[import_of_owner] = None
+        targets.append(target)
+    import_of_function, function = split(cuts[0].copied_by)
+    imports[import_of_function] = None
+    places = " = ".join(targets)
+    return f"{''.join(imports)}{places} = {function}({targets[0]})"
 
 
 def condition_of(item: object, items: Sequence[object], variable: str) -> str:

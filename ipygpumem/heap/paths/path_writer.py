@@ -165,6 +165,7 @@ class PathWriter:
     def __init__(self, roots: Roots, *, of_leaks: bool = False) -> None:
         self._cell_of = roots.cell_of
         self._names = roots.names
+        self._root_of_name = roots.namespaces.get(id(roots.names))
         self._removed_objects = roots.removed_objects
         self._is_older = roots.is_older
         self._is_as_long_as_before = roots.is_as_long_as_before
@@ -234,7 +235,7 @@ class PathWriter:
             is_last = position == len(steps) - 1
             self._say_how_to_end(parent, path)
             if is_estimator(parent) and self._is_replaced_by_clone(steps[position:]):
-                path.replace_by_copy(clone_code(self._names))
+                path.replace_by_copy(clone_code(self._names), self._other_names(path, parent))
             if not is_last:
                 cut = path.cut
                 position += self._step(steps[position:], path)
@@ -254,6 +255,19 @@ class PathWriter:
         """
         is_fit = is_forgotten_by_clone(steps) or (self._of_leaks and is_estimator(steps[-1]))
         return is_fit and has_only_a_fit(steps[0]) and self._is_older(steps[0])
+
+    def _other_names(self, path: Path, item: object) -> list[Cut]:
+        """Return the references of further variables to the object of a variable, which is the
+        path's target.
+        """
+        if path.cut is None or path.cut.kind is not Kind.NAME or self._root_of_name is None:
+            return []
+        cuts = list[Cut]()
+        for name, value in list(self._names.items()):
+            root = self._root_of_name(name) if value is item else None
+            if root is not None and root.cut is not None and root.cut != path.cut:
+                cuts.append(root.cut)
+        return cuts
 
     def _note_replaced(self, path: Path, parent: Any) -> None:
         """Record that the item of a list has the place of an older one, unless a call ends it."""

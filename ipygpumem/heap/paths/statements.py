@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from ipygpumem.heap.paths.cuts import (
     Kind,
     in_sequence,
     split,
+    statement_with_copy,
     tuple_of,
     without_columns,
     without_import,
@@ -40,10 +42,7 @@ def statement_of(cuts: Sequence[Cut], *, most_owners: int = _MOST_KEYS) -> str:
     """
     if not cuts:
         return ""
-    of_owner = dict[int, list[Cut]]()
-    for cut in outermost(cuts):
-        of_owner.setdefault(cut.owner_id, []).append(cut)
-    groups = list(of_owner.values())
+    groups = _grouped(outermost(cuts))
     loop = _in_each(groups)
     if loop:
         return loop
@@ -54,6 +53,17 @@ def statement_of(cuts: Sequence[Cut], *, most_owners: int = _MOST_KEYS) -> str:
         _statement_for_one_owner(group, is_alone=is_alone) for group in _inner_first(groups)
     ]
     return in_sequence(statements) if all(statements) else ""
+
+
+def _grouped(cuts: Sequence[Cut]) -> list[list[Cut]]:
+    """Return the references of each object, and those whose object one copy replaces everywhere."""
+    copied = Counter(cut.removed_id for cut in cuts if cut.copied_by and cut.removed_id)
+    groups = dict[tuple[bool, int], list[Cut]]()
+    for cut in cuts:
+        is_copied = cut.copied_by != "" and copied[cut.removed_id] > 1
+        key = (True, cut.removed_id) if is_copied else (False, cut.owner_id)
+        groups.setdefault(key, []).append(cut)
+    return list(groups.values())
 
 
 def outermost(cuts: Sequence[Cut]) -> list[Cut]:
@@ -138,7 +148,7 @@ def _statement_for_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
     if first.kind is Kind.COLUMN:
         return _of_columns(cuts)
     if any(cut.copied_by for cut in cuts):
-        return _one_by_one(cuts) if len(cuts) <= _MOST_KEYS else ""
+        return _of_copied(cuts)
     if all(_is_alike(cut, first) for cut in cuts):
         statement = _of_alike(cuts, is_alone=is_alone)
         if statement:
@@ -146,6 +156,18 @@ def _statement_for_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
     if len(cuts) <= _MOST_KEYS or first.kind in (Kind.CALL, Kind.CLOSED):
         return _one_by_one(cuts)
     return ""
+
+
+def _of_copied(cuts: list[Cut]) -> str:
+    """Return the statement that puts copies in the places of some objects, one for each object;
+    empty if they are too many.
+    """
+    if len(cuts) > _MOST_KEYS:
+        return ""
+    objects = {cut.removed_id for cut in cuts}
+    if len(objects) == 1 and 0 not in objects:
+        return statement_with_copy(cuts)
+    return _one_by_one(cuts)
 
 
 def _of_alike(cuts: list[Cut], *, is_alone: bool) -> str:
