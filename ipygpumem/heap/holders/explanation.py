@@ -311,10 +311,14 @@ class Explanation:
         whole = self._writer.way(root, steps)
         if root.is_removed_as_whole and whole.cut is not None:
             return Removal.of(steps[-1], arrays, whole)  # such as ``plt.close(1)``
-        is_removed_as_whole = whole.cut is None or whole.is_advised
+        is_column = whole.cut is not None and whole.cut.kind is Kind.COLUMN
+        is_in_cells = is_column and _are_in_older_cells(row, steps[-1], whole)
+        is_removed_as_whole = whole.cut is None or (whole.is_advised and not is_in_cells)
         if is_removed_as_whole and whole.holder.remedy not in (NO_REMEDY, REMOVE):
             return Removal(None, arrays, whole)  # such as ``load.cache_clear()``
-        inner = self._way_inside(root, steps, row, rows)
+        inner = _NO_WAY
+        if is_in_cells or not is_column:
+            inner = self._way_inside(root, steps, row, rows)
         if self._records.are_behind(steps[-1], row, rows):
             inner = self._records.way_to_all(root, steps, row, rows)
             if not inner.cuts:
@@ -397,7 +401,7 @@ class Explanation:
             removed_references = {(id(steps[-1]), id(item)) for item in leading}
         statement = statement_of(cuts)
         if not statement:
-            return Way(Holder("", NO_REMEDY))
+            return _NO_WAY
         remedy = Remedy(statement, cuts=tuple(cuts))
         return Way(Holder("", remedy), removed_references=frozenset(removed_references))
 
@@ -636,6 +640,21 @@ class Explanation:
             replace(of_first.with_more(str(len(items) - 1)), remedy=remedy),
             removed_references=frozenset((id(holder), id(item)) for item in items),
         )
+
+
+_NO_WAY = Way(Holder("", NO_REMEDY))
+
+
+def _are_in_older_cells(row: Row, array: object, column: Way) -> bool:
+    """Return True if a row's objects are in some cells of older columns.
+
+    Args:
+        row: the row.
+        array: the array of the columns.
+        column: the way to the columns, with advice if they were there before.
+    """
+    elements = flat_elements(array) or ()
+    return column.is_advised and not set(map(id, elements)) <= row.storage_by_array_id.keys()
 
 
 def _removal_by_copy(steps: Steps, row: Row, way: Way) -> Removal | None:

@@ -26,7 +26,7 @@ from types import (
 )
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_of_library, library_type
+from ipygpumem.heap.arrays import has_objects, is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
 from ipygpumem.heap.knowledge.tasks import (
@@ -47,12 +47,13 @@ from ipygpumem.heap.paths.attributes_to_remove import (
 )
 from ipygpumem.heap.paths.container_steps import (
     append_item,
+    cuts_of_elements,
     cuts_of_repeated,
     removal_of_repeated,
     takes_items,
 )
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, split, with_repeated
-from ipygpumem.heap.paths.data_frame_steps import append_frame_step
+from ipygpumem.heap.paths.data_frame_steps import append_frame_step, places_in_frame
 from ipygpumem.heap.paths.dataset_steps import append_dataset_step
 from ipygpumem.heap.paths.estimator_steps import (
     clone_code,
@@ -387,6 +388,8 @@ class PathWriter:
         """
         holder = chain[-1]
         unique = by_identity(items)
+        if len(unique) > 1 and has_objects(holder):
+            return self._cuts_of_elements(root, chain, unique)
         cuts = list[Cut]()
         for item in list(unique.values())[:_MOST_WRITTEN]:
             way = self.way(root, (*chain, item))
@@ -403,6 +406,18 @@ class PathWriter:
             if id(item) in unique:
                 of_items.append(first.of_item(position, item))
         return of_items
+
+    def _cuts_of_elements(
+        self, root: Root, chain: Sequence[object], wanted: dict[int, object]
+    ) -> list[Cut]:
+        """Return the references to some elements of an array of objects, given by identity."""
+        if len(wanted) > _MOST_REMOVED:
+            return []
+        way = self.way(root, (*chain, next(iter(wanted.values()))))
+        if way.cut is None or not way.is_direct or way.cut.owner_id != id(chain[-1]):
+            return []
+        self._removed_objects.update(wanted)
+        return cuts_of_elements(way.cut, chain[-1], wanted, places_in_frame(chain))
 
     def removal_of_items(
         self, name: str, chain: Sequence[object], items: Sequence[object]

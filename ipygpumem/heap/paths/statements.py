@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ _MOST_CALLS = 4
 """Maximum number of calls that a statement makes one by one if a loop can make them."""
 _CALL_WITH_NUMBER = re.compile(r"([\w.]+)\((\d+)\)")
 """A call such as ``plt.close(3)``."""
+_SLOT = re.compile(r"(?P<array>.*)\[(?P<index>\d+(?:, \d+)*)\]", re.DOTALL)
+"""An element of an array, such as ``box[3, 4]``, or a cell, ``frame.iat[3, 4]``."""
 _ORDERED = {Kind.ITEM, Kind.KEY, Kind.ELEMENT}
 """References of containers with positions, several of which one statement can remove."""
 
@@ -42,7 +45,7 @@ def statement_of(cuts: Sequence[Cut], *, most_owners: int = _MOST_KEYS) -> str:
     """
     if not cuts:
         return ""
-    groups = _grouped(outermost(cuts))
+    groups = _cuts_by_owner(outermost(cuts))
     loop = _in_each(groups)
     if loop:
         return loop
@@ -55,7 +58,7 @@ def statement_of(cuts: Sequence[Cut], *, most_owners: int = _MOST_KEYS) -> str:
     return in_sequence(statements) if all(statements) else ""
 
 
-def _grouped(cuts: Sequence[Cut]) -> list[list[Cut]]:
+def _cuts_by_owner(cuts: Sequence[Cut]) -> list[list[Cut]]:
     """Return the references of each object, and those whose object one copy replaces everywhere."""
     copied = Counter(cut.removed_id for cut in cuts if cut.copied_by and cut.removed_id)
     groups = dict[tuple[bool, int], list[Cut]]()
@@ -180,6 +183,8 @@ def _of_alike(cuts: list[Cut], *, is_alone: bool) -> str:
         return "" if is_short else _of_detached(cuts)
     if first.kind is Kind.CALL and is_alone and len(cuts) > _MOST_CALLS:
         return _loop_of_calls(cuts)
+    if first.kind is Kind.SLOT and len(cuts) > _MOST_KEYS:
+        return _of_slots(cuts)
     if first.kind not in _ORDERED:
         return ""
     # A reference may occur twice: as the only one, and as one of many, which has no code.
@@ -304,6 +309,91 @@ def _of_replaced(first: Cut, positions: list[int]) -> str:
         return ""
     listed = ", ".join(map(str, positions))
     return f"[{without_import(first.owner)}.__setitem__(place, None) for place in ({listed})];"
+
+
+def _of_slots(cuts: Sequence[Cut]) -> str:
+    """Return the statement that sets some elements of an array of objects, or some cells of a data
+    frame, to None; empty if they are too many or too few for it.
+    """
+    arrays = set[str]()
+    indices = set[tuple[int, ...]]()
+    for cut in cuts:
+        match = _SLOT.fullmatch(cut.target)
+        if match is None:
+            return ""
+        arrays.add(match["array"])
+        indices.add(tuple(map(int, match["index"].split(", "))))
+    if len(arrays) > 1:  # two fields
+        return ""
+    array = arrays.pop()
+    places = sorted(indices)
+    axes = [sorted(set(axis)) for axis in zip(*places, strict=True)]
+    is_block = math.prod(axis[-1] + 1 - axis[0] for axis in axes) == len(places)
+    if array.endswith(".iat"):
+        return _of_cells(array, places, axes, is_block=is_block)
+    imports, owner = split(array)
+    if is_block:
+        return f"{imports}{owner}[{', '.join(map(_index_of_span, axes))}] = None"
+    if len(axes) == 1:
+        return _of_elements_in_a_row(array, axes[0])
+    if len(places) > _MOST_POSITIONS:
+        return ""
+    return f"[{without_import(array)}.__setitem__(place, None) for place in {tuple_of(places)}];"
+
+
+def _index_of_span(positions: Sequence[int]) -> str:
+    """Return the index of neighbouring positions on one axis: ``3:7``."""
+    if len(positions) == 1:
+        return f"{positions[0]}"
+    return f"{positions[0]}:{positions[-1] + 1}"
+
+
+def _of_elements_in_a_row(array: str, positions: Sequence[int]) -> str:
+    """Return the statement that sets elements of an array with one axis to None; empty if they are
+    too many for it.
+    """
+    imports, owner = split(array)
+    spans = _spans(positions)
+    if len(spans) <= _MOST_KEYS:
+        places = [_index_of_span(range(*span)) for span in spans]
+        return imports + in_sequence([f"{owner}[{place}] = None" for place in places])
+    every = range(positions[0], positions[-1] + 1, positions[1] - positions[0])
+    if positions == list(every):
+        return f"{imports}{owner}[{every.start}:{every.stop}:{every.step}] = None"
+    if len(positions) > _MOST_POSITIONS:
+        return ""
+    return f"{imports}{owner}[{list(positions)}] = None"
+
+
+def _of_cells(
+    cells: str,
+    places: Sequence[tuple[int, ...]],
+    axes: Sequence[Sequence[int]],
+    *,
+    is_block: bool,
+) -> str:
+    """Return the statement that sets cells of a data frame or series to None; empty if they are too
+    many for it. A loop does so, because pandas may copy what a slice assigns.
+
+    Args:
+        cells: the code of the frame's cells.
+        places: the positions of the cells.
+        axes: the positions on each axis.
+        is_block: True if the cells are all of those at these positions.
+    """
+    setter = f"{without_import(cells)}.__setitem__"
+    if is_block and len(axes[0]) > 1:
+        rows = f"range({axes[0][0]}, {axes[0][-1] + 1})"
+        if len(axes) == 1:
+            return f"[{setter}(row, None) for row in {rows}];"
+        if len(axes[1]) == 1:
+            return f"[{setter}((row, {axes[1][0]}), None) for row in {rows}];"
+        columns = f"range({axes[1][0]}, {axes[1][-1] + 1})"
+        return f"[{setter}((row, column), None) for row in {rows} for column in {columns}];"
+    if len(places) > _MOST_POSITIONS:
+        return ""
+    listed = places if len(axes) > 1 else axes[0]
+    return f"[{setter}(place, None) for place in {tuple_of(listed)}];"
 
 
 def _spans(positions: Sequence[int]) -> list[tuple[int, int]]:
