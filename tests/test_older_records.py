@@ -838,6 +838,20 @@ def test_a_line_says_that_a_column_was_there_before(kernel: Kernel, code: str, l
     assert advice in leaks
 
 
+def test_an_older_text_key_of_a_dict_stays(notebook: Kernel) -> None:
+    """The collector lists it only once the dict has another kind of key."""
+    works(
+        notebook,
+        _SETUP,
+        "records = {'a': 1}",
+        "%%experiment e\nfor each in range(30): records[each] = np.ones(1 << 14)",
+    )
+    ((number, _, line),) = notebook.value("rows()")
+    assert number == 30
+    works(notebook, line)
+    assert notebook.value("records") == {"a": 1}
+
+
 IN_ARRAYS = {
     "an array": (
         "box = np.empty(50, object); box[0] = 'older'",

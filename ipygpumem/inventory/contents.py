@@ -66,6 +66,8 @@ _SHORT = 100
 """Maximum length of containers with known items; of longer ones, the length and the last item are
 recorded.
 """
+_LONG_TEXT = 1 << 10
+"""Minimum length of a dict's key that counts as data."""
 _AT_ONCE = 500
 """Number of objects whose contents are listed at once."""
 _LONG_AT_ONCE = 20
@@ -425,6 +427,8 @@ class Contents:
     def _contents(self, item: object) -> list[object]:
         """Return the objects in another one; the dict of its attributes may be newer than these."""
         children = gc.get_referents(item)
+        if type(item) is dict and len(children) > len(item):
+            children = [*_keys_with_data(item), *item.values()]
         dicts = of_types({id(dict)}, children)
         if not all(self._are_known(dicts)):
             attributes = instance_dict(item)
@@ -520,6 +524,17 @@ class Contents:
         if type(item) is dict:
             return list(islice(item.values(), length, None))
         return added
+
+
+def _keys_with_data(items: dict[Any, Any]) -> list[object]:
+    """Return the keys of a dict, without short texts.
+
+    The collector lists no texts among the keys of a dict that has no other keys: an older one would
+    seem new once the dict gets a number as a key.
+    """
+    texts = of_types({id(str)}, list(items))
+    long = compress(texts, map(_LONG_TEXT.__le__, map(len, texts)))
+    return [*without_types({id(str)}, list(items)), *long]
 
 
 def _has_records(container: Any) -> bool:
