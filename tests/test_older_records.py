@@ -852,6 +852,47 @@ def test_an_older_text_key_of_a_dict_stays(notebook: Kernel) -> None:
     assert notebook.value("records") == {"a": 1}
 
 
+@pytest.mark.parametrize(
+    ("older", "code", "line"),
+    [
+        (
+            "records, _item = dicts(1500), ['mine']",
+            "for each in records: each['_item'] = words(30)",
+            'for _item2 in records: del _item2["_item"]; del _item2',
+        ),
+        (
+            "_item = records = dicts(1500); del records",
+            "for each in _item: each['words'] = words(30)",
+            'for _item2 in _item: del _item2["words"]; del _item2',
+        ),
+        (
+            "records = {'a': 1}; _key = 'mine'",
+            "for each in range(30): records[each] = np.ones(1 << 14)",
+            "for _key2 in list(records)[1:]: del records[_key2], _key2",
+        ),
+        (
+            "import collections; records = collections.deque([1]); _position = 'mine'",
+            "for each in range(30): records.append(np.ones(1 << 14))",
+            "for _position2 in range(30, 0, -1): del records[_position2], _position2",
+        ),
+    ],
+)
+def test_a_loop_in_a_line_binds_no_variable_of_the_user(
+    notebook: Kernel, older: str, code: str, line: str
+) -> None:
+    works(notebook, _SETUP, older, f"%%experiment e\n{code}")
+    assert [row[2] for row in notebook.value("rows()")] == [line]
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert line[:30] in leaks
+    mine = "[globals().get(name) for name in ('_key', '_position', '_item')]"
+    before = notebook.value(f"list(map(id, {mine}))")
+    works(notebook, line)
+    assert notebook.value(f"list(map(id, {mine}))") == before
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert leaks.startswith("no leak"), leaks
+    works(notebook, "_key = _position = _item = None; del _key, _position, _item")
+
+
 IN_ARRAYS = {
     "an array": (
         "box = np.empty(50, object); box[0] = 'older'",

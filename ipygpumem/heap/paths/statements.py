@@ -19,6 +19,7 @@ from ipygpumem.heap.paths.cuts import (
     without_columns,
     without_import,
 )
+from ipygpumem.heap.paths.loop_variables import variable_for
 
 EACH = "_item"
 """The variable of a loop over items."""
@@ -218,9 +219,7 @@ def _loop_of_calls(cuts: Sequence[Cut]) -> str:
     values = tuple_of(sorted(numbers))
     if len(numbers) == last - first + 1:
         values = f"range({first}, {last + 1})"
-    if imports:  # no block can follow an import
-        return f"{imports}[{function}(number) for number in {values}]"
-    return f"for number in {values}: {function}(number)"
+    return f"{imports}[{function}(number) for number in {values}];"
 
 
 def _of_columns(cuts: Sequence[Cut]) -> str:
@@ -272,7 +271,8 @@ def _of_positions(first: Cut, positions: list[int], *, is_alone: bool) -> str:
         listed = ", ".join(map(str, reversed(positions)))
         in_loop = without_import(first.owner)
         if is_alone:
-            return f"for _position in {listed}: del {in_loop}[_position], _position"
+            place = variable_for(in_loop, "_position")
+            return f"for {place} in {listed}: del {in_loop}[{place}], {place}"
         return f"[{in_loop}.__delitem__(position) for position in ({listed})];"
     spans = _spans(positions)
     if len(spans) > _MOST_KEYS or len(positions) <= _MOST_KEYS:
@@ -427,26 +427,28 @@ def _of_span(cut: Cut, start: int, end: int, *, is_alone: bool) -> str:
     in_loop = without_import(cut.owner)
     match cut.kind:
         case Kind.ITEM:
+            place = variable_for(in_loop, "_position")
             if cut.ending:
-                loop = f"for _position in range({end - 1}, {start - 1}, -1)"
-                removal = f"{in_loop}.pop(_position).{cut.ending}"
+                loop = f"for {place} in range({end - 1}, {start - 1}, -1)"
+                removal = f"{in_loop}.pop({place}).{cut.ending}"
                 if is_alone:
-                    return f"{loop}: {removal}; del _position"
+                    return f"{loop}: {removal}; del {place}"
                 return f"[{removal} {loop}];"
             if not cut.has_slices:
-                loop = f"for _position in range({end - 1}, {start - 1}, -1)"
+                loop = f"for {place} in range({end - 1}, {start - 1}, -1)"
                 if is_alone:
-                    return f"{loop}: del {in_loop}[_position], _position"
-                return f"[{in_loop}.__delitem__(_position) {loop}];"
+                    return f"{loop}: del {in_loop}[{place}], {place}"
+                return f"[{in_loop}.__delitem__({place}) {loop}];"
             return f"{imports}del {owner}{span}"
         case Kind.KEY:
-            loop = f"for _key in {cut.listing.keys_of(in_loop)}{span}"
-            removal = f"{in_loop}.pop(_key)"
+            key = variable_for(in_loop, "_key")
+            loop = f"for {key} in {cut.listing.keys_of(in_loop)}{span}"
+            removal = f"{in_loop}.pop({key})"
             if cut.ending:
                 removal += f".{cut.ending}"
             elif is_alone:
-                return f"{loop}: del {in_loop}[_key], _key"
-            return f"{loop}: {removal}; del _key" if is_alone else f"[{removal} {loop}];"
+                return f"{loop}: del {in_loop}[{key}], {key}"
+            return f"{loop}: {removal}; del {key}" if is_alone else f"[{removal} {loop}];"
         case _:
             return _of_elements(cut, [(start, end)])
 
@@ -492,8 +494,9 @@ def _in_each(groups: list[list[Cut]]) -> str:
     if span and not first.has_slices:
         items = f"list({items})"
     # The loop takes none of the user's names, and leaves none that keeps the last item.
-    body = in_sequence([*statements, f"del {EACH}"])
-    return f"for {EACH} in {items}{span}: {body}"
+    variable = variable_for(first.target, EACH)
+    body = in_sequence([*statements, f"del {variable}"])
+    return f"for {variable} in {items}{span}: {body}"
 
 
 def _statements_of_items(groups: list[list[Cut]], outer: Sequence[Cut]) -> set[str]:
@@ -551,7 +554,8 @@ def _outer_of_each(groups: list[list[Cut]]) -> list[Cut]:
 def inside(cut: Cut, outer: Cut) -> Cut:
     """Return a reference of an item that a loop calls ``_item``; as it is if its code differs."""
     prefix = outer.target
+    variable = variable_for(prefix, EACH)
     if not prefix or not cut.owner.startswith(prefix) or not cut.target.startswith(prefix):
         return cut
-    owner = f"{EACH}{cut.owner[len(prefix) :]}"
-    return replace(cut, owner=owner, target=f"{EACH}{cut.target[len(prefix) :]}")
+    owner = f"{variable}{cut.owner[len(prefix) :]}"
+    return replace(cut, owner=owner, target=f"{variable}{cut.target[len(prefix) :]}")
