@@ -65,7 +65,22 @@ CASES = {
     "two places": (
         "app = App(); app.m = new(); m = [app.m]",
         "app.m.fit(rows + 0, labels)",
-        "app.m = sklearn.base.clone(app.m); m[0] = sklearn.base.clone(m[0])",
+        "app.m = m[0] = sklearn.base.clone(app.m)",
+    ),
+    "two names": (
+        "m = other = new()",
+        "m.fit(rows + 0, labels)",
+        "m = other = sklearn.base.clone(m)",
+    ),
+    "a name and an item": (
+        "other = new(); m = {'a': other}",
+        "other.fit(rows + 0, labels)",
+        'm["a"] = other = sklearn.base.clone(m["a"])',
+    ),
+    "two items": (
+        "m = 2 * [new()]",
+        "m[1].fit(rows + 0, labels)",
+        "m[0] = m[1] = sklearn.base.clone(m[0])",
     ),
     "a pipeline of few columns": (
         "m = make_pipeline(StandardScaler(), new())",

@@ -169,7 +169,7 @@ for number in range(12):
     assert size > 6
     # The last one is not left: names refer to it.
     assert path == "11 matplotlib figures"
-    assert line == "for number in range(1, 12): plt.close(number)"
+    assert line == "[plt.close(number) for number in range(1, 12)];"
     ok(notebook, line, "assert plt.get_fignums() == [12]", "plt.close(12); del figure, axes")
     assert left(notebook) == []
 

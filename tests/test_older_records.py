@@ -836,3 +836,131 @@ def test_a_line_says_that_a_column_was_there_before(kernel: Kernel, code: str, l
     assert advice.replace('"', "'").removesuffix(" before") == line
     (leaks,) = works(kernel, "%gpumem leaks").leaks()
     assert advice in leaks
+
+
+def test_an_older_text_key_of_a_dict_stays(notebook: Kernel) -> None:
+    """The collector lists it only once the dict has another kind of key."""
+    works(
+        notebook,
+        _SETUP,
+        "records = {'a': 1}",
+        "%%experiment e\nfor each in range(30): records[each] = np.ones(1 << 14)",
+    )
+    ((number, _, line),) = notebook.value("rows()")
+    assert number == 30
+    works(notebook, line)
+    assert notebook.value("records") == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("older", "code", "line"),
+    [
+        (
+            "records, _item = dicts(1500), ['mine']",
+            "for each in records: each['_item'] = words(30)",
+            'for _item2 in records: del _item2["_item"]; del _item2',
+        ),
+        (
+            "_item = records = dicts(1500); del records",
+            "for each in _item: each['words'] = words(30)",
+            'for _item2 in _item: del _item2["words"]; del _item2',
+        ),
+        (
+            "records = {'a': 1}; _key = 'mine'",
+            "for each in range(30): records[each] = np.ones(1 << 14)",
+            "for _key2 in list(records)[1:]: del records[_key2], _key2",
+        ),
+        (
+            "import collections; records = collections.deque([1]); _position = 'mine'",
+            "for each in range(30): records.append(np.ones(1 << 14))",
+            "for _position2 in range(30, 0, -1): del records[_position2], _position2",
+        ),
+    ],
+)
+def test_a_loop_in_a_line_binds_no_variable_of_the_user(
+    notebook: Kernel, older: str, code: str, line: str
+) -> None:
+    works(notebook, _SETUP, older, f"%%experiment e\n{code}")
+    assert [row[2] for row in notebook.value("rows()")] == [line]
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert line[:30] in leaks
+    mine = "[globals().get(name) for name in ('_key', '_position', '_item')]"
+    before = notebook.value(f"list(map(id, {mine}))")
+    works(notebook, line)
+    assert notebook.value(f"list(map(id, {mine}))") == before
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert leaks.startswith("no leak"), leaks
+    works(notebook, "_key = _position = _item = None; del _key, _position, _item")
+
+
+IN_ARRAYS = {
+    "an array": (
+        "box = np.empty(50, object); box[0] = 'older'",
+        "for each in range(1, 41): box[each] = np.ones(100_000)",
+        "box[1:41] = None",
+    ),
+    "an array with an older list": (
+        "box = np.empty(50, object); box[49] = [1, 2]",
+        "for each in range(1, 41): box[each] = words(2000)",
+        "box[1:41] = None",
+    ),
+    "rows of a table": (
+        "box = np.empty((10, 10), object); box[0, 0] = 'older'",
+        "for each in range(20): box[2 + each // 10, each % 10] = np.ones(100_000)",
+        "box[2:4, 0:10] = None",
+    ),
+    "every third element": (
+        "box = np.empty(5000, object)",
+        "for each in range(9, 100, 3): box[each] = np.ones(100_000)",
+        "box[9:100:3] = None",
+    ),
+    "any elements": (
+        "box = np.empty(50, object)",
+        "for each in (1, 2, 4, 7, 11, 16, 22, 29, 37, 46): box[each] = np.ones(100_000)",
+        "box[[1, 2, 4, 7, 11, 16, 22, 29, 37, 46]] = None",
+    ),
+    "a field": (
+        "box = np.empty(100, dtype=[('g', object), ('f', object)])",
+        "for each in range(20): box['f'][each] = np.ones(100_000)",
+        'box["f"][0:20] = None',
+    ),
+    "an array in an older dict": (
+        "box = {'older': [np.empty(30, object)]}; box['older'][0][20:] = 'older'",
+        "for each in range(20): box['older'][0][each] = np.ones(100_000)",
+        'box["older"][0][0:20] = None',
+    ),
+    "a data frame": (
+        "box = pandas.DataFrame({'a': np.empty(50, object), 'n': 1, 'b': np.empty(50, object)})",
+        "for each in range(1, 41): box.iat[each, 2] = np.ones(100_000)",
+        "[box.iat.__setitem__((row, 2), None) for row in range(1, 41)];",
+    ),
+    "a long data frame": (
+        "box = pandas.DataFrame({'n': range(5000), 'a': np.empty(5000, object)})",
+        "for each in range(0, 100, 10): box.iat[each, 1] = words(2000)",
+        "[box.iat.__setitem__(place, None) for place in ((0, 1), (10, 1), (20, 1), (30, 1), "
+        "(40, 1), (50, 1), (60, 1), (70, 1), (80, 1), (90, 1))];",
+    ),
+    "a series": (
+        "box = pandas.Series(np.empty(60, object))",
+        "for each in range(10, 20): box.iat[each] = np.ones(100_000)",
+        "[box.iat.__setitem__(row, None) for row in range(10, 20)];",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_ARRAYS)
+def test_new_data_in_an_older_array_of_objects_is_named(notebook: Kernel, name: str) -> None:
+    """It was "not named", or the line dropped the whole column."""
+    older, code, line = IN_ARRAYS[name]
+    if "pandas" in older:
+        pytest.importorskip("pandas", "3")
+        works(notebook, "import pandas")
+    works(notebook, _SETUP, older, f"%%experiment e\n{code}")
+    assert [row[2] for row in notebook.value("rows()")] == [line]
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert leaks.startswith("1 leak")
+    assert line[:30] in leaks
+    works(notebook, line)
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert leaks.startswith("no leak"), leaks
+    works(notebook, "del box")

@@ -296,13 +296,16 @@ STRING_KIND = "T"
 """Kind of NumPy's ``StringDType``, whose texts are in memory of the dtype."""
 
 
+def has_objects(value: object) -> bool:
+    """Return True for an array whose elements are objects, or have fields of objects."""
+    return is_array(value) and holds_objects(read_array("dtype", value))
+
+
 def elements(array: Any) -> list[Any] | None:
     """Return the elements of an array of objects, nested like the array; None for
     any other array.
     """
-    if not is_array(array) or not holds_objects(read_array("dtype", array)):
-        return None
-    if read_array("size", array) > _MOST_ELEMENTS:
+    if not has_objects(array) or read_array("size", array) > _MOST_ELEMENTS:
         return None
     try:
         items = read_array("tolist", array)()

@@ -400,7 +400,8 @@ class Heap:
         live = _with_identities(wanted, self.tracked)
         live |= _with_identities(wanted, list(self.large_leaves))
         missing = set(wanted).difference(live)
-        return live | by_identity(self.referred(missing))
+        live |= by_identity(self.referred(missing))
+        return live | by_identity(self.in_arrays(missing.difference(live)))
 
     # -- referrers -------------------------------------------------------------------------------
 

@@ -16,7 +16,14 @@ from operator import not_
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.arrays import (
+    flat_elements,
+    has_objects,
+    holding_objects,
+    is_array,
+    library_type,
+    read_array,
+)
 from ipygpumem.heap.bulk import (
     ONCE_IN_LIST,
     IdentityTable,
@@ -32,6 +39,7 @@ from ipygpumem.heap.bulk import (
 )
 from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES, UNTRACKED_TYPES
 from ipygpumem.heap.knowledge.barriers import globals_among, types_not_entered
+from ipygpumem.heap.paths.data_frame_steps import arrays_of_cells
 from ipygpumem.introspect import (
     ATOMS,
     HEAP_TYPE,
@@ -58,6 +66,8 @@ _SHORT = 100
 """Maximum length of containers with known items; of longer ones, the length and the last item are
 recorded.
 """
+_LONG_TEXT = 1 << 10
+"""Minimum length of a dict's key that counts as data."""
 _AT_ONCE = 500
 """Number of objects whose contents are listed at once."""
 _LONG_AT_ONCE = 20
@@ -181,7 +191,9 @@ class Contents:
         """Record the contents of short containers and other objects, and the ends of long
         containers; return the contents that may refer to more.
         """
-        short, long = _by_length(level)
+        kinds_of_level = Kinds(level)
+        arrays = _arrays_of_objects(kinds_of_level)
+        short, long = _by_length(kinds_of_level, arrays)
         self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
         counted = of_types(CONTAINER_TYPES, long)
         with_records = [item for item in counted if len(item) <= _MOST]
@@ -196,17 +208,23 @@ class Contents:
         for part in chunks(short, _AT_ONCE):
             if self._within_reach.has_at_least(_MOST):
                 break
-            children = gc.get_referents(*part)
-            kinds = Kinds(children)
-            self._within_reach.add(children, repeat(None))
-            self._extents.add(kinds)
-            self.earlier.add(kinds)
+            contents += self._record(gc.get_referents(*part))
             self._read.add(list(part), repeat(None))
-            contents += _leading(kinds)
+        in_arrays = _contents_of_arrays(arrays, _frames_among(kinds_of_level))
+        if in_arrays:
+            contents += self._record(in_arrays)
         if not contents:
             return contents
         parents = self._parents
         return [item for key, item in by_identity(contents).items() if key not in parents]
+
+    def _record(self, contents: list[object]) -> list[object]:
+        """Record some objects; return those that may refer to more."""
+        kinds = Kinds(contents)
+        self._within_reach.add(contents, repeat(None))
+        self._extents.add(kinds)
+        self.earlier.add(kinds)
+        return _leading(kinds)
 
     def _live_modules(self) -> dict[str, ModuleType]:
         """Return the recorded modules, each under a name that no object of the notebook has."""
@@ -293,11 +311,18 @@ class Contents:
         level = [chain[-1] for key, chain in chains.items() if key in known]
         for _ in range(_LEVELS):
             following = dict[int, object]()
+            kinds = Kinds(level)
+            arrays = by_identity(_arrays_of_objects(kinds))
+            frames = by_identity(_frames_among(kinds))
             for item in level:
                 if id(item) not in parents and id(item) not in self._ends:
                     continue
                 children = self._contents(item)
+                if id(item) in arrays and id(item) in parents:
+                    children += _elements(item)
                 yield item, children
+                if id(item) in frames:
+                    children = [*children, *arrays_of_cells(item)]
                 if id(item) not in parents or not children:
                     continue
                 for child in self._old_among(leading_objects(children), made):
@@ -391,14 +416,19 @@ class Contents:
         identity; their attributes may be in a dict since, because code has read ``__dict__``.
         """
         parents = [item for item in leading_objects(level) if id(item) in self._parents]
-        short, _ = _by_length(parents)
+        kinds = Kinds(parents)
+        arrays = _arrays_of_objects(kinds)
+        short, _ = _by_length(kinds, arrays)
         children = gc.get_referents(*short)
+        children += _contents_of_arrays(arrays, _frames_among(kinds))
         new_dicts = [item for item in of_types({id(dict)}, children) if id(item) not in self._known]
         return by_identity([*children, *gc.get_referents(*new_dicts)])
 
     def _contents(self, item: object) -> list[object]:
         """Return the objects in another one; the dict of its attributes may be newer than these."""
         children = gc.get_referents(item)
+        if type(item) is dict and len(children) > len(item):
+            children = [*_keys_with_data(item), *item.values()]
         dicts = of_types({id(dict)}, children)
         if not all(self._are_known(dicts)):
             attributes = instance_dict(item)
@@ -428,11 +458,14 @@ class Contents:
         """Return the items of a container that was long, with the contents of the older records
         among them; nothing if they were not recorded.
         """
-        if not made or id(container) not in self._with_records:
+        if not made:
             return []
-        if id(type(container)) not in CONTAINER_TYPES or len(container) > _MOST:
-            return []  # another object in the place of a dead one, or too many
-        items = gc.get_referents(container)
+        if has_objects(container):
+            items = _elements(container)
+        elif id(container) in self._with_records and _has_records(container):
+            items = gc.get_referents(container)
+        else:
+            return []
         tracked = by_identity(list(filter(gc.is_tracked, items)))
         records = {key: tracked[key] for key in tracked.keys() - made}
         # A dict is tracked once it gets a container, so that an older one may seem new.
@@ -445,9 +478,10 @@ class Contents:
         """Return the new untracked data in containers that were long, and in their older items.
 
         Data with further holders is left out: it may be older, such as the texts of a data frame.
+        So is that in arrays, whose earlier texts are too many to be known.
         """
         new = list[object]()
-        for container in containers:
+        for container in filterfalse(is_array, containers):
             inside = self._in_long(container, made)
             new += self.earlier.added_to(_without_shared(inside, own_references))
         return new
@@ -471,6 +505,9 @@ class Contents:
             inside = self._in_long(container, made)
             inner = of_types(CONTAINER_TYPES, inside)
             tracked = [item for item in inner if id(item) in made]
+            if is_array(container):
+                new += without_types({id(dict)}, tracked)
+                continue
             # A dict is tracked once it gets a container, so that an older one may seem new.
             new += self.earlier.unknown_among(tracked)
             new += of_types(UNTRACKED_TYPES, self.earlier.added_to(inside))
@@ -487,6 +524,57 @@ class Contents:
         if type(item) is dict:
             return list(islice(item.values(), length, None))
         return added
+
+
+def _keys_with_data(items: dict[Any, Any]) -> list[object]:
+    """Return the keys of a dict, without short texts.
+
+    The collector lists no texts among the keys of a dict that has no other keys: an older one would
+    seem new once the dict gets a number as a key.
+    """
+    texts = of_types({id(str)}, list(items))
+    long = compress(texts, map(_LONG_TEXT.__le__, map(len, texts)))
+    return [*without_types({id(str)}, list(items)), *long]
+
+
+def _has_records(container: Any) -> bool:
+    """Return False for another object in the place of a dead container, and if it is too long."""
+    return id(type(container)) in CONTAINER_TYPES and len(container) <= _MOST
+
+
+def _contents_of_arrays(arrays: Sequence[Any], frames: Sequence[object]) -> list[object]:
+    """Return the elements of short arrays of objects, and the arrays of data frames' cells."""
+    contents = list[object]()
+    for array in arrays:
+        if read_array("size", array) <= _SHORT:
+            contents += _elements(array)
+    for frame in frames:
+        contents += arrays_of_cells(frame)
+    return contents
+
+
+def _arrays_of_objects(kinds: Kinds) -> list[Any]:
+    """Return the arrays of objects among some objects."""
+    array_type = library_type("numpy", "ndarray")
+    if array_type is None:
+        return []
+    arrays = kinds.instances(array_type)
+    return list(compress(arrays, holding_objects(arrays)))
+
+
+def _frames_among(kinds: Kinds) -> list[Any]:
+    """Return the data frames and series among some objects."""
+    frame_type, series_type = library_type("pandas", "DataFrame"), library_type("pandas", "Series")
+    if frame_type is None or series_type is None:
+        return []
+    return kinds.instances(frame_type, series_type)
+
+
+def _elements(array: Any) -> list[Any]:
+    """Return the elements of an array of objects; none if they are too many."""
+    if read_array("size", array) > _MOST:
+        return []
+    return flat_elements(array) or []
 
 
 def _contents_of_records(items: Sequence[object]) -> list[object]:
@@ -649,13 +737,16 @@ def _leading(kinds: Kinds) -> list[Any]:
     return list(leading.values())
 
 
-def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the items without the long containers, and these."""
-    kinds = Kinds(items)
+def _by_length(kinds: Kinds, arrays_of_objects: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
+    """Return some objects without the long containers and arrays of objects, and these."""
+    items = kinds.items
     kinds_of_base: dict[Any, set[int]] = {}
     for key, base in container_bases(kinds.examples).items():
         kinds_of_base.setdefault(base, set()).add(key)
     long = dict[int, object]()
+    for array in arrays_of_objects:
+        if read_array("size", array) > _SHORT:
+            long[id(array)] = array
     for base, container_kinds in kinds_of_base.items():
         sized = kinds.of_types(container_kinds)
         if max(map(base.__len__, sized)) <= _SHORT:

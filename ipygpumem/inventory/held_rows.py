@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from ipygpumem.heap.paths.cuts import Cut
@@ -49,8 +50,8 @@ class HeldRow:
             return self
         return self.with_remedy(replace(self.holder.remedy, cuts=()))
 
-    def record(self) -> RetainedArray:
-        """Return the row with its holder as plain text."""
+    def record(self, names: Container[str] = ()) -> RetainedArray:
+        """Return the row with its holder as plain text, whose line binds none of some names."""
         if self.holder is None:
             return self.row
-        return replace(self.row, holder=self.holder.record())
+        return replace(self.row, holder=self.holder.record(names))

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from ipygpumem.heap.paths.cuts import Kind, in_sequence, split
+from ipygpumem.heap.paths.loop_variables import variable_for
 from ipygpumem.heap.paths.remedies import Holder, Remedy, comments_of
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.joint_rows import (
@@ -111,9 +112,10 @@ def _row_of_items(owner: str, ending: str, rows_at: Mapping[int, list[HeldRow]])
         listed = ", ".join(map(str, positions))
         if ending and positions[-1] - positions[0] == len(positions) - 1:
             listed = f"range({positions[0]}, {positions[-1] + 1})"
-        statement = _statement_of_item(owner, ending, "_position")
-        deletion = "; del _position" if ending else ", _position"
-        line = f"for _position in {listed}: {statement}{deletion}"
+        variable = variable_for(owner, "_position")
+        statement = _statement_of_item(owner, ending, variable)
+        deletion = f"; del {variable}" if ending else f", {variable}"
+        line = f"for {variable} in {listed}: {statement}{deletion}"
     remedy = Remedy(line, comment_of(rows), tuple(cuts_of(rows)))
     path = text_of_several(first, len(positions))
     return [row_of_several(rows_largest_first(rows), replace(first, path=path, remedy=remedy))]

@@ -328,7 +328,8 @@ def _with_remarks(
     remarked = list[HeldPart]()
     for holder, part in parts.items():
         remedy = holder.remedy.with_comment(remarks.get(holder.remedy.line, ""))
-        remarked.append(replace(part, holder=replace(holder, remedy=remedy).record()))
+        record = replace(holder, remedy=remedy).record(roots.names)
+        remarked.append(replace(part, holder=record))
     return remarked, remarks.get(_ALL_LINES, "")
 
 

@@ -32,5 +32,5 @@ def leaks(app: App, options: Options) -> list[Report]:
     segments = context.meter.now().get("shm")
     if segments is not None and segments.note:
         notes.append(f"shared memory: {segments.note}")
-    records = [row.record() for row in leaks_now.rows]
+    records = [row.record(context.namespace) for row in leaks_now.rows]
     return [leaks_report(records, smallest, leaks_now.beyond, leaks_now.kept, notes)]

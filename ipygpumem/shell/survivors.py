@@ -215,7 +215,7 @@ class Survivors:
             heap.drop()
             rows = with_remarks(cycles.rows, older.remarks(cycles.arrays))
             del older
-        return tuple(row.record() for row in rows)
+        return tuple(row.record(self._context.namespace) for row in rows)
 
     def _add(self, alive: Iterable[WatchedName]) -> None:
         """Keep arrays that are still alive for %gpumem leaks, but for those of earlier ends."""
@@ -333,4 +333,5 @@ class Survivors:
             other_data = OtherData.of_rows(rows, roots.removed_objects, roots.namespaces)
             del roots
             remarks = other_data.remarks(self._context.config.min_held_bytes, {})
-        return tuple(row.record() for row in with_remarks(rows, remarks))
+        namespace = self._context.namespace
+        return tuple(row.record(namespace) for row in with_remarks(rows, remarks))

@@ -322,10 +322,11 @@ def _freed_and_left(
     if left:
         with undisturbed():
             heap = Heap()
-            holders = explain([array.storage for array in largest_left], heap, roots())
+            roots_now = roots()
+            holders = explain([array.storage for array in largest_left], heap, roots_now)
             heap.drop()
         left = [
-            replace(item, holder=holders[array.storage].record())
+            replace(item, holder=holders[array.storage].record(roots_now.names))
             for item, array in zip(left, largest_left, strict=True)
         ]
     return _arrays_largest_first(freed), _arrays_largest_first(left)

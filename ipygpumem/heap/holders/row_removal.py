@@ -31,6 +31,7 @@ holder of more is removed as a whole if it has little else.
 """
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
 """References that are removed by a call, with all that is registered there."""
+_NO_WAY = Way(Holder("", NO_REMEDY))
 
 
 class RowRemovals:
@@ -156,10 +157,14 @@ class RowRemovals:
         whole = self._writer.way(root, to_holder)
         if root.is_removed_as_whole and whole.cut is not None:
             return Removal.of(holder, arrays, whole)  # such as ``plt.close(1)``
-        is_removed_as_whole = whole.cut is None or whole.is_advised
+        is_column = whole.cut is not None and whole.cut.kind is Kind.COLUMN
+        is_in_cells = is_column and _are_in_older_cells(row, holder, whole)
+        is_removed_as_whole = whole.cut is None or (whole.is_advised and not is_in_cells)
         if is_removed_as_whole and whole.holder.remedy not in (NO_REMEDY, REMOVE):
             return Removal(None, arrays, whole)  # such as ``load.cache_clear()``
-        inner = self._way_inside(root, to_holder, row)
+        inner = _NO_WAY
+        if is_in_cells or not is_column:
+            inner = self._way_inside(root, to_holder, row)
         if self._records.are_behind(holder, row, self._rows):
             inner = self._records.way_to_all(root, to_holder, row, self._rows)
             if not inner.cuts:
@@ -186,7 +191,7 @@ class RowRemovals:
             removed_references = {(id(holder), id(item)) for item in leading}
         statement = statement_of(cuts)
         if not statement:
-            return Way(Holder("", NO_REMEDY))
+            return _NO_WAY
         remedy = Remedy(statement, cuts=tuple(cuts))
         return Way(Holder("", remedy), removed_references=frozenset(removed_references))
 
@@ -247,6 +252,18 @@ class RowRemovals:
             return None
         self._figures.note_removed(figure)
         return figure, way
+
+
+def _are_in_older_cells(row: Row, array: object, column: Way) -> bool:
+    """Return True if a row's objects are in some cells of older columns.
+
+    Args:
+        row: the row.
+        array: the array of the columns.
+        column: the way to the columns, with advice if they were there before.
+    """
+    elements = flat_elements(array) or ()
+    return column.is_advised and not set(map(id, elements)) <= row.storage_by_array_id.keys()
 
 
 def _removal_by_copy(steps: Steps, row: Row, way: Way) -> Removal | None:

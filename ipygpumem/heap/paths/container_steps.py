@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dis
+import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import elements, flat_elements, is_array, read_array
+from ipygpumem.heap.arrays import (
+    elements,
+    flat_elements,
+    is_array,
+    library_type,
+    read_array,
+)
 from ipygpumem.heap.paths.cuts import Cut, Kind, Listing, split, with_repeated
 from ipygpumem.heap.paths.items_and_attributes import (
     attribute_names,
@@ -271,6 +278,52 @@ def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
             values = f"item for item in {owner} if item is not {item}"
         return f"{imports}{owner}[:] = [{values}]"
     return ""
+
+
+def cuts_of_elements(
+    cut: Cut, array: Any, wanted: Container[int], places_in_frame: Sequence[int] | None
+) -> list[Cut]:
+    """Return all references from an array of objects to some of its elements, given one of them.
+
+    Args:
+        cut: the reference.
+        array: the array.
+        wanted: the identities of the elements.
+        places_in_frame: the position of each of the array's columns in the data frame to which the
+            array belongs; empty for a series, None for an array that users know.
+    """
+    first = replace(cut, repeated=())
+    cuts = list[Cut]()
+    for field, index, item in _indexed(array):
+        if id(item) not in wanted:
+            continue
+        place = f"{field}{_written(index)}"
+        if places_in_frame is not None:
+            place = f".iat{_written(_index_in_frame(index, places_in_frame))}"
+        cuts.append(first.of_item(0, item, f"{cut.owner}{place}"))
+    return cuts
+
+
+def _indexed(array: Any) -> Iterator[tuple[str, tuple[int, ...], object]]:
+    """Yield the objects in an array, each with its field, ``['f']`` or empty, and its index."""
+    names = read_array("dtype", array).names
+    base: Any = library_type("numpy", "ndarray")
+    plain = base.view(array, base)  # no code of a subclass runs
+    fields = [("", plain)]
+    if names is not None:
+        fields = [(f"[{literal(name)}]", base.__getitem__(plain, name)) for name in names]
+    for text, field in fields:
+        indices = itertools.product(*map(range, read_array("shape", field)))
+        for index, item in zip(indices, flat_elements(field) or (), strict=False):
+            yield text, index, item
+
+
+def _index_in_frame(index: tuple[int, ...], places: Sequence[int]) -> tuple[int, ...]:
+    """Return the position of a cell in a frame: pandas keeps the cells of a column in one row."""
+    if not places:
+        return index
+    column = index[0] if len(index) > 1 else 0
+    return index[-1], places[column]
 
 
 def _append_set_item(path: Path, parent: Any, child: object) -> None:

@@ -186,13 +186,14 @@ class Cut:
         """Return a hash of few attributes: a set of a million references takes half the time."""
         return hash((self.owner_id, self.position, self.target))
 
-    def of_item(self, position: int, item: object) -> Cut:
-        """Return the reference to another item of the same container, which has no code.
+    def of_item(self, position: int, item: object, target: str = "") -> Cut:
+        """Return the reference to another item of the same container, which has no code unless it
+        is given.
 
         ``replace`` takes ten times as long: a second for 200,000 items.
         """
         cut = object.__new__(Cut)
-        attributes = vars(self) | {"position": position, "target": "", "removed_id": id(item)}
+        attributes = vars(self) | {"position": position, "target": target, "removed_id": id(item)}
         vars(cut).update(attributes)
         return cut
 
@@ -220,6 +221,8 @@ class Cut:
     @property
     def statement(self) -> str:
         """The statement that removes it, and the owner's other references to the same object."""
+        if self.copied_by:
+            return statement_with_copy(self.each())
         return in_sequence([cut._statement_of_one() for cut in self.each()])
 
     @property
@@ -259,9 +262,9 @@ class Cut:
             return without_columns(self.owner, self.columns)
         if self.protocol is not None:
             return self.protocol.statement(self, [self.position])
-        if self.is_detached or self.copied_by:
-            return self._statement_with_copy()
         imports, code = split(self.target)
+        if self.is_detached:
+            return f"{imports}{code} = {code}.detach()"
         if self.kind is Kind.CLOSED:
             return self.all_of if self.size == 1 else f"{imports}{code}.{self.ending}"
         if self.ending:
@@ -278,13 +281,23 @@ class Cut:
             case _:
                 return f"{imports}del {code}"
 
-    def _statement_with_copy(self) -> str:
-        """Return the statement that puts a copy in the place of the object."""
-        imports, code = split(self.target)
-        if self.is_detached:
-            return f"{imports}{code} = {code}.detach()"
-        import_of_function, function = split(self.copied_by)
-        return f"{imports}{import_of_function}{code} = {function}({code})"
+
+def statement_with_copy(cuts: Sequence[Cut]) -> str:
+    """Return the statement that puts one copy of an object in all of its places.
+
+    Args:
+        cuts: the references to the object, which have the function that copies it.
+    """
+    imports = dict[str, None]()
+    targets = list[str]()
+    for cut in cuts:
+        import_of_owner, target = split(cut.target)
+        imports[import_of_owner] = None
+        targets.append(target)
+    import_of_function, function = split(cuts[0].copied_by)
+    imports[import_of_function] = None
+    places = " = ".join(targets)
+    return f"{''.join(imports)}{places} = {function}({targets[0]})"
 
 
 def condition_of(item: object, items: Sequence[object], variable: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import (
     elements,
+    has_objects,
     is_array,
     is_of_library,
     is_of_pandas,
@@ -27,6 +28,8 @@ _MOST_COLUMNS = 20_000
 _MOST_NAMED = 40
 """Maximum number of columns that one array may have to be removed by their names."""
 _OLDER_COLUMN = "the column was there before"
+_FRAMES = {"DataFrame", "Series"}
+"""Names of pandas' classes with cells."""
 _MOST_CELLS = 10
 """Maximum number of cells with one object that a line empties one by one."""
 
@@ -44,7 +47,7 @@ def append_frame_step(
         is_older: returns True for an object that is older than the memory to free.
     """
     frame = steps[0]
-    if type_name(frame) not in ("DataFrame", "Series") or not is_of_pandas(frame):
+    if type_name(frame) not in _FRAMES or not is_of_pandas(frame):
         return 0
     name = attribute_text(frame, steps[1])
     if name == "._attrs":
@@ -70,6 +73,33 @@ def append_frame_step(
         if path.removal and is_older(way.manager.items):  # a new column makes new labels
             path.advise(path.removal, "", _OLDER_COLUMN)
     return number
+
+
+def arrays_of_cells(frame: object) -> list[Any]:
+    """Return the arrays with the objects in the cells of a data frame or series."""
+    if type_name(frame) not in _FRAMES or not is_of_pandas(frame):
+        return []
+    manager = _manager_of(frame)
+    blocks = () if manager is None else manager.blocks
+    return [block.values for block in blocks if has_objects(block.values)]
+
+
+def places_in_frame(chain: Sequence[object]) -> Sequence[int] | None:
+    """Return the position of each column of an array in the data frame to which it belongs.
+
+    It is empty for the array of a series, and None for an array of no frame.
+
+    Args:
+        chain: the objects up to the array, one of which may be the frame.
+    """
+    for position in reversed(range(len(chain) - 1)):
+        frame = chain[position]
+        if type_name(frame) in _FRAMES and is_of_pandas(frame):
+            way = _Inside.of(chain[position:])
+            if way is None or way.block is None or way.block.values is not chain[-1]:
+                return None
+            return [] if way.manager.ndim == 1 else list(way.block.mgr_locs)
+    return None
 
 
 def is_removable_from(frame: object) -> bool:

@@ -12,7 +12,7 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.heap.arrays import is_array
+from ipygpumem.heap.arrays import flat_elements, is_array
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import container_base
 from ipygpumem.heap.containers import CONTAINERS, SEQUENCES
@@ -28,12 +28,17 @@ from ipygpumem.introspect import (
 
 
 def items_of(holder: Any) -> list[object]:
-    """Return the items of a container, or the attributes of an object."""
+    """Return the items of a container, the elements of an array of objects, or the attributes of an
+    object.
+    """
     base = container_base(type(holder))
     if base is dict:
         return list(dict.values(holder))
     if base is not None:
         return list(base.__iter__(holder))
+    elements = flat_elements(holder)
+    if elements is not None:
+        return elements
     return [*(instance_dict(holder) or {}).values(), *slots(holder).values()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
@@ -67,17 +68,19 @@ class Path:
         """Note that the next step leads to a part of a model or optimizer."""
         self.is_own = True
 
-    def replace_by_copy(self, function: str) -> None:
+    def replace_by_copy(self, function: str, other_names: Sequence[Cut]) -> None:
         """Record that a copy takes the place of the current target: what the steps after this one
         lead to goes with the target.
 
         Args:
             function: the code of the function that makes the copy.
+            other_names: the references of further variables to the target.
         """
         if self.cut is None or self.is_fixed or self._is_removed_as_whole:
             return
         if self.cut.kind in ASSIGNED and self.cut.target == self.code:
-            self.cut = replace(self.cut, copied_by=function)
+            repeated = (*self.cut.repeated, *other_names)
+            self.cut = replace(self.cut, copied_by=function, repeated=repeated)
             self._is_removed_as_whole = True
 
     def append_fixed(self, shown: str, code: str = "") -> None:

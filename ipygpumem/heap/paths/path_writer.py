@@ -13,7 +13,7 @@ from types import (
 )
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_of_library, library_type
+from ipygpumem.heap.arrays import has_objects, is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR
 from ipygpumem.heap.knowledge.tasks import (
@@ -30,12 +30,13 @@ from ipygpumem.heap.paths.alike_references import (
 from ipygpumem.heap.paths.attribute_steps import append_attribute_step
 from ipygpumem.heap.paths.container_steps import (
     append_item,
+    cuts_of_elements,
     cuts_of_repeated,
     removal_of_repeated,
     takes_items,
 )
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence
-from ipygpumem.heap.paths.data_frame_steps import append_frame_step
+from ipygpumem.heap.paths.data_frame_steps import append_frame_step, places_in_frame
 from ipygpumem.heap.paths.dataset_steps import append_dataset_step
 from ipygpumem.heap.paths.estimator_steps import (
     clone_code,
@@ -136,6 +137,7 @@ class PathWriter:
     def __init__(self, roots: Roots, *, of_leaks: bool = False) -> None:
         self._cell_of = roots.cell_of
         self._names = roots.names
+        self._root_of_name = roots.namespaces.get(id(roots.names))
         self._removed_objects = roots.removed_objects
         self._is_older = roots.is_older
         self._is_as_long_as_before = roots.is_as_long_as_before
@@ -208,7 +210,7 @@ class PathWriter:
             is_last = position == len(steps) - 1
             self._say_how_to_end(parent, path)
             if is_estimator(parent) and self._is_replaced_by_clone(steps[position:]):
-                path.replace_by_copy(clone_code(self._names))
+                path.replace_by_copy(clone_code(self._names), self._other_names(path, parent))
             if not is_last:
                 cut = path.cut
                 position += self._step(steps[position:], path)
@@ -228,6 +230,19 @@ class PathWriter:
         """
         is_fit = is_forgotten_by_clone(steps) or (self._of_leaks and is_estimator(steps[-1]))
         return is_fit and has_only_a_fit(steps[0]) and self._is_older(steps[0])
+
+    def _other_names(self, path: Path, item: object) -> list[Cut]:
+        """Return the references of further variables to the object of a variable, which is the
+        path's target.
+        """
+        if path.cut is None or path.cut.kind is not Kind.NAME or self._root_of_name is None:
+            return []
+        cuts = list[Cut]()
+        for name, value in list(self._names.items()):
+            root = self._root_of_name(name) if value is item else None
+            if root is not None and root.cut is not None and root.cut != path.cut:
+                cuts.append(root.cut)
+        return cuts
 
     def _note_replaced(self, path: Path, parent: Any) -> None:
         """Record that the item of a list has the place of an older one, unless a call ends it."""
@@ -353,6 +368,8 @@ class PathWriter:
         """
         holder = chain[-1]
         unique = by_identity(items)
+        if len(unique) > 1 and has_objects(holder):
+            return self._cuts_of_elements(root, chain, unique)
         cuts = list[Cut]()
         for item in list(unique.values())[:_MOST_WRITTEN]:
             way = self.way(root, (*chain, item))
@@ -369,6 +386,18 @@ class PathWriter:
             if id(item) in unique:
                 of_items.append(first.of_item(position, item))
         return of_items
+
+    def _cuts_of_elements(
+        self, root: Root, chain: Sequence[object], wanted: dict[int, object]
+    ) -> list[Cut]:
+        """Return the references to some elements of an array of objects, given by identity."""
+        if len(wanted) > _MOST_REMOVED:
+            return []
+        way = self.way(root, (*chain, next(iter(wanted.values()))))
+        if way.cut is None or not way.is_direct or way.cut.owner_id != id(chain[-1]):
+            return []
+        self._removed_objects.update(wanted)
+        return cuts_of_elements(way.cut, chain[-1], wanted, places_in_frame(chain))
 
     def removal_of_items(
         self, name: str, chain: Sequence[object], items: Sequence[object]

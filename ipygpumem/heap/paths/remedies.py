@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.literals import call_of_magic
+from ipygpumem.heap.paths.loop_variables import with_free_variable
 from ipygpumem.heap.paths.roots import NO_ROOT, Rank, Root, without_quoted
 from ipygpumem.records import COMMENT, ReferencePath
 
@@ -225,6 +226,9 @@ class Holder:
         """Return the holder with the number of its further references."""
         return replace(self, path=f"{self.path}, and {number}{MORE_THERE}")
 
-    def record(self) -> ReferencePath:
-        """Return the holder as plain text, as records have it."""
-        return ReferencePath(self.path, self.remedy.text)
+    def record(self, names: Container[str] = ()) -> ReferencePath:
+        """Return the holder as plain text, with a line that binds none of some names."""
+        remedy = self.remedy
+        if remedy.line.startswith("for "):
+            remedy = replace(remedy, line=with_free_variable(remedy.line, names))
+        return ReferencePath(self.path, remedy.text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,10 +14,12 @@ from ipygpumem.heap.paths.cuts import (
     Kind,
     in_sequence,
     split,
+    statement_with_copy,
     tuple_of,
     without_columns,
     without_import,
 )
+from ipygpumem.heap.paths.loop_variables import variable_for
 
 EACH = "_item"
 """The variable of a loop over items."""
@@ -27,6 +31,8 @@ _MOST_CALLS = 4
 """Maximum number of calls that a statement makes one by one if a loop can make them."""
 _CALL_WITH_NUMBER = re.compile(r"([\w.]+)\((\d+)\)")
 """A call such as ``plt.close(3)``."""
+_SLOT = re.compile(r"(?P<array>.*)\[(?P<index>\d+(?:, \d+)*)\]", re.DOTALL)
+"""An element of an array, such as ``box[3, 4]``, or a cell, ``frame.iat[3, 4]``."""
 _ORDERED = {Kind.ITEM, Kind.KEY, Kind.ELEMENT}
 """References of containers with positions, several of which one statement can remove."""
 
@@ -40,10 +46,7 @@ def statement_of(cuts: Sequence[Cut], *, most_owners: int = _MOST_KEYS) -> str:
     """
     if not cuts:
         return ""
-    of_owner = dict[int, list[Cut]]()
-    for cut in outermost(cuts):
-        of_owner.setdefault(cut.owner_id, []).append(cut)
-    groups = list(of_owner.values())
+    groups = _cuts_by_owner(outermost(cuts))
     loop = _in_each(groups)
     if loop:
         return loop
@@ -54,6 +57,17 @@ def statement_of(cuts: Sequence[Cut], *, most_owners: int = _MOST_KEYS) -> str:
         _statement_for_one_owner(group, is_alone=is_alone) for group in _inner_first(groups)
     ]
     return in_sequence(statements) if all(statements) else ""
+
+
+def _cuts_by_owner(cuts: Sequence[Cut]) -> list[list[Cut]]:
+    """Return the references of each object, and those whose object one copy replaces everywhere."""
+    copied = Counter(cut.removed_id for cut in cuts if cut.copied_by and cut.removed_id)
+    groups = dict[tuple[bool, int], list[Cut]]()
+    for cut in cuts:
+        is_copied = cut.copied_by != "" and copied[cut.removed_id] > 1
+        key = (True, cut.removed_id) if is_copied else (False, cut.owner_id)
+        groups.setdefault(key, []).append(cut)
+    return list(groups.values())
 
 
 def outermost(cuts: Sequence[Cut]) -> list[Cut]:
@@ -138,7 +152,7 @@ def _statement_for_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
     if first.kind is Kind.COLUMN:
         return _of_columns(cuts)
     if any(cut.copied_by for cut in cuts):
-        return _one_by_one(cuts) if len(cuts) <= _MOST_KEYS else ""
+        return _of_copied(cuts)
     if all(_is_alike(cut, first) for cut in cuts):
         statement = _of_alike(cuts, is_alone=is_alone)
         if statement:
@@ -146,6 +160,18 @@ def _statement_for_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
     if len(cuts) <= _MOST_KEYS or first.kind in (Kind.CALL, Kind.CLOSED):
         return _one_by_one(cuts)
     return ""
+
+
+def _of_copied(cuts: list[Cut]) -> str:
+    """Return the statement that puts copies in the places of some objects, one for each object;
+    empty if they are too many.
+    """
+    if len(cuts) > _MOST_KEYS:
+        return ""
+    objects = {cut.removed_id for cut in cuts}
+    if len(objects) == 1 and 0 not in objects:
+        return statement_with_copy(cuts)
+    return _one_by_one(cuts)
 
 
 def _of_alike(cuts: list[Cut], *, is_alone: bool) -> str:
@@ -158,6 +184,8 @@ def _of_alike(cuts: list[Cut], *, is_alone: bool) -> str:
         return "" if is_short else _of_detached(cuts)
     if first.kind is Kind.CALL and is_alone and len(cuts) > _MOST_CALLS:
         return _loop_of_calls(cuts)
+    if first.kind is Kind.SLOT and len(cuts) > _MOST_KEYS:
+        return _of_slots(cuts)
     if first.kind not in _ORDERED:
         return ""
     # A reference may occur twice: as the only one, and as one of many, which has no code.
@@ -191,9 +219,7 @@ def _loop_of_calls(cuts: Sequence[Cut]) -> str:
     values = tuple_of(sorted(numbers))
     if len(numbers) == last - first + 1:
         values = f"range({first}, {last + 1})"
-    if imports:  # no block can follow an import
-        return f"{imports}[{function}(number) for number in {values}]"
-    return f"for number in {values}: {function}(number)"
+    return f"{imports}[{function}(number) for number in {values}];"
 
 
 def _of_columns(cuts: Sequence[Cut]) -> str:
@@ -245,7 +271,8 @@ def _of_positions(first: Cut, positions: list[int], *, is_alone: bool) -> str:
         listed = ", ".join(map(str, reversed(positions)))
         in_loop = without_import(first.owner)
         if is_alone:
-            return f"for _position in {listed}: del {in_loop}[_position], _position"
+            place = variable_for(in_loop, "_position")
+            return f"for {place} in {listed}: del {in_loop}[{place}], {place}"
         return f"[{in_loop}.__delitem__(position) for position in ({listed})];"
     spans = _spans(positions)
     if len(spans) > _MOST_KEYS or len(positions) <= _MOST_KEYS:
@@ -284,6 +311,91 @@ def _of_replaced(first: Cut, positions: list[int]) -> str:
     return f"[{without_import(first.owner)}.__setitem__(place, None) for place in ({listed})];"
 
 
+def _of_slots(cuts: Sequence[Cut]) -> str:
+    """Return the statement that sets some elements of an array of objects, or some cells of a data
+    frame, to None; empty if they are too many or too few for it.
+    """
+    arrays = set[str]()
+    indices = set[tuple[int, ...]]()
+    for cut in cuts:
+        match = _SLOT.fullmatch(cut.target)
+        if match is None:
+            return ""
+        arrays.add(match["array"])
+        indices.add(tuple(map(int, match["index"].split(", "))))
+    if len(arrays) > 1:  # two fields
+        return ""
+    array = arrays.pop()
+    places = sorted(indices)
+    axes = [sorted(set(axis)) for axis in zip(*places, strict=True)]
+    is_block = math.prod(axis[-1] + 1 - axis[0] for axis in axes) == len(places)
+    if array.endswith(".iat"):
+        return _of_cells(array, places, axes, is_block=is_block)
+    imports, owner = split(array)
+    if is_block:
+        return f"{imports}{owner}[{', '.join(map(_index_of_span, axes))}] = None"
+    if len(axes) == 1:
+        return _of_elements_in_a_row(array, axes[0])
+    if len(places) > _MOST_POSITIONS:
+        return ""
+    return f"[{without_import(array)}.__setitem__(place, None) for place in {tuple_of(places)}];"
+
+
+def _index_of_span(positions: Sequence[int]) -> str:
+    """Return the index of neighbouring positions on one axis: ``3:7``."""
+    if len(positions) == 1:
+        return f"{positions[0]}"
+    return f"{positions[0]}:{positions[-1] + 1}"
+
+
+def _of_elements_in_a_row(array: str, positions: Sequence[int]) -> str:
+    """Return the statement that sets elements of an array with one axis to None; empty if they are
+    too many for it.
+    """
+    imports, owner = split(array)
+    spans = _spans(positions)
+    if len(spans) <= _MOST_KEYS:
+        places = [_index_of_span(range(*span)) for span in spans]
+        return imports + in_sequence([f"{owner}[{place}] = None" for place in places])
+    every = range(positions[0], positions[-1] + 1, positions[1] - positions[0])
+    if positions == list(every):
+        return f"{imports}{owner}[{every.start}:{every.stop}:{every.step}] = None"
+    if len(positions) > _MOST_POSITIONS:
+        return ""
+    return f"{imports}{owner}[{list(positions)}] = None"
+
+
+def _of_cells(
+    cells: str,
+    places: Sequence[tuple[int, ...]],
+    axes: Sequence[Sequence[int]],
+    *,
+    is_block: bool,
+) -> str:
+    """Return the statement that sets cells of a data frame or series to None; empty if they are too
+    many for it. A loop does so, because pandas may copy what a slice assigns.
+
+    Args:
+        cells: the code of the frame's cells.
+        places: the positions of the cells.
+        axes: the positions on each axis.
+        is_block: True if the cells are all of those at these positions.
+    """
+    setter = f"{without_import(cells)}.__setitem__"
+    if is_block and len(axes[0]) > 1:
+        rows = f"range({axes[0][0]}, {axes[0][-1] + 1})"
+        if len(axes) == 1:
+            return f"[{setter}(row, None) for row in {rows}];"
+        if len(axes[1]) == 1:
+            return f"[{setter}((row, {axes[1][0]}), None) for row in {rows}];"
+        columns = f"range({axes[1][0]}, {axes[1][-1] + 1})"
+        return f"[{setter}((row, column), None) for row in {rows} for column in {columns}];"
+    if len(places) > _MOST_POSITIONS:
+        return ""
+    listed = places if len(axes) > 1 else axes[0]
+    return f"[{setter}(place, None) for place in {tuple_of(listed)}];"
+
+
 def _spans(positions: Sequence[int]) -> list[tuple[int, int]]:
     """Return the start and end of each run of neighbouring positions.
 
@@ -315,26 +427,28 @@ def _of_span(cut: Cut, start: int, end: int, *, is_alone: bool) -> str:
     in_loop = without_import(cut.owner)
     match cut.kind:
         case Kind.ITEM:
+            place = variable_for(in_loop, "_position")
             if cut.ending:
-                loop = f"for _position in range({end - 1}, {start - 1}, -1)"
-                removal = f"{in_loop}.pop(_position).{cut.ending}"
+                loop = f"for {place} in range({end - 1}, {start - 1}, -1)"
+                removal = f"{in_loop}.pop({place}).{cut.ending}"
                 if is_alone:
-                    return f"{loop}: {removal}; del _position"
+                    return f"{loop}: {removal}; del {place}"
                 return f"[{removal} {loop}];"
             if not cut.has_slices:
-                loop = f"for _position in range({end - 1}, {start - 1}, -1)"
+                loop = f"for {place} in range({end - 1}, {start - 1}, -1)"
                 if is_alone:
-                    return f"{loop}: del {in_loop}[_position], _position"
-                return f"[{in_loop}.__delitem__(_position) {loop}];"
+                    return f"{loop}: del {in_loop}[{place}], {place}"
+                return f"[{in_loop}.__delitem__({place}) {loop}];"
             return f"{imports}del {owner}{span}"
         case Kind.KEY:
-            loop = f"for _key in {cut.listing.keys_of(in_loop)}{span}"
-            removal = f"{in_loop}.pop(_key)"
+            key = variable_for(in_loop, "_key")
+            loop = f"for {key} in {cut.listing.keys_of(in_loop)}{span}"
+            removal = f"{in_loop}.pop({key})"
             if cut.ending:
                 removal += f".{cut.ending}"
             elif is_alone:
-                return f"{loop}: del {in_loop}[_key], _key"
-            return f"{loop}: {removal}; del _key" if is_alone else f"[{removal} {loop}];"
+                return f"{loop}: del {in_loop}[{key}], {key}"
+            return f"{loop}: {removal}; del {key}" if is_alone else f"[{removal} {loop}];"
         case _:
             return _of_elements(cut, [(start, end)])
 
@@ -380,8 +494,9 @@ def _in_each(groups: list[list[Cut]]) -> str:
     if span and not first.has_slices:
         items = f"list({items})"
     # The loop takes none of the user's names, and leaves none that keeps the last item.
-    body = in_sequence([*statements, f"del {EACH}"])
-    return f"for {EACH} in {items}{span}: {body}"
+    variable = variable_for(first.target, EACH)
+    body = in_sequence([*statements, f"del {variable}"])
+    return f"for {variable} in {items}{span}: {body}"
 
 
 def _statements_of_items(groups: list[list[Cut]], outer: Sequence[Cut]) -> set[str]:
@@ -439,7 +554,8 @@ def _outer_of_each(groups: list[list[Cut]]) -> list[Cut]:
 def inside(cut: Cut, outer: Cut) -> Cut:
     """Return a reference of an item that a loop calls ``_item``; as it is if its code differs."""
     prefix = outer.target
+    variable = variable_for(prefix, EACH)
     if not prefix or not cut.owner.startswith(prefix) or not cut.target.startswith(prefix):
         return cut
-    owner = f"{EACH}{cut.owner[len(prefix) :]}"
-    return replace(cut, owner=owner, target=f"{EACH}{cut.target[len(prefix) :]}")
+    owner = f"{variable}{cut.owner[len(prefix) :]}"
+    return replace(cut, owner=owner, target=f"{variable}{cut.target[len(prefix) :]}")

@@ -1,0 +1,52 @@
+"""Chooses the variables of loops in lines, which must not be variables of the user."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Container
+from itertools import count
+
+_LOOP = re.compile(r"for (\w+) in ")
+
+
+def variable_for(code: str, name: str) -> str:
+    """Return the name of a loop's variable, or one like it if the loop's code names a variable of
+    the user so.
+
+    >>> variable_for("runs[0]", "_item"), variable_for("_item", "_item")
+    ('_item', '_item2')
+    """
+    return _free_name(name, set(re.findall(r"\w+", code)))
+
+
+def with_free_variable(line: str, names: Container[str]) -> str:
+    """Return a line whose loop does not bind one of some names.
+
+    >>> with_free_variable("for _item in runs: del _item['x']; del _item", {"_item"})
+    "for _item2 in runs: del _item2['x']; del _item2"
+    """
+    loop = _LOOP.match(line)
+    if loop is None or loop[1] not in names:
+        return line
+    variable = _free_name(loop[1], names, set(re.findall(r"\w+", line)))
+    written = list[str]()
+    end = 0
+    for token in tokenize.generate_tokens(io.StringIO(line).readline):
+        if token.type == tokenize.NAME and token.string == loop[1]:
+            start = token.start[1]
+            is_attribute = line[:start].endswith(".")
+            written += [line[end:start], loop[1] if is_attribute else variable]
+            end = token.end[1]
+    return "".join([*written, line[end:]])
+
+
+def _free_name(name: str, *taken: Container[str]) -> str:
+    """Return a name, or the first one like it that none of some containers has."""
+    candidate = name
+    for number in count(2):
+        if not any(candidate in names for names in taken):
+            return candidate
+        candidate = f"{name}{number}"
+    raise AssertionError("numbers never end")
