@@ -431,6 +431,19 @@ class RetainedArray(Record):
     """Libraries that keep memory of it which nothing counts."""
 
 
+@dataclass(frozen=True)
+class KeptObject(Record):
+    """The object of a name that an experiment has kept, with all that it holds."""
+
+    name: str
+    device_bytes: dict[str, int]
+    """Bytes by device; ``cpu`` is RAM. Memory that several names share is counted for one of them.
+    """
+    is_at_least: bool = False
+    """True if it holds more: memory that is not counted, or that was not reached within the limits.
+    """
+
+
 FREE_HEAP_PAGES = "free heap pages"
 """Name of the step that returns free pages of the heap to the system."""
 
@@ -590,6 +603,8 @@ class ExperimentRecord(Record):
     """One per engine of a cluster; then all sizes are sums, and the time is that of the slowest."""
     span_seconds: float = 0.0
     """Time from its start to the end of its code, including pauses between its cells."""
+    kept_objects: tuple[KeptObject, ...] = ()
+    """The objects of ``kept`` names with at least ``min_held_bytes``, if it has left that much."""
 
 
 # -- the records of a session -------------------------------------------------------------------

@@ -52,6 +52,17 @@ def test_an_experiment_is_called_by_its_cell_by_default(kernel: Kernel) -> None:
     assert kernel.value("(kept, 'dropped' in globals())") == (1, False)
 
 
+def test_large_kept_objects_are_shown_with_their_memory(kernel: Kernel) -> None:
+    keep_two = """
+%%experiment e --keep small,pair,array
+import numpy as np
+small, array = 1, np.ones(2**20)
+pair = [array, np.ones(2**18)]
+"""
+    (report,) = ok(kernel, keep_two).reports("experiment")
+    assert "kept: array (RAM 8 MiB), pair (RAM 2 MiB), small\n" in report
+
+
 STRUCK_ONCE = """
 import signal
 import numpy as np

@@ -76,11 +76,24 @@ def _experiment_facts(record: ExperimentRecord) -> list[layout.Fact]:
 
 def name_facts(record: ExperimentRecord) -> list[layout.Fact]:
     """Return the facts on an experiment's names: deleted, restored and kept ones."""
-    names = {"deleted": record.deleted, "restored": record.restored, "kept": record.kept}
+    names = {"deleted": record.deleted, "restored": record.restored}
     facts = []
     for title, values in names.items():
         facts.append(layout.Fact(title, list(map(clean_name, values)), code=True))
+    facts.append(layout.Fact("kept", _kept_names(record), code=True))
     return facts
+
+
+def _kept_names(record: ExperimentRecord) -> list[str]:
+    """Return the kept names, the largest first, with the memory of large objects."""
+    texts = dict[str, str]()
+    for item in record.kept_objects:
+        bound = "at least " if item.is_at_least else ""
+        sizes = ", ".join(layout.sizes(item.device_bytes))
+        texts[item.name] = f"{clean_name(item.name)} ({bound}{sizes})"
+    for name in record.kept:
+        texts.setdefault(name, clean_name(name))
+    return list(texts.values())
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:

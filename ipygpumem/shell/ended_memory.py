@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ipygpumem.probes.host import RamFigures
 from ipygpumem.probes.malloc import allocated_bytes, malloc_bytes
 from ipygpumem.probes.mappings import own_pages
-from ipygpumem.records import FREE_HEAP_PAGES, FreeingStep, RetainedArray, Usage
+from ipygpumem.records import FREE_HEAP_PAGES, FreeingStep, KeptObject, RetainedArray, Usage
 from ipygpumem.shell.measured_scope import MeasuredScope
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class MemoryAfter:
     """The objects that are still alive."""
     lists_alive: bool = False
     """True if these are all objects that are still alive, as far as our search finds them."""
+    kept: tuple[KeptObject, ...] = ()
+    """The large objects of the names that stay on purpose."""
     kept_in_older_bytes: int = 0
     """RAM of the new arrays in older objects of the names that stay on purpose."""
 

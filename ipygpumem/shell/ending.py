@@ -26,6 +26,7 @@ from ipygpumem.probes.malloc import BLOCK_BYTES, allocated_bytes, malloc_bytes
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import (
     ExperimentRecord,
+    KeptObject,
     RetainedArray,
     Usage,
 )
@@ -146,6 +147,7 @@ class ExperimentEnd:
             EndStep(self._collect, "garbage was not collected", waits=True),
             EndStep(self._measure, "its memory was not measured", waits=True),
             EndStep(self._find_survivors, "objects still alive were not listed", never, waits=True),
+            EndStep(self._measure_kept, "kept objects were not measured", never, waits=True),
             EndStep(self._make_record, "its record has no measurements", waits=True),
             EndStep(self._forget_start, "its list of older objects stays in memory", waits=True),
         ]
@@ -407,6 +409,25 @@ class ExperimentEnd:
         scope = self._scope.names
         return (*scope.outcome.kept, *scope.shared())
 
+    def _measure_kept(self) -> None:
+        """Measure the objects of the kept names, if much memory is left."""
+        least_bytes = self._context.config.min_held_bytes
+        kept = self._scope.names.outcome.kept
+        if not kept or all(usage.delta_bytes < least_bytes for usage in self._after.usages):
+            return
+        from ipygpumem.inventory.top import measure_names  # loading must stay fast
+
+        namespace = self._context.namespace
+        objects = {name: namespace[name] for name in kept if name in namespace}
+        with growth_for("the search at its end"):
+            measured = measure_names(objects, {}, namespaces=[id(namespace)])
+        kept_objects = list[KeptObject]()
+        for row in measured.names:
+            if row.size_bytes >= least_bytes:
+                is_at_least = row.is_at_least or bool(measured.notes)
+                kept_objects.append(KeptObject(row.name, row.device_bytes, is_at_least))
+        self._after.kept = tuple(kept_objects)
+
     # -- the record --------------------------------------------------------------------------------
 
     def _forget_start(self) -> None:
@@ -459,6 +480,7 @@ class ExperimentEnd:
             ooms=log.ooms,
             budget=limits,
             span_seconds=max(seconds, log.span_seconds),
+            kept_objects=self._after.kept,
         )
 
 
