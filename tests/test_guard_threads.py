@@ -227,7 +227,13 @@ thread.join()
 
 def test_a_pools_workers_that_wait_keep_no_limit(notebook: Kernel) -> None:
     soft = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
-    works(notebook, "import asyncio", ON, "await asyncio.to_thread(len, ())")
+    # Without the workers of an earlier test, which were not started under this limit.
+    works(
+        notebook,
+        "import asyncio; from concurrent.futures import ThreadPoolExecutor",
+        "asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())",
+    )
+    works(notebook, ON, "await asyncio.to_thread(len, ())")
     # A worker may still be on its way to its queue when the cell ends.
     wait_for(lambda: notebook.value(soft) == -1)
     works(
