@@ -257,7 +257,7 @@ class IsolatedCell:
         while not (self._is_done or self._is_late):
             seconds = min(_PAUSE_SECONDS, deadline - time.monotonic())
             self._connection.socket.settimeout(max(0.001, seconds))
-            message: tuple[Any, ...] | None = ()
+            message: tuple[Any, ...] | None = ()  # nothing came
             try:
                 message = self._connection.receive()
             except TimeoutError:
