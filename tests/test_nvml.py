@@ -22,7 +22,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import nvml
 from ipygpumem.probes.accelerators import CachingAllocatorProbe, parse_device
 from ipygpumem.probes.nvml import Nvml
-from ipygpumem.probes.pools import finder
+from ipygpumem.probes.pools import finder_of_probes
 from tests.fake_nvml import FakeNvml, NVMLError, NVMLLibraryMismatchError
 from tests.fake_nvml import driver as driver  # a fixture
 from tests.fakes import FakeAllocator, fake_module, fake_torch
@@ -415,7 +415,7 @@ def test_mps_is_sampled_and_has_no_peak_of_its_own(monkeypatch: pytest.MonkeyPat
     mps = SimpleNamespace(**{name: lambda size=size: size for name, size in sizes.items()})
     backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", fake_module(mps=mps, backends=backends))
-    (probe,) = [probe for probe in finder()() if getattr(probe, "name", "") == "torch"]
+    (probe,) = [probe for probe in finder_of_probes()() if getattr(probe, "name", "") == "torch"]
     (reading,) = probe.read()
     assert probe.sampled
     assert (reading.device, reading.current_bytes, reading.reserved_bytes, reading.method) == (
@@ -446,7 +446,7 @@ def test_a_half_imported_torch_is_not_wrapped(
 ) -> None:
     torch = sys.modules["torch"]
     monkeypatch.setattr(torch, "__spec__", SimpleNamespace(_initializing=True))
-    find = finder()
+    find = finder_of_probes()
     assert not [probe for probe in find() if isinstance(probe, CachingAllocatorProbe)]
     monkeypatch.setattr(torch, "__spec__", SimpleNamespace(_initializing=False))
     assert [probe for probe in find() if isinstance(probe, CachingAllocatorProbe)]

@@ -18,7 +18,7 @@ from ipygpumem.inventory.device_parts import device_parts, pools_on
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import pools as plugins
 from ipygpumem.probes.accelerators import WholeDevice
-from ipygpumem.probes.pools import PluginProbe, finder
+from ipygpumem.probes.pools import PluginProbe, finder_of_probes
 from ipygpumem.reclaim.emptying import empty_device_caches
 from ipygpumem.records import Reading
 from ipygpumem.units import GIB, MIB
@@ -118,7 +118,7 @@ LOAD = {"jax:0": load_jax, "cupy:1": load_cupy, "rmm": load_rmm, "tensorflow:0":
 @pytest.mark.parametrize("device", LOAD)
 def test_a_library_is_read_only_after_it_was_initialised(device: str, loaded: Any) -> None:
     library = Library(is_begun=False)
-    find = finder()
+    find = finder_of_probes()
     assert [probe for probe in find() if hasattr(probe, "name")] == []
     LOAD[device](loaded, library)
     (probe,) = [probe for probe in find() if hasattr(probe, "name")]
@@ -144,7 +144,7 @@ def test_a_span_with_a_new_highest_peak_is_exact_without_a_reset(device: str, lo
     LOAD[device](loaded, library)
     library.take(512 * MIB)
     library.take(-512 * MIB)
-    meter = Meter([], find_more=finder(), sample_seconds=600)
+    meter = Meter([], find_more=finder_of_probes(), sample_seconds=600)
     try:
         span = meter.span()
         library.take(64 * MIB)

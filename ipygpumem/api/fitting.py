@@ -20,7 +20,7 @@ from ipygpumem.fitting.plan import Plan
 from ipygpumem.heap.heap import refuse_while_traced
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
-from ipygpumem.probes.pools import finder
+from ipygpumem.probes.pools import finder_of_probes
 from ipygpumem.report import estimate as _reports  # noqa: F401  # registers how records are shown
 from ipygpumem.units import MIB, checked_bytes, finite
 
@@ -156,12 +156,13 @@ def autofit(
     def run(function: Callable[..., Any], start: Mapping[str, Any]) -> AutofitResult:
         __tracebackhide__ = True
         plan = Plan(start, smallest=min, step=step, headroom=headroom, max_tries=max_tries)
-        if (app := loaded_app()) is not None:
+        app = loaded_app()
+        if app is not None:
             context = app.context
-            return run_tries(
-                function, Fit(plan, context.meter, app.experiments.ran_out_in_try, context.garbage)
-            )
-        meter = Meter([HostProbe()], find_more=finder())
+            fit = Fit(plan, context.meter, app.experiments.ran_out_in_try, context.garbage)
+            return run_tries(function, fit)
+        # In a script
+        meter = Meter([HostProbe()], find_more=finder_of_probes())
         try:
             return run_tries(function, Fit(plan, meter))
         finally:

@@ -236,12 +236,15 @@ class CellFit:
         for name in plan.values.keys() & self._bindings.assigned:
             raise AutofitError(_SETS_ITSELF.format(name))
         self._before = {name: namespace.get(name, _MISSING) for name in plan.values}
+        """The objects of the variables before the first try."""
         self._try: _OpenTry | None = None
         """The last one."""
         self._undone: list[str] = []
         """Variables that the last try's code has set itself."""
         self._saved_bytes = 0
+        """Memory of the old values of the cell's names during the tries."""
         self._value: object = None
+        """The value of the body's last statement, which IPython shows after the loop."""
         self._estimate: object = None
         self._reports: list[Report] = []
         """The report of the last estimate."""

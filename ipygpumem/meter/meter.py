@@ -239,7 +239,7 @@ class Meter:
         peak: bool = True,
         rearm: bool = False,
     ) -> dict[str, Reading]:
-        """Do the same with some probes; see ``readings``."""
+        """Read some probes into all open spans; ``readings`` describes the arguments."""
         by_device = dict[str, Reading]()
         spans = self._open_spans()
         for probe in probes:

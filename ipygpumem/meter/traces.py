@@ -8,7 +8,7 @@ from collections import deque
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.outside import OutsideProbe
-from ipygpumem.probes.pools import finder
+from ipygpumem.probes.pools import finder_of_probes
 from ipygpumem.records import TraceRecord
 
 _MOST = 10_000
@@ -29,4 +29,4 @@ def of_script() -> Traces:
     Their meter stays open: opening one takes longer than a trace may, and while it is open, torch's
     ``max_memory_allocated()`` still returns the peaks that the meter has reset.
     """
-    return Traces(Meter([HostProbe(), OutsideProbe()], find_more=finder()))
+    return Traces(Meter([HostProbe(), OutsideProbe()], find_more=finder_of_probes()))

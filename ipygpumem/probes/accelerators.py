@@ -320,17 +320,17 @@ class _SharedPeaks:
 
     torch's caching allocators have one resettable peak per statistic. We must reset it at every
     boundary to measure one cell's peak; the user's ``max_memory_allocated()`` must not notice. So
-    the two lowest functions, which all Python-level ones call, are wrapped while we measure: peaks
-    cleared by our resets are stored in ``_hidden`` and added to the user's readings, and before the
-    user resets a counter we read it.
+    the two lowest functions, which all Python-level ones call, are wrapped while we measure. Peaks
+    that our resets clear are stored for the user's readings (``_users_peaks``), and the peak that a
+    reset by the user clears is stored for ours (``_our_peaks``).
     """
 
     def __init__(self, library: Any, stats: str, reset: str) -> None:
         """Wrap the functions of ``library`` named ``stats`` and ``reset``."""
         self._library = library
-        self._hidden: dict[int, dict[tuple[str, ...], int]] = {}
+        self._users_peaks: dict[int, dict[tuple[str, ...], int]] = {}
         """Peaks that our resets cleared and the user has not, by device and path."""
-        self._pending: dict[int, int] = {}
+        self._our_peaks: dict[int, int] = {}
         """Peak of allocated bytes that a reset by the user cleared, by device."""
         self._latest: dict[int, Stats] = {}
         """The last statistics of each device since our last ``rearm``."""
@@ -367,18 +367,18 @@ class _SharedPeaks:
         ``rearm``.
         """
         stats = self._latest[device] = self._stats(device)
-        return stats, max(stats["allocated_bytes"]["all"]["peak"], self._pending.get(device, 0))
+        return stats, max(stats["allocated_bytes"]["all"]["peak"], self._our_peaks.get(device, 0))
 
     def rearm(self, device: int) -> None:
         """Reset the counters of ``device``, and store the peaks that the user would still have
         seen.
         """
-        hidden = self._hidden.setdefault(device, {})
+        users_peaks = self._users_peaks.setdefault(device, {})
         stats = self._latest.pop(device, {}) or self._stats(device)
         for path, values in _with_peaks(stats):
-            hidden[path] = max(hidden.get(path, 0), values["peak"])
+            users_peaks[path] = max(users_peaks.get(path, 0), values["peak"])
         self._reset(device)
-        self._pending.pop(device, None)
+        self._our_peaks.pop(device, None)
 
     def _stats_for_user(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return torch's function with the peaks that the user's code would see without our
@@ -387,9 +387,9 @@ class _SharedPeaks:
 
         def stats(device: int) -> Stats:
             statistics: Stats = original(device)
-            hidden = self._hidden.get(device, {})
+            users_peaks = self._users_peaks.get(device, {})
             for path, values in _with_peaks(statistics):
-                values["peak"] = max(values["peak"], hidden.get(path, 0))
+                values["peak"] = max(values["peak"], users_peaks.get(path, 0))
             return statistics
 
         return stats
@@ -400,9 +400,9 @@ class _SharedPeaks:
         def reset(device: int) -> None:
             # RuntimeError without an allocator: the original raises it, too.
             with contextlib.suppress(RuntimeError):
-                self._pending[device] = self.read(device)[1]
+                _, self._our_peaks[device] = self.read(device)
             original(device)
-            self._hidden.pop(device, None)
+            self._users_peaks.pop(device, None)
 
         return reset
 

@@ -28,7 +28,7 @@ _PRESENT, _FILE_OR_SHARED = 0x80, 0x20
 """Bits 63 and 61 of an entry, in its highest byte."""
 _RESIDENT = bytes(bool(value & _PRESENT) for value in range(256))
 _ANONYMOUS = bytes(value & (_PRESENT | _FILE_OR_SHARED) == _PRESENT for value in range(256))
-"""Tables that translate an entry's highest byte to 1 if the page counts, else to 0."""
+"""Kinds of pages: tables that translate an entry's highest byte to 1 for such a page, else to 0."""
 _SMALL = 16 * PAGE_BYTES
 """Smaller ranges count as present: reading the entries of many small ones would cost too much."""
 
@@ -49,8 +49,8 @@ def resident_bytes(address: int, size: int) -> int:
     return _in_pagemap([(address, size)], _RESIDENT)[0]
 
 
-def _in_pagemap(ranges: Iterable[tuple[int, int]], table: bytes) -> list[int]:
-    """Return the bytes of each range in pages that count by ``table``."""
+def _in_pagemap(ranges: Iterable[tuple[int, int]], kind: bytes) -> list[int]:
+    """Return the bytes of each range in pages of a kind, such as ``_RESIDENT``."""
     descriptor = open_file("/proc/self/pagemap", os.O_RDONLY)
     if descriptor is None:
         raise OSError("/proc/self/pagemap cannot be read")
@@ -58,7 +58,7 @@ def _in_pagemap(ranges: Iterable[tuple[int, int]], table: bytes) -> list[int]:
         counted = list[int]()
         for address, size in ranges:
             if size >= _SMALL:
-                counted.append(_counted_bytes(descriptor, address, size, table))
+                counted.append(_counted_bytes(descriptor, address, size, kind))
             else:
                 counted.append(size)
         return counted
@@ -66,13 +66,13 @@ def _in_pagemap(ranges: Iterable[tuple[int, int]], table: bytes) -> list[int]:
         os.close(descriptor)
 
 
-def _counted_bytes(descriptor: int, address: int, size: int, table: bytes) -> int:
-    """Return the bytes of a range in pages that count by ``table``."""
+def _counted_bytes(descriptor: int, address: int, size: int, kind: bytes) -> int:
+    """Return the bytes of a range in pages of a kind."""
     first = address // PAGE_BYTES
     last = divided_up(address + size, PAGE_BYTES)
     pages = 0
     for start in range(first, last, _AT_ONCE):
         entries = os.pread(descriptor, min(_AT_ONCE, last - start) * _ENTRY, start * _ENTRY)
         highest_bytes = entries[_ENTRY - 1 :: _ENTRY]
-        pages += highest_bytes.translate(table).count(1)
+        pages += highest_bytes.translate(kind).count(1)
     return min(size, pages * PAGE_BYTES)

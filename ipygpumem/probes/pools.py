@@ -148,13 +148,15 @@ class PoolProbe(Probe):
         self._marks = dict(self._highest)
 
 
-def finder() -> Callable[[], list[Probe]]:
+def finder_of_probes() -> Callable[[], list[Probe]]:
     """Return a function that returns the probes of libraries loaded since its last call."""
-    waiting = list(_READERS)
+    waiting = list(_READERS)  # the libraries that are not loaded yet
 
     def find() -> list[Probe]:
         probes: list[Probe] = []
-        for name in [name for name in waiting if name in sys.modules and loaded(name) is not None]:
+        for name in waiting.copy():
+            if name not in sys.modules or loaded(name) is None:
+                continue
             waiting.remove(name)
             if name == "torch":
                 probes += _probes_of_torch(sys.modules[name])

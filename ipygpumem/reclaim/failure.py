@@ -86,9 +86,15 @@ def classify(error: BaseException) -> Failure:
 def _out_of_memory(
     errors: Iterable[BaseException], error: BaseException, interrupts: Iterable[BaseException]
 ) -> list[BaseException]:
-    """Return the out-of-memory errors among ``errors`` that no interrupt of them leads to.
+    """Return the out-of-memory errors in a chain that ended the code.
 
-    A Ctrl-C may come while an out-of-memory error is handled, which is then its context.
+    A Ctrl-C may come while an out-of-memory error is handled: then the chain of the interrupt
+    contains that error, and the code was interrupted.
+
+    Args:
+        errors: the chain of ``error``.
+        error: the error that left the code; it counts in any case.
+        interrupts: the interrupts in the chain.
     """
     before_interrupts = set[int]()
     for interrupt in interrupts:

@@ -170,10 +170,10 @@ _NOT_FOLLOWED = {*ATOMS, *map(id, (type, ModuleType, FrameType))}
 
 
 def _keeps_itself(error: BaseException, notebook: Mapping[str, object]) -> bool:
-    """Return True if an error refers to itself, as in ``error.first = error``, or if that takes too
-    long to find out.
+    """Return True if a path leads from an error back to itself, or if the search takes too long.
 
-    So does an error that a function has caught, kept in a local, and returned.
+    The path may be an attribute, as in ``error.first = error``, or the frame of a function that has
+    caught the error, kept it in a local, and returned it.
     """
     reached = {id(notebook), id(vars(builtins)), id(error)}
     waiting: list[object] = [error]

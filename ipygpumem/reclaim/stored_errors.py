@@ -133,6 +133,7 @@ class _Contents:
 
     errors: list[tuple[Path, BaseException]] = field(default_factory=list)
     inner_keys: list[object] = field(default_factory=list)
+    """The keys of the small containers among the items."""
     inner: list[Any] = field(default_factory=list)
     """The small containers; a list of pairs with their keys would make Python collect the young
     garbage after ten thousand, which makes all that is young old.
@@ -161,7 +162,10 @@ class _Contents:
                     self.inner.append(item)
 
     def add_inner_errors(self, allowance: Allowance) -> None:
-        """Add the errors in the small containers."""
+        """Add the errors in the small containers among the items.
+
+        The collector tells in one call if there are errors in many of them; only then is each read.
+        """
         all_keys = chunks(self.inner_keys, _AT_ONCE)
         all_inner = chunks(self.inner, _AT_ONCE)
         for keys, containers in zip(all_keys, all_inner, strict=True):

@@ -292,12 +292,10 @@ def _room_for_wide_letters(table: Table, letters: Sequence[int]) -> list[int]:
 def _looks(table: Table, letters: Sequence[int]) -> list[Look]:
     """Return the look of each column, given its letters."""
     looks = []
-    is_second = False
-    for name, size in zip(table.columns, letters, strict=True):
+    for place, (name, size) in enumerate(zip(table.columns, letters, strict=True)):
         is_number = name in table.numbers
         is_code = name in table.code
-        looks.append(_look_of_column(size, number=is_number, code=is_code, is_second=is_second))
-        is_second = len(looks) == 1
+        looks.append(_look_of_column(size, number=is_number, code=is_code, is_second=place == 1))
     return looks
 
 

@@ -220,24 +220,31 @@ def _uncounted_text(group: Sequence[RetainedArray]) -> str:
 
 
 def _words_on_objects(group: Sequence[RetainedArray]) -> str:
-    """Return the number, name, type and content of leaks of the same kind."""
+    """Return the number, name, type and content of leaks of the same kind, such as
+    ``3 × data: Tensor float32 1024×1024``.
+    """
     first = group[0]
     objects = sum(item.objects for item in group)
-    kind = clean_name(first.type_name)
     is_of_many_types = first.type_name == SEVERAL_TYPES and bool(first.parts) and objects > 1
-    if is_of_many_types:
-        kind = f"{objects:,} objects ({contents_text(first)})"
-    elif first.shape is None:
-        contents = large_contents_text(first) or shape_text(first)
-        if contents:
-            kind = f"{kind} with {contents}"
-    shape = format_shape(first.shape or ())
-    words = [kind, shape]
+    words = [_kind_of_objects(first, objects, is_of_many_types=is_of_many_types)]
     if not first.parts:
-        words.insert(1, first.dtype)
+        words.append(first.dtype)
+    words.append(format_shape(first.shape or ()))
     text = " ".join(clean_name(word) for word in words if word)
     if first.name:
         text = f"{clean_name(first.name)}: {text}"
     if objects > 1 and not is_of_many_types:
         return f"{objects:,} × {text}"
     return text
+
+
+def _kind_of_objects(first: RetainedArray, objects: int, *, is_of_many_types: bool) -> str:
+    """Return the type of leaks of the same kind, of which ``first`` is one, with their content."""
+    kind = clean_name(first.type_name)
+    if is_of_many_types:
+        return f"{objects:,} objects ({contents_text(first)})"
+    if first.shape is None:
+        contents = large_contents_text(first) or shape_text(first)
+        if contents:
+            return f"{kind} with {contents}"
+    return kind

@@ -49,7 +49,8 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
         size_bytes = sum(share.size_bytes for share in remaining)
         rows.append(row_of_more(len(remaining), size_bytes, "name"))
     rows += _rows_without_name(names)
-    shown = list({share.row.name: share.row for share in shares[:top]}.values())
+    rows_by_name = {share.row.name: share.row for share in shares[:top]}
+    shown = list(rows_by_name.values())  # a name on two devices has two shares
     lines = list(map(clean, names.notes))
     if any(row.held_by for row in shown):
         lines.append(_COUNTED_ONCE)

@@ -165,13 +165,15 @@ def _lines_of_content(ownership: Ownership) -> list[str]:
 
 def _head_of_why(ownership: Ownership) -> list[str]:
     """Return the headline: the object, its size, and the memory that ``del`` frees."""
-    on_devices = sizes(ownership.device_bytes)
-    if on_devices and (ownership.is_at_least or not ownership.complete):
-        on_devices[0] = f"at least {on_devices[0]}"
-    names = map(clean_name, (ownership.name, ownership.type_name))
+    head = [clean_name(ownership.name), clean_name(ownership.type_name)]
     if not ownership.followed:
-        return list(names)
-    head = [*names, *(on_devices or [format_bytes(ownership.size_bytes)])]
+        return head
+    on_devices = sizes(ownership.device_bytes)
+    if not on_devices:
+        on_devices = [format_bytes(ownership.size_bytes)]
+    elif ownership.is_at_least or not ownership.complete:
+        on_devices[0] = f"at least {on_devices[0]}"
+    head += on_devices
     freed = sum(ownership.freed_bytes.values())
     if ownership.is_name and (freed or ownership.complete):
         target = clean_name(target_of(ownership.name))

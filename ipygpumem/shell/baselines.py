@@ -48,7 +48,9 @@ class Baseline:
     ) -> None:
         self._namespace = context.namespace
         self._before: BaselineSnapshot | None = None
+        """The arrays at the start; None without a library of arrays."""
         self._has_failed = False
+        """True if the arrays could not be listed: then every array may have been there."""
         if {"torch", "numpy"} & sys.modules.keys():
             try:
                 self._before = BaselineSnapshot(context.namespace, context.garbage, known)
@@ -59,14 +61,19 @@ class Baseline:
                 why = f"because the baseline at the start failed: {describe_error(error)}"
                 remarks.append(f"objects still alive will not be listed, {why}")
         self._names = NameSnapshot(context.namespace, names)
+        """The objects of the names, by identity."""
         self.contents = Contents(context.namespace, _modules_besides(context.namespace))
+        """The contents of the containers to which the names lead."""
         self._made = ObjectsSince()
+        """The tracked objects made since."""
         self._moment_of_list = 0
         """When ``objects_at_end`` was listed."""
         self._garbage = context.garbage
         self._threads = frozenset(sys._current_frames())
-        self._modules = len(sys.modules)
+        """The threads that run already."""
+        self._number_of_modules = len(sys.modules)
         self._in_context = frozenset(map(id, copy_context().values()))
+        """Identities of the values of context variables."""
         self._addresses: ReadableAddresses | None = None
         """The addresses at the start; None if all arrays are known."""
         if self._before is not None and not self._before.is_certain:
@@ -74,6 +81,7 @@ class Baseline:
         self._in_new_containers = set[int]()
         """Identities of the NumPy arrays that only containers made since have, as of the end."""
         self._mark = context.garbage.mark()
+        """The start, for the collector."""
         context.garbage.list_from_now(self._made)
 
     @property
@@ -247,7 +255,7 @@ class Baseline:
 
     def modules_imported(self) -> int:
         """Return the number of modules that were imported since."""
-        return len(sys.modules) - self._modules
+        return len(sys.modules) - self._number_of_modules
 
     def elsewhere(self) -> list[object]:
         """Return the text and numbers in local names of new threads, and the new values of context

@@ -221,7 +221,18 @@ class CodeObserver:
     def _names_to_report(
         self, code: SeenCode, here: list[HasScope], cell: Cell, *, opens_scope: bool
     ) -> frozenset[str]:
-        """Return the names whose bindings a scope may need, so that the code must report them."""
+        """Return the names whose bindings a scope may need, so that the code must report them.
+
+        If no other thread runs code, and no scope opens later in the cell, these are only the names
+        that the scope around the code may shadow, and those that it imports. A name that is new is
+        the scope's in any case.
+
+        Args:
+            code: the code that runs next.
+            here: the open experiments around it.
+            cell: its cell.
+            opens_scope: True if the code's first line opens a scope.
+        """
         source = cell.source
         body = source
         if opens_scope:
@@ -236,10 +247,10 @@ class CodeObserver:
         names = (bindings.bound | bindings.deleted) - bindings.shared
         # Another thread's cell may bind a name that is new here before this code binds it.
         in_one_thread = not (in_several_threads or has_subshells())
-        only_here = in_one_thread and len(here) == len(self._open)
-        if only_here and not may_open_later:
+        are_all_here = len(here) == len(self._open)
+        if in_one_thread and are_all_here and not may_open_later:
             if opens_scope:
-                names &= self._context.namespace.keys()  # other names will belong to the scope
+                names &= self._context.namespace.keys()
             elif here:
                 names = here[-1].scope.to_report(names)
         names |= bindings.imported - bindings.shared

@@ -11,7 +11,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.outside import OutsideProbe
-from ipygpumem.probes.pools import finder
+from ipygpumem.probes.pools import finder_of_probes
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.display import Display
@@ -48,7 +48,7 @@ def context_for(
     """Return the context of a shell that measures with ``probes``; without any, with the host and
     all accelerators.
     """
-    find_more = None if probes else finder()
+    find_more = None if probes else finder_of_probes()
     meter = Meter(probes or [host, OutsideProbe()], find_more=find_more)
     display = Display(shell, config)
     return ShellContext(shell, config, meter, Garbage(), CellStack(), display, isolation)

@@ -37,8 +37,9 @@ class ErrorIsolation:
         self.each_with((), name, steps)
 
     def each_with(self, given: tuple[object, ...], name: str, steps: Sequence[HookStep]) -> None:
-        """Do the same with steps that take the arguments ``given``, because no closure may
-        reference a cell's result.
+        """Do steps as ``each`` does, with the arguments ``given``.
+
+        They are not in closures, because a closure may keep a cell's result alive.
         """
         raised: list[BaseException] = []
         for work, lost in steps:

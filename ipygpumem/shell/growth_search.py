@@ -254,8 +254,8 @@ def _grouped(named: dict[str, object]) -> dict[str, object]:
 def _with_received_objects(
     names: LargestNames, before: LargestNames, contents: Contents, objects: dict[str, object]
 ) -> LargestNames:
-    """Return names, some too large to be measured as a whole, with their sizes ``before`` and of
-    what they received.
+    """Return names of which some are too large to be measured as a whole: each has at least its
+    size at the first look, and that of the objects that it has received since.
     """
     cpu_bytes = Counter({row.name: row.device_bytes.get("cpu", 0) for row in before.names})
     with undisturbed():
@@ -266,6 +266,7 @@ def _with_received_objects(
         sizes.drop()
     rows = list[NamedSize]()
     for row in names.names:
+        # The larger figure of each device
         device_bytes = Counter(row.device_bytes) | Counter(cpu=cpu_bytes[row.name])
         rows.append(row._replace(device_bytes=device_bytes))
     return replace(names, names=tuple(rows))

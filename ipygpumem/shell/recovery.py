@@ -51,9 +51,13 @@ _SPARE_BYTES = 8 * MIB
 
 
 @dataclass(eq=False, repr=False)  # generating these methods would slow down loading
-class _Figures:
-    """The figures of an error before and after it is released."""
+class _HandledError:
+    """An error whose memory is freed, with the figures from before and after that."""
 
+    error: BaseException
+    failure: Failure
+    cell: Cell | None
+    """The cell that gets the record."""
     releases: bool
     """True if its frames shall be released."""
     cause: Cause | None = None
@@ -175,83 +179,79 @@ class Recovery:
         An interrupt of the search for figures, or our own failure there, only shortens the record:
         the memory is freed all the same.
         """
-        figures = _Figures(releases=release)
+        handled = _HandledError(error, failure, cell, releases=release)
         steps: list[HookStep] = [
             (self._measure_before, "the report of the error is not complete"),
             (self._free, "the memory held by this error was not freed"),
             (self._release, "the memory held by this error was not freed"),
             (self._add_record, "the report of the error is missing"),
         ]
-        given = error, failure, cell, figures
-        self._context.isolation.each_with(given, "the recovery after an error", steps)
+        self._context.isolation.each_with((handled,), "the recovery after an error", steps)
 
-    def _measure_before(
-        self, error: BaseException, failure: Failure, cell: Cell | None, figures: _Figures
-    ) -> None:
+    def _measure_before(self, handled: _HandledError) -> None:
         """Find the figures of an error before it is released, as far as memory suffices to get
         them.
         """
         allowance = Allowance()
-        if failure.kind == "oom":
-            figures.cause = self._cause(error, failure, cell, allowance.share(2))
+        is_oom = handled.failure.kind == "oom"
+        if is_oom:
+            handled.cause = self._cause(
+                handled.error, handled.failure, handled.cell, allowance.share(2)
+            )
         with contextlib.suppress(MemoryError):  # only needed for the report
-            figures.readings = self._meter.now(detail=True)
-            figures.memory = listing.held_by_frames(error, self._shell.user_ns, allowance)
-            if figures.releases:
-                figures.plain = plain_locals(error)
-            if failure.kind == "oom":
-                figures.optimizer = find_incomplete_optimizer(error)
+            handled.readings = self._meter.now(detail=True)
+            handled.memory = listing.held_by_frames(handled.error, self._shell.user_ns, allowance)
+            if handled.releases:
+                handled.plain = plain_locals(handled.error)
+            if is_oom:
+                handled.optimizer = find_incomplete_optimizer(handled.error)
 
-    def _free(
-        self, error: BaseException, failure: Failure, _: Cell | None, figures: _Figures
-    ) -> None:
+    def _free(self, handled: _HandledError) -> None:
         """Release an error's frames, if they shall be released, then free memory."""
-        if not figures.releases:
+        if not handled.releases:
             return
-        release = partial(self._release, error, failure, None, figures)
-        freeing = steps_that_free(self._garbage, self._since, devices=not failure.poisoned)
-        reclaim.run_steps(self._meter, [("frames", release), *freeing], figures.steps)
+        release = partial(self._release, handled)
+        devices = not handled.failure.poisoned
+        freeing = steps_that_free(self._garbage, self._since, devices=devices)
+        reclaim.run_steps(self._meter, [("frames", release), *freeing], handled.steps)
         self._named = None
         self._mark = self._garbage.last
         with contextlib.suppress(MemoryError):
             self._named = NameSnapshot(self._shell.user_ns)
 
-    def _release(
-        self, error: BaseException, _failure: Failure, _cell: Cell | None, figures: _Figures
-    ) -> None:
+    def _release(self, handled: _HandledError) -> None:
         """Release an error's frames, if they shall be released and are not: an interrupt may have
         stopped the freeing before.
         """
-        if figures.releases and figures.frames is None:
-            figures.frames = release_stored(error, self._shell)
+        if handled.releases and handled.frames is None:
+            handled.frames = release_stored(handled.error, self._shell)
 
-    def _add_record(
-        self, _: BaseException, failure: Failure, cell: Cell | None, figures: _Figures
-    ) -> None:
+    def _add_record(self, handled: _HandledError) -> None:
         """Add the record of a recovery to its cell, if there is one."""
-        if cell is None:
+        if handled.cell is None:
             return
         optimizer = ""
-        if figures.optimizer is not None:
-            name, reference = figures.optimizer
+        if handled.optimizer is not None:
+            name, reference = handled.optimizer
             if reference() is not None:
                 optimizer = name
+        failure = handled.failure
         now = reclaim.bytes_in_use(self._meter.now())
-        cell.errors.recovery = RecoveryRecord(
+        handled.cell.errors.recovery = RecoveryRecord(
             kind=failure.kind,
             error=failure.error,
             message=failure.message,
             requested_bytes=failure.requested_bytes,
-            free=free_on_devices(figures.readings),
-            held=figures.memory.rows,
-            cut=figures.memory.cut,
-            frames=figures.frames or 0,
-            freed=reclaim.decrease(reclaim.bytes_in_use(figures.readings), now),
+            free=free_on_devices(handled.readings),
+            held=handled.memory.rows,
+            cut=handled.memory.cut,
+            frames=handled.frames or 0,
+            freed=reclaim.decrease(reclaim.bytes_in_use(handled.readings), now),
             now=now,
-            steps=tuple(figures.steps),
+            steps=tuple(handled.steps),
             poisoned=failure.poisoned,
-            plain=figures.plain,
-            cause=figures.cause,
+            plain=handled.plain,
+            cause=handled.cause,
             incomplete_optimizer=optimizer,
         )
 

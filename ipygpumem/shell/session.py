@@ -303,15 +303,16 @@ class Session:
         context.display.scales.lengthen_for(record.usages)
         may_hide = context.config.quiet or begins_with_our_command(record)
         is_hidden = not remarks and may_hide and is_quiet(record)
-        lines = list[str]()
+        own_growth_text = ""
         if own_growth.unreported_bytes:  # taken even if the line is hidden
-            lines.append(own_growth.take_growth_text(record.usages))
+            own_growth_text = own_growth.take_growth_text(record.usages)
         if is_hidden or not context.config.report:
             return []
+        if own_growth_text:
+            remarks = [own_growth_text, *remarks]
         report = cell_report(record, context.display.scales)
-        lines = [*filter(None, lines), *remarks]
-        if lines:
-            report = replace(report, lines=(*report.lines, *lines))
+        if remarks:
+            report = replace(report, lines=(*report.lines, *remarks))
         return [report]
 
     def _remarks(self, cell: Cell, record: CellRecord, result: Any) -> list[str]:

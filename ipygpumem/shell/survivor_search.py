@@ -138,7 +138,7 @@ class SurvivorSearch:
 
     def find_named_arrays_and_tensors(self) -> None:
         """Find the live arrays of names, and tensors without one."""
-        self._add(self._named())
+        self._add(self._live_arrays_of_names())
         self._add(self._tensors_without_name(storages_of(self.alive)))
         if self.unnamed_bytes >= self.smallest:
             self._leave_out_kept_objects()
@@ -157,15 +157,15 @@ class SurvivorSearch:
             self._kept = objects.identities
             self.unnamed_bytes -= objects.size_bytes
 
-    def _add(self, found: Sequence[WatchedName]) -> None:
+    def _add(self, alive: Sequence[WatchedName]) -> None:
         """Add live arrays, which explain a part of the RAM."""
-        self.alive += found
-        for item in found:
+        self.alive += alive
+        for item in alive:
             for array in item.live_arrays():
                 if array.storage not in self._ended.kept and array.device == "cpu":
                     self.unnamed_bytes -= array.size_bytes
 
-    def _named(self) -> list[WatchedName]:
+    def _live_arrays_of_names(self) -> list[WatchedName]:
         """Return the names with large live arrays, each with its cell and its object."""
         ended = self._ended
         parts = list(ended.watched)
@@ -228,14 +228,20 @@ class SurvivorSearch:
             if not self._ended.is_known(item, array):
                 new.setdefault(array.storage, WatchedName.without_name(item, array))
         if new:
-            changes = self._changes(self._ended.baseline.objects_at_end)
-            received = chain.from_iterable(part.items for part in changes.received())
-            frames = list(filter(is_of_pandas, received))
-            if changes.new:
-                frames = without_old_blocks(frames, changes.new)
-            for _, array in described(arrays_behind(frames)):
-                new.pop(array.storage, None)
+            for storage in self._storages_in_received_frames():
+                new.pop(storage, None)
         return list(new.values())
+
+    def _storages_in_received_frames(self) -> set[StorageKey]:
+        """Return the storages of the arrays in data frames that older objects have received, as far
+        as these arrays are new.
+        """
+        changes = self._changes(self._ended.baseline.objects_at_end)
+        received = chain.from_iterable(part.items for part in changes.received())
+        frames = list(filter(is_of_pandas, received))
+        if changes.new:
+            frames = without_old_blocks(frames, changes.new)
+        return {array.storage for _, array in described(arrays_behind(frames))}
 
     def finds_nothing(self) -> bool:
         """Return True if nothing is left that is worth a look at the heap."""
@@ -376,6 +382,7 @@ class SurvivorSearch:
         for part in remaining:
             objects_row = objects_rows.get(object_key(part.items[0]))
             if objects_row is not None and not objects_row.is_whole and not part.chain:
+                # No object leads to all of them: the row has those in the largest place alone.
                 in_one_place = part.largest_place(holders, self.smallest)
                 if in_one_place is not None:
                     part = in_one_place
@@ -435,9 +442,13 @@ class SurvivorSearch:
         for item, array in described(heap.ndarrays):
             if array.storage in listed or self._ended.is_known(item, array):
                 continue
-            if baseline.is_in_new_container(item) or not is_array(owner_of(item)):
+            if baseline.is_in_new_container(item):
                 continue
-            if baseline.is_new_memory(*place_of(owner_of(item))[1:]):
+            owner = owner_of(item)
+            if not is_array(owner):
+                continue
+            _, start, end = place_of(owner)
+            if baseline.is_new_memory(start, end):
                 items.append(item)
         for text in of_types({id(str), id(bytes)}, list(heap.large_leaves)):
             if baseline.is_new_memory(id(text), id(text) + sys.getsizeof(text)):

@@ -133,12 +133,13 @@ class Survivors:
         received: set[int],
         baseline: Baseline,
     ) -> Roots:
-        """Return the same for the end of an experiment.
+        """Return the namespaces and objects from which the user can reach what an experiment has
+        left, with the knowledge of its end: which objects are older, and what these have received.
 
         Args:
-            keepers: the names.
+            keepers: the names that stay on purpose, which come last.
             made: returns the identities of the objects made since its start.
-            received: the identities of those that older ones have received.
+            received: the identities of the made objects that older ones have received.
             baseline: the objects at its start.
         """
         return replace(

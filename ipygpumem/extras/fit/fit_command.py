@@ -202,13 +202,15 @@ class Search:
 
     def _combined(self, base: Trial, progress: Any) -> Trial | None:
         """Return the best combination of several changes; None if it has only one."""
-        best = self._with_more_and_more(base, progress)
+        best = self._combined_until_it_fits(base, progress)
         if best.fits:
             best = self._without_unnecessary(best)
         return best if len(best.changes) > 1 else None
 
-    def _with_more_and_more(self, base: Trial, progress: Any) -> Trial:
-        """Add each change that lowers the memory until the code fits."""
+    def _combined_until_it_fits(self, base: Trial, progress: Any) -> Trial:
+        """Return the combination of changes to which each was added that lowered the memory, until
+        the code fits.
+        """
         best = base._replace(changes=())
         # Another change may have lowered the peak that hid a useless one.
         singles = [*self.trials, *self.useless]

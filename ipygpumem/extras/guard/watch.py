@@ -121,7 +121,7 @@ class Watch:
     def _check(self) -> float | None:
         """Look at the memory once, and interrupt the cell if too little is left.
 
-        Return the seconds until the next look; None if no cell runs.
+        Return the seconds until the next look; None if no look is needed until a cell begins.
         """
         cell = self.cell
         with self.lock:
@@ -133,9 +133,9 @@ class Watch:
         limit = self._memory.limit
         left = shares.until_interrupt_bytes(figures)
         shortest_pause = self._memory.counting.shortest_pause_seconds(figures)
-        pause = min(
-            (left + shares.least_left_bytes // 2) / _BYTES_PER_SECOND, _LONGEST_PAUSE_SECONDS
-        )
+        # Code that writes to memory as fast as it can must not use up what is left in one pause.
+        seconds_left = (left + shares.least_left_bytes // 2) / _BYTES_PER_SECOND
+        pause = min(seconds_left, _LONGEST_PAUSE_SECONDS)
         self._sleeps = cell is None and pause < _IDLE_SECONDS and not limit.is_on
         if cell is None and limit.is_on and not limit.threads.are_busy():
             self._end_limit()

@@ -130,14 +130,21 @@ class IsolatedCell:
         self._shell = app.context.shell
         self.notes: list[Report] = []
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection, self._childs = map(Connection, ends)
+        self._connection, self._connection_of_child = map(Connection, ends)
         self._pid = 0
+        """The child process; 0 before it is started."""
         self._interrupts = 0
+        """Number of Ctrl-Cs so far."""
         self._is_done = False
+        """True once the child process has sent all of its results."""
         self._is_late = False
+        """True if ``--time`` is over."""
         self._is_loading = False
+        """True while kept names are loaded."""
         self._error: BaseException | None = None
+        """The error of the cell."""
         self._values: dict[str, object] = {}
+        """The kept names that were loaded."""
         self._later: list[str] = []
         """Names to load once the child process has ended, the one that took too much memory last.
         """
@@ -150,14 +157,14 @@ class IsolatedCell:
             values_file = undo.enter_context(_memory_file())
             stack_file = undo.enter_context(_memory_file())
             undo.enter_context(self._connection.socket)
-            undo.enter_context(self._childs.socket)
+            undo.enter_context(self._connection_of_child.socket)
             kills = Kills()
             task = child.Task(
                 self._app,
                 source,
                 keep,
                 self._options.memory,
-                self._childs,
+                self._connection_of_child,
                 kept=values_file,
                 stack=stack_file,
                 random_state=random.getstate(),
@@ -211,7 +218,7 @@ class IsolatedCell:
                 library.omp_set_num_threads(1)
             self._connection.socket.close()
             child.run(task, parent)
-        self._childs.socket.close()
+        self._connection_of_child.socket.close()
         with contextlib.suppress(OSError):  # it may have done so itself, and even have ended
             os.setpgid(pid, pid)
         self._pid = pid
@@ -250,7 +257,7 @@ class IsolatedCell:
         while not (self._is_done or self._is_late):
             seconds = min(_PAUSE_SECONDS, deadline - time.monotonic())
             self._connection.socket.settimeout(max(0.001, seconds))
-            message: tuple[Any, ...] | None = ()
+            message: tuple[Any, ...] | None = ()  # nothing came
             try:
                 message = self._connection.receive()
             except TimeoutError:

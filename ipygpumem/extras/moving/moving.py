@@ -243,7 +243,10 @@ class Offload:
         self._pieces = None
         note = ""
         with interrupts.deferred() as struck, _quiet():
-            strays = self._strays(pieces)
+            candidates = self._belonging_tensors(pieces)
+            homes = _homes_of(pieces)
+            pieces = _without_replaced(pieces)
+            strays = _strays(candidates, homes, pieces)
             self._on_device_again = [
                 weakref.ref(item) for item in (*self._modules, *self._optimizers)
             ]
@@ -326,31 +329,6 @@ class Offload:
             if is_instance(item, base):
                 tensors.append(item)
         return tensors
-
-    def _strays(self, pieces: list[_Piece]) -> list[tuple[Any, Any]]:
-        """Return tensors that were made or replaced on the host during the block, with their
-        devices.
-
-        Removes replaced tensors from ``pieces``.
-        """
-        base: Any = sys.modules["torch"].Tensor
-        homes: dict[int, Any] = {}
-        for piece in pieces:
-            homes |= {id(tensor): piece.storage.device for tensor in piece.tensors}
-        candidates = self._belonging_tensors(pieces)
-        for piece in pieces:
-            piece.drop_replaced()
-        pieces[:] = [piece for piece in pieces if piece.tensors]
-        moved = set[int]()
-        for piece in pieces:
-            moved.update(map(id, piece.tensors))
-        strays: dict[int, tuple[Any, Any]] = {}
-        for moved_id, item in candidates:
-            if moved_id not in homes or id(item) in moved or not is_instance(item, base):
-                continue
-            if item.device.type == "cpu":
-                strays[id(item)] = (item, homes[moved_id])
-        return list(strays.values())
 
     def _belonging_tensors(self, pieces: Iterable[_Piece]) -> list[tuple[int, Any]]:
         """Return the tensors of ``pieces``, their gradients and the states of optimizers, each with
@@ -450,6 +428,47 @@ class _Piece:
         base: Any = sys.modules["torch"].Tensor
         key = self.host._cdata
         self.tensors = [item for item in self.tensors if base.untyped_storage(item)._cdata == key]
+
+
+def _homes_of(pieces: Iterable[_Piece]) -> dict[int, Any]:
+    """Return the device of each tensor, by the tensor's id."""
+    homes: dict[int, Any] = {}
+    for piece in pieces:
+        homes |= {id(tensor): piece.storage.device for tensor in piece.tensors}
+    return homes
+
+
+def _without_replaced(pieces: Sequence[_Piece]) -> list[_Piece]:
+    """Return the pieces with the tensors that still use their bytes on the host, without pieces
+    that no tensor uses.
+    """
+    for piece in pieces:
+        piece.drop_replaced()
+    return [piece for piece in pieces if piece.tensors]
+
+
+def _strays(
+    candidates: Iterable[tuple[int, Any]], homes: dict[int, Any], pieces: Iterable[_Piece]
+) -> list[tuple[Any, Any]]:
+    """Return the tensors that were made or replaced on the host during a block, each with the
+    device to which it belongs.
+
+    Args:
+        candidates: values, each with the id of the tensor to whose device it belongs.
+        homes: the devices of the tensors that were moved, by id.
+        pieces: the pieces that are moved back.
+    """
+    base: Any = sys.modules["torch"].Tensor
+    moved_back = set[int]()
+    for piece in pieces:
+        moved_back.update(map(id, piece.tensors))
+    strays: dict[int, tuple[Any, Any]] = {}
+    for owner_id, item in candidates:
+        if owner_id not in homes or id(item) in moved_back or not is_instance(item, base):
+            continue
+        if item.device.type == "cpu":
+            strays[id(item)] = (item, homes[owner_id])
+    return list(strays.values())
 
 
 def _is_module(item: object) -> bool:

@@ -159,9 +159,15 @@ class FollowedGraph:
         node = self._nodes.get((thread, number))
         if node is not None and _made(node.operation, name):
             return node
+        return self._only_node_by_engine(name, number)
+
+    def _only_node_by_engine(self, name: str, number: int) -> Node | None:
+        """Return the record of the node with a name and a number that a backward pass has made, in
+        any thread; None if several nodes may be meant.
+        """
         candidates = set[Node]()
-        for other_thread in list(self._numbers):  # other threads may add theirs
-            node = self._nodes.get((other_thread, number))
+        for thread in list(self._numbers):  # other threads may add theirs
+            node = self._nodes.get((thread, number))
             if node is not None and node.is_by_engine and _made(node.operation, name):
                 candidates.add(node)
         return candidates.pop() if len(candidates) == 1 else None

@@ -179,8 +179,8 @@ module's own.
 
 
 def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
-    """Return rows in groups: the largest layer is split into its parts while ``most`` groups have
-    95 % of the bytes.
+    """Return rows in groups, by layer: the largest layer is split into its parts again and again,
+    as long as the ``most`` largest groups have 95 % of the bytes.
 
     The items of a list, such as a transformer's blocks, are split together. A list with too many
     items becomes one layer ``blocks.*``, so that its parts are sums over all items.
@@ -194,18 +194,27 @@ def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
         if not key or _bytes_of_rows(groups[key]) < total / most:
             return groups
         family = _family(key, groups)
-        parts = dict[Key, list[PeakRow]]()
-        for item in family:
-            parts.update(_split(groups[item], item))
+        parts = _parts_of_family(family, groups)
         other_layers = {item: of_item for item, of_item in groups.items() if item not in family}
         left_out = _below({**other_layers, **parts}, most)
-        is_long = left_out > max(0.05 * total, _below(groups, most))
-        if is_long and all(_is_item(part, key) for part in parts):
+        has_too_many = left_out > max(0.05 * total, _below(groups, most))
+        are_items = all(_is_item(part, key) for part in parts)
+        if has_too_many and are_items:  # ``key`` is a list
             parts = {(*key, "*"): groups[key]}
-        elif is_long or not any(_has_parts(item, parts) for item in family):
-            parts = {item: groups[item] for item in family}
+        elif has_too_many or not any(_has_parts(item, parts) for item in family):
+            parts = {item: groups[item] for item in family}  # not split after all
         groups = {**other_layers, **parts}
         whole.update(item for item in family if item in parts)
+
+
+def _parts_of_family(
+    family: Iterable[Key], groups: Mapping[Key, Sequence[PeakRow]]
+) -> dict[Key, list[PeakRow]]:
+    """Return the parts of some layers, with their rows."""
+    parts = dict[Key, list[PeakRow]]()
+    for item in family:
+        parts.update(_split(groups[item], item))
+    return parts
 
 
 def _layer_to_split(groups: Mapping[Key, Sequence[PeakRow]], whole: Container[Key]) -> Key:
@@ -243,7 +252,9 @@ def _has_parts(key: Key, parts: Iterable[Key]) -> bool:
 
 
 def _is_item(key: Key, of: Key | None = None) -> bool:
-    """Return True for an item of a list of modules."""
+    """Return True for an item of a list of modules, such as ``blocks.3``; with ``of``, of this
+    list.
+    """
     return isinstance(key[-1], str) and key[-1].isdigit() and of in (None, key[:-1])
 
 

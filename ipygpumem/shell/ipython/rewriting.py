@@ -207,7 +207,7 @@ def loop_over_body(tree: Any, shell: Any) -> None:
     number = len(body)
     loop: Any = _located_statement(body[0], _LOOP)
     loop.ipygpumem_loop = True
-    shown = _statement_that_shows(body, shell.ast_node_interactivity)
+    shown = _statement_shown_after_loop(body, shell.ast_node_interactivity)
     loop.body[0].body = body
     tree.body[len(tree.body) - number :] = [loop, *shown]
 
@@ -225,16 +225,18 @@ def _body_to_repeat(tree: Any) -> list[ast.stmt]:
     return body
 
 
-def _statement_that_shows(body: list[ast.stmt], interactivity: str) -> list[ast.stmt]:
-    """Return the statement after the loop whose value IPython shows, if it would show the body's
-    last one; change that, so that it passes its value on.
+def _statement_shown_after_loop(body: list[ast.stmt], interactivity: str) -> list[ast.stmt]:
+    """Return a statement for the place after the loop, whose value IPython shows as the value of
+    the body; none if it shows no value of the body.
+
+    The last statement of ``body`` is changed so that it passes its value on to this one.
     """
     last: Any = body[-1]
     if interactivity == "last_expr_or_assign" and type(last) is ast.Assign:
         target = last.targets[0]
-        if type(target) is ast.Name:
-            return [_located_statement(last, target.id)]
-        return []
+        if type(target) is not ast.Name:
+            return []
+        return [_located_statement(last, target.id)]  # IPython shows the name that was assigned
     shows_last = interactivity in ("last_expr", "last_expr_or_assign", "last", "all")
     if not shows_last or type(last) is not ast.Expr:
         return []
