@@ -435,16 +435,18 @@ def _with_repeated(cuts: Sequence[Cut], steps: Sequence[object]) -> list[Cut]:
 
 
 def _steps_through_each_attribute(found_chain: FoundChain) -> list[tuple[Sequence[object], int]]:
-    """Return the steps to an object through each attribute of its holder that leads to it, with
-    the number of references; those through the first item of a container, such as one of many
-    views.
+    """Return the steps to an object, with the number of references that they stand for.
+
+    Through an object, these are one chain for each attribute that leads there. Through a container,
+    it is the chain through its first item, which stands for all, such as many views.
     """
     steps, holder_at = found_chain.steps, found_chain.holder_at
     are_known = found_chain.references == 1 + len(found_chain.more)
     if holder_at < 0 or not are_known or not _are_attributes(steps[: holder_at + 1]):
         return [(steps, found_chain.references)]
     to_holder = steps[: holder_at + 1]
-    return [(steps, 1), *(((*to_holder, *below), 1) for below in found_chain.more)]
+    all_steps = [steps, *((*to_holder, *chain_down) for chain_down in found_chain.more)]
+    return [(each, 1) for each in all_steps]
 
 
 def _are_attributes(steps: Sequence[object]) -> bool:
