@@ -6,7 +6,7 @@ import functools
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain
 from types import FunctionType
 from typing import Any
 
@@ -516,28 +516,45 @@ def _with_names(holder: Holder, roots: Sequence[Root], item: object, *, may_dele
         item: the object.
         may_delete: True if the line deletes the variables among the roots.
     """
-    first = roots[0]
-    variables = dict[str, None]()
-    aliases = dict[str, None]()
-    has_output = any(root.rank is Rank.PLACE and root.is_output for root in roots)
-    for root in roots:
-        if root.rank is Rank.VARIABLE and root.code:
-            variables[root.code] = None
-        is_copy = has_output and root.rank > Rank.PLACE and root.is_output
-        if root.text != first.text and not is_copy:
-            aliases[root.text] = None
-    if may_delete and first.rank is Rank.VARIABLE and variables:
-        statement = f"del {', '.join(variables)}"
-        ending = ending_of(item)
-        if ending:
-            statement = f"{next(iter(variables))}.{ending}; {statement}"
-        # Such as a function, whose default arguments only go with it.
-        is_same = statement == holder.remedy.line
-        cuts = holder.remedy.cuts if is_same else ()
-        holder = replace(holder, remedy=Remedy(statement, cuts=cuts))
-    shown = [holder.path, *islice(aliases, _MOST_ALIASES)]
+    if may_delete and roots[0].rank is Rank.VARIABLE:
+        holder = _with_deletion(holder, roots, item)
+    aliases = _aliases(roots)
+    shown = [holder.path, *aliases[:_MOST_ALIASES]]
     if len(aliases) > _MOST_ALIASES:
         number = len(aliases) - _MOST_ALIASES
         noun = "name" if number == 1 else "names"
         shown.append(f"{number} more {noun}")
     return replace(holder, path=", ".join(shown))
+
+
+def _with_deletion(holder: Holder, roots: Sequence[Root], item: object) -> Holder:
+    """Return a holder whose line deletes all variables among the roots, and first ends the object
+    if it has to be ended.
+    """
+    variables = dict[str, None]()
+    for root in roots:
+        if root.rank is Rank.VARIABLE and root.code:
+            variables[root.code] = None
+    if not variables:
+        return holder
+    statement = f"del {', '.join(variables)}"
+    ending = ending_of(item)
+    if ending:
+        statement = f"{next(iter(variables))}.{ending}; {statement}"
+    # Such as a function, whose default arguments are freed only with it.
+    is_same = statement == holder.remedy.line
+    cuts = holder.remedy.cuts if is_same else ()
+    return replace(holder, remedy=Remedy(statement, cuts=cuts))
+
+
+def _aliases(roots: Sequence[Root]) -> list[str]:
+    """Return the other names of the first root's object. IPython keeps an output in further places,
+    which are left out if the output is listed.
+    """
+    has_output = any(root.rank is Rank.PLACE and root.is_output for root in roots)
+    aliases = dict[str, None]()
+    for root in roots:
+        is_copy = has_output and root.rank > Rank.PLACE and root.is_output
+        if root.text != roots[0].text and not is_copy:
+            aliases[root.text] = None
+    return list(aliases)
