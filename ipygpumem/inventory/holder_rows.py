@@ -82,10 +82,10 @@ class _Row:
 
     def add_further(self, key: NodeKey, found_chain: FoundChain) -> None:
         """Add the places of the further items by which a holder leads to an object."""
-        to_holder = found_chain.steps[: found_chain.holder_at + 1]
-        for below in found_chain.more:
-            self.add(key, (*to_holder, *below))
-        if found_chain.items:
+        _, *further_steps = found_chain.steps_through_items()
+        for steps in further_steps:
+            self.add(key, steps)
+        if found_chain.many_items:
             self.has_unwritten = True
 
     def chains(self) -> list[Sequence[object]]:
@@ -274,7 +274,7 @@ class HolderRows:
                 steps = found_chain.steps
                 if len(steps) == 1 or not deleted.isdisjoint(map(id, steps[:-1])):
                     continue
-                if len(ways) >= _MOST_APART or found_chain.items:
+                if len(ways) >= _MOST_APART or found_chain.many_items:
                     unwritten += 1
                 else:
                     ways += self._ways_through(found_chain)
@@ -285,14 +285,14 @@ class HolderRows:
         line removes all of them.
         """
         root = found_chain.roots[0]
-        to_holder = found_chain.steps[: found_chain.holder_at + 1]
+        to_holder = found_chain.to_holder
         if not to_holder:
             return [self._writer.way(root, found_chain.steps)]
         ways = list[Way]()
         items = list[object]()
-        for below in (found_chain.steps[len(to_holder) :], *found_chain.more):
-            ways.append(self._writer.way(root, (*to_holder, *below)))
-            items.append(below[0])
+        for steps in found_chain.steps_through_items():
+            ways.append(self._writer.way(root, steps))
+            items.append(steps[len(to_holder)])
         return HolderWays(to_holder[-1], ways, items).together()
 
     def _cuts_of(self, row: _Row) -> list[Cut]:
@@ -440,13 +440,10 @@ def _steps_through_each_attribute(found_chain: FoundChain) -> list[tuple[Sequenc
     Through an object, these are one chain for each attribute that leads there. Through a container,
     it is the chain through its first item, which stands for all, such as many views.
     """
-    steps, holder_at = found_chain.steps, found_chain.holder_at
-    are_known = found_chain.references == 1 + len(found_chain.more)
-    if holder_at < 0 or not are_known or not _are_attributes(steps[: holder_at + 1]):
-        return [(steps, found_chain.references)]
-    to_holder = steps[: holder_at + 1]
-    all_steps = [steps, *((*to_holder, *chain_down) for chain_down in found_chain.more)]
-    return [(each, 1) for each in all_steps]
+    to_holder = found_chain.to_holder
+    if to_holder and found_chain.has_all_steps() and _are_attributes(to_holder):
+        return [(steps, 1) for steps in found_chain.steps_through_items()]
+    return [(found_chain.steps, found_chain.references)]
 
 
 def _are_attributes(steps: Sequence[object]) -> bool:
