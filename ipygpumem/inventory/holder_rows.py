@@ -131,6 +131,13 @@ class _Deletion:
 class HolderRows:
     """The rows of holders, by their roots: one for each place in which a root holds an object.
 
+    Args:
+        search: has searched for all holders of the objects.
+        roots: the names and objects from which the user can reach objects.
+        not_searched: identities of objects whose holders were not searched; a container that holds
+            a searched one may hold some of them.
+        is_name: True if the lines are for a name's object, False for that of an expression.
+
     Attributes:
         without_holder: nodes of which no holder is known.
     """
