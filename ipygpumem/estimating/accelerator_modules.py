@@ -163,6 +163,9 @@ class Accelerators:
         return properties.major, properties.minor
 
     def get_device_properties(self, device: Any = None) -> Any:
+        """Return the properties of a device that is here or that the user has named; of an unknown
+        one those of a Hopper, with a note.
+        """
         index = self._index(device)
         if index in self._known:
             return self._known[index]
@@ -211,6 +214,7 @@ class Accelerators:
     max_memory_reserved = max_memory_cached = max_memory_allocated
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
+        """Return the statistics that the log knows, and 0 for all further ones."""
         current_bytes = self.memory_allocated(device)
         peak_bytes = self.max_memory_allocated(device)
         stats: dict[str, int] = defaultdict(int)

@@ -197,6 +197,13 @@ class CudaPolicies:
         self._weights.clear()
 
     def _kernel(self, name: str, policy: Any) -> Any:
+        """Return the function that torch calls for an operator under autocast.
+
+        Args:
+            name: the operator, with its overload.
+            policy: runs the operator with arguments of the type that CUDA would use; None to leave
+                the arguments unchanged.
+        """
         if policy is None:
             return torch.library.fallthrough_kernel
         packet_name, _, overload = name.partition(".")

@@ -111,6 +111,7 @@ class Convolution:
                 self._log_gradients(kernel)
 
     def _log_product(self, kernel: Kernel) -> None:
+        """Log the product of matrices for one sample, from its unfolded input."""
         ones_bytes = 0
         if self.is_transposed and self.has_bias and not self.is_backward:
             ones_bytes = math.prod(self.outer.shape[2:]) * self.outer.element_size()
@@ -158,7 +159,9 @@ class Convolution:
             kernel.result(0)
 
     def _log_groups(self, kernel: Kernel) -> None:
-        """Log a convolution of groups, which are convolved one by one, and joined at the end."""
+        """Log a grouped convolution: torch convolves the groups one by one, and joins their results
+        at the end.
+        """
         copied_bytes = []
         if len(self.given) > 1:  # a single sample's channels are contiguous
             copied_bytes = [tensor.nbytes // self.groups for tensor in self._operands()]
@@ -195,6 +198,7 @@ class Convolution:
                     keep(self.weight)
 
     def _operands(self) -> list[Any]:
+        """Return the tensors of which each group takes its channels."""
         if self.is_backward:
             return [self.outer, self.given]
         return [self.given]

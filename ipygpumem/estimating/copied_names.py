@@ -49,6 +49,7 @@ class Namespace(dict[str, Any]):
         super().__setitem__(name, value)
 
     def __missing__(self, name: str) -> Any:
+        """Copy the value of a name that code looks up for the first time."""
         if name in self._deleted:
             raise KeyError(name)
         with self._copies.lock:

@@ -31,6 +31,9 @@ class _CumulativeProduct(torch.autograd.Function):  # type: ignore[misc]  # torc
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
+        """Return the gradient, by the steps of torch's own backward pass: each result that torch
+        allocates is allocated here, too.
+        """
         source, result = ctx.saved_tensors
         dim = ctx.dim
         weighted = result * gradient

@@ -212,6 +212,7 @@ class FakeCopies:
             self._log_storage(tensor, copy)
 
     def _log_storage(self, tensor: Any, copy: Any) -> None:
+        """Log the storage of a tensor's copy, unless another copy has it, and count its bytes."""
         life = self._log.see(copy, self._devices.log_name(copy.device), existed_before=True)
         if life is None:
             return
@@ -273,6 +274,7 @@ class FakeCopies:
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
+        """Log no operations during the block, which makes a copy."""
         # A copy made inside torch.func's grad or vmap must not be wrapped by it.
         with self.lock, torch._C._DisableFuncTorch(), _gradients_allowed():
             was_paused = self.paused

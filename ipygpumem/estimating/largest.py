@@ -31,12 +31,14 @@ def _part_of(number: int, share: float) -> int:
 
 
 def _masked_select(given: Any, mask: Any, *, share: float = 1.0) -> Any:
+    """Return as many elements as a mask of true values would select, or a share of them."""
     shape = torch.broadcast_shapes(given.shape, mask.shape)
     positions = _nonzero(mask.expand(shape), share=share)
     return given.new_empty(len(positions))
 
 
 def _index(given: Any, indices: Any, *, share: float = 1.0) -> Any:
+    """Return the elements at some indices; a mask among them counts as true, for a share of it."""
     positions: list[Any] = []
     for index in indices:
         if is_mask(index):
@@ -61,6 +63,9 @@ def _unique(
     *,
     share: float = 1.0,
 ) -> Any:
+    """Return all elements as if they were different, or a share of them; with positions and
+    numbers.
+    """
     count = _number_of_different(given, given.numel(), share)
     positions, numbers = _positions(given, given.shape, count, inverse, counts)
     return given.new_empty(count), positions, numbers
@@ -86,6 +91,7 @@ def _unique_in(
     *,
     share: float = 1.0,
 ) -> Any:
+    """Return the same for the rows in one dimension."""
     length = given.shape[dim]
     count = max(_part_of(length, share), min(1, length))
     positions, numbers = _positions(given, (length,), count, inverse, counts)
@@ -252,6 +258,9 @@ def _largest_position(name: str, args: Any, kwargs: Any, result: Any) -> tuple[A
 
 
 def _largest_random_number(name: str, args: Any, result: Any) -> tuple[Any, float] | None:
+    """Return the result of a random operator with its largest possible value; None if that is not
+    known.
+    """
     if name == "multinomial":
         return result, args[0].shape[-1] - 1
     if name in ("rand", "uniform"):

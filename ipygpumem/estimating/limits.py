@@ -53,6 +53,7 @@ class Limits:
         """The interrupted line."""
 
     def __enter__(self) -> None:
+        """Start the thread that watches time and memory; in the main thread, handle its signal."""
         self._until = time.monotonic() + self._timeout_seconds
         self._process = psutil.Process()
         rss_bytes = self._process.memory_info().rss
@@ -90,6 +91,7 @@ class Limits:
         return ""
 
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
+        """Interrupt the main thread: the handler of the watching thread's signal."""
         if frame is None or self._ended.is_set():
             return
         # An exception in this file makes torch's C++ code abort the process; another signal follows
@@ -110,6 +112,7 @@ class Limits:
         return EstimateError(f"the estimate was stopped {self.why} in {line}")
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: Any) -> None:
+        """End the watching thread, and restore the handlers of all signals."""
         self._ended.set()
         if self.why and error is not None:
             self._line = self._line or user_line_of(traceback)

@@ -44,6 +44,7 @@ def new_estimation(*args: Any) -> Any:
 
 @contextlib.contextmanager
 def _torch_may_be_broken() -> Iterator[None]:
+    """Raise an ``EstimateError`` for any error of the block: it uses internal parts of torch."""
     try:
         yield
     except EstimateError:

@@ -23,12 +23,14 @@ def _lstm_cell(gates: Any, _: Any, state: Any, *__: Any) -> tuple[Any, Any, Any]
 
 
 def _gru_cell(gates: Any, _: Any, state: Any, *__: Any) -> tuple[Any, Any]:
+    """Return an empty hidden state, and the workspace that backward needs."""
     batch, width = state.shape
     hidden = torch.empty_like(state)
     return hidden, state.new_empty(batch, 5 * width)
 
 
 def _gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> tuple[Any, ...]:
+    """Return empty gradients of both products, the hidden state and the biases."""
     batch, width = gradient.shape
     of_input = gradient.new_empty(batch, 3 * width)
     of_hidden = gradient.new_empty(batch, 3 * width)

@@ -68,6 +68,14 @@ class _Packed(torch.autograd.Function):  # type: ignore[misc]  # torch declares 
 
     @staticmethod
     def forward(ctx: Any, source: Any, batches: list[int], batch_first: bool) -> Any:
+        """Return the rows of all steps below each other.
+
+        Args:
+            ctx: keeps what backward needs.
+            source: padded sequences.
+            batches: the number of sequences at each step.
+            batch_first: True if the first dimension of ``source`` is that of sequences, not steps.
+        """
         ctx.batches = batches
         ctx.batch_first = batch_first
         ctx.shape = source.shape
@@ -83,6 +91,7 @@ class _Packed(torch.autograd.Function):  # type: ignore[misc]  # torch declares 
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
+        """Return the gradient of the padded sequences, with zeros in the padding."""
         first, second, *row_shape = ctx.shape
         shape = (first, second, *row_shape)
         if ctx.batch_first:

@@ -103,6 +103,8 @@ def fake_parameter(kind: Any, tensor: Any, requires_grad: bool) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _fake_kind(kind: Any) -> Any:
+    """Return a class for fake tensors that derives from a library's parameter class, too."""
+
     def detach(tensor: Any) -> Any:  # of the same class, as torch.nn.Parameter() demands
         made = fake_parameter(kind, torch.Tensor.detach(tensor), False)
         vars(made).update(vars(tensor))

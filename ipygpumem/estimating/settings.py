@@ -62,6 +62,7 @@ def _autocast() -> tuple[Any, ...]:
 
 
 def _set_autocast(saved: tuple[Any, ...]) -> None:
+    """Restore autocast as ``_autocast`` returned it."""
     nesting, caches, settings = saved
     current_nesting, *_ = _autocast()
     for _ in range(current_nesting - nesting):

@@ -88,10 +88,18 @@ def _summary(model: Any, calls: Mapping[str, _Calls], log: StorageLog) -> ModelS
 
 
 def _module_row(name: str, module: Any, calls: _Calls, activations: list[StorageLife]) -> ModuleRow:
+    """Return the row of a module.
+
+    Args:
+        name: its dotted name in the model; empty for the model itself.
+        module: the module.
+        calls: its calls.
+        activations: all storages that backward would need.
+    """
     parameters = list(module.parameters())
     buffers = list(module.buffers())
     depth = 0
-    if name:  # the model itself has none
+    if name:
         depth = len(name.split("."))
     return ModuleRow(
         name=name,

@@ -90,6 +90,7 @@ def workspace_sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def _cublaslt_bytes(cublas_bytes: int) -> int:
+    """Return the bytes of cuBLASLt's own workspace; 0 if it takes that of cuBLAS."""
     unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
     if unified == "1":
         return 0

@@ -300,8 +300,8 @@ def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
 
 
 def _bytes_of_others(usage: Usage) -> int:
-    """Return the bytes of a device that other processes use, and this one's context; 0 if
-    unknown.
+    """Return the bytes of a device that are in use outside of torch's allocator: by other
+    processes, and by the context of this one; 0 if unknown.
     """
     if usage.used_bytes is None or usage.reserved_bytes is None:
         return 0

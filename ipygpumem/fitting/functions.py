@@ -62,8 +62,10 @@ def _called(function: Callable[..., Any]) -> str:
 def _checked_parameters(
     function: Callable[..., Any], names: Mapping[str, Any]
 ) -> Sequence[inspect.Parameter]:
-    """Return the function's known parameters (``AutofitError`` if it does not take
-    the variables).
+    """Return the parameters of the function to try; none if they are unknown.
+
+    Raises:
+        AutofitError: a call of the function would run nothing, or it does not take the variables.
     """
     __tracebackhide__ = True
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)

@@ -33,8 +33,10 @@ _HEADROOM_OF_SEARCH = 0.05
 
 @dataclass(frozen=True)
 class _Variable:
-    """A number to reduce (``AutofitError`` if it is not positive, or its minimum is negative or
-    above it).
+    """A number to reduce.
+
+    Raises:
+        AutofitError: it is not positive, or its minimum is negative or above it.
     """
 
     name: str

@@ -193,10 +193,14 @@ def _row_of(item: WatchedName, holder: Holder) -> HeldRow | None:
 
 
 def _have_large_objects(arrays: Sequence[Array]) -> bool:
-    """Return True if arrays are so small that the uncounted bytes of the array objects matter."""
-    libraries = Counter(array.storage[0] for array in arrays)
-    of_objects = sum(_OBJECT_BYTES.get(name, 0) * number for name, number in libraries.items())
-    return of_objects > _LEAST_PART * size_of(arrays)
+    """Return True if arrays are so small that the array objects, which are not counted, would make
+    their size wrong.
+    """
+    arrays_by_library = Counter(array.storage[0] for array in arrays)
+    objects_bytes = 0
+    for library, number in arrays_by_library.items():
+        objects_bytes += _OBJECT_BYTES.get(library, 0) * number
+    return objects_bytes > _LEAST_PART * size_of(arrays)
 
 
 def storages_with_holder_of(row: HeldRow, explained_rows: Iterable[Explained]) -> set[StorageKey]:

@@ -317,12 +317,12 @@ class OtherData:
 
 
 def _certain_bytes(region: Region, of_line: ObjectsOfLine, dropped: Set[NodeKey]) -> int:
-    """Return the bytes of dropped nodes without those of the objects that the line names, and of
-    memory of libraries that may have other owners.
+    """Return the bytes of dropped nodes that are surely other data: neither the objects that the
+    line names, nor memory of libraries that may have other owners.
     """
     counted = {key for key in dropped if isinstance(key, int) or key[0] == "torch"}
-    certain = of_line.certain & dropped
-    named = [item for item in of_line.objects if id(item) in certain]
+    dropped_ids = of_line.certain & dropped
+    named = [item for item in of_line.objects if id(item) in dropped_ids]
     return region.bytes_of(counted).total() - region.reader.types.own_bytes.of(named)
 
 

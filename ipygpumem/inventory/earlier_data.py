@@ -50,15 +50,15 @@ class EarlierData:
         return not self._samples
 
     def add(self, kinds: Kinds) -> None:
-        """Add the data among some objects."""
+        """Remember the data among some objects by samples."""
         data = _recognisable(kinds)
         if not data:
             return
         number_left = _MOST - len(self._samples)
         if len(data) > number_left:
             self._is_complete = False
-        for same, samples in _with_samples(data[:number_left]):
-            self._samples.update(zip(map(id, same), samples, strict=True))
+        for of_type, samples in _with_samples(data[:number_left]):
+            self._samples.update(zip(map(id, of_type), samples, strict=True))
 
     def added_to(self, items: Sequence[object]) -> list[object]:
         """Return the data among some objects that is new; nothing if the earlier data was too much
@@ -188,6 +188,7 @@ def _with_samples(items: Sequence[object]) -> Iterator[tuple[list[Any], Iterator
 
 # Loops in C: an experiment takes the samples of 50,000 objects.
 def _of_dicts(dicts: list[dict[Any, Any]]) -> Iterator[int]:
+    """Yield the sample of each dict: its first two keys."""
     return _of_identities(map(islice, dicts, repeat(2)))
 
 
@@ -197,6 +198,7 @@ def _of_first_keys(dicts: list[dict[Any, Any]]) -> Iterator[int]:
 
 
 def _of_tuples(tuples: list[tuple[Any, ...]]) -> Iterator[int]:
+    """Yield the sample of each tuple, which is not empty: its first and last items."""
     return _of_identities(map(itemgetter(0, -1), tuples))
 
 
@@ -206,6 +208,7 @@ def _of_identities(groups: Iterator[Iterable[object]]) -> Iterator[int]:
 
 
 def _of_texts(texts: list[Any]) -> Iterator[int]:
+    """Yield the hash of each text; of a long one that of some of its parts."""
     if max(map(len, texts)) < _LONG:
         return map(hash, texts)
     return (hash(text) if len(text) < _LONG else sample_of_text(text) for text in texts)

@@ -6,7 +6,7 @@ import functools
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain
 from types import FunctionType
 from typing import Any
 
@@ -82,10 +82,10 @@ class _Row:
 
     def add_further(self, key: NodeKey, found_chain: FoundChain) -> None:
         """Add the places of the further items by which a holder leads to an object."""
-        to_holder = found_chain.steps[: found_chain.holder_at + 1]
-        for below in found_chain.more:
-            self.add(key, (*to_holder, *below))
-        if found_chain.items:
+        _, *further_steps = found_chain.steps_through_items()
+        for steps in further_steps:
+            self.add(key, steps)
+        if found_chain.many_items:
             self.has_unwritten = True
 
     def chains(self) -> list[Sequence[object]]:
@@ -130,6 +130,13 @@ class _Deletion:
 
 class HolderRows:
     """The rows of holders, by their roots: one for each place in which a root holds an object.
+
+    Args:
+        search: has searched for all holders of the objects.
+        roots: the names and objects from which the user can reach objects.
+        not_searched: identities of objects whose holders were not searched; a container that holds
+            a searched one may hold some of them.
+        is_name: True if the lines are for a name's object, False for that of an expression.
 
     Attributes:
         without_holder: nodes of which no holder is known.
@@ -274,7 +281,7 @@ class HolderRows:
                 steps = found_chain.steps
                 if len(steps) == 1 or not deleted.isdisjoint(map(id, steps[:-1])):
                     continue
-                if len(ways) >= _MOST_APART or found_chain.items:
+                if len(ways) >= _MOST_APART or found_chain.many_items:
                     unwritten += 1
                 else:
                     ways += self._ways_through(found_chain)
@@ -285,14 +292,14 @@ class HolderRows:
         line removes all of them.
         """
         root = found_chain.roots[0]
-        to_holder = found_chain.steps[: found_chain.holder_at + 1]
+        to_holder = found_chain.to_holder
         if not to_holder:
             return [self._writer.way(root, found_chain.steps)]
         ways = list[Way]()
         items = list[object]()
-        for below in (found_chain.steps[len(to_holder) :], *found_chain.more):
-            ways.append(self._writer.way(root, (*to_holder, *below)))
-            items.append(below[0])
+        for steps in found_chain.steps_through_items():
+            ways.append(self._writer.way(root, steps))
+            items.append(steps[len(to_holder)])
         return HolderWays(to_holder[-1], ways, items).together()
 
     def _cuts_of(self, row: _Row) -> list[Cut]:
@@ -435,16 +442,15 @@ def _with_repeated(cuts: Sequence[Cut], steps: Sequence[object]) -> list[Cut]:
 
 
 def _steps_through_each_attribute(found_chain: FoundChain) -> list[tuple[Sequence[object], int]]:
-    """Return the steps to an object through each attribute of its holder that leads to it, with
-    the number of references; those through the first item of a container, such as one of many
-    views.
+    """Return the steps to an object, with the number of references that they stand for.
+
+    Through an object, these are one chain for each attribute that leads there. Through a container,
+    it is the chain through its first item, which stands for all, such as many views.
     """
-    steps, holder_at = found_chain.steps, found_chain.holder_at
-    are_known = found_chain.references == 1 + len(found_chain.more)
-    if holder_at < 0 or not are_known or not _are_attributes(steps[: holder_at + 1]):
-        return [(steps, found_chain.references)]
-    to_holder = steps[: holder_at + 1]
-    return [(steps, 1), *(((*to_holder, *below), 1) for below in found_chain.more)]
+    to_holder = found_chain.to_holder
+    if to_holder and found_chain.has_all_steps() and _are_attributes(to_holder):
+        return [(steps, 1) for steps in found_chain.steps_through_items()]
+    return [(found_chain.steps, found_chain.references)]
 
 
 def _are_attributes(steps: Sequence[object]) -> bool:
@@ -514,28 +520,45 @@ def _with_names(holder: Holder, roots: Sequence[Root], item: object, *, may_dele
         item: the object.
         may_delete: True if the line deletes the variables among the roots.
     """
-    first = roots[0]
-    variables = dict[str, None]()
-    aliases = dict[str, None]()
-    has_output = any(root.rank is Rank.PLACE and root.is_output for root in roots)
-    for root in roots:
-        if root.rank is Rank.VARIABLE and root.code:
-            variables[root.code] = None
-        is_copy = has_output and root.rank > Rank.PLACE and root.is_output
-        if root.text != first.text and not is_copy:
-            aliases[root.text] = None
-    if may_delete and first.rank is Rank.VARIABLE and variables:
-        statement = f"del {', '.join(variables)}"
-        ending = ending_of(item)
-        if ending:
-            statement = f"{next(iter(variables))}.{ending}; {statement}"
-        # Such as a function, whose default arguments only go with it.
-        is_same = statement == holder.remedy.line
-        cuts = holder.remedy.cuts if is_same else ()
-        holder = replace(holder, remedy=Remedy(statement, cuts=cuts))
-    shown = [holder.path, *islice(aliases, _MOST_ALIASES)]
+    if may_delete and roots[0].rank is Rank.VARIABLE:
+        holder = _with_deletion(holder, roots, item)
+    aliases = _aliases(roots)
+    shown = [holder.path, *aliases[:_MOST_ALIASES]]
     if len(aliases) > _MOST_ALIASES:
         number = len(aliases) - _MOST_ALIASES
         noun = "name" if number == 1 else "names"
         shown.append(f"{number} more {noun}")
     return replace(holder, path=", ".join(shown))
+
+
+def _with_deletion(holder: Holder, roots: Sequence[Root], item: object) -> Holder:
+    """Return a holder whose line deletes all variables among the roots, and first ends the object
+    if it has to be ended.
+    """
+    variables = dict[str, None]()
+    for root in roots:
+        if root.rank is Rank.VARIABLE and root.code:
+            variables[root.code] = None
+    if not variables:
+        return holder
+    statement = f"del {', '.join(variables)}"
+    ending = ending_of(item)
+    if ending:
+        statement = f"{next(iter(variables))}.{ending}; {statement}"
+    # Such as a function, whose default arguments are freed only with it.
+    is_same = statement == holder.remedy.line
+    cuts = holder.remedy.cuts if is_same else ()
+    return replace(holder, remedy=Remedy(statement, cuts=cuts))
+
+
+def _aliases(roots: Sequence[Root]) -> list[str]:
+    """Return the other names of the first root's object. IPython keeps an output in further places,
+    which are left out if the output is listed.
+    """
+    has_output = any(root.rank is Rank.PLACE and root.is_output for root in roots)
+    aliases = dict[str, None]()
+    for root in roots:
+        is_copy = has_output and root.rank > Rank.PLACE and root.is_output
+        if root.text != roots[0].text and not is_copy:
+            aliases[root.text] = None
+    return list(aliases)

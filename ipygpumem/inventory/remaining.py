@@ -342,7 +342,7 @@ def _entries(held: Sequence[object], new: set[int]) -> list[object]:
     The age of a dict is uncertain: its new contents count instead.
 
     Args:
-        held: the new objects, not counted yet, to which an old object of another package refers.
+        held: the new objects, not counted yet, to which an old object refers that is not ours.
         new: the identities of all new objects.
     """
     entries = list[object]()

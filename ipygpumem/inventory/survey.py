@@ -65,8 +65,8 @@ def take_inventory(
         storages: gets torch's storages.
         progress: is called with the part that is done.
         has_arrays: False if only tensors of torch are asked for, which needs no pass over the heap.
-        has_unnamed: False if tensors without a name, and which are buffers or an optimizer's state,
-            are not asked for, either; that needs no pass over the collector's objects.
+        has_unnamed: False if only tensors with names are asked for, and not their roles, such as
+            that of a buffer; that needs no pass over the collector's objects either.
 
     Raises:
         GpuMemError: torch traces the calling code.

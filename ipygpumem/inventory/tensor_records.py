@@ -103,8 +103,8 @@ class TensorList:
         return [note for note in notes if note.startswith("could not be read")]
 
     def match(self, arrays: Sequence[object]) -> set[int]:
-        """Count arrays on tensors' memory, and tensors on arrays' memory; return the identities of
-        the owners.
+        """Count the NumPy arrays that show tensors' memory, and the tensors that show arrays'
+        memory: both are listed once. Return the identities of the owners.
         """
         shown: set[int] = set()
         by_address: dict[int, tuple[int, int]] = {}

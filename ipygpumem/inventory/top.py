@@ -395,8 +395,8 @@ def _without_little(
 
 
 def _in_order(named: Mapping[str, object]) -> list[str]:
-    """Return the names, shared memory and torch's modules first: their content is not that of a
-    view or optimizer.
+    """Return the names in the order in which memory counts for them: for shared memory before the
+    views of it, and for torch's modules before their optimizers.
     """
     values = list(named.values())
     module_type = library_type("torch.nn", "Module")

@@ -92,8 +92,11 @@ class _Streak:
         self.sum_bytes += grown
 
     def goes_on(self, last_two_bytes: int) -> bool:
-        """Return True if the last two runs, which added so many bytes, grew it as much as the runs
-        before them; growth from warm-up gets smaller.
+        """Return True if the device still grows: growth from warm-up gets smaller.
+
+        Args:
+            last_two_bytes: bytes that the last two runs added, which are at least three quarters of
+                what two runs added on average.
         """
         return 2 * last_two_bytes * self.runs >= 3 * self.sum_bytes
 

@@ -152,6 +152,7 @@ def led_to_by_names(names: Iterable[object], wanted: set[int]) -> set[int]:
     slices = Slices()
     waiting = list(by_identity(enters.those_to_enter(list(names))).values())
     wide = list[Any]()
+    """Containers with very many items, which are entered when nothing else is waiting."""
     while (waiting or wide) and len(reached) < len(wanted) and len(passed) < _MOST_NAMED:
         reads_wide = not waiting
         if reads_wide:
@@ -223,10 +224,11 @@ def _is_plain_object(item: object) -> bool:
 def count_named(
     sizes: Sizes, places: Places, names: Iterable[object], modules: Iterable[ModuleType]
 ) -> None:
-    """Measure what names lead to by items and attributes: it is kept on purpose.
+    """Count the memory that names lead to by items and attributes: it is kept on purpose, and not
+    listed as memory without a name.
 
     Args:
-        sizes: has measured everything that is listed elsewhere.
+        sizes: counts it; has measured everything that is listed elsewhere.
         places: the places in which the user's code keeps objects.
         names: the objects of the notebook's names.
         modules: the user's modules among the names, whose data is kept on purpose, too.

@@ -179,7 +179,7 @@ def _that_return_space(blocks: dict[int, int]) -> dict[int, int]:
 
 
 def _shared_ranges() -> list[tuple[int, int]]:
-    """Return the addresses of shared mappings, which not all limits count."""
+    """Return the start and end of each shared mapping: not all limits count shared memory."""
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
     except OSError:

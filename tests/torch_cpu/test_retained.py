@@ -18,7 +18,7 @@ from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.introspect import is_atom
-from ipygpumem.inventory import retained
+from ipygpumem.inventory import graph_nodes, retained
 from ipygpumem.inventory.retained import Finding, Retained
 from ipygpumem.probes.allocator import Segment, Snapshot, SnapshotBlock
 from ipygpumem.units import MIB
@@ -229,7 +229,7 @@ def test_the_reported_size_is_freed_by_the_remedy() -> None:
 
 
 def test_too_many_graphs_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retained, "_MOST_NODES", 3)
+    monkeypatch.setattr(graph_nodes, "_MOST_NODES", 3)
     with namespace(["it = [step()]"]) as names:
         assert findings(names) == []
 

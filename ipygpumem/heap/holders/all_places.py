@@ -190,10 +190,11 @@ class AllPlaces:
         if end <= 0 or found_chain.references == 1:
             return HolderWays(None, ways, [])
         to_holder = steps[:end]
-        if found_chain.items:
-            return HolderWays(None, [self._way_to_many(root, to_holder, found_chain.items)], [])
+        if found_chain.many_items:
+            way = self._way_to_many(root, to_holder, found_chain.many_items)
+            return HolderWays(None, [way], [])
         items = [steps[end]]
-        for chain_down in found_chain.more:
+        for chain_down in found_chain.further_down:
             chain = (*to_holder, *chain_down)
             record = self._records.removal(root, chain, chain[-1:])
             ways.append(self._way_through_item(root, chain, record))
@@ -259,10 +260,9 @@ def _is_removed(found_chain: FoundChain, removed: Set[tuple[int, int]]) -> bool:
         found_chain: the chain.
         removed: the references that the line removes, as the identities of both objects.
     """
-    if found_chain.references != 1 + len(found_chain.more):
+    if not found_chain.has_all_steps():
         return False
-    to_holder = found_chain.steps[: found_chain.holder_at + 1]
-    for steps in (found_chain.steps, *((*to_holder, *down) for down in found_chain.more)):
+    for steps in found_chain.steps_through_items():
         if removed.isdisjoint(itertools.pairwise(map(id, without_own_dicts(steps)))):
             return False
     return True

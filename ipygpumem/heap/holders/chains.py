@@ -26,7 +26,9 @@ _MOST_ITEMS = 200
 
 
 class FoundChain(NamedTuple):
-    """A chain of references from some roots to an object, with its holder."""
+    """A chain of references from some roots to an object, with its holder, and further chains from
+    the same holder, if several of its items lead to the object.
+    """
 
     roots: list[Root]
     """The roots that one statement removes; the first of them begins the chain."""
@@ -35,10 +37,24 @@ class FoundChain(NamedTuple):
     """Number of references with which the holder holds the objects that were asked about."""
     holder_at: int = -1
     """Position of the holder among the steps; -1 if the root is the holder."""
-    more: tuple[Steps, ...] = ()
-    """Other chains from the holder, without it: through its other items that lead to the object."""
-    items: Sequence[object] = ()
-    """All these items, if they are too many for a chain of each."""
+    further_down: tuple[Steps, ...] = ()
+    """The chains down from the holder's other items to the object."""
+    many_items: Sequence[object] = ()
+    """All items that lead to the object, if they are too many for a chain of each."""
+
+    @property
+    def to_holder(self) -> Steps:
+        """The steps up to the holder; none if the root is the holder."""
+        return self.steps[: self.holder_at + 1]
+
+    def steps_through_items(self) -> list[Steps]:
+        """Return the steps through each item of the holder, as far as they are known."""
+        to_holder = self.to_holder
+        return [self.steps, *((*to_holder, *chain_down) for chain_down in self.further_down)]
+
+    def has_all_steps(self) -> bool:
+        """Return True if ``steps_through_items`` has the steps of all the holder's references."""
+        return self.references == 1 + len(self.further_down)
 
 
 class HolderChains:
@@ -114,8 +130,8 @@ class HolderChains:
             (*steps, *first_down),
             references=number,
             holder_at=len(steps) - 1,
-            more=tuple(further_down),
-            items=many,
+            further_down=tuple(further_down),
+            many_items=many,
         )
 
     def _chain_to_holder(self, key: int, holders: Holders) -> Chain | None:
@@ -243,8 +259,7 @@ def _leads_through_dying(
     """Return True for a chain to a holder through an object that dies with the targets: this object
     has holders of its own.
     """
-    to_holder = found_chain.steps[: found_chain.holder_at + 1]
-    dying = [step for step in to_holder if id(step) in holders.next_down]
+    dying = [step for step in found_chain.to_holder if id(step) in holders.next_down]
     return any(_dies_without_item(step, targets) for step in dying)
 
 

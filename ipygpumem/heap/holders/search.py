@@ -51,16 +51,17 @@ def explain(
     """
     wanted = set(keys)
     objects = {object_key(item): [item] for item in more}
-    of_python = objects.keys() - wanted
     # An array's memory belongs to a Python object, which lives as long as the memory does.
-    of_python |= {key for key in wanted if key[0] == "numpy"}
+    of_python = {key for key in wanted if key[0] == "numpy"} | (objects.keys() - wanted)
     for key, item in objects_of_storages(heap, wanted):
         objects.setdefault(key, []).append(item)
+    # Python's references.
     explanation = Explanation(objects, heap, roots, max_visits)
     of_rows = RowHolders(rows or {}, heap, roots.namespaces)
     explanation.explain(rows=of_rows, all_places=all_places)
     holders = explanation.named
     is_cut = explanation.is_cut
+    # The references of autograd graphs.
     missing = wanted - holders.keys()
     if missing and heap.tensors:
         holders_that_free = _holders_that_free(holders, rows or {}) if all_places else {}
@@ -71,12 +72,13 @@ def explain(
     in_graphs = holders_of_saving_graphs(wanted - missing, heap, roots, max_visits)
     for key, of_graphs_too in in_graphs.items():
         holders[key] = with_graph_holders(holders[key], of_graphs_too)
-    unknown = dict[StorageKey, Holder]()
-    for key in wanted | of_python:
-        if is_cut:
-            unknown[key] = NOT_REACHED
-        else:
-            unknown[key] = OUT_OF_SIGHT if key in of_python else NO_OBJECT
+    # The words for the rest.
+    unknown = dict.fromkeys(wanted | of_python, NOT_REACHED)
+    if not is_cut:
+        unknown = {
+            **dict.fromkeys(wanted, NO_OBJECT),
+            **dict.fromkeys(of_python, OUT_OF_SIGHT),
+        }
     return {**unknown, **explanation.unnamed, **holders}
 
 
