@@ -45,7 +45,6 @@ from ipygpumem.shell.recovery import Recovery
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.inventory.remaining import GrownRow
     from ipygpumem.inventory.watched_names import WatchedName
     from ipygpumem.shell.survivors import Survivors
 
@@ -55,8 +54,6 @@ _LEAST_SHARE_WITHOUT_LINE = 0.3
 """Minimum share of the new processes' memory in those without a line to mention these: a helper
 process of joblib is small.
 """
-_MOST_GROWN = 5
-"""Maximum number of grown containers to name."""
 
 
 _GAPS = 4
@@ -588,6 +585,7 @@ class ExperimentEnd:
     def _notes_on_host(self, left_bytes: int) -> list[str]:
         """Return notes on containers that grew, and on RAM without a name."""
         from ipygpumem.inventory import leftover, remaining  # most experiments leave less
+        from ipygpumem.shell.grown_containers import notes_on_growth
 
         namespace = self._context.namespace
         baseline = self._scope.baseline
@@ -595,7 +593,8 @@ class ExperimentEnd:
         least = self._context.config.min_held_bytes
         roots = self._survivors.roots()
         grown = remaining.grown(namespace, contents, least, roots, baseline.objects_at_end)
-        notes = list(map(_note_on_growth, grown[:_MOST_GROWN]))
+        self._survivors.grown.add(row.grown for row in grown if row.grown is not None)
+        notes = notes_on_growth(grown)
         if not self._lists_alive:
             return notes
         named = {
@@ -624,16 +623,6 @@ class ExperimentEnd:
             how += f"{COMMENT}%gpumem status lists the rest"
         size = format_bytes(left_bytes)
         return f"child processes have {size} more than at its start; to end them: {how}"
-
-
-def _note_on_growth(row: GrownRow) -> str:
-    """Return the note on an older container that has grown, with the line that empties it."""
-    text = f"{row.path} grew by {format_bytes(row.size_bytes)}"
-    if row.items:
-        text += f", {row.items}"
-    if row.line:
-        text += f" · to free it: {row.line}"
-    return text
 
 
 def _with_peaks_of(at_end: Iterable[Usage], usages: Iterable[Usage]) -> tuple[Usage, ...]:
