@@ -110,6 +110,14 @@ class Region:
         """
         return self.graph.reach(keys, without)
 
+    def nodes_of_graphs(self) -> set[NodeKey]:
+        """Return the nodes of autograd graphs."""
+        of_graphs = set[NodeKey]()
+        for key in self.graph.edges:
+            if isinstance(key, tuple) and key not in self.graph.pieces:
+                of_graphs.add(key)
+        return of_graphs
+
     # -- questions -------------------------------------------------------------------------------
 
     def held_from_outside(self, ours: Mapping[int, int]) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -110,6 +110,8 @@ class Ownership(Record):
     """True if an autograd graph is a part of it: graphs of other tensors may share its nodes, which
     are no Python objects.
     """
+    in_graphs_bytes: int = 0
+    """Bytes that it leads to through autograd graphs alone, which keep them for ``backward()``."""
     remark: str = ""
     """The other data that is dropped if the lines of all holders are run; empty if there is none.
     """
@@ -174,8 +176,17 @@ def ownership_of(
         notes=notes_on(holding[0], size),
         is_at_least=size.is_at_least,
         has_graph=region.graph.has_autograd,
+        in_graphs_bytes=_bytes_in_graphs(region, holding, every),
         remark=remark,
     )
+
+
+def _bytes_in_graphs(region: Region, holding: Sequence[object], every: Set[NodeKey]) -> int:
+    """Return the bytes of the nodes that an object leads to through autograd graphs alone."""
+    if not region.graph.has_autograd:
+        return 0
+    of_graphs = region.nodes_of_graphs()
+    return region.bytes_of(every - region.reach([id(holding[0])], of_graphs)).total()
 
 
 @dataclass(frozen=True, slots=True)

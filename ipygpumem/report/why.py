@@ -25,7 +25,7 @@ from ipygpumem.report.layout import (
 from ipygpumem.report.leaks import leak_table
 from ipygpumem.report.registration import shows
 from ipygpumem.report.top import top_report
-from ipygpumem.units import format_bytes
+from ipygpumem.units import MIB, format_bytes
 
 _HOLDERS_SHOWN = 10
 _LEAST_SHARE = 0.01
@@ -149,6 +149,11 @@ def _lines_of_content(ownership: Ownership) -> list[str]:
             parts.append(f"{clean_name(name)} {format_bytes(size)}")
     if parts:
         lines.append(f"consists of {', '.join(parts)}")
+    if ownership.in_graphs_bytes >= max(least, MIB):
+        in_graphs = format_bytes(ownership.in_graphs_bytes)
+        lines.append(
+            f"autograd graphs keep {in_graphs} of it for backward(); detach() leaves them out"
+        )
     lines += map(clean, ownership.notes)
     if not ownership.followed and ownership.type_name == "module":
         name = clean_name(ownership.name)

@@ -282,6 +282,21 @@ def test_leaks_have_a_line_for_the_gradients_of_an_output(notebook: Kernel) -> N
     works(notebook, f"%xdel _{number}")
 
 
+def test_why_says_how_much_is_there_only_for_backward(notebook: Kernel) -> None:
+    make = """
+rows, model = torch.ones(256, 1024), nn.Linear(1024, 1024)
+losses = [model(rows).exp().sum()]
+values = [losses[0].detach(), torch.ones(2**18)]
+"""
+    works(notebook, "import torch; from torch import nn", make)
+    kept = "autograd graphs keep {} of it for backward(); detach() leaves them out"
+    (report,) = works(notebook, "%gpumem why losses").reports("why")
+    assert kept.format("6 MiB") in report  # the rows, the weights, and what exp() returned
+    for name in ("rows", "model", "values"):
+        (report,) = works(notebook, f"%gpumem why {name}").reports("why")
+        assert "for backward()" not in report
+
+
 def test_deleting_a_name_frees_objects_without_another_holder(notebook: Kernel) -> None:
     works(notebook, RUN)
     codes = [code for code, *_ in CASES]
