@@ -13,7 +13,7 @@ from tests.steps import kernel_with, works
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
 _DEFINITIONS = """
-import functools
+import functools, gc
 import numpy as np
 
 MIB = 1 << 17
@@ -49,7 +49,8 @@ kernel = kernel_with("%load_ext ipygpumem", "%config IPyGpuMem.quiet = True", _D
 
 def survivors(kernel: Kernel, before: str, experiment: str) -> list[tuple[float, str]]:
     """Return the MiB and the line of each row after an experiment."""
-    works(kernel, before, "%%experiment e\n" + textwrap.dedent(experiment))
+    # Garbage of earlier tests that the experiment's end frees would hide what the experiment leaves.
+    works(kernel, before, "gc.collect();", "%%experiment e\n" + textwrap.dedent(experiment))
     rows = json.loads(kernel.value("rows()"))
     return [(size, line) for size, line in rows]
 

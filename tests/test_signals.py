@@ -295,9 +295,11 @@ def test_any_kind_of_handler_is_recognised(notebook: InteractiveShell, number: i
 
     action()  # imports what is imported on first use
     ringing.run(action, 0)
-    for call in places(ringing.calls - 10, 4):  # the last calls may differ
+    *first, last = places(ringing.calls - 10, 4)  # the last calls may differ
+    for call in (*first, last):
         error = ringing.run(action, call, HANDLERS[number])
-        assert type(error) is Alarm, call
+        # A later look has fewer calls if objects of an earlier test are gone by then.
+        assert type(error) is Alarm or (call == last and not ringing.has_rung), call
 
 
 def test_a_handler_that_removes_itself_is_recognised(notebook: InteractiveShell) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import IdentityTable, Kinds, by_identity, of_types
 from ipygpumem.heap.containers import GROWING
+from ipygpumem.heap.knowledge.own_bytes import rounded
 from ipygpumem.heap.libraries import VISITS_BUFFER
 from ipygpumem.heap.tensors import each
 from ipygpumem.introspect import loaded_object
@@ -197,9 +198,10 @@ def _numbers_bytes(item: Any, base: Any, earlier: int, length: int) -> int:
     if base is dict:
         added += islice(dict.values(item), first, first + _MOST_NUMBERS)
     numbers = by_identity(of_types(_NUMBERS, added))
-    size = 0
-    for number in numbers.values():
-        if type(number) is not int or not -5 <= number < _FIRST_MADE:
-            size += sys.getsizeof(number)
+    sizes = Counter(
+        sys.getsizeof(number)
+        for number in numbers.values()
+        if type(number) is not int or not -5 <= number < _FIRST_MADE
+    )
     new_items = length - earlier
-    return int(size * new_items / max(1, len(items)))
+    return int(rounded(sizes) * new_items / max(1, len(items)))

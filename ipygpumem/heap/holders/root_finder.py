@@ -12,7 +12,7 @@ from ipygpumem.heap.knowledge.frames import peek, running_frames
 from ipygpumem.heap.knowledge.tasks import is_waiting_thread_timer
 from ipygpumem.heap.paths.roots import EVENT_LOOP, Rank, Root, Roots, module_code
 from ipygpumem.heap.paths.task_endings import context_values
-from ipygpumem.introspect import instance_dict, is_instance, module_dict, text_of
+from ipygpumem.introspect import attribute_of, is_instance, module_dict, text_of
 
 
 class RootFinder:
@@ -99,7 +99,7 @@ class RootFinder:
 
 def _of_thread(thread: object) -> Root:
     """Return the root of a thread that has not ended, which its own functions hold."""
-    name = text_of((instance_dict(thread) or {}).get("_name"))
+    name = text_of(attribute_of(thread, "_name"))
     return Root(f'thread "{name}"', Rank.PLACE, "let it end, then join() it")
 
 

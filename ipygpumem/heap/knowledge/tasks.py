@@ -17,7 +17,7 @@ from typing import Any
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import kinds_of, of_types, types_of, without_objects
 from ipygpumem.heap.knowledge.frames import stack
-from ipygpumem.introspect import instance_dict, is_instance, type_name
+from ipygpumem.introspect import attribute_of, is_instance, type_name
 
 BUILTIN = {id(BuiltinFunctionType)}
 _NAME_OF = attrgetter("__name__")
@@ -50,7 +50,7 @@ def timers_of(loop: object) -> list[Any]:
 
 def scheduled_on(loop: object) -> list[Any]:
     """Return the list in which an event loop keeps its timers; another list if it has none."""
-    scheduled = (instance_dict(loop) or {}).get("_scheduled")
+    scheduled = attribute_of(loop, "_scheduled")
     return scheduled if type(scheduled) is list else []
 
 
