@@ -49,15 +49,15 @@ functions.
 
 
 def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
-    """Return the NumPy arrays behind a notebook's names, in the modules among them, in all modules
-    of the user, in local names and containers of the user's running functions, and the large ones
-    in open figures and widgets.
+    """Return the NumPy arrays that users can reach: from the notebook's names, the user's modules
+    and running functions, open figures and widgets.
 
     The collector does not list arrays, and searching behind all objects that it lists takes three
-    times as long.
+    times as long. Each kind of place has a limit of objects of its own.
 
     Returns:
-        The arrays without duplicates, and True if all were seen.
+        The arrays without duplicates, and True if all behind names and modules of the user were
+        seen.
     """
     modules = users_modules()
     namespaces = by_identity(list(map(module_dict, modules.values())))
@@ -65,22 +65,26 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
     walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *modules}, is_hasty=True)
     # Their contents belong to the whole session.
     walk.pass_over(namespace, *namespaces.values())
+    # The notebook's names, and those of the user's modules.
     named = Kinds(tuple(namespace.values()))
     values = _that_may_lead_on(named)
     for names in namespaces.values():
         values += [value for _, value in named_objects(names)]
     arrays = _arrays_behind(values, walk)
     is_complete = walk.complete
+    # Data in installed modules that have a name in the notebook.
     for module in by_identity(named.instances(ModuleType)).values():
         walk.left = _MOST_INSTALLED
         installed = list(module_dict(module).values())
         data = [item for item in installed if type(item) is not FunctionType]
         arrays += _arrays_behind(data, walk)
+    # Running functions of the user.
     walk.left = _MOST_LOCAL
     data_types = {*CONTAINER_TYPES, id(library_type("numpy", "ndarray"))}
     arrays += _arrays_behind(of_types(data_types, list(users_locals())), walk)
+    # Figures and widgets, but only their large arrays: libraries replace the small ones, and a new
+    # one may have the identity of an older one.
     walk.left = _MOST_SHOWN
-    # Libraries replace their small arrays, and a new one may have the identity of an older one.
     shown = _arrays_behind(figures_and_widgets(namespace), walk)
     arrays += compress(shown, map(_LARGE.__lt__, _bytes_of(shown)))
     walk.drop()
