@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -11,7 +9,6 @@ from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.explanation import NOT_REACHED
-from ipygpumem.heap.knowledge.graphs import with_graph_or_gradient
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.paths.roots import Roots
@@ -190,15 +187,15 @@ class LeakSearch:
         return wanted.intersection(map(id, values)) | unreached.led_to_by_names(values, wanted)
 
     def _leaked_names(self, heap: Heap) -> list[WatchedName]:
-        """Return the large survivors, without state of training: what the user's live optimizer
-        needs is no leak.
+        """Return the large survivors, without what the user's live optimizer needs: it is no
+        leak.
         """
         self._survivors.update(heap)
         large = [item for item in self._survivors.known if item.size_bytes >= self._smallest]
-        of_training = _storages_of_training(heap, storages_of(large))
+        of_optimizers = _storages_of_optimizers(heap, storages_of(large))
         leaked = list[WatchedName]()
         for item in large:
-            if item.record.name or not of_training.issuperset(item.live_storages()):
+            if item.record.name or not of_optimizers.issuperset(item.live_storages()):
                 leaked.append(item)
         return leaked
 
@@ -321,23 +318,13 @@ def _rows_of_findings(
     return rows
 
 
-def _storages_of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | None]:
-    """Return the storages of gradients and optimizer state of tensors not among the
-    ``survivors``.
-    """
+def _storages_of_optimizers(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | None]:
+    """Return the storages of optimizers' state for tensors that are not among the ``survivors``."""
     base: Any = library_type("torch", "Tensor")
     if base is None:
         return set()
-    owned = list(optimizer_states(heap, base))
-    with sys.modules["torch"]._C.DisableTorchFunction():
-        for tensor in with_graph_or_gradient(heap.tensors):
-            with contextlib.suppress(RuntimeError):  # raised for some views changed in place
-                if base.is_leaf.__get__(tensor):  # torch warns for non-leaves
-                    owned.append((tensor, base.grad.__get__(tensor)))
     storages = set[StorageKey | None]()
-    for owner, tensor in owned:
-        if tensor is None or not is_instance(owner, base):
-            continue
-        if storage_key(owner) not in survivors:
+    for owner, tensor in optimizer_states(heap, base):
+        if is_instance(owner, base) and storage_key(owner) not in survivors:
             storages.add(storage_key(tensor))
     return storages - set(map(storage_key, added_to_optimizers(heap, base)))
