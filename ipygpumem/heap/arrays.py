@@ -212,6 +212,13 @@ def object_key(item: object) -> StorageKey:
     return "object", id(item)
 
 
+def memory_key(value: Any) -> StorageKey:
+    """Return the identity of a tensor's or array's storage, or of a tensor without one, such as a
+    sparse one.
+    """
+    return storage_key(value) or object_key(value)
+
+
 def read_array(name: str, array: Any) -> Any:
     """Return a property of a NumPy array."""
     return library_type("numpy", "ndarray").__dict__[name].__get__(array)

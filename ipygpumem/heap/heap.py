@@ -25,6 +25,7 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.heap.arrays import (
     Span,
     StorageKey,
+    describe,
     described,
     flat_elements,
     holding_objects,
@@ -622,7 +623,9 @@ def live_instances(*bases: type) -> list[object]:
 
 
 def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:
-    """Return the ``tensors`` on each storage of at least ``smallest`` bytes."""
+    """Return the ``tensors`` on each storage of at least ``smallest`` bytes, and the sparse ones of
+    that size, each by its own key.
+    """
     base: Any = library_type("torch", "Tensor")
     by_storage = dict[StorageKey, list[object]]()
     tensors = list(tensors)
@@ -636,10 +639,7 @@ def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, 
         for tensor, key in compress(with_keys, is_large):
             by_storage.setdefault(("torch", key), []).append(tensor)
         for tensor in unusual:
-            try:
-                storage = base.untyped_storage(tensor)
-                if storage.nbytes() >= smallest and storage.device.type != "meta":
-                    by_storage.setdefault(("torch", storage._cdata), []).append(tensor)
-            except (RuntimeError, NotImplementedError):  # noqa: PERF203  # sparse, or a wrapper
-                continue
+            array = describe(tensor)
+            if array is not None and array.size_bytes >= smallest and array.device != "meta":
+                by_storage.setdefault(array.storage, []).append(tensor)
     return by_storage

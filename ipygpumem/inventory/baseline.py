@@ -12,7 +12,15 @@ from operator import not_
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import Array, Span, is_array, library_type, owner_of, place_of
+from ipygpumem.heap.arrays import (
+    Array,
+    Span,
+    is_array,
+    is_of_library,
+    library_type,
+    owner_of,
+    place_of,
+)
 from ipygpumem.heap.bulk import Kinds, by_identity, of_types, without_types
 from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.garbage import Garbage
@@ -166,9 +174,11 @@ class BaselineSnapshot:
     def _add_tensors(self, torch: Any, tensors: Sequence[Any]) -> None:
         """Record the storages of tensors, and the tensors without one."""
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            without_storage = self._storages.add_of(Reader(torch), tensors)
+            reader = Reader(torch)
+            without_storage = self._storages.add_of(reader, tensors)
             for tensor in without_storage:
                 self._objects[id(tensor)] = weakref.ref(tensor)
+                self._storages.add_of(reader, list(reader.inside(tensor)))
 
     def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
         """Record the places of large arrays, and the identities of small ones; of a view, those of
@@ -198,7 +208,21 @@ class BaselineSnapshot:
                 return place_of(owner) in self._large
             return key in self._small and array.size_bytes <= _LARGE
         reference = self._objects.get(key)
-        return reference is not None and reference() is not None
+        if reference is not None and reference() is not None:
+            return True
+        return self._consists_of_old_tensors(item)
+
+    def _consists_of_old_tensors(self, item: object) -> bool:
+        """Return True if most memory of a tensor without a storage is that of old tensors: a new
+        sparse tensor may share the values of an old one.
+        """
+        if not is_of_library(item, "torch", "Tensor"):
+            return False
+        torch: Any = sys.modules["torch"]
+        with torch._C.DisableTorchFunction():
+            sizes = Reader(torch).memory(item).storages
+        old_bytes = sum(size for key, size in sizes.items() if key in self._storages)
+        return 2 * old_bytes > sum(sizes.values())
 
     def _has_grown(self, array: Array) -> bool:
         """Return True if most of a torch storage is new memory, as after ``tensor.resize_()``.

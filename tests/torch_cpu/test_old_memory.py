@@ -75,6 +75,47 @@ def test_a_gradient_made_for_an_outer_model_is_freed_by_its_line(notebook: Kerne
     assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
+def test_leaks_has_the_gradients_of_the_report(notebook: Kernel) -> None:
+    works(notebook, "outer = nn.Linear(1024, 1024)")
+    works(notebook, "%%experiment a\nouter(torch.ones(2, 1024)).sum().backward()")
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert leaks.startswith("1 leak")
+    assert "held by notebook variable outer.weight.grad" in leaks
+    assert leaks.endswith("to free it: outer.zero_grad()")
+
+
+def test_a_sparse_gradient_of_an_older_model_is_named(notebook: Kernel) -> None:
+    works(notebook, "outer = nn.Sequential(nn.Embedding(100_000, 16, sparse=True))")
+    works(notebook, "%%experiment a\nouter(torch.arange(100_000)).sum().backward()")
+    path = "notebook variable outer[0].weight.grad"
+    assert notebook.value(SURVIVORS) == [(path, "outer.zero_grad()")]
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert path in leaks
+    works(notebook, "outer.zero_grad()")
+    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+
+
+def test_a_sparse_tensor_of_older_values_is_in_no_row(notebook: Kernel) -> None:
+    works(
+        notebook,
+        """
+        places, values = torch.arange(100_000)[None], torch.ones(100_000, 16)
+        sparse = torch.sparse_coo_tensor(places, values, check_invariants=True)
+        summed = sparse.coalesce(); outer = []
+        """,
+    )
+    works(
+        notebook,
+        """
+        %%experiment a
+        outer.append(torch.sparse_coo_tensor(places, values, check_invariants=True))
+        outer.append(summed.detach())
+        """,
+    )
+    assert notebook.value(SURVIVORS) == []
+    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+
+
 @pytest.mark.parametrize(
     ("makes", "line"),
     [

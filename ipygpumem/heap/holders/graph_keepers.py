@@ -10,7 +10,7 @@ import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, storage_key
+from ipygpumem.heap.arrays import StorageKey, memory_key
 from ipygpumem.heap.knowledge.graphs import gradient_of, saved_by
 from ipygpumem.heap.knowledge.nodes import Nodes, is_leaf
 
@@ -40,7 +40,7 @@ def all_keepers(
         for tensor in tensors:
             kept_by_tensor = kept.get(id(nodes.first(tensor)), 0)
             for gradient in gradient_of(tensor):
-                kept_by_tensor |= bits.get(storage_key(gradient) or _NO_KEY, 0)
+                kept_by_tensor |= bits.get(memory_key(gradient), 0)
             number_of_pairs += kept_by_tensor.bit_count()
             if number_of_pairs > _MOST_PAIRS:
                 return None
@@ -60,13 +60,10 @@ def tensors_by_gradient(
     with sys.modules["torch"]._C.DisableTorchFunction():
         for tensor in tensors:
             for gradient in gradient_of(tensor):
-                key = storage_key(gradient)
-                if key is not None and key in keys:
+                key = memory_key(gradient)
+                if key in keys:
                     of_storage.setdefault(key, []).append(tensor)
     return of_storage
-
-
-_NO_KEY: StorageKey = ("", 0)
 
 
 def _kept_behind(nodes: Nodes, bits: Mapping[StorageKey, int]) -> dict[int, int]:
@@ -79,7 +76,7 @@ def _kept_behind(nodes: Nodes, bits: Mapping[StorageKey, int]) -> dict[int, int]
         kept[id(node)] = 0
         following[id(node)] = list(nodes.following(node))
         for item in saved_by(node):
-            kept[id(node)] |= bits.get(storage_key(item) or _NO_KEY, 0)
+            kept[id(node)] |= bits.get(memory_key(item), 0)
             if is_leaf(node):  # its gradient may have a graph
                 following[id(node)].append(nodes.first(item))
     has_changed = True

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
+from ipygpumem.heap.arrays import StorageKey, memory_key, object_key, storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS
 from ipygpumem.heap.holders.explanation import (
@@ -78,7 +78,7 @@ def keepers(
             if len(by_storage) == len(wanted):
                 continue
             for node, kept in behind(tensor, seen):
-                key = storage_key(kept)
+                key = memory_key(kept)
                 if key not in wanted or key in by_storage:
                     continue
                 if node is None:

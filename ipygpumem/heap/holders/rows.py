@@ -13,9 +13,9 @@ from ipygpumem.heap.arrays import (
     is_array,
     is_of_library,
     is_of_pandas,
+    memory_key,
     object_key,
     other_owner_of,
-    storage_key,
 )
 from ipygpumem.heap.bulk import by_identity, chunks, of_types, types_of, without_types
 from ipygpumem.heap.containers import CONTAINERS
@@ -113,7 +113,7 @@ def objects_of_storages(
     the objects whose memory arrays show.
     """
     for item in [*heap.tensors, *heap.ndarrays] if wanted else ():
-        key = storage_key(item) or object_key(item)
+        key = memory_key(item)
         if key not in wanted:
             continue
         yield key, item
