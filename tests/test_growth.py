@@ -75,12 +75,27 @@ def test_objects_that_grew_are_named_with_their_growth(notebook: Kernel, case: s
     assert growth[1] == path
     assert float(growth[2]) == pytest.approx(size, rel=0.06)
     assert "not named" not in text, text
+    (leaks,) = ok(notebook, "%gpumem leaks").reports("leaks")
+    assert growth[0].strip() in leaks
     if case in WITHOUT_LINE:
         assert growth[4] is None
     else:
         assert growth[4] == f"{path}.clear()"
         ok(notebook, growth[4])
         assert kernel_length(notebook, path) == 0
+        (leaks,) = ok(notebook, "%gpumem leaks").reports("leaks")
+        assert "grew by" not in leaks
+
+
+def test_leaks_says_that_a_line_drops_later_items(notebook: Kernel) -> None:
+    ok(notebook, "buf = []")
+    ok(notebook, "%%experiment grows\nbuf.extend(map(float, range(300_000)))")
+    ok(notebook, "buf.extend(map(float, range(300_000)))")
+    (leaks,) = ok(notebook, "%gpumem leaks").reports("leaks")
+    growth = re.search(GREW, leaks, re.MULTILINE)
+    assert growth is not None, leaks
+    assert float(growth[2]) == pytest.approx(9.2, rel=0.06)
+    assert growth[4] == "buf.clear()  # also drops its other items"
 
 
 WITH_OLDER = {

@@ -116,6 +116,10 @@ class Extents:
                 long, lengths = _long(same, measure)
                 self._known_lengths.add(long, array("Q", lengths))
 
+    def add_length(self, item: object, length: int) -> None:
+        """Add a container with the length that it had."""
+        self._known_lengths.add([item], [length])
+
     def grown(self, items: Sequence[object], smallest: int) -> Iterator[Grown]:
         """Yield the containers among ``items`` that have grown by ``smallest`` bytes or more since
         they were added; all ``items`` existed then.

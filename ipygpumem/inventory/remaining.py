@@ -30,6 +30,7 @@ from ipygpumem.heap.paths.task_endings import cancelling
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.heap.tensors import ENDS_OF_STORAGES
 from ipygpumem.inventory.contents import Contents, Received, leading_objects
+from ipygpumem.inventory.growth import Grown
 from ipygpumem.inventory.leftover import MANY_MODULES
 from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.inventory.remaining_rows import Remaining, RemainingRows
@@ -216,6 +217,8 @@ class GrownRow(NamedTuple):
     """The number of its items at the start and now, if it was not short."""
     line: str
     """The line that empties it, if it was short at the start."""
+    grown: Grown | None = None
+    """The container; None in later looks."""
 
 
 def grown(
@@ -242,7 +245,7 @@ def grown(
         path = path.removeprefix(NOTEBOOK)
         growth = container.grown
         line = growth.line_to_empty(path)
-        rows.append(GrownRow(path, growth.size_bytes, growth.items, line))
+        rows.append(GrownRow(path, growth.size_bytes, growth.items, line, growth))
     return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
 
 

@@ -24,7 +24,7 @@ def leaks(app: App, options: Options) -> list[Report]:
     search = LeakSearch(context, app.experiments.survivors, smallest)
     with context.display.working("leaks") as progress:
         leaks_now = search.find(progress)
-    notes = []
+    notes = list(leaks_now.growth)
     if not leaks_now.has_all_graphs:
         notes.append("too many autograd graphs to examine: they are not listed")
     if leaks_now.not_reached:

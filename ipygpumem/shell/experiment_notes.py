@@ -16,7 +16,6 @@ from ipygpumem.shell.measured_scope import MeasuredScope
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from ipygpumem.inventory.remaining import GrownRow
     from ipygpumem.shell.survivors import Survivors
 
 _CLOCK_SECONDS = 0.02
@@ -25,8 +24,6 @@ _LEAST_SHARE_WITHOUT_LINE = 0.3
 """Minimum share of the new processes' memory in those without a line to mention these: a helper
 process of joblib is small.
 """
-_MOST_GROWN = 5
-"""Maximum number of grown containers to name."""
 
 
 class ExperimentNotes:
@@ -139,6 +136,7 @@ class ExperimentNotes:
     def _on_host(self, left_bytes: int) -> list[str]:
         """Return notes on containers that grew, and on RAM without a name."""
         from ipygpumem.inventory import leftover, remaining  # most experiments leave less
+        from ipygpumem.shell.grown_containers import notes_on_growth
 
         namespace = self._context.namespace
         baseline = self._scope.baseline
@@ -147,7 +145,8 @@ class ExperimentNotes:
         grown = remaining.grown(
             namespace, contents, self._least_bytes, roots, baseline.objects_at_end
         )
-        notes = list(map(_note_on_growth, grown[:_MOST_GROWN]))
+        self._survivors.grown.add(row.grown for row in grown if row.grown is not None)
+        notes = notes_on_growth(grown)
         after = self._after
         if not after.lists_alive:
             return notes
@@ -177,13 +176,3 @@ class ExperimentNotes:
             how += f"{COMMENT}%gpumem status lists the rest"
         size = format_bytes(left_bytes)
         return f"child processes have {size} more than at its start; to end them: {how}"
-
-
-def _note_on_growth(row: GrownRow) -> str:
-    """Return the note on an older container that has grown, with the line that empties it."""
-    text = f"{row.path} grew by {format_bytes(row.size_bytes)}"
-    if row.items:
-        text += f", {row.items}"
-    if row.line:
-        text += f" · to free it: {row.line}"
-    return text

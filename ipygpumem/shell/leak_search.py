@@ -28,6 +28,7 @@ from ipygpumem.records import RetainedArray
 from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.grown_containers import notes_on_growth
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
 from ipygpumem.shell.leaked_objects import (
@@ -56,6 +57,8 @@ class Leaks(NamedTuple):
     """Arrays and objects for which the search ended at its limits: a name may lead to them."""
     kept: list[ReclaimableItem]
     """Memory that outputs, autograd graphs, caches and printed text keep."""
+    growth: list[str]
+    """Notes on older containers that have grown in experiments."""
     has_all_graphs: bool
     """False if there were too many autograd graphs to examine."""
 
@@ -147,6 +150,7 @@ class LeakSearch:
             beyond,
             not_reached,
             _one_row_for_each(kept),
+            notes_on_growth(self._survivors.rows_of_grown(heap, self._smallest)),
             retained.complete,
         )
 

@@ -28,6 +28,7 @@ from ipygpumem.inventory.dropped_data import OlderData, OtherData, with_remarks
 from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import merged
+from ipygpumem.inventory.remaining import GrownRow
 from ipygpumem.inventory.watched_names import (
     WatchedName,
     places_of_numpy,
@@ -38,6 +39,7 @@ from ipygpumem.records import RetainedArray
 from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.deleted_names import DeletedNames
+from ipygpumem.shell.grown_containers import GrownContainers
 from ipygpumem.shell.notebook_roots import roots_of_notebook
 from ipygpumem.shell.older_objects import OlderObjects
 from ipygpumem.shell.survivor_search import EndedExperiment, SurvivorSearch
@@ -80,6 +82,7 @@ class Survivors:
         known: the names with arrays that outlived an experiment.
         deleted: the names that cells may have deleted.
         older: the nearest older objects behind survivors.
+        grown: the older containers that have grown.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Survivors:
         """The names that experiments have kept on purpose, and the identities of their objects."""
         self.deleted = DeletedNames(context)
         self.older = OlderObjects(context)
+        self.grown = GrownContainers()
 
     def baseline(self, remarks: list[str], names: tuple[str, ...]) -> Baseline:
         """Return a baseline of the current state, with these names; a failure is added to
@@ -301,6 +305,11 @@ class Survivors:
                 self._known_objects.append((Remembered(items), reported))
                 still_alive.append(ReportedObjects(items, reported))
         return still_alive
+
+    def rows_of_grown(self, heap: Heap, smallest: int) -> list[GrownRow]:
+        """Return the rows of older containers that are still longer than before an experiment."""
+        live = heap.with_identities(self.grown.identities())
+        return self.grown.rows(live, heap, self.roots(), smallest)
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the live object of a name that is not defined, or the live arrays that it held.
