@@ -964,3 +964,36 @@ def test_new_data_in_an_older_array_of_objects_is_named(notebook: Kernel, name: 
     (leaks,) = works(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak"), leaks
     works(notebook, "del box")
+
+
+@pytest.mark.parametrize(
+    ("older", "code", "line"),
+    [
+        (
+            "records, older = {}, [np.ones(90_000)]",
+            "records['new'] = np.ones(1 << 19), older.pop()",
+            'del records["new"]  # also drops 703.2 KiB of older data',
+        ),
+        (
+            "records, older = {}, Document(); older.small = np.ones(40_000)",
+            "made = Document(); made.data, made.small = np.ones(1 << 19), older.small\n"
+            "records['new'] = made; del older.small",
+            'del records["new"]  # also drops 312.6 KiB of older data',
+        ),
+        (
+            "records, older = {}, dicts(3000)",
+            "records['new'] = [np.ones(1 << 19), older]; del older",
+            'del records["new"]  # also drops ',
+        ),
+    ],
+)
+def test_leaks_mentions_little_older_data_as_the_report_does(
+    notebook: Kernel, older: str, code: str, line: str
+) -> None:
+    works(notebook, _SETUP, older, f"%%experiment e\n{code}")
+    ((_, _, advice),) = notebook.value("rows()")
+    assert advice.startswith(line)
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    in_leaks = leaks.rpartition("to free it: ")[2]
+    # A small text, by which the older data is recognised, stays alive.
+    assert re.sub(r"\.\d", "", in_leaks) == re.sub(r"\.\d", "", advice)

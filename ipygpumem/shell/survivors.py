@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import object_key
-from ipygpumem.heap.bulk import Progress
+from ipygpumem.heap.bulk import Progress, by_identity
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths.remedies import Holder
@@ -305,6 +305,14 @@ class Survivors:
                 self._known_objects.append((Remembered(items), reported))
                 still_alive.append(ReportedObjects(items, reported))
         return still_alive
+
+    def objects_left(self, heap: Heap) -> list[object]:
+        """Return the objects that experiments have left and that are still alive, with their
+        arrays, each once.
+        """
+        objects = by_identity(heap.on_storages(storages_of(self.known)))
+        wanted = set(chain.from_iterable(item.identities for item, _ in self._known_objects))
+        return list((objects | heap.with_identities(wanted)).values())
 
     def rows_of_grown(self, heap: Heap, smallest: int) -> list[GrownRow]:
         """Return the rows of older containers that are still longer than before an experiment."""
