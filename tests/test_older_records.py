@@ -818,6 +818,10 @@ def test_an_import_is_not_asked_for_its_many_small_objects(notebook: Kernel) -> 
             "del frame['texts']  # the column was there",
         ),
         ("frame['new'] = np.ones(1 << 18)", "del frame['new']"),
+        (
+            "frame['texts'] = np.ones(1 << 18, complex); frame['new'] = np.ones(1 << 18)",
+            "del frame['texts'], frame['new']  # 'texts' was there",
+        ),
     ],
 )
 def test_a_line_says_that_a_column_was_there_before(kernel: Kernel, code: str, line: str) -> None:

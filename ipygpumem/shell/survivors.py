@@ -105,6 +105,8 @@ class Survivors:
         """Older figures and objects of libraries that these lines do not remove."""
         self._unchanged_lengths = dict[int, int]()
         """The lengths of older lists in which these lines set items to None, by identity."""
+        self._older_columns = dict[int, Sequence[str]]()
+        """The labels of the columns that data frames had before experiments, by identity."""
         self._kept_ids: dict[str, int] = {}
         """The names that experiments have kept on purpose, and the identities of their objects."""
         self.deleted = DeletedNames(context)
@@ -127,6 +129,7 @@ class Survivors:
             new=self._identities_of_removed,
             stay=self._stay,
             unchanged_lengths=self._unchanged_lengths,
+            older_columns=self._older_columns,
             received=functools.cache(self._identities_of_records),
         )
 
@@ -153,6 +156,7 @@ class Survivors:
             removed_as_whole=self._removed_as_whole,
             received=lambda: received,
             length_before=baseline.contents.length_of,
+            columns_before=baseline.contents.columns_of,
         )
 
     def keepers(self) -> set[str]:
