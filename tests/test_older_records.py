@@ -1001,3 +1001,12 @@ def test_leaks_mentions_little_older_data_as_the_report_does(
     in_leaks = leaks.rpartition("to free it: ")[2]
     # A small text, by which the older data is recognised, stays alive.
     assert re.sub(r"\.\d", "", in_leaks) == re.sub(r"\.\d", "", advice)
+
+
+@pytest.mark.parametrize("data", ["np.ones(1 << 19)", "[0.5 * each for each in range(300_000)]"])
+def test_leaks_has_no_default_argument_of_a_kept_function(notebook: Kernel, data: str) -> None:
+    """The experiment's report has no row for it, either."""
+    experiment = f"%%experiment e --keep function\ndata = {data}\ndef function(a=data): pass"
+    works(notebook, _SETUP, experiment)
+    assert notebook.value("rows()") == []
+    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
