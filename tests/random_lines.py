@@ -69,7 +69,7 @@ CONTAINERS = [
         "a view of an array",
     )
 ]
-_OTHER_DATA = re.compile(r"also drops (?P<size>[\d.]+ (?:[KMG]i)?B) of other data")
+_OTHER_DATA = re.compile(r"also drops (?P<size>[\d.]+ (?:[KMG]i)?B) of (?:other|older) data")
 
 
 def plain_graph(seed: int) -> Graph:

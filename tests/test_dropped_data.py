@@ -275,7 +275,7 @@ def test_older_text_that_moves_is_not_new(
     remark = re.escape(f"{line}  # also drops ") + r"8(\.\d)? MiB of "
     assert re.fullmatch(f"{remark}older data", line_with_remark)
     (text,) = works(kernel, "%gpumem leaks").leaks()
-    assert re.search(rf"  16(\.\d)? MiB · .* · to free it: {remark}other data", text)
+    assert re.search(rf"  16(\.\d)? MiB · .* · to free it: {remark}older data", text)
 
 
 def test_lines_that_drop_older_data_together_say_so(kernel: Kernel) -> None:
@@ -333,7 +333,7 @@ def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> Non
         pytest.param(
             "b = NeverDeletes([np.ones(4 * MIB)])",
             "b.append(np.ones(16 * MIB))",
-            ("16 MiB", "del b  # it deletes no items; also drops 4 MiB of other data"),
+            ("16 MiB", "del b  # it deletes no items; also drops 4 MiB of older data"),
             id="a list that deletes nothing",
         ),
         pytest.param(
@@ -354,7 +354,7 @@ def test_leaks_says_that_a_line_drops_an_older_list_in_a_new_one(kernel: Kernel)
     rows = rows_of_leaks(kernel, "b = [[texts(8)]]", "b[0] = [texts(16), b[0]]")
     new = f"{kernel.value('mib_of(b[0][0])'):.1f} MiB"  # a text is smaller from Python 3.12 on
     older = f"{kernel.value('mib_of(b[0][1])'):.1f} MiB"
-    assert (new, f"b[0] = None  # also drops {older} of other data") in rows
+    assert (new, f"b[0] = None  # also drops {older} of older data") in rows
 
 
 def rows_of_leaks(kernel: Kernel, before: str, experiment: str) -> list[tuple[str, str]]:

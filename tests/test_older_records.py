@@ -818,6 +818,10 @@ def test_an_import_is_not_asked_for_its_many_small_objects(notebook: Kernel) -> 
             "del frame['texts']  # the column was there",
         ),
         ("frame['new'] = np.ones(1 << 18)", "del frame['new']"),
+        (
+            "frame['texts'] = np.ones(1 << 18, complex); frame['new'] = np.ones(1 << 18)",
+            "del frame['texts'], frame['new']  # 'texts' was there",
+        ),
     ],
 )
 def test_a_line_says_that_a_column_was_there_before(kernel: Kernel, code: str, line: str) -> None:
@@ -964,3 +968,45 @@ def test_new_data_in_an_older_array_of_objects_is_named(notebook: Kernel, name: 
     (leaks,) = works(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak"), leaks
     works(notebook, "del box")
+
+
+@pytest.mark.parametrize(
+    ("older", "code", "line"),
+    [
+        (
+            "records, older = {}, [np.ones(90_000)]",
+            "records['new'] = np.ones(1 << 19), older.pop()",
+            'del records["new"]  # also drops 703.2 KiB of older data',
+        ),
+        (
+            "records, older = {}, Document(); older.small = np.ones(40_000)",
+            "made = Document(); made.data, made.small = np.ones(1 << 19), older.small\n"
+            "records['new'] = made; del older.small",
+            'del records["new"]  # also drops 312.6 KiB of older data',
+        ),
+        (
+            "records, older = {}, dicts(3000)",
+            "records['new'] = [np.ones(1 << 19), older]; del older",
+            'del records["new"]  # also drops ',
+        ),
+    ],
+)
+def test_leaks_mentions_little_older_data_as_the_report_does(
+    notebook: Kernel, older: str, code: str, line: str
+) -> None:
+    works(notebook, _SETUP, older, f"%%experiment e\n{code}")
+    ((_, _, advice),) = notebook.value("rows()")
+    assert advice.startswith(line)
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    in_leaks = leaks.rpartition("to free it: ")[2]
+    # A small text, by which the older data is recognised, stays alive.
+    assert re.sub(r"\.\d", "", in_leaks) == re.sub(r"\.\d", "", advice)
+
+
+@pytest.mark.parametrize("data", ["np.ones(1 << 19)", "[0.5 * each for each in range(300_000)]"])
+def test_leaks_has_no_default_argument_of_a_kept_function(notebook: Kernel, data: str) -> None:
+    """The experiment's report has no row for it, either."""
+    experiment = f"%%experiment e --keep function\ndata = {data}\ndef function(a=data): pass"
+    works(notebook, _SETUP, experiment)
+    assert notebook.value("rows()") == []
+    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]

@@ -39,7 +39,7 @@ from ipygpumem.heap.bulk import (
 )
 from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES, UNTRACKED_TYPES
 from ipygpumem.heap.knowledge.barriers import globals_among, types_not_entered
-from ipygpumem.heap.paths.data_frame_steps import arrays_of_cells
+from ipygpumem.heap.paths.data_frame_steps import arrays_of_cells, labels_of_columns
 from ipygpumem.introspect import (
     ATOMS,
     HEAP_TYPE,
@@ -123,6 +123,8 @@ class Contents:
         """Length, and identity of the last item or key, of each long container."""
         self._with_records = dict[int, None]()
         """Long containers with known data in their items, by identity."""
+        self._labels = dict[int, list[str]]()
+        """The labels of the columns of data frames, by identity."""
         self._extents = Extents()
         self.earlier = EarlierData()
         self._older = max(0, len(namespace) - _MOST_NAMES)
@@ -210,7 +212,10 @@ class Contents:
                 break
             contents += self._record(gc.get_referents(*part))
             self._read.add(list(part), repeat(None))
-        in_arrays = _contents_of_arrays(arrays, _frames_among(kinds_of_level))
+        frames = _frames_among(kinds_of_level)
+        for frame in frames:
+            self._labels[id(frame)] = labels_of_columns(frame)
+        in_arrays = _contents_of_arrays(arrays, frames)
         if in_arrays:
             contents += self._record(in_arrays)
         if not contents:
@@ -244,6 +249,10 @@ class Contents:
     def length_of(self, item: object) -> int | None:
         """Return the length that a container within reach had; None if it is unknown."""
         return self._extents.length_of(item)
+
+    def columns_of(self, frame: object) -> Sequence[str]:
+        """Return the code of the label of each column that a data frame within reach had."""
+        return self._labels.get(id(frame), ())
 
     def knows(self, item: object) -> bool:
         """Return True if an object was within reach."""

@@ -227,7 +227,40 @@ class OlderData:
         names_older = not dropped_older.isdisjoint(ids)
         if not dropped_older or (names_older and size_bytes < _LARGE):
             return ""
-        return f"also drops {format_bytes(size_bytes)} of older data"
+        return _also_drops_older(size_bytes)
+
+
+def _also_drops_older(size_bytes: int) -> str:
+    return f"also drops {format_bytes(size_bytes)} of older data"
+
+
+class KnownObjects(NamedTuple):
+    """The objects whose age is known. It keeps them alive: drop it soon."""
+
+    older: Sequence[object] = ()
+    """The nearest older objects behind memory that experiments have left."""
+    left: Sequence[object] = ()
+    """The objects that experiments have left."""
+
+    def bytes_of_older(self, region: Region, of_line: ObjectsOfLine, dropped: Set[NodeKey]) -> int:
+        """Return the bytes of the older objects that a line drops; 0 if the line names them, and
+        they are small, as in an experiment's report.
+
+        Args:
+            region: the objects behind the lines.
+            of_line: the objects to which the line removes references.
+            dropped: everything that dies.
+        """
+        left = set(map(id, self.left))
+        older = set(map(id, self.older)) & dropped - left
+        if not older:
+            return 0
+        size_bytes = region.bytes_of(region.reach(older, without=left) & dropped).total()
+        names_older = not older.isdisjoint(map(id, of_line.objects))
+        return 0 if names_older and size_bytes < _LARGE else size_bytes
+
+
+_NOTHING_KNOWN = KnownObjects()
 
 
 class OtherData:
@@ -284,25 +317,37 @@ class OtherData:
             cuts[row.line] = row.cuts or cuts.get(row.line, ())
         return cls(sizes, cuts, removed_objects, namespaces)
 
+    @property
+    def objects(self) -> list[object]:
+        """The objects at the end of the references that the lines remove, once for each."""
+        of_lines = self._objects_of_lines.values()
+        return list(chain.from_iterable(of_line.objects for of_line in of_lines))
+
     def remarks(
-        self, smallest: int, ended: Mapping[str, Set[int]], *, is_certain: bool = False
+        self,
+        smallest: int,
+        ended: Mapping[str, Set[int]],
+        known: KnownObjects = _NOTHING_KNOWN,
+        *,
+        is_certain: bool = False,
     ) -> dict[str, str]:
-        """Return the remark on each line that drops at least ``smallest`` bytes of other data.
+        """Return the remark on each line that drops older data, or at least ``smallest`` bytes of
+        other data.
 
         Nothing else of ours may refer to these objects now: it would count as their holder.
 
         Args:
             smallest: the bytes.
             ended: the arrays in the cycles that each line ends, by identity.
+            known: the objects whose age is known.
             is_certain: True to leave out the objects that the line names, and memory of libraries
                 that may have other owners, such as a cache that two connections of sqlite3 share.
         """
-        everything = list(
-            chain.from_iterable(of_line.objects for of_line in self._objects_of_lines.values())
-        )
-        region = Region(everything, namespaces=self._namespaces)
+        everything = self.objects
+        region = Region([*everything, *known.older, *known.left], namespaces=self._namespaces)
         in_lists = Counter(map(id, everything))
         in_lists.update(in_lists)  # ``everything``, and the list of each line
+        in_lists.update(map(id, [*known.older, *known.left]))
         remarks = dict[str, str]()
         for line, of_line in self._objects_of_lines.items():
             dropped = _dropped(region, of_line, in_lists, ended.get(line, set()))
@@ -311,8 +356,12 @@ class OtherData:
             else:
                 dropped_bytes = region.bytes_of(dropped).total()
             other_bytes = dropped_bytes - self._sizes[line]
-            if other_bytes >= max(smallest, self._sizes[line] * _UNSURE):
+            older_bytes = known.bytes_of_older(region, of_line, dropped)
+            least_bytes = max(smallest, self._sizes[line] * _UNSURE)
+            if other_bytes - older_bytes >= least_bytes:
                 remarks[line] = f"also drops {format_bytes(other_bytes)} of other data"
+            elif older_bytes:
+                remarks[line] = _also_drops_older(older_bytes)
         return remarks
 
 

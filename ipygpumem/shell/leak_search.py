@@ -15,7 +15,7 @@ from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.introspect import is_atom, is_instance
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Questions
-from ipygpumem.inventory.dropped_data import OtherData, with_remarks
+from ipygpumem.inventory.dropped_data import KnownObjects, OtherData, with_remarks
 from ipygpumem.inventory.ended_cycles import with_ended_cycles
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import merged, remarks_on_possibly_older
@@ -98,10 +98,14 @@ class LeakSearch:
             roots = self._survivors.roots(self._survivors.keepers())
             leaks = self._leaks_on(heap, retained, outputs, roots, progress)
             other_data = OtherData.of_rows(leaks.rows, roots.removed_objects, roots.namespaces)
+            known = KnownObjects(
+                self._survivors.older.objects(heap, other_data.objects),
+                self._survivors.objects_left(heap),
+            )
             heap.drop()
             del roots, retained, outputs
-            remarks = other_data.remarks(self._smallest, leaks.in_ended_cycles)
-            del other_data
+            remarks = other_data.remarks(self._smallest, leaks.in_ended_cycles, known)
+            del other_data, known
         kept = [*leaks.kept, *_rows_of_findings(allocator_caches(), self._smallest)]
         printed = self._printed.reclaimable(self._smallest)
         if printed is not None:

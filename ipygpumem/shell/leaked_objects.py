@@ -59,12 +59,13 @@ class NotebookOnHeap:
         self.modules = _users_modules(namespace)
 
     def keeps_on_purpose(self, holder: Holder) -> bool:
-        """Return True if the path of a holder consists of a variable's items and attributes only.
+        """Return True if the path of a holder consists of a variable's items and attributes only,
+        or begins at a name that an experiment has kept on purpose.
 
         The variable may be a global of one of the user's modules:
         ``module.name[index].attribute``.
         """
-        if (holder.is_variable or holder.is_kept) and not holder.has_words:
+        if holder.is_kept or (holder.is_variable and not holder.has_words):
             return True
         return holder.module in self.modules
 

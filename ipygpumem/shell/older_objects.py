@@ -61,6 +61,15 @@ class OlderObjects:
         data = set(map(id, self._data_behind(survivors)))
         return self.tracked_identities() | self._arrays.keys() | data
 
+    def objects(self, heap: Heap, survivors: Sequence[object]) -> list[object]:
+        """Return the remembered objects that were alive at the last ``update``, each once; data is
+        only searched behind ``survivors``.
+        """
+        tracked = heap.with_identities(self.tracked_identities())
+        arrays = [array for array in heap.ndarrays if id(array) in self._arrays]
+        data = self._data_behind(survivors)
+        return list(by_identity([*tracked.values(), *arrays, *data]).values())
+
     def _data_behind(self, items: Sequence[object]) -> list[object]:
         """Return the data to which some objects lead, as far as the limit of objects allows."""
         barriers = Barriers([id(self._context.namespace)])

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import object_key
-from ipygpumem.heap.bulk import Progress
+from ipygpumem.heap.bulk import Progress, by_identity
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths.remedies import Holder
@@ -105,6 +105,8 @@ class Survivors:
         """Older figures and objects of libraries that these lines do not remove."""
         self._unchanged_lengths = dict[int, int]()
         """The lengths of older lists in which these lines set items to None, by identity."""
+        self._older_columns = dict[int, Sequence[str]]()
+        """The labels of the columns that data frames had before experiments, by identity."""
         self._kept_ids: dict[str, int] = {}
         """The names that experiments have kept on purpose, and the identities of their objects."""
         self.deleted = DeletedNames(context)
@@ -127,6 +129,7 @@ class Survivors:
             new=self._identities_of_removed,
             stay=self._stay,
             unchanged_lengths=self._unchanged_lengths,
+            older_columns=self._older_columns,
             received=functools.cache(self._identities_of_records),
         )
 
@@ -154,6 +157,7 @@ class Survivors:
             removed_as_whole=self._removed_as_whole,
             received=lambda: received,
             length_before=baseline.contents.length_of,
+            columns_before=baseline.contents.columns_of,
         )
 
     def keepers(self) -> set[str]:
@@ -306,6 +310,14 @@ class Survivors:
                 self._known_objects.append((Remembered(items), reported))
                 still_alive.append(ReportedObjects(items, reported))
         return still_alive
+
+    def objects_left(self, heap: Heap) -> list[object]:
+        """Return the objects that experiments have left and that are still alive, with their
+        arrays, each once.
+        """
+        objects = by_identity(heap.on_storages(storages_of(self.known)))
+        wanted = set(chain.from_iterable(item.identities for item, _ in self._known_objects))
+        return list((objects | heap.with_identities(wanted)).values())
 
     def rows_of_grown(self, heap: Heap, smallest: int) -> list[GrownRow]:
         """Return the rows of older containers that are still longer than before an experiment."""

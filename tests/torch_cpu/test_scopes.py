@@ -168,6 +168,10 @@ def test_only_the_optimizer_state_of_a_leaked_model_is_a_leak(notebook: Kernel) 
         "8 MiB · 2 × Tensor float32 1024 × 1024 · held by notebook variable adam.state "
         "(under" in text
     )
+    headline, of_gradient = works(notebook, "%gpumem leaks").leaks()[0].splitlines()
+    assert headline == "1 leak · 4 MiB"
+    assert of_gradient in text.splitlines()
+    works(notebook, of_gradient.rpartition("to free it: ")[2])
     assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
     make = (
         "model = nn.Linear(1024, 1024); other = torch.optim.Adam(model.parameters()); "

@@ -25,6 +25,8 @@ from ipygpumem.introspect import instance_dict, is_exactly, type_name
 
 _MOST_COLUMNS = 20_000
 """Maximum number of columns of a frame whose labels are read."""
+_MOST_LABELS = 1000
+"""Maximum number of columns of a frame whose labels are recorded."""
 _MOST_NAMED = 40
 """Maximum number of columns that one array may have to be removed by their names."""
 _OLDER_COLUMN = "the column was there before"
@@ -35,7 +37,10 @@ _MOST_CELLS = 10
 
 
 def append_frame_step(
-    path: Path, steps: Sequence[object], is_older: Callable[[object], bool]
+    path: Path,
+    steps: Sequence[object],
+    is_older: Callable[[object], bool],
+    columns_before: Callable[[object], Sequence[str]],
 ) -> int:
     """Append the way through a data frame or series; return the number of references.
 
@@ -45,6 +50,7 @@ def append_frame_step(
         path: the path.
         steps: the frame and the objects after it.
         is_older: returns True for an object that is older than the memory to free.
+        columns_before: returns the code of the label of each column that an older frame had.
     """
     frame = steps[0]
     if type_name(frame) not in _FRAMES or not is_of_pandas(frame):
@@ -70,9 +76,40 @@ def append_frame_step(
         path.append_fixed("")
     else:
         _went_to_columns(path, frame, way, steps[-1])
-        if path.removal and is_older(way.manager.items):  # a new column makes new labels
-            path.advise(path.removal, "", _OLDER_COLUMN)
+        _advise_if_older(path, frame, columns_before, has_old_labels=is_older(way.manager.items))
     return number
+
+
+def _advise_if_older(
+    path: Path,
+    frame: object,
+    columns_before: Callable[[object], Sequence[str]],
+    *,
+    has_old_labels: bool,
+) -> None:
+    """Record that the line removes columns that were there before, if it does.
+
+    A new column makes new labels of all columns.
+    """
+    if not path.removal:
+        return
+    if has_old_labels:
+        path.advise(path.removal, "", _OLDER_COLUMN)
+    elif path.cut is not None and path.cut.owner_id == id(frame):
+        older = sorted(set(columns_before(frame)).intersection(path.cut.columns))
+        if older:
+            verb = "was" if len(older) == 1 else "were"
+            path.advise(path.removal, "", f"{', '.join(older)} {verb} there before")
+
+
+def labels_of_columns(frame: object) -> list[str]:
+    """Return the code of the label of each column of a data frame; nothing if these are many, or
+    if one has no code.
+    """
+    manager = _manager_of(frame) if type_name(frame) == "DataFrame" else None
+    if manager is None or len(manager.items) > _MOST_LABELS:
+        return []
+    return _literals(manager.items)
 
 
 def arrays_of_cells(frame: object) -> list[Any]:

@@ -140,6 +140,7 @@ class PathWriter:
         self._root_of_name = roots.namespaces.get(id(roots.names))
         self._removed_objects = roots.removed_objects
         self._is_older = roots.is_older
+        self._older_columns_of = roots.older_columns_of
         self._is_as_long_as_before = roots.is_as_long_as_before
         self._of_leaks = of_leaks
 
@@ -445,7 +446,7 @@ class PathWriter:
             or append_function_step(path, steps, self._cell_of)
             or append_suspended_step(path, steps, self._cell_of)
             or int(append_item(path, parent, child))
-            or append_frame_step(path, steps, self._is_older)
+            or append_frame_step(path, steps, self._is_older, self._older_columns_of)
             or append_dataset_step(path, steps)
             or append_torch_step(path, steps, self._names)
             or append_attribute_step(path, steps)

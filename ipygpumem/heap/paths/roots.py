@@ -8,7 +8,7 @@ import builtins
 import re
 import sys
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import FrameType, ModuleType
@@ -300,6 +300,10 @@ class Roots:
             None if it is unknown.
         unchanged_lengths: the lengths of lists that still had them at the end of an experiment, by
             identity, for later looks; it receives them if their age is known.
+        columns_before: returns the code of the label of each column that an older data frame had
+            when the memory to free was made; none if they are unknown.
+        older_columns: these labels by the identity of the frame, for later looks; it receives them
+            if their age is known.
     """
 
     namespaces: Mapping[int, RootOf] = field(default_factory=dict)
@@ -318,6 +322,8 @@ class Roots:
     removed_objects: dict[int, object] = field(default_factory=dict)
     length_before: Callable[[object], int | None] = lambda item: None
     unchanged_lengths: dict[int, int] = field(default_factory=dict)
+    columns_before: Callable[[object], Sequence[str]] = lambda frame: ()
+    older_columns: dict[int, Sequence[str]] = field(default_factory=dict)
 
     def is_older(self, item: object) -> bool:
         """Return True if an object is older than the memory to free; note it for later looks, which
@@ -331,6 +337,16 @@ class Roots:
         if reference is not None:
             self.stay.append(reference)
         return True
+
+    def older_columns_of(self, frame: object) -> Sequence[str]:
+        """Return the code of the label of each column that a data frame had before the memory to
+        free was made; note them for later looks.
+        """
+        if self.knows_age and id(frame) not in self.new():
+            columns = self.columns_before(frame)
+            if columns:
+                self.older_columns[id(frame)] = columns
+        return self.older_columns.get(id(frame), ())
 
     def is_as_long_as_before(self, items: list[Any]) -> bool:
         """Return True if an older list has the length that it had before the memory to free was
