@@ -49,7 +49,7 @@ kernel = kernel_with("%load_ext ipygpumem", "%config IPyGpuMem.quiet = True", _D
 
 def survivors(kernel: Kernel, before: str, experiment: str) -> list[tuple[float, str]]:
     """Return the MiB and the line of each row after an experiment."""
-    # Garbage of earlier tests that the experiment's end frees would hide what the experiment leaves.
+    # Garbage of earlier tests, freed by the experiment's end, would hide what that leaves.
     works(kernel, before, "gc.collect();", "%%experiment e\n" + textwrap.dedent(experiment))
     rows = json.loads(kernel.value("rows()"))
     return [(size, line) for size, line in rows]
