@@ -14,7 +14,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.probes.children import Child
-from ipygpumem.records import FreeingStep, ReferencePath, RetainedArray, Usage
+from ipygpumem.records import FreeingStep, KeptObject, ReferencePath, RetainedArray, Usage
 from ipygpumem.report import html, tensors, text
 from ipygpumem.report.cells import cell_report, is_quiet
 from ipygpumem.report.colours import PEAK
@@ -95,6 +95,19 @@ def test_the_report_of_an_experiment_in_each_style() -> None:
     )
     assert len(report.headline) < 170
     assert experiment_reports(experiment(), "none") == []
+
+
+def test_kept_names_show_their_memory_where_much_of_it_is() -> None:
+    record = experiment(
+        kept=("count", "model", "rows"),
+        kept_objects=(
+            KeptObject("model", {"cuda:0": 2 * GIB, "cpu": 10 * MIB}),
+            KeptObject("rows", {"cuda:0": GIB, "cpu": GIB}, is_at_least=True),
+        ),
+    )
+    (report,) = experiment_reports(record, "full")
+    kept = "kept: model (cuda:0 2.00 GiB), rows (at least cuda:0 1.00 GiB, RAM 1.00 GiB), count"
+    assert f"  {kept}" in text.render([report]).splitlines()
 
 
 def test_the_table_of_leaks_fits_a_narrow_terminal() -> None:

@@ -12,6 +12,9 @@ from ipygpumem.report.layout import LineSegment, Report, Table, clean, clean_nam
 from ipygpumem.report.leaks import leak_table
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
+_LEAST_SHARE = 0.01
+"""Minimum share of a kept object's memory on a device to show."""
+
 
 def experiment_reports(
     record: ExperimentRecord, style: str, scales: layout.Scales | None = None
@@ -89,7 +92,9 @@ def _kept_names(record: ExperimentRecord) -> list[str]:
     texts = dict[str, str]()
     for item in record.kept_objects:
         bound = "at least " if item.is_at_least else ""
-        sizes = ", ".join(layout.sizes(item.device_bytes))
+        least = _LEAST_SHARE * sum(item.device_bytes.values())
+        large = {device: size for device, size in item.device_bytes.items() if size >= least}
+        sizes = ", ".join(layout.sizes(large))
         texts[item.name] = f"{clean_name(item.name)} ({bound}{sizes})"
     for name in record.kept:
         texts.setdefault(name, clean_name(name))
