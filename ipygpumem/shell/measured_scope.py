@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from ipygpumem.shell.survivors import Survivors
 
 
-_FOR_TRACEBACKS = ("stack_data", "pygments.formatters.html", "pygments.formatters.terminal256")
+_FOR_TRACEBACKS = (
+    "stack_data",
+    "pygments.formatters.html",
+    "pygments.formatters.terminal256",
+    "pygments.styles.default",  # IPython 8
+)
 """Modules that IPython imports for its first traceback, and that import 31 more."""
 
 
