@@ -153,9 +153,16 @@ earlier = {id(t) for t in gc.get_objects() if type(t).__name__ == 'FakeTensor'}
 """  # noqa: E501
 
 
-estimating = kernel_with(
-    "%load_ext ipygpumem", "import os, sys, time, signal, torch, ipygpumem\nx = torch.ones(4, 4)"
-)
+shared = kernel_with("%load_ext ipygpumem")
+
+
+@pytest.fixture
+def estimating(shared: Kernel) -> Kernel:
+    """The kernel of this module with these names alone."""
+    imports = "import os, sys, time, signal, torch, ipygpumem"
+    works(shared, "%reset -f", f"{imports}\nx = torch.ones(4, 4)")
+    return shared
+
 
 CELL = """%%estimate --device-memory 24GiB --device cuda:0
 loss = (model(x) * scale).sum()
