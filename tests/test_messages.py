@@ -593,7 +593,6 @@ def test_a_missing_name_of_an_isolated_cell_gets_the_keep_option(notebook: Kerne
 @pytest.mark.parametrize(
     "cell",
     [
-        "%%experiment\nx = 1",
         "%%experiment demo --kep x\nx = 1",
         "%%experiment demo keep x\nx = 1",
         "%%peak --tpo 3\nx = 1",
