@@ -86,11 +86,12 @@ def _append_function(path: Path, steps: Sequence[object], cell_of: CellOf) -> in
         code = path.code and _code_of_default(path.code, function, after)
         path.say(f": default argument of function {name}", code)
         return 1 if after is None else 2
+    code = path.code
     path.say(f": function {name}")
     if after is not None and child is instance_dict(function):
-        _append_attribute(path, function, after)
+        _append_attribute(path, code, function, after)
         return 2
-    _append_attribute(path, function, child)
+    _append_attribute(path, code, function, child)
     return 1
 
 
@@ -171,9 +172,9 @@ def _code_of_default(code: str, function: FunctionType, value: object) -> str:
 # -- attributes and caches ------------------------------------------------------------------------
 
 
-def _append_attribute(path: Path, function: FunctionType, value: object) -> None:
+def _append_attribute(path: Path, code: str, function: FunctionType, value: object) -> None:
     """Append an attribute of a function. Users can remove those of their own functions, and those
-    that they have added to a library's.
+    that they have added to a library's. ``code`` is the code of the function.
     """
     attribute = attribute_text(function, value)
     kind = Kind.ATTRIBUTE
@@ -186,14 +187,14 @@ def _append_attribute(path: Path, function: FunctionType, value: object) -> None
     if not attribute.startswith("."):
         path.append_fixed(attribute)
         return
-    if not path.code:
+    if not code:
         path.enter(attribute, "", None)
         return
     cuts = list[Cut]()
     for name in attribute_names(function, value):
         if kind is Kind.ATTRIBUTE or is_added(function, name, value):
-            cuts.append(Cut(kind, id(function), path.code, f"{path.code}.{name}"))
-    path.enter(attribute, f"{path.code}{attribute}", with_repeated(cuts))
+            cuts.append(Cut(kind, id(function), code, f"{code}.{name}"))
+    path.enter(attribute, f"{code}{attribute}", with_repeated(cuts))
 
 
 def _append_cache(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
