@@ -333,7 +333,7 @@ def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> Non
         pytest.param(
             "b = NeverDeletes([np.ones(4 * MIB)])",
             "b.append(np.ones(16 * MIB))",
-            ("16 MiB", "del b  # it deletes no items; also drops 4 MiB of older data"),
+            ("16 MiB", "del b  # it deletes no items; also drops 4 MiB of other data"),
             id="a list that deletes nothing",
         ),
         pytest.param(

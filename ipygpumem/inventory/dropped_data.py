@@ -243,8 +243,8 @@ class KnownObjects(NamedTuple):
     """The objects that experiments have left."""
 
     def bytes_of_older(self, region: Region, of_line: ObjectsOfLine, dropped: Set[NodeKey]) -> int:
-        """Return the bytes of the older objects that a line drops; 0 if the line names them, and
-        they are small, as in an experiment's report.
+        """Return the bytes of the older objects that a line drops; 0 if it names one of them: new
+        data in that, such as the fit of an estimator, may be too small for a row.
 
         Args:
             region: the objects behind the lines.
@@ -252,12 +252,10 @@ class KnownObjects(NamedTuple):
             dropped: everything that dies.
         """
         left = set(map(id, self.left))
-        older = set(map(id, self.older)) & dropped - left
-        if not older:
+        older = set(map(id, self.older)) - left
+        if not older.isdisjoint(map(id, of_line.objects)):
             return 0
-        size_bytes = region.bytes_of(region.reach(older, without=left) & dropped).total()
-        names_older = not older.isdisjoint(map(id, of_line.objects))
-        return 0 if names_older and size_bytes < _LARGE else size_bytes
+        return region.bytes_of(region.reach(older & dropped, without=left) & dropped).total()
 
 
 _NOTHING_KNOWN = KnownObjects()
