@@ -501,7 +501,7 @@ def _nodes_by_holder(
     in_graphs = region.held_in_torch().intersection(held) - missing
     missing -= _add_tensors_of_graphs(groups, region, missing, heap, roots)
     _add_graphs_of_held_tensors(groups, region, in_graphs, heap, roots)
-    not_reached = missing if search.is_cut else missing.intersection(too_many)
+    not_reached = missing if search.is_limited else missing.intersection(too_many)
     if not_reached:
         groups[_NOT_REACHED] = set(not_reached)
     if missing - not_reached:
