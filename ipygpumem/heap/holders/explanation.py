@@ -255,15 +255,15 @@ class Explanation:
         if self._rows is None or row is None or not way.cuts:
             return set()
         if not row.is_whole:
-            is_line_of_held = len(way.cuts) > 1 or len(row.held) == 1
+            is_line_of_held = len(way.cuts) > 1 or len(row.held_storages) == 1
             is_divisible = key[0] == "object" and len(row.storages) > _FEW_ITEMS
             if not (is_line_of_held and is_divisible) or self._number_divided >= _MOST_DIVIDED:
                 return set()
-            left = row.storages - row.held
+            left = row.storages - row.held_storages
             keys_left = [other for other in self._objects if other in left]
             self._rows.add(keys_left[0], row.part(keys_left))
             self._number_divided += 1
-        without_row = {other for other in row.held if self._rows.row(other) is None}
+        without_row = {other for other in row.held_storages if self._rows.row(other) is None}
         return without_row & self._objects.keys()
 
     # -- all places -------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def explain(
         roots: the names and objects from which the user can reach objects.
         more: further objects; the key of each is "object" and its identity.
         rows: the rows for which storages stand. The holder of such a storage is the nearest one of
-            all the row's arrays; it sets ``held`` of the row.
+            all the row's arrays; it sets ``held_storages`` of the row.
         all_places: True if the advice must remove an object from all places that hold it.
         max_visits: maximum number of objects to examine.
     """
