@@ -144,8 +144,8 @@ class RowHolders:
         self._data_types = _DATA & types_of(in_rows)
         """Types of the numbers and texts that are objects of rows."""
         self._data_ids = set(map(id, of_types(self._data_types, in_rows)))
-        """Identities of these numbers and texts. ``_reach`` notes no other ones, because numbers and
-        texts lead to nothing.
+        """Identities of these numbers and texts. ``_reach`` notes no other ones, because they lead
+        to nothing.
         """
         by_storage: dict[StorageKey, list[Row]] = {}
         for row in rows.values():
