@@ -104,8 +104,8 @@ class StorageLog:
         return life
 
     def log_growth(self, tensor: Any, device: str) -> StorageLife | None:
-        """Log each storage of ``tensor`` that has grown as a new one, and return the life of the last;
-        None if none has.
+        """Log each storage of ``tensor`` that has grown as a new one; return the last new life,
+        or None if none has.
         """
         life = None
         for storage in storages_of(tensor):
