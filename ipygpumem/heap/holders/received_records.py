@@ -52,7 +52,7 @@ class ReceivedRecords:
 
     def __init__(self, roots: Roots, writer: PathWriter) -> None:
         self._received = roots.received
-        self._removed = roots.removed_records
+        self._removed = roots.removed_by_lines.records
         self._writer = writer
 
     def removal(self, root: Root, steps: Steps, targets: Sequence[object]) -> Removal | None:

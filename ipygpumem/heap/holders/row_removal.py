@@ -59,7 +59,7 @@ class RowRemovals:
         self._figures = figures
         self._new = roots.new
         self._is_older = roots.is_older
-        self._removed_as_whole = roots.removed_as_whole
+        self._removed_as_whole = roots.removed_by_lines.modules_and_figures
 
     def removal(
         self, key: StorageKey, objects: Sequence[object], chain: Chain, way: Way

@@ -138,7 +138,7 @@ class PathWriter:
         self._cell_of = roots.cell_of
         self._names = roots.names
         self._root_of_name = roots.namespaces.get(id(roots.names))
-        self._removed_objects = roots.removed_objects
+        self._removed_objects = roots.removed_by_lines.objects
         self._is_older = roots.is_older
         self._older_columns_of = roots.older_columns_of
         self._is_as_long_as_before = roots.is_as_long_as_before
