@@ -25,7 +25,7 @@ from ipygpumem.heap.libraries import is_segment
 from ipygpumem.heap.paths.alike_references import (
     AlikeReferences,
     first_alike,
-    noted_if_only_there,
+    with_only_places_marked,
 )
 from ipygpumem.heap.paths.attribute_steps import append_attribute_step
 from ipygpumem.heap.paths.container_steps import (
@@ -358,7 +358,7 @@ class PathWriter:
             if way.cut.owner_id == id(item):
                 inside.cuts[-1:] = cuts_of_repeated(way.cut, item, part)
         unique = list(by_identity(items).values())
-        return inside._replace(cuts=noted_if_only_there(inside.cuts, alike, unique))
+        return inside._replace(cuts=with_only_places_marked(inside.cuts, alike, unique))
 
     def cuts_of_items(
         self, root: Root, chain: Sequence[object], items: Sequence[object]
