@@ -202,7 +202,7 @@ class FakeCopies:
             if kind is torch.nn.Parameter:
                 copy._is_param = True  # as torch.nn.Parameter does, which makes another one first
             elif is_instance(tensor, torch.nn.Parameter):  # such as a bitsandbytes parameter
-                copy = fake_parameter(kind, copy, tensor.requires_grad)
+                copy = fake_parameter(kind, copy, requires_grad=tensor.requires_grad)
             copy.requires_grad_(tensor.requires_grad)
         return copy
 

@@ -94,7 +94,7 @@ tensors.
 """
 
 
-def fake_parameter(kind: Any, tensor: Any, requires_grad: bool) -> Any:
+def fake_parameter(kind: Any, tensor: Any, *, requires_grad: bool) -> Any:
     """Return a fake tensor that is also an instance of a library's own parameter class."""
     made = torch.Tensor.detach(tensor).requires_grad_(requires_grad)
     made.__class__ = _fake_kind(kind)
@@ -106,7 +106,7 @@ def _fake_kind(kind: Any) -> Any:
     """Return a class for fake tensors that derives from a library's parameter class, too."""
 
     def detach(tensor: Any) -> Any:  # of the same class, as torch.nn.Parameter() demands
-        made = fake_parameter(kind, torch.Tensor.detach(tensor), False)
+        made = fake_parameter(kind, torch.Tensor.detach(tensor), requires_grad=False)
         vars(made).update(vars(tensor))
         return made
 
@@ -480,7 +480,7 @@ def _make_subclass(original: Any, kind: Any, data: Any, *args: Any, **kwargs: An
     requires_grad = kwargs.get("require_grad", False)
     if args:
         requires_grad = args[0]
-    return fake_parameter(kind, data, bool(requires_grad))
+    return fake_parameter(kind, data, requires_grad=bool(requires_grad))
 
 
 def _swap(original: Any, first: Any, second: Any) -> None:

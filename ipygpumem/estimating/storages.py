@@ -103,8 +103,10 @@ class StorageLog:
         self.alive[key] = life, weakref.ref(storage, functools.partial(self._gone, key))
         return life
 
-    def grown(self, tensor: Any, device: str) -> StorageLife | None:
-        """Log the storage of ``tensor`` as a new one if it has grown, and return its life."""
+    def log_growth(self, tensor: Any, device: str) -> StorageLife | None:
+        """Log each storage of ``tensor`` that has grown as a new one; return the last new life,
+        or None if none has.
+        """
         life = None
         for storage in storages_of(tensor):
             key = storage._cdata

@@ -99,20 +99,28 @@ class TorchFunctions(TorchFunctionMode):
 
     def _move(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function that may move a tensor to another device."""
-        devices = self._devices
-        tensor, *further = args
+        tensor = args[0]
         if func is torch.Tensor.cpu:
             return self._moved(functools.partial(func, **kwargs), tensor, HOST)
         accelerator = _MOVES[func]
         if accelerator:
+            devices = self._devices
             devices.accelerators_named_by_code.setdefault(accelerator)
             call = functools.partial(torch.Tensor.to, device=devices.real_device)
             return self._moved(call, tensor, CARD)
+        return self._move_to_argument(func, args, kwargs)
+
+    def _move_to_argument(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function that may move a tensor to the device in its arguments, or to that of
+        another tensor in them: ``x.to("cuda")``, ``x.to(device="cuda")``, ``x.to(y)``.
+        """
+        devices = self._devices
+        tensor, *further = args
         target = kwargs.get("device", kwargs.get("other"))
         if further:
             target = further[0]
         place = self._place_named_by(target)
-        if place is None:
+        if place is None:  # such as x.to(torch.float16)
             return func(*args, **kwargs)
         with devices.placing(place):
             real_device = devices.real_device_instead_of(target)

@@ -153,32 +153,30 @@ class Workspaces:
             for tensor in results:
                 log_result(tensor)
             return
-        first_result = results[0]
         device = torch.device(assumed_on)
-        device_name = self._devices.log_name(first_result.device)
-        calls_cublas = _may_call_cublas(name)
+        device_name = self._devices.log_name(results[0].device)
 
         def keep_workspaces() -> None:
-            if calls_cublas:
-                thread = _thread(in_backward=in_backward)
-                adds_bias = _adds_bias(name, args, kwargs)
-                self._keep_workspaces(device, device_name, thread, adds_bias=adds_bias)
+            """Log the workspaces of cuBLAS, if the operator calls it and its thread has none."""
+            if not _may_call_cublas(name):
+                return
+            thread = _thread(in_backward=in_backward)
+            adds_bias = _adds_bias(name, args, kwargs)
+            self._keep_workspaces(device, device_name, thread, adds_bias=adds_bias)
 
-        processors = self._processors(device)
         kernel = Kernel(
-            self._log, device_name, results, log_result, keep_workspaces, processors, kwargs
+            self._log,
+            device_name,
+            results,
+            log_result,
+            keep_workspaces,
+            self._processors(device),
+            kwargs,
         )
         if name in _CONVOLVE:
-            self._log_convolution(kernel, name, args, first_result)
-            return
-        order = ORDERS.get(name)
-        if order is not None:
-            order(kernel, args)
-        kernel.results()
-        if name not in _MAY_MULTIPLY:
-            keep_workspaces()
-        sizes = transient_sizes(name, args, first_result, processors)
-        kernel.allocate_briefly(*sizes)
+            self._log_convolution(kernel, name, args)
+        else:
+            _log_in_order(kernel, name, args)
 
     def _processors(self, device: Any) -> int:
         """Return the number of a device's multiprocessors; an unknown one counts as a Hopper."""
@@ -187,11 +185,12 @@ class Workspaces:
             return HOPPERS_PROCESSORS
         return int(properties.multi_processor_count)
 
-    def _log_convolution(self, kernel: Kernel, name: str, args: Any, result: Any) -> None:
+    def _log_convolution(self, kernel: Kernel, name: str, args: Any) -> None:
+        """Log what a convolution allocates, without the workspaces of cuDNN."""
         if takes_cudnn():
             self._note(_CUDNN)
         else:
-            convolution = Convolution.of(name, args, result)
+            convolution = Convolution.of(name, args, kernel.first_result)
             convolution.log(kernel)
         kernel.results()
 
@@ -255,6 +254,20 @@ def _takes_more(name: str) -> bool:
     first.
     """
     return _may_call_cublas(name) or name in ORDERS or has_rule(name)
+
+
+def _log_in_order(kernel: Kernel, name: str, args: Any) -> None:
+    """Log what an operator that is no convolution allocates: its results, workspaces and transient
+    blocks, in the order of its own rule if it has one.
+    """
+    order = ORDERS.get(name)
+    if order is not None:
+        order(kernel, args)
+    kernel.results()
+    if name not in _MAY_MULTIPLY:
+        kernel.workspace()
+    sizes = transient_sizes(name, args, kernel.first_result, kernel.processors)
+    kernel.allocate_briefly(*sizes)
 
 
 def _may_call_cublas(name: str) -> bool:

@@ -212,9 +212,10 @@ def _limit_host(leave_bytes: int) -> Callable[[], None]:
         ) from None
 
     def end() -> None:
-        is_ours = resource.getrlimit(resource.RLIMIT_AS)[0] == _host_limits.lowest
-        _host_limits.ours.remove(limit)
-        if is_ours:  # else other code has changed it
+        in_force = resource.getrlimit(resource.RLIMIT_AS)[0]
+        is_set_by_us = in_force == _host_limits.lowest
+        _host_limits.ours.remove(limit)  # may raise the lowest one
+        if is_set_by_us:  # else other code has changed it, and its limit stays
             resource.setrlimit(resource.RLIMIT_AS, (_host_limits.lowest, hard))
 
     if not _host_limits.ours:

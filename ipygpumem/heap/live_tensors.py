@@ -24,17 +24,20 @@ def _let_swap(utils: Any) -> None:
     ours exist.
     """
     if getattr(utils, "weakref", None) is weakref:
-        utils.weakref = SimpleNamespace(**{**vars(weakref), "getweakrefs": _references_of_others})
+        utils.weakref = SimpleNamespace(
+            **{**vars(weakref), "getweakrefs": _foreign_weak_references}
+        )
 
 
 def stop_letting_swap() -> None:
     """Restore torch's own ``weakref`` module once no reference of ours to a tensor is left."""
     utils: Any = sys.modules.get("torch.utils")
-    if getattr(getattr(utils, "weakref", None), "getweakrefs", None) is _references_of_others:
+    if getattr(getattr(utils, "weakref", None), "getweakrefs", None) is _foreign_weak_references:
         utils.weakref = weakref
 
 
-def _references_of_others(item: object) -> list[Any]:
+def _foreign_weak_references(item: object) -> list[Any]:
+    """Return the weak references to an object, without ours: ``weakref.getweakrefs`` for torch."""
     return [reference for reference in weakref.getweakrefs(item) if type(reference) is not Known]
 
 

@@ -217,8 +217,12 @@ class MemoryReader:
     def _of_tensors(
         self, tensors: Sequence[Any], edges: dict[NodeKey, None] | None
     ) -> Counter[str]:
-        """Return the bytes of tensors; of a tensor that is a node, the storage is a node, to which
-        ``edges`` lead.
+        """Return the bytes of tensors, without their storages if these become nodes.
+
+        Args:
+            tensors: one that is a node, or several that are folded into a node.
+            edges: receives the edges to the storages, which become nodes; None if the storages are
+                folded, too.
         """
         torch: Any = sys.modules["torch"]
         with torch._C.DisableTorchFunction():

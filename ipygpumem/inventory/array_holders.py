@@ -136,7 +136,7 @@ class _Search:
         row = self._rows.get(arrays[0].storage)
         if row is None or row.is_whole:
             return [item]
-        parts = list(item.divided(row.held))
+        parts = list(item.divided(row.held_storages))
         if min(part.size_bytes for part in parts) < smallest:
             return [item]
         return parts

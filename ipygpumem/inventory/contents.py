@@ -102,6 +102,10 @@ class GrownContainer(NamedTuple):
 class Contents:
     """The objects within a few steps of a notebook's names, by identity; keeps none of them alive.
 
+    An object is *known* if it was within these steps. A *parent* is a known object that was short:
+    all objects in it are known, and a further one is new. A *long* container has known
+    ends alone: new are the objects added to its end, and the untracked data in it.
+
     An object that takes the place of a dead one counts as old, unless the collector's lists tell
     that it is new. An old object that was deeper inside, or had no name, counts as new once it is
     within reach.
@@ -299,20 +303,21 @@ class Contents:
         if is_older_array is not None:
             # Modules have arrays that no snapshot has seen.
             of_names = [item for item in long if not is_instance(chains[id(item)][0], ModuleType)]
-            new_data += self._arrays_in_long(of_names, made, is_older_array)
+            new_data += self._new_arrays_in_long(of_names, made, is_older_array)
         if has_containers:
-            new_data += self._containers_in_long(long, made)
+            new_data += self._new_containers_in_long(long, made)
         if new_data:
             yield Received("", (), list(by_identity(new_data).values()))
 
     def _older_with_contents(
         self, chains: dict[int, Chain], made: Set[int]
     ) -> Iterator[tuple[object, list[object]]]:
-        """Yield the objects that were within reach, each with its contents.
+        """Yield the parents and long containers, level by level from the names, each with its
+        contents now; those of parents lead to the next level.
 
         Args:
             chains: the chains from the names, by the identity of the object at the end; those to
-                the objects are added.
+                the yielded objects are added.
             made: as for ``received``.
         """
         known = self._known
@@ -324,15 +329,16 @@ class Contents:
             arrays = by_identity(_arrays_of_objects(kinds))
             frames = by_identity(_frames_among(kinds))
             for item in level:
-                if id(item) not in parents and id(item) not in self._ends:
+                is_parent = id(item) in parents
+                if not is_parent and id(item) not in self._ends:
                     continue
                 children = self._contents(item)
-                if id(item) in arrays and id(item) in parents:
+                if id(item) in arrays and is_parent:
                     children += _elements(item)
                 yield item, children
                 if id(item) in frames:
                     children = [*children, *arrays_of_cells(item)]
-                if id(item) not in parents or not children:
+                if not is_parent or not children:
                     continue
                 for child in self._old_among(leading_objects(children), made):
                     if id(child) not in chains:
@@ -463,7 +469,7 @@ class Contents:
         earlier = by_identity(self.earlier.possibly_among(new))
         return [child for child in new if id(child) not in earlier]
 
-    def _in_long(self, container: Any, made: Set[int]) -> list[object]:
+    def _items_and_contents(self, container: Any, made: Set[int]) -> list[object]:
         """Return the items of a container that was long, with the contents of the older records
         among them; nothing if they were not recorded.
         """
@@ -491,27 +497,30 @@ class Contents:
         """
         new = list[object]()
         for container in filterfalse(is_array, containers):
-            inside = self._in_long(container, made)
+            inside = self._items_and_contents(container, made)
             new += self.earlier.added_to(_without_shared(inside, own_references))
         return new
 
-    def _arrays_in_long(
+    def _new_arrays_in_long(
         self, containers: Iterable[Any], made: Set[int], is_older: Callable[[object], bool]
     ) -> list[object]:
         """Return the new NumPy arrays in containers that were long, and in their older items."""
         array_type = library_type("numpy", "ndarray")
         new = list[object]()
         for container in containers if array_type is not None else ():
-            inside = self._in_long(container, made)
+            inside = self._items_and_contents(container, made)
             arrays = by_identity(of_types({id(array_type)}, inside))
             new += filterfalse(is_older, arrays.values())
         return new
 
-    def _containers_in_long(self, containers: Iterable[Any], made: Set[int]) -> list[object]:
-        """Return the new containers in containers that were long, and in their older items."""
+    def _new_containers_in_long(self, containers: Iterable[Any], made: Set[int]) -> list[object]:
+        """Return the new containers in containers that were long, and in their older items.
+
+        A new list or dict is in ``made``; a tuple of data may be untracked, and ``earlier`` tells.
+        """
         new = list[object]()
         for container in containers:
-            inside = self._in_long(container, made)
+            inside = self._items_and_contents(container, made)
             inner = of_types(CONTAINER_TYPES, inside)
             tracked = [item for item in inner if id(item) in made]
             if is_array(container):

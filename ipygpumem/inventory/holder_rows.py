@@ -150,7 +150,7 @@ class HolderRows:
         *,
         is_name: bool,
     ) -> None:
-        self._removed_objects = roots.removed_objects
+        self._removed_objects = roots.removed_by_lines.objects
         self.without_holder = set[NodeKey](not_searched)
         self._search = search
         self._chains = HolderChains(search)
@@ -171,7 +171,7 @@ class HolderRows:
         """
         self._asked.update(map(id, items))
         chains = self._chains.chains_to(items) or self._unnamed_chain(items)
-        if not chains and (type(key) is int or self._search.is_cut):
+        if not chains and (type(key) is int or self._search.is_limited):
             # An object to which nothing visible refers, such as an array in a tensor, belongs to
             # its partner here.
             self.without_holder.add(key)

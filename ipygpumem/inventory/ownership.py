@@ -19,7 +19,7 @@ from ipygpumem.heap.libraries import OUTLIVES, segments
 from ipygpumem.heap.paths.cuts import WITH_POSITIONS, Cut, Kind
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end
 from ipygpumem.heap.paths.remedies import MORE_THERE, NO_REMEDY, Holder, Remedy
-from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Root, RootOf, Roots
+from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, RemovedByLines, Root, RootOf, Roots
 from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import Partners, partners, types_to_compare
@@ -147,7 +147,7 @@ def ownership_of(
             name.
         is_name: True if the name does not count as a holder.
     """
-    roots = replace(roots, removed_objects={})  # of this report only
+    roots = replace(roots, removed_by_lines=RemovedByLines())  # of this report only
     with undisturbed():
         region = Region(namespaces=roots.namespaces, keeps_folded=True)
         size = Sizes(region=region).measure(holding[0])
@@ -324,13 +324,13 @@ def _with_remarks(
     Args:
         parts: the parts by their holders.
         size_bytes: bytes of the object.
-        roots: ``roots.removed_objects`` has the objects that the lines remove.
+        roots: ``roots.removed_by_lines`` has the objects that the lines remove.
         holding: a list of the object itself, of which a line may remove a name.
     """
     removed_objects = {
-        key: item for key, item in roots.removed_objects.items() if item is not holding[0]
+        key: item for key, item in roots.removed_by_lines.objects.items() if item is not holding[0]
     }
-    roots.removed_objects.clear()  # they would count as holders
+    roots.removed_by_lines.objects.clear()  # they would count as holders
     cuts = _cuts_by_line(parts, size_bytes)
     # What dies with the object is held by its name, so no line drops it as other data.
     other_data = OtherData(dict.fromkeys(cuts, 0), cuts, removed_objects, roots.namespaces)
@@ -501,7 +501,7 @@ def _nodes_by_holder(
     in_graphs = region.held_in_torch().intersection(held) - missing
     missing -= _add_tensors_of_graphs(groups, region, missing, heap, roots)
     _add_graphs_of_held_tensors(groups, region, in_graphs, heap, roots)
-    not_reached = missing if search.is_cut else missing.intersection(too_many)
+    not_reached = missing if search.is_limited else missing.intersection(too_many)
     if not_reached:
         groups[_NOT_REACHED] = set(not_reached)
     if missing - not_reached:

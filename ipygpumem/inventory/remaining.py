@@ -221,7 +221,7 @@ class GrownRow(NamedTuple):
     """The container; None in later looks."""
 
 
-def grown(
+def rows_of_grown_containers(
     names: Mapping[str, object],
     contents: Contents,
     smallest: int,

@@ -22,7 +22,7 @@ _MAY_BE_NEEDED = ""
 _ROOT = re.compile(rf"(?:{OUTPUT.pattern})|\w+")
 _LAST_STEP = re.compile(r"""\[("[^"]*"|[^\[\]"]*)\]$|[.][^.\[\]"]+$""")
 _POSITION = re.compile(r"\[\d+\]")
-_NO_CODE = re.compile(r"[<{…'\\]|cell_contents|_hooks\[")
+_NOT_CODE = re.compile(r"[<{…'\\]|cell_contents|_hooks\[")
 """Marks a path that cannot be assigned to as written; a key's quotes are shown as apostrophes."""
 _REMEDIES_SHOWN = 3
 
@@ -79,7 +79,7 @@ class StoredGraph(NamedTuple):
             value = "loss.item()"
         is_item = _is_item_of_list(tensor, path, holders)
         is_sum = path != "" and not is_item and nodes.is_sum(node)
-        if _any_is(holders, tuple) or _has_no_code(path):
+        if _any_is(holders, tuple) or _cannot_be_assigned(path):
             instead = f"keep {value} in {_owner_in(path)}"
         elif is_item:
             instead = f"{_LAST_STEP.sub('', path)}.append({value})"
@@ -124,9 +124,11 @@ def _kind_of(path: str, *, is_sum: bool) -> str:
     return "stored"
 
 
-def _has_no_code(path: str) -> bool:
-    """Return True if nothing can be assigned to a path as it is written."""
-    return bool(_NO_CODE.search(path) or _POSITION.search(_LAST_STEP.sub("", path)))
+def _cannot_be_assigned(path: str) -> bool:
+    """Return True for a path to which no statement can assign: it is no code, such as
+    ``<locals>``, or has a position before its last step, such as ``models[3].loss``.
+    """
+    return bool(_NOT_CODE.search(path) or _POSITION.search(_LAST_STEP.sub("", path)))
 
 
 def _owner_in(path: str) -> str:
@@ -227,7 +229,7 @@ def words_on_graphs(graphs: Sequence[StoredGraph]) -> tuple[str, str]:
     named = graph.path
     if "_hooks[" in graph.path:
         named = f"a hook on {graph.name}"
-    elif _NO_CODE.search(graph.path):
+    elif _NOT_CODE.search(graph.path):
         named = graph.name
     return f"{named} keeps its autograd graph", remedy
 
@@ -241,7 +243,7 @@ def _statements_of(graphs: Sequence[StoredGraph]) -> list[str]:
     for item in sorted(graphs, key=_order_of):
         # Totals in one dict are copies of one total, each of which is stored.
         is_copy = number_of_sums[_LAST_STEP.sub("", item.path)] > 1 and not item.path.isidentifier()
-        if item.kind == "sum" and is_copy and not _has_no_code(item.path):
+        if item.kind == "sum" and is_copy and not _cannot_be_assigned(item.path):
             item = item._replace(instead=f"{item.path} = {item.value}")
         statements[item.statement] = None
     shown = list(statements)[:_REMEDIES_SHOWN]

@@ -28,14 +28,14 @@ def growth_for(what: str) -> Iterator[None]:
     ``%gpumem status`` would free what it lists as free, and ``%gpumem free`` would then report
     nothing.
     """
-    before = _unnamed_bytes()
+    before = _rss_without_unreported()
     try:
         yield
     finally:
-        grown = _unnamed_bytes() - before
+        grown = _rss_without_unreported() - before
         if grown >= _LEAST_BYTES:
             _free_pages_of(grown)
-            grown = _unnamed_bytes() - before
+            grown = _rss_without_unreported() - before
         if grown >= _LEAST_BYTES:
             unreported_bytes[what] = unreported_bytes.get(what, 0) + grown
 
@@ -50,8 +50,8 @@ def _free_pages_of(grown: int) -> None:
         trim_heap()
 
 
-def _unnamed_bytes() -> int:
-    """Return the RSS without our growth that no line has named yet."""
+def _rss_without_unreported() -> int:
+    """Return the RSS less ``unreported_bytes``: then an inner block does not count twice."""
     return rss_bytes() - sum(unreported_bytes.values())
 
 

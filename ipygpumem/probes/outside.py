@@ -70,8 +70,10 @@ class OutsideProbe(Probe):
         return self._shm + self._children
 
     def _read_segments(self, mount: os.statvfs_result, state: _State) -> None:
+        """Read the segments, because ``state`` has changed since they were last read."""
+        used_blocks, _, _ = state
         limit_bytes = mount.f_blocks * mount.f_frsize
-        used_bytes = state[0] * mount.f_frsize
+        used_bytes = used_blocks * mount.f_frsize
         size, in_memfds = self._segments.scan(used_bytes)
         self._state = None if in_memfds else state  # memfds grow unseen
         if size or self._shm:
@@ -79,6 +81,7 @@ class OutsideProbe(Probe):
             self._shm = (Reading("shm", size, size, "sampled", limit_bytes or None, note=note),)
 
     def _read_children(self) -> None:
+        """Read the child processes of Linux, if one has started, ended or changed its size."""
         pids = descendants()
         # PSS takes long for large processes: it is read again if one of them, or this one, has
         # changed.
@@ -90,6 +93,7 @@ class OutsideProbe(Probe):
         self._note_children([size for size in sizes if size is not None])
 
     def _note_children(self, sizes: list[tuple[int, bool]]) -> None:
+        """Make one reading of the sizes of all child processes; each says if it is their PSS."""
         total = sum(size for size, _ in sizes)
         if not total and not self._children:
             return

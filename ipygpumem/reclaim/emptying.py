@@ -91,8 +91,10 @@ def release_pyarrow_pool() -> bool:
 
 
 def trim_host_heap() -> AtMost | bool:
-    """Ask glibc to free unused heap pages; return the heap's unused bytes, or False if no page was
-    freed.
+    """Ask glibc to free the heap's unused pages.
+
+    Returns:
+        False if it freed none; else the heap's unused bytes before, or True if these are unknown.
     """
     free_bytes = free_heap_bytes()
     if not trim_heap():

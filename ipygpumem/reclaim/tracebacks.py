@@ -59,7 +59,7 @@ def _clear_functions(traceback: TracebackType | None) -> None:
 
 
 def _clear_all(finished_or_busy: list[FrameType]) -> int:
-    """Clear the frames that are not in use; return the number of those that had names."""
+    """Clear the frames that are not in use; return the number of those that had local names."""
     cleared = 0
     busy = unfinished_frames(finished_or_busy)
     for frame in finished_or_busy:

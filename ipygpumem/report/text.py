@@ -377,11 +377,14 @@ class _Grid:
             self._is_whole.append(is_number or is_code)
 
     def layouts(self, bars: Sequence[str]) -> Iterator[_Layout]:
-        """Yield ways to place the columns, the best first."""
+        """Yield ways to place the columns, the best first.
+
+        Short code is broken only if the table fits neither with narrow gaps nor without its bars.
+        """
         for unbroken in (self._is_whole, self.is_number):
-            for drawn in (bars, ()):
+            for bars_shown in (bars, ()):
                 for gap in _GAPS:
-                    yield _Layout(unbroken, drawn, gap)
+                    yield _Layout(unbroken, bars_shown, gap)
 
     def fitting(self, layout: _Layout, width: int) -> list[int] | None:
         """Return the widths of the columns, or None if they do not fit in ``width``."""
@@ -448,16 +451,16 @@ def _one_below_the_other(grid: _Grid, width: int) -> list[str]:
     return lines
 
 
-def _fitting(widths: Sequence[int], numeric: Sequence[bool], room: int) -> list[int] | None:
-    """Return widths that sum to at most ``room``, or None: numbers keep theirs, the widest texts
-    shrink first.
+def _fitting(widths: Sequence[int], unbroken: Sequence[bool], room: int) -> list[int] | None:
+    """Return widths that sum to at most ``room``, or None: unbroken columns keep theirs, the
+    widest of the rest shrink first.
     """
     if sum(widths) <= room:
         return list(widths)
     for most in range(min(max(widths), room), _NARROWEST_TEXT - 1, -1):
         narrowed = []
-        for width, is_number in zip(widths, numeric, strict=True):
-            if not is_number:
+        for width, is_unbroken in zip(widths, unbroken, strict=True):
+            if not is_unbroken:
                 width = min(width, most)
             narrowed.append(width)
         if sum(narrowed) <= room:

@@ -288,8 +288,11 @@ class Scope:
         """Return the ``names`` that are known to be older than this scope."""
         return set(filter(is_ownable, filter(self._outer.__contains__, names)))
 
-    def to_report(self, names: set[str]) -> set[str]:
-        """Return the ``names`` whose bindings code of this scope must report."""
+    def names_to_report(self, names: set[str]) -> set[str]:
+        """Return the ``names`` that code must report when it binds them.
+
+        An outer object is saved then, and an imported name no longer counts as an import.
+        """
         return self.outer_among(names) | names & self._imported
 
     def regain(self, names: set[str]) -> None:

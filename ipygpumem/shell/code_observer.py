@@ -252,7 +252,7 @@ class CodeObserver:
             if opens_scope:
                 names &= self._context.namespace.keys()
             elif here:
-                names = here[-1].scope.to_report(names)
+                names = here[-1].scope.names_to_report(names)
         names |= bindings.imported - bindings.shared
         return frozenset(names)
 

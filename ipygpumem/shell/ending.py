@@ -164,26 +164,33 @@ class ExperimentEnd:
         for step in tuple(self._steps):
             if step.waits and self._steps[0] is not step:
                 break  # another attempt goes on with the first step that is left
-            try:
-                self._do(step, signals)
-            except BaseException as error:
-                was_interrupted = interrupts.is_from_signal(error)
-                if was_interrupted:
-                    interrupts.forget_our_frames(error)
-                    signals.append(error)
-                    if not step.is_left(was_interrupted=True):
-                        self._log.remarks.append(f"an interrupt came: {step.lost}")
-                elif isinstance(error, Exception):
-                    self._context.isolation.failed("the end of an experiment", error, step.lost)
-                else:
-                    raise
-                if step.is_left(was_interrupted=was_interrupted):
-                    continue
-            self._steps.remove(step)
+            if self._attempt(step, signals):
+                self._steps.remove(step)
         if signals:
             raise signals.pop()
         if not self._scope.names.is_closed:
             raise RuntimeError("its names could not be deleted")
+
+    def _attempt(self, step: EndStep, signals: list[BaseException]) -> bool:
+        """Do a step, and report what is lost if it fails; return False if another attempt has to do
+        it again. A signal's exception is added to ``signals``.
+        """
+        try:
+            self._do(step, signals)
+        except BaseException as error:
+            was_interrupted = interrupts.is_from_signal(error)
+            is_left = step.is_left(was_interrupted=was_interrupted)
+            if was_interrupted:
+                interrupts.forget_our_frames(error)
+                signals.append(error)
+                if not is_left:
+                    self._log.remarks.append(f"an interrupt came: {step.lost}")
+            elif isinstance(error, Exception):
+                self._context.isolation.failed("the end of an experiment", error, step.lost)
+            else:
+                raise
+            return not is_left
+        return True
 
     def _do(self, step: EndStep, signals: list[BaseException]) -> None:
         """Do a step, again at once after an interrupt if it cannot be done later; the interrupt is

@@ -142,7 +142,7 @@ class ExperimentNotes:
         baseline = self._scope.baseline
         contents = baseline.contents
         roots = self._survivors.roots()
-        grown = remaining.grown(
+        grown = remaining.rows_of_grown_containers(
             namespace, contents, self._least_bytes, roots, baseline.objects_at_end
         )
         self._survivors.grown.add(row.grown for row in grown if row.grown is not None)

@@ -163,7 +163,7 @@ class ExperimentManager:
         for experiment in self.open:
             if experiment not in here and cell.measured.number is not None:
                 experiment.measured_scope.leave_output(cell.measured.number)
-            experiment.measured_scope.settle_outputs()
+            experiment.measured_scope.drop_deleted_outputs()
 
     def end_experiments_of(self, cell: Cell) -> None:
         """End the experiments that end with the cell."""

@@ -97,7 +97,9 @@ class LeakSearch:
             progress(0.5)
             roots = self._survivors.roots(self._survivors.keepers())
             leaks = self._leaks_on(heap, retained, outputs, roots, progress)
-            other_data = OtherData.of_rows(leaks.rows, roots.removed_objects, roots.namespaces)
+            other_data = OtherData.of_rows(
+                leaks.rows, roots.removed_by_lines.objects, roots.namespaces
+            )
             known = KnownObjects(
                 self._survivors.older.objects(heap, other_data.objects),
                 self._survivors.objects_left(heap),
@@ -146,7 +148,7 @@ class LeakSearch:
         rows = merged([*of_experiments, *of_any_age])
         remarks = remarks_on_possibly_older(rows, of_experiments, of_any_age)
         rows = with_remarks(rows, remarks)
-        cycles = with_ended_cycles(rows, roots.removed_objects, roots, heap.ndarrays)
+        cycles = with_ended_cycles(rows, roots.removed_by_lines.objects, roots, heap.ndarrays)
         beyond = unnamed.arrays.beyond
         return Leaks(
             cycles.rows,

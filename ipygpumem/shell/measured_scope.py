@@ -124,9 +124,11 @@ class MeasuredScope:
         """Leave the output of another thread's cell alone."""
         self._outputs.leave_to_others(self._outputs_at_start, number)
 
-    def settle_outputs(self) -> None:
-        """Forget which outputs were deleted: ``%reset`` restarts the count and reuses numbers."""
-        self._outputs.settle(self._outputs_at_start)
+    def drop_deleted_outputs(self) -> None:
+        """Drop deleted outputs from those at its start: ``%reset`` makes IPython reuse their
+        numbers.
+        """
+        self._outputs.drop_deleted_from(self._outputs_at_start)
 
     def abandon(self) -> None:
         """Stop measuring, and keep the names."""

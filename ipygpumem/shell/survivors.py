@@ -14,7 +14,7 @@ from ipygpumem.heap.bulk import Progress, by_identity
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths.remedies import Holder
-from ipygpumem.heap.paths.roots import Roots
+from ipygpumem.heap.paths.roots import RemovedByLines, Roots
 from ipygpumem.heap.remembered import Remembered
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.array_holders import (
@@ -139,6 +139,7 @@ class Survivors:
         made: Callable[[], set[int]],
         received: set[int],
         baseline: Baseline,
+        removed: RemovedByLines,
     ) -> Roots:
         """Return the namespaces and objects from which the user can reach what an experiment has
         left, with the knowledge of its end: which objects are older, and what these have received.
@@ -148,13 +149,14 @@ class Survivors:
             made: returns the identities of the objects made since its start.
             received: the identities of the made objects that older ones have received.
             baseline: the objects at its start.
+            removed: receives the objects that lines remove.
         """
         return replace(
             self.roots(keepers),
             new=made,
             knows_age=True,
             was_there=baseline.was_there,
-            removed_as_whole=self._removed_as_whole,
+            removed_by_lines=removed,
             received=lambda: received,
             length_before=baseline.contents.length_of,
             columns_before=baseline.contents.columns_of,
@@ -251,37 +253,48 @@ class Survivors:
             received: the identities of the new objects that older ones have received.
             progress: shows how far it is.
         """
-        made = functools.cache(ended.baseline.objects_since)
-        roots = self._roots_at_end(self.keepers(), made, received, ended.baseline)
+        baseline = ended.baseline
+        made = functools.cache(baseline.objects_since)
+        removed = RemovedByLines(modules_and_figures=self._removed_as_whole)
+        roots = self._roots_at_end(self.keepers(), made, received, baseline, removed)
         rows = search.rows_of_arrays(heap, roots)
-        removed_records = list(roots.removed_records.values())
-        removed_objects = dict(roots.removed_objects)
-        new = list[object]()
+        without_arrays = list[object]()
         if search.unnamed_bytes >= search.smallest:
             progress(0.6)
-            roots = self._roots_at_end((), made, received, ended.baseline)
-            other_bytes = 0
-            for remaining, row in search.rows_without_arrays(heap, roots):
-                other_bytes += row.row.size_bytes
-                self._known_objects.append((Remembered(remaining.items), row.without_cuts()))
-                new += remaining.items
-                rows.append(row)
-            rows += search.rows_of_possibly_older(heap, roots, other_bytes)
-            removed_records += roots.removed_records.values()
-            removed_objects.update(roots.removed_objects)
-        self._removed_records.append(Remembered(removed_records))
-        rows = merged(rows)
-        cycles = with_ended_cycles(rows, removed_objects, roots, heap.ndarrays)
+            roots = self._roots_at_end((), made, received, baseline, removed)
+            further_rows, without_arrays = self._rows_without_arrays(search, heap, roots)
+            rows += further_rows
+        self._removed_records.append(Remembered(list(removed.records.values())))
+        cycles = with_ended_cycles(merged(rows), removed.objects, roots, heap.ndarrays)
         older = OlderData(
-            ended.baseline.objects_since,
-            ended.baseline.was_there,
-            ended.baseline.contents.earlier,
+            baseline.objects_since,
+            baseline.was_there,
+            baseline.contents.earlier,
             roots.namespaces,
-            new,
+            without_arrays,
         )
         for row in cycles.rows:
-            older.look_behind(row.line, row.cuts, removed_objects)
+            older.look_behind(row.line, row.cuts, removed.objects)
         return cycles, older
+
+    def _rows_without_arrays(
+        self, search: SurvivorSearch, heap: Heap, roots: Roots
+    ) -> tuple[list[HeldRow], list[object]]:
+        """Return the rows of objects without arrays, and these objects; keep both for %gpumem
+        leaks.
+
+        The rows of arrays that may be older come last.
+        """
+        rows = list[HeldRow]()
+        objects = list[object]()
+        size_bytes = 0
+        for remaining, row in search.rows_without_arrays(heap, roots):
+            size_bytes += row.row.size_bytes
+            self._known_objects.append((Remembered(remaining.items), row.without_cuts()))
+            objects += remaining.items
+            rows.append(row)
+        rows += search.rows_of_possibly_older(heap, roots, size_bytes)
+        return rows, objects
 
     # -- later ------------------------------------------------------------------------------------
 
@@ -352,7 +365,7 @@ class Survivors:
                 rows.append(HeldRow(replace(row, name=name), holder))
             heap.drop()
             del value
-            other_data = OtherData.of_rows(rows, roots.removed_objects, roots.namespaces)
+            other_data = OtherData.of_rows(rows, roots.removed_by_lines.objects, roots.namespaces)
             del roots
             remarks = other_data.remarks(self._context.config.min_held_bytes, {})
         namespace = self._context.namespace

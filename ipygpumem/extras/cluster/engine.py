@@ -58,16 +58,21 @@ def _loaded_app() -> App:
 
 
 def prepare(app: App, line: str) -> dict[str, Any]:
-    """Check the options of the next cell, ``%%experiment LINE``."""
+    """Check the options of the next cell, ``%%experiment LINE``, and return this engine's place.
+
+    The client runs the cell only on engines that return their place.
+    """
     _, options = parse(app.commands, "%experiment", f"start {line}")
     experiment.new(app, options)
     return place()
 
 
 def start(app: App, line: str) -> dict[str, Any]:
-    """Open an experiment like ``%experiment start LINE``."""
+    """Open an experiment like ``%experiment start LINE``, and return this engine's place; end
+    another client's experiment of the same name first.
+    """
     options = parse(app.commands, "%experiment", f"start {line}")[1]
-    # what the first one imports is not the experiment's
+    # The first call imports modules, whose memory is not the experiment's.
     sys.modules["ipyparallel.serialize"].serialize_object(place())
     for other in list(app.experiments.open):
         is_of_another_client = other not in app.experiments.here()  # which may be gone

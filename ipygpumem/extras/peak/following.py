@@ -375,7 +375,7 @@ class Follower(StorageFollower):
         for tensor in tensors:
             life = self._see(tensor)
             if may_grow and life is None and tensor.device.type == "cpu":
-                life = self.log.grown(tensor, "cpu")
+                life = self.log.log_growth(tensor, "cpu")
                 if life is not None:
                     self.log.note_address(life, tensor)
             if life is None:

@@ -125,10 +125,11 @@ class Modules:
         return path if reference() is module else None
 
     def _path_in(self, module: Any, whole: Any) -> str:
-        """Return the path of a new module that runs inside ``whole``, which is searched.
+        """Search ``whole`` for a new module that runs inside it, and return the module's path.
 
         Hooks of modules would tell it too, but torch's compiler cannot compile them.
         """
+        # Its type stays its path if the search does not find it.
         self._paths[id(module)] = weakref.ref(module), type_name(module)
         self.know_all(whole, self._name_of(whole))
         return self._paths[id(module)][1]

@@ -129,11 +129,11 @@ class AllPlaces:
 
         graph = self._search.graph
         parts = list[object]()
-        array_ids = set(map(id, removal.arrays))
+        ids_of_row = set(map(id, removal.objects))
         if removal.item is not None:
-            parts += graph.parts_of(removal.item, array_ids, stays)
+            parts += graph.parts_of(removal.item, ids_of_row, stays)
         for owner_id, item_id in removal.way.removed_references:
-            parts += graph.parts_removed(owner_id, item_id, array_ids, stays)
+            parts += graph.parts_removed(owner_id, item_id, ids_of_row, stays)
         return list(by_identity(parts).values())
 
     def _places_of(self, targets: Sequence[object], nearest: Way, object_id: int) -> Places:

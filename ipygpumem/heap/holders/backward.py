@@ -50,7 +50,7 @@ class BackwardSearch:
         roots_at: all roots that refer to an object directly, by its identity.
         up_to_roots: the ways from roots to objects.
         up_to_unheld: the ways to all objects from those to which nothing visible refers.
-        is_cut: True if the search ended somewhere before it had seen everything.
+        is_limited: True if the search ended somewhere before it had seen everything.
     """
 
     _MOST_LEVELS = 40
@@ -70,7 +70,7 @@ class BackwardSearch:
         self.roots_at: dict[int, list[Root]] = {}
         self.up_to_roots: NextUp = {}
         self.up_to_unheld: NextUp = {}
-        self.is_cut = False
+        self.is_limited = False
         self._heap = heap
         self._roots = roots
         self._for_all = for_all
@@ -88,12 +88,12 @@ class BackwardSearch:
     def search_for_all(self, targets: Sequence[object], max_visits: int = MOST_VISITS) -> None:
         """Go on until all holders of some objects are known."""
         self._for_all = True
-        was_cut = self.is_cut
+        was_limited = self.is_limited
         new = [target for target in targets if id(target) not in self.graph.objects]
         self._add_own_dicts(new)
         self.graph.objects.update((id(target), target) for target in new)
         self._run(list(map(id, targets)), max_visits)
-        self.is_cut = was_cut
+        self.is_limited = was_limited
         self._finish()
 
     def _add_own_dicts(self, targets: Sequence[object]) -> None:
@@ -115,7 +115,7 @@ class BackwardSearch:
             if not level:
                 return
             if number == self._MOST_LEVELS or (number + 1) * self._heap.size > max_visits:
-                self.is_cut = True
+                self.is_limited = True
                 return
             self._record_values(level)
             self._record_referrers(level)
@@ -202,7 +202,7 @@ class BackwardSearch:
         search takes only the first objects.
         """
         if len(level) > self._WIDEST_LEVEL:
-            self.is_cut = True
+            self.is_limited = True
         objects = dict[int, object]()
         for key in level[: self._WIDEST_LEVEL]:
             root = self._finder.values.get(key)
@@ -251,7 +251,7 @@ class BackwardSearch:
         The collector does not look into arrays, so it never frees such a cycle.
         """
         leading = self.graph.all_leading_to(id(target))
-        if self.is_cut or not self.up_to_roots.keys().isdisjoint(leading):
+        if self.is_limited or not self.up_to_roots.keys().isdisjoint(leading):
             return False
         for key in leading:
             item = self.graph.objects[key]

@@ -62,7 +62,7 @@ class Explanation:
     Attributes:
         named: the holders to which a root leads.
         unnamed: the other holders, to which nothing visible refers.
-        is_cut: True if some holders may not have been reached.
+        is_limited: True if some holders may not have been reached.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Explanation:
     ) -> None:
         self.named: dict[StorageKey, Holder] = {}
         self.unnamed: dict[StorageKey, Holder] = {}
-        self.is_cut = False
+        self.is_limited = False
         self._objects = objects
         self._roots = roots
         self._max_visits = max_visits
@@ -106,12 +106,14 @@ class Explanation:
             self._row_removals = RowRemovals(
                 rows, self._roots, self._writer, self._records, self._figures
             )
-        freed_with_row, is_limited = self._name_nearest()
+        freed_with_row, are_some_left_out = self._name_nearest()
         for key, items in self._objects.items():
             if key not in self.named and key not in freed_with_row:
                 self._name_unheld(key, items)
         number_named = len(self.named) + len(freed_with_row)
-        self.is_cut = (self._search.is_cut or is_limited) and number_named < len(self._objects)
+        self.is_limited = (self._search.is_limited or are_some_left_out) and number_named < len(
+            self._objects
+        )
         if all_places:
             self.add_other_holders(self._removals.keys())
         for key, row_key in freed_with_row.items():
@@ -163,13 +165,13 @@ class Explanation:
             True if some storages were left out.
         """
         freed_with_row = dict[StorageKey, StorageKey]()
-        is_limited = False
+        are_some_left_out = False
         for key, items in self._objects.items():
             if key in freed_with_row:
                 continue
             is_row = self._rows is not None and self._rows.row(key) is not None
             if len(self.named) >= _MOST_NAMED and not is_row:
-                is_limited = True
+                are_some_left_out = True
                 continue
             nearest = self._nearest(self._search.up_to_roots, items, object_id=self._object_id(key))
             if nearest is None:
@@ -179,7 +181,7 @@ class Explanation:
             self.named[key] = removal.way.holder
             for freed in self._freed_with_row(key, removal.way):
                 freed_with_row[freed] = key
-        return freed_with_row, is_limited
+        return freed_with_row, are_some_left_out
 
     def _name_unheld(self, key: StorageKey, items: Sequence[object]) -> None:
         """Name the holder of a storage to which no root leads, if there is one."""
@@ -253,15 +255,15 @@ class Explanation:
         if self._rows is None or row is None or not way.cuts:
             return set()
         if not row.is_whole:
-            is_line_of_held = len(way.cuts) > 1 or len(row.held) == 1
+            is_line_of_held = len(way.cuts) > 1 or len(row.held_storages) == 1
             is_divisible = key[0] == "object" and len(row.storages) > _FEW_ITEMS
             if not (is_line_of_held and is_divisible) or self._number_divided >= _MOST_DIVIDED:
                 return set()
-            left = row.storages - row.held
+            left = row.storages - row.held_storages
             keys_left = [other for other in self._objects if other in left]
             self._rows.add(keys_left[0], row.part(keys_left))
             self._number_divided += 1
-        without_row = {other for other in row.held if self._rows.row(other) is None}
+        without_row = {other for other in row.held_storages if self._rows.row(other) is None}
         return without_row & self._objects.keys()
 
     # -- all places -------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def keepers(
 
 def graph_holders(keys: set[StorageKey], heap: Heap, roots: Roots) -> dict[StorageKey, Holder]:
     """Return the tensors whose graphs keep storages alive, where they are known."""
-    holders, _ = search_graph_holders(keys, heap, roots, MOST_VISITS, is_cut=False)
+    holders, _ = search_graph_holders(keys, heap, roots, MOST_VISITS, is_limited=False)
     return {key: holder for key, holder in holders.items() if holder.remedy.text}
 
 
@@ -101,19 +101,19 @@ def search_graph_holders(
     roots: Roots,
     max_visits: int,
     *,
-    is_cut: bool,
+    is_limited: bool,
     holders_that_free: Mapping[StorageKey, Holder] | None = None,
 ) -> tuple[dict[StorageKey, Holder], bool]:
     """Return the holders of the ``missing`` storages that autograd keeps.
 
-    The second item is True if some holders may not have been reached: ``is_cut``, or now.
+    The second item is True if some holders may not have been reached: ``is_limited``, or now.
 
     Args:
         missing: the storages.
         heap: the live objects.
         roots: the names and objects from which the user can reach objects.
         max_visits: maximum number of objects to examine.
-        is_cut: True if an earlier search has not reached everything.
+        is_limited: True if an earlier search has not reached everything.
         holders_that_free: holders whose lines remove tensors from all places, by the tensors'
             storages: the gradients of these tensors die with them.
     """
@@ -135,11 +135,11 @@ def search_graph_holders(
     holders = _holders_of_storages(
         kept, keepers_of, trained, explanation, gradients, holders_that_free or {}
     )
-    if explanation.is_cut or not is_complete or len(candidates) > _MOST_OWNERS:
-        is_cut = True
+    if explanation.is_limited or not is_complete or len(candidates) > _MOST_OWNERS:
+        is_limited = True
     for key in _storages_in_cycles(heap, missing - kept.keys()):
-        holders[key] = NOT_REACHED if is_cut else _CYCLE
-    return holders, is_cut
+        holders[key] = NOT_REACHED if is_limited else _CYCLE
+    return holders, is_limited
 
 
 def holders_of_saving_graphs(

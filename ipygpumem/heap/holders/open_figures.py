@@ -30,7 +30,7 @@ class OpenFigures:
         self._names = roots.names
         self._new = roots.new
         self._is_older = roots.is_older
-        self._removed_as_whole = roots.removed_as_whole
+        self._removed_as_whole = roots.removed_by_lines.modules_and_figures
         self._writer = writer
 
     def is_new(self, figure: object, object_id: int) -> bool:

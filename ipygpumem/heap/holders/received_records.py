@@ -52,7 +52,7 @@ class ReceivedRecords:
 
     def __init__(self, roots: Roots, writer: PathWriter) -> None:
         self._received = roots.received
-        self._removed = roots.removed_records
+        self._removed = roots.removed_by_lines.records
         self._writer = writer
 
     def removal(self, root: Root, steps: Steps, targets: Sequence[object]) -> Removal | None:
@@ -101,9 +101,9 @@ class ReceivedRecords:
         container = steps[-1]
         leading = rows.leading_items(row, items_of(container))
         records = self._records_of(row, leading)
-        arrays = [item for item in leading if id(item) in row.arrays]
+        of_row = [item for item in leading if id(item) in row.objects]
         cuts = list[Cut]()
-        if is_exactly(container, *_EMPTIED) and len(records) + len(arrays) == len(leading):
+        if is_exactly(container, *_EMPTIED) and len(records) + len(of_row) == len(leading):
             cuts = self._writer.cuts_of_items(root, steps, leading)
         statement = statement_of(cuts)
         if not statement:
@@ -117,7 +117,7 @@ class ReceivedRecords:
         """Return the records that an older object has received, without objects of the row."""
         received_ids = self._received()  # a call for each item took seconds
         received = [item for item in items if id(item) in received_ids]
-        return [item for item in received if id(item) not in row.arrays and _may_be_record(item)]
+        return [item for item in received if id(item) not in row.objects and _may_be_record(item)]
 
     def _way_that_empties(self, root: Root, steps: Steps, way: Way) -> Way | None:
         """Return the way to the container at the end of a chain, with the line that removes all of

@@ -15,27 +15,27 @@ from ipygpumem.heap.paths.ways import Way
 
 
 class Removal(NamedTuple):
-    """An object or arrays to remove, so that the memory of a row is freed."""
+    """Objects to remove so that the memory of a row is freed."""
 
     item: object
-    """The object to remove as a whole; None if only the arrays are removed."""
-    arrays: Sequence[object]
-    """The arrays that must die."""
+    """The object to remove as a whole; None if only ``objects`` are removed."""
+    objects: Sequence[object]
+    """The objects that must die, such as arrays in ``item``."""
     way: Way
-    """The best way to the object, or the one that frees the arrays in it."""
+    """The best way to the object, or the one that frees ``objects``."""
 
     @classmethod
-    def of(cls, item: object, arrays: Sequence[object], way: Way) -> Removal:
-        """Return the removal of an object, which may be one of the arrays."""
-        is_array = any(array is item for array in arrays)
-        return cls(None if is_array else item, arrays, way)
+    def of(cls, item: object, objects: Sequence[object], way: Way) -> Removal:
+        """Return the removal of an object, which may be one of ``objects``."""
+        is_one_of_them = any(other is item for other in objects)
+        return cls(None if is_one_of_them else item, objects, way)
 
     @property
     def targets(self) -> list[object]:
         """All objects that must die, the one to remove first."""
         if self.item is None:
-            return list(self.arrays)
-        return [self.item, *self.arrays]
+            return list(self.objects)
+        return [self.item, *self.objects]
 
 
 class HolderWays(NamedTuple):

@@ -59,7 +59,7 @@ class RowRemovals:
         self._figures = figures
         self._new = roots.new
         self._is_older = roots.is_older
-        self._removed_as_whole = roots.removed_as_whole
+        self._removed_as_whole = roots.removed_by_lines.modules_and_figures
 
     def removal(
         self, key: StorageKey, objects: Sequence[object], chain: Chain, way: Way
@@ -83,7 +83,7 @@ class RowRemovals:
             removal = by_copy or self._removal_of_row(row, root, steps, to_holder, way)
         module = self.new_module(root, steps, removal.way)
         if module is not None:
-            removal = Removal.of(module[0], removal.arrays, module[1])
+            removal = Removal.of(module[0], removal.objects, module[1])
         return removal
 
     def new_module(self, root: Root, steps: Steps, way: Way) -> tuple[object, Way] | None:
@@ -122,46 +122,46 @@ class RowRemovals:
             way: the way to the array.
         """
         holder = to_holder[-1]
-        arrays = row.held_arrays()
-        record = self._records.removal(root, to_holder, arrays)
+        held_objects = row.held_objects()
+        record = self._records.removal(root, to_holder, held_objects)
         if record is not None:
             return record
         if id(holder) == row.object_id:
-            return Removal.of(holder, arrays, self._writer.way(root, to_holder))
+            return Removal.of(holder, held_objects, self._writer.way(root, to_holder))
         library_object = self._library_object(root, to_holder, row)
         if library_object is not None:
             item, way_to_item = library_object
-            return Removal.of(item, arrays, way_to_item)
+            return Removal.of(item, held_objects, way_to_item)
         if len(to_holder) == len(steps):
-            return Removal.of(holder, arrays, way)
+            return Removal.of(holder, held_objects, way)
         if row.is_inside_item and is_instance(holder, dict):
             # Such as a pandas object in a dict: it is removed as a whole.
             item = steps[len(to_holder)]
-            return Removal.of(item, arrays, self._writer.way(root, (*to_holder, item)))
+            return Removal.of(item, held_objects, self._writer.way(root, (*to_holder, item)))
         removal = self._removal_with_holder(row, root, to_holder)
         if removal is not None:
             return removal
-        if len(arrays) > _MOST_LINES and self._rows.has_little_else(holder):
+        if len(held_objects) > _MOST_LINES and self._rows.has_little_else(holder):
             whole = self._writer.way(root, to_holder)
             if whole.cut is not None and whole.holder.remedy.is_simple:
-                return Removal.of(holder, arrays, whole)
+                return Removal.of(holder, held_objects, whole)
         # Each array is removed from all places by itself.
-        return Removal(None, arrays, way)
+        return Removal(None, held_objects, way)
 
     def _removal_with_holder(self, row: Row, root: Root, to_holder: Steps) -> Removal | None:
         """Return how to remove the arrays of a row together with the object that has all of them,
         or from it; None if one line cannot do so.
         """
         holder = to_holder[-1]
-        arrays = row.held_arrays()
+        held_objects = row.held_objects()
         whole = self._writer.way(root, to_holder)
         if root.is_removed_as_whole and whole.cut is not None:
-            return Removal.of(holder, arrays, whole)  # such as ``plt.close(1)``
+            return Removal.of(holder, held_objects, whole)  # such as ``plt.close(1)``
         is_column = whole.cut is not None and whole.cut.kind is Kind.COLUMN
         is_in_cells = is_column and _are_in_older_cells(row, holder, whole)
         is_removed_as_whole = whole.cut is None or (whole.is_advised and not is_in_cells)
         if is_removed_as_whole and whole.holder.remedy not in (NO_REMEDY, REMOVE):
-            return Removal(None, arrays, whole)  # such as ``load.cache_clear()``
+            return Removal(None, held_objects, whole)  # such as ``load.cache_clear()``
         inner = _NO_WAY
         if is_in_cells or not is_column:
             inner = self._way_inside(root, to_holder, row)
@@ -171,18 +171,18 @@ class RowRemovals:
                 return None
         if inner.cuts:
             shown = replace(whole.holder, remedy=inner.holder.remedy)
-            return Removal(None, arrays, replace(inner, holder=shown))
+            return Removal(None, held_objects, replace(inner, holder=shown))
         if whole.cut is not None and whole.cut.kind in _REGISTRATIONS:
             # Such as a matplotlib figure: users close it and type nothing that is inside.
-            return Removal.of(holder, arrays, whole)
+            return Removal.of(holder, held_objects, whole)
         return None
 
     def _way_inside(self, root: Root, to_holder: Steps, row: Row) -> Way:
         """Return the line that takes the arrays of a row out of their holder."""
-        inside = self._writer.cuts_inside(root, to_holder, row.storage_by_array_id)
+        inside = self._writer.cuts_inside(root, to_holder, row.storage_by_object_id)
         cuts, removed_references = inside.cuts, inside.removed_references
-        reached = set(map(row.storage_by_array_id.__getitem__, inside.reached))
-        if not row.held <= reached:
+        reached = set(map(row.storage_by_object_id.__getitem__, inside.reached))
+        if not row.held_storages <= reached:
             holder = to_holder[-1]
             leading = self._rows.removable_items(row, items_of(holder))
             if any(is_of_library(item, "matplotlib.artist", "Artist") for item in leading):
@@ -263,7 +263,7 @@ def _are_in_older_cells(row: Row, array: object, column: Way) -> bool:
         column: the way to the columns, with advice if they were there before.
     """
     elements = flat_elements(array) or ()
-    return column.is_advised and not set(map(id, elements)) <= row.storage_by_array_id.keys()
+    return column.is_advised and not set(map(id, elements)) <= row.storage_by_object_id.keys()
 
 
 def _removal_by_copy(steps: Steps, row: Row, way: Way) -> Removal | None:
@@ -279,5 +279,5 @@ def _removal_by_copy(steps: Steps, row: Row, way: Way) -> Removal | None:
         return None
     for item in steps:
         if id(item) == way.cut.removed_id:
-            return Removal.of(item, row.held_arrays(), way)
+            return Removal.of(item, row.held_objects(), way)
     return None

@@ -42,11 +42,11 @@ _OF_PANDAS = {"DataFrame", "Series", "Index"}
 
 
 class Row:
-    """The arrays or other objects of one row, the first of which is explained.
+    """The objects of one row, such as arrays: the first of them gets the holder of all.
 
     Args:
-        storages: the storages of the arrays; the key of another object is "object" and its
-            identity.
+        storages: the storages of the objects; that of an object that is no array is "object" and
+            its identity.
         object_id: identity of the object that a name of the experiment referred to; 0 if there was
             none.
     """
@@ -54,14 +54,14 @@ class Row:
     def __init__(self, storages: Iterable[StorageKey], object_id: int = 0) -> None:
         self.storages = set(storages)
         self.object_id = object_id
-        self.storage_by_array_id: dict[int, StorageKey] = {}
-        """The storage of each array, by the array's identity."""
-        self.arrays: dict[int, object] = {}
-        """The same arrays, by identity."""
-        self.held: set[StorageKey] = set(self.storages)
-        """The storages to which the holder of the first array leads."""
+        self.storage_by_object_id: dict[int, StorageKey] = {}
+        """The storage of each object, by the object's identity."""
+        self.objects: dict[int, object] = {}
+        """The same objects, by identity."""
+        self.held_storages: set[StorageKey] = set(self.storages)
+        """The storages to which the holder of the first object leads."""
         self.is_inside_item = False
-        """True if the holder has the arrays by one item for which users write no name, such as a
+        """True if the holder has the objects by one item for which users write no name, such as a
         block of a data frame.
         """
 
@@ -69,41 +69,41 @@ class Row:
     def of_objects(cls, items: Sequence[object]) -> Row:
         """Return the row of some objects that are no arrays."""
         row = cls([object_key(item) for item in items])
-        row.arrays = by_identity(items)
-        row.storage_by_array_id = {key: ("object", key) for key in row.arrays}
+        row.objects = by_identity(items)
+        row.storage_by_object_id = {key: ("object", key) for key in row.objects}
         return row
 
     @property
     def is_whole(self) -> bool:
-        """True if the holder leads to all arrays."""
-        return self.held == self.storages
+        """True if the holder leads to all objects."""
+        return self.held_storages == self.storages
 
     def part(self, storages: Collection[StorageKey]) -> Row:
         """Return a row of some of its storages."""
         part = Row(storages)
-        for key, storage in self.storage_by_array_id.items():
+        for key, storage in self.storage_by_object_id.items():
             if storage in part.storages:
-                part.storage_by_array_id[key] = storage
-                part.arrays[key] = self.arrays[key]
+                part.storage_by_object_id[key] = storage
+                part.objects[key] = self.objects[key]
         return part
 
-    def held_arrays(self) -> list[object]:
-        """Return the arrays on the storages to which the holder leads, without the small ones.
+    def held_objects(self) -> list[object]:
+        """Return the objects on the storages to which the holder leads, without small arrays.
 
-        Of a figure, these are constants of matplotlib, to which all other figures lead, too.
+        Small arrays of a figure are constants of matplotlib, to which other figures lead, too.
         """
         held = [
-            self.arrays[key]
-            for key, storage in self.storage_by_array_id.items()
-            if storage in self.held
+            self.objects[key]
+            for key, storage in self.storage_by_object_id.items()
+            if storage in self.held_storages
         ]
         return _without_small(held)
 
     def removed_storages(self) -> set[StorageKey]:
-        """Return the storages of these arrays: a line leaves a small one, such as a loss, whose
-        graph may be large.
+        """Return the storages of ``held_objects``: a line may leave a small one, such as a loss,
+        although its graph may be large.
         """
-        return {self.storage_by_array_id[id(array)] for array in self.held_arrays()}
+        return {self.storage_by_object_id[id(item)] for item in self.held_objects()}
 
 
 def objects_of_storages(
@@ -138,22 +138,25 @@ class RowHolders:
         self._heap = heap
         self._barriers = Barriers(namespaces)
         self._references = ReferenceReader(self._barriers, has_text_keys=False)
-        self._left = _MOST_VISITED
-        in_rows = [item for row in rows.values() for item in row.arrays.values()]
+        self._visits_left = _MOST_VISITED
+        """Number of objects that may still be visited, for all rows together."""
+        in_rows = [item for row in rows.values() for item in row.objects.values()]
         self._data_types = _DATA & types_of(in_rows)
-        """Types of numbers and text that are in rows."""
-        self._data = set(map(id, of_types(self._data_types, in_rows)))
-        """The identities of the numbers and texts in rows; the rest leads to nothing."""
+        """Types of the numbers and texts that are objects of rows."""
+        self._data_ids = set(map(id, of_types(self._data_types, in_rows)))
+        """Identities of these numbers and texts. ``_reach`` notes no other ones, because they lead
+        to nothing.
+        """
         by_storage: dict[StorageKey, list[Row]] = {}
         for row in rows.values():
             for storage in row.storages:
                 by_storage.setdefault(storage, []).append(row)
-        self._storages = frozenset(by_storage)
+        self._storages_of_rows = frozenset(by_storage)
         """The storages of all rows."""
         for key, item in objects_of_storages(heap, by_storage):
             for row in by_storage[key]:
-                row.storage_by_array_id[id(item)] = key
-                row.arrays[id(item)] = item
+                row.storage_by_object_id[id(item)] = key
+                row.objects[id(item)] = item
 
     def row(self, key: StorageKey) -> Row | None:
         """Return the row for which a storage stands; None if it stands for none."""
@@ -172,7 +175,7 @@ class RowHolders:
         """Return the chain up to the nearest object that leads to all arrays of the row, or to most
         of them.
 
-        The storages to which that object leads become the row's ``held``.
+        The storages to which that object leads become the row's ``held_storages``.
         """
         row = self._rows.get(key)
         if row is None:
@@ -193,13 +196,13 @@ class RowHolders:
     def has_little_else(self, item: object) -> bool:
         """Return True if nearly all arrays to which an object leads belong to rows."""
         reached = self._all_reached(item)
-        if self._left <= 0:
+        if self._visits_left <= 0:
             return False
         sizes = dict[StorageKey, int]()
         arrays = by_identity([*self._heap.tensors, *self._heap.ndarrays])
         for _, array in described([arrays[key] for key in reached & arrays.keys()]):
             sizes[array.storage] = array.size_bytes
-        of_rows = sum(size for storage, size in sizes.items() if storage in self._storages)
+        of_rows = sum(size for storage, size in sizes.items() if storage in self._storages_of_rows)
         if not of_rows:  # a row of other objects: it may have any of these
             return False
         return sum(sizes.values()) - of_rows <= _LITTLE * of_rows
@@ -208,12 +211,12 @@ class RowHolders:
         """Return the items of a container that lead to arrays of a row; nothing if one of them has
         other objects of the user, which must stay.
         """
-        wanted = row.storage_by_array_id.keys()
+        wanted = row.storage_by_object_id.keys()
         of_row = set[int]()
-        for array in row.arrays.values():
+        for array in row.objects.values():
             self._reach(array, _NO_OBJECT, of_row)
         leading = self.leading_items(row, items)
-        if self._left <= 0:
+        if self._visits_left <= 0:
             return []
         if all(self._leads_only_to(item, wanted, of_row) for item in leading):
             return leading
@@ -221,10 +224,10 @@ class RowHolders:
 
     def leading_items(self, row: Row, items: Sequence[object]) -> list[object]:
         """Return the items that lead to arrays of a row, as far as the limit of objects allows."""
-        wanted = row.storage_by_array_id.keys()
+        wanted = row.storage_by_object_id.keys()
         leading = list[object]()
         for item in items:
-            if self._left <= 0:
+            if self._visits_left <= 0:
                 break
             if not wanted.isdisjoint(self._all_reached(item)):
                 leading.append(item)
@@ -273,43 +276,45 @@ class RowHolders:
         return reached
 
     def _nearest(self, row: Row, chain: Sequence[object]) -> int:
-        """Return the position of the nearest holder of a row in a chain; set the row's ``held``.
+        """Return the position of the nearest holder of a row in a chain; set its ``held_storages``.
 
         It need not lead to all arrays on a storage: further holders are found one by one.
         """
         nearest = len(chain) - 1
-        missing = set(row.storage_by_array_id.values())
+        missing = set(row.storage_by_object_id.values())
         seen = set[int]()
         for position in reversed(range(len(chain))):
-            wanted = {key for key, storage in row.storage_by_array_id.items() if storage in missing}
+            wanted = {
+                key for key, storage in row.storage_by_object_id.items() if storage in missing
+            }
             self._reach(chain[position], wanted, seen)
             reached = wanted & seen
             if reached:
                 nearest = position
-            missing.difference_update(map(row.storage_by_array_id.__getitem__, reached))
+            missing.difference_update(map(row.storage_by_object_id.__getitem__, reached))
             if not missing:
                 return nearest
-            if self._left <= 0:
+            if self._visits_left <= 0:
                 return len(chain) - 1
-        row.held = row.storages & set(row.storage_by_array_id.values()) - missing
+        row.held_storages = row.storages & set(row.storage_by_object_id.values()) - missing
         return nearest
 
     def _reach(self, item: object, wanted: Collection[int], seen: set[int]) -> None:
-        """Add the identities of all objects to which an item leads; stop once all ``wanted`` ones
-        are among them.
+        """Add the identities of all objects to which an item leads to ``seen``; stop once all
+        ``wanted`` ones are in it.
         """
         waiting: list[Sequence[object]] = [[item]]
-        while waiting and self._left > 0:
+        while waiting and self._visits_left > 0:
             by_key = by_identity(waiting.pop())
             new = list(compress(by_key.values(), map(not_, map(seen.__contains__, by_key))))
             seen.update(by_key)
-            self._left -= len(new)
+            self._visits_left -= len(new)
             if not new:
                 continue
             references = self._references.of(new)
             waiting += chunks(without_types(_DATA, references.of_python))
             data = of_types(self._data_types, references.of_python)
-            seen.update(self._data.intersection(map(id, data)))
+            seen.update(self._data_ids.intersection(map(id, data)))
             if references.of_torch:
                 waiting.append([tensor for _, tensor in references.of_torch])
             if all(map(seen.__contains__, wanted)):

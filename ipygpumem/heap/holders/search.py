@@ -45,7 +45,7 @@ def explain(
         roots: the names and objects from which the user can reach objects.
         more: further objects; the key of each is "object" and its identity.
         rows: the rows for which storages stand. The holder of such a storage is the nearest one of
-            all the row's arrays; it sets ``held`` of the row.
+            all the row's arrays; it sets ``held_storages`` of the row.
         all_places: True if the advice must remove an object from all places that hold it.
         max_visits: maximum number of objects to examine.
     """
@@ -60,13 +60,18 @@ def explain(
     of_rows = RowHolders(rows or {}, heap, roots.namespaces)
     explanation.explain(rows=of_rows, all_places=all_places)
     holders = explanation.named
-    is_cut = explanation.is_cut
+    is_limited = explanation.is_limited
     # The references of autograd graphs.
     missing = wanted - holders.keys()
     if missing and heap.tensors:
         holders_that_free = _holders_that_free(holders, rows or {}) if all_places else {}
-        of_graphs, is_cut = search_graph_holders(
-            missing, heap, roots, max_visits, is_cut=is_cut, holders_that_free=holders_that_free
+        of_graphs, is_limited = search_graph_holders(
+            missing,
+            heap,
+            roots,
+            max_visits,
+            is_limited=is_limited,
+            holders_that_free=holders_that_free,
         )
         holders.update(of_graphs)
     in_graphs = holders_of_saving_graphs(wanted - missing, heap, roots, max_visits)
@@ -74,7 +79,7 @@ def explain(
         holders[key] = with_graph_holders(holders[key], of_graphs_too)
     # The words for the rest.
     unknown = dict.fromkeys(wanted | of_python, NOT_REACHED)
-    if not is_cut:
+    if not is_limited:
         unknown = {
             **dict.fromkeys(wanted, NO_OBJECT),
             **dict.fromkeys(of_python, OUT_OF_SIGHT),

@@ -1,5 +1,6 @@
 """References of a list's items that differ in nothing but the item, such as those of
-``docs[0]["tokens"]``, ``docs[1]["tokens"]`` and so on: one is written, the rest is like it.
+``docs[0]["tokens"]``, ``docs[1]["tokens"]`` and so on: the line of one is written, and
+stands for all.
 """
 
 from __future__ import annotations
@@ -121,21 +122,21 @@ def first_alike(
     return None
 
 
-def noted_if_only_there(
+def with_only_places_marked(
     cuts: list[Cut], alike: Sequence[AlikeReferences], items: Sequence[object]
 ) -> list[Cut]:
-    """Return the references of some of a list's items; each says if no other item has one in the
-    same place.
+    """Return references of a list's items, marked ``is_only_there`` if no further item has the key
+    or attribute: then ``for _item in docs: _item.pop("tokens", None)`` removes no other object.
 
     Args:
-        cuts: the references.
-        alike: the places, each once.
-        items: the items of the list.
+        cuts: the references of some of the items.
+        alike: the references that are alike, one group for each key or attribute.
+        items: all items of the list.
     """
     if len(types_of(items)) > 1:
         return cuts
     if sum(references.number for references in alike) < len(cuts):
-        return cuts  # some are like none
+        return cuts  # some are in no group
     if not all(references.can_be_popped(items) for references in alike):
         return cuts
     return [replace(cut, is_only_there=True) for cut in cuts]

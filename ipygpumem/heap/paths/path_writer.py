@@ -25,7 +25,7 @@ from ipygpumem.heap.libraries import is_segment
 from ipygpumem.heap.paths.alike_references import (
     AlikeReferences,
     first_alike,
-    noted_if_only_there,
+    with_only_places_marked,
 )
 from ipygpumem.heap.paths.attribute_steps import append_attribute_step
 from ipygpumem.heap.paths.container_steps import (
@@ -138,7 +138,7 @@ class PathWriter:
         self._cell_of = roots.cell_of
         self._names = roots.names
         self._root_of_name = roots.namespaces.get(id(roots.names))
-        self._removed_objects = roots.removed_objects
+        self._removed_objects = roots.removed_by_lines.objects
         self._is_older = roots.is_older
         self._older_columns_of = roots.older_columns_of
         self._is_as_long_as_before = roots.is_as_long_as_before
@@ -358,7 +358,7 @@ class PathWriter:
             if way.cut.owner_id == id(item):
                 inside.cuts[-1:] = cuts_of_repeated(way.cut, item, part)
         unique = list(by_identity(items).values())
-        return inside._replace(cuts=noted_if_only_there(inside.cuts, alike, unique))
+        return inside._replace(cuts=with_only_places_marked(inside.cuts, alike, unique))
 
     def cuts_of_items(
         self, root: Root, chain: Sequence[object], items: Sequence[object]

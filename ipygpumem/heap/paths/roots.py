@@ -269,6 +269,18 @@ RootOf = Callable[[object], Root | None]
 
 
 @dataclass(frozen=True)
+class RemovedByLines:
+    """The objects that the lines of a report remove: a search for holders adds to them."""
+
+    objects: dict[int, object] = field(default_factory=dict)
+    """The objects to which the removed references lead, and those that a call ends, by identity."""
+    records: dict[int, object] = field(default_factory=dict)
+    """The records that lines remove as a whole, by identity."""
+    modules_and_figures: list[weakref.ref[Any]] = field(default_factory=list)
+    """The new modules of torch and figures that lines remove as a whole."""
+
+
+@dataclass(frozen=True)
 class Roots:
     """The objects that the user can name, except modules, threads and running functions, which
     every program has.
@@ -289,13 +301,9 @@ class Roots:
             if ``knows_age``.
         stay: older open figures, objects of libraries, labels of columns and gradients, which lines
             do not remove unsaid; it receives them if their age is known.
-        removed_as_whole: receives new modules of torch and figures that lines of advice remove as a
-            whole.
         received: returns the identities of objects that older ones have received since: the user
             removes such a record as a whole.
-        removed_records: receives the records that lines of advice remove as a whole, by identity.
-        removed_objects: receives the objects to which the references lead that lines remove, and
-            those that a call ends, by identity.
+        removed_by_lines: receives the objects that lines of advice remove.
         length_before: returns the length that an older list had when the memory to free was made;
             None if it is unknown.
         unchanged_lengths: the lengths of lists that still had them at the end of an experiment, by
@@ -316,10 +324,8 @@ class Roots:
     knows_age: bool = False
     was_there: Callable[[object, Array], bool] = lambda item, array: True
     stay: list[weakref.ref[Any]] = field(default_factory=list)
-    removed_as_whole: list[weakref.ref[Any]] = field(default_factory=list)
     received: Callable[[], Container[int]] = frozenset
-    removed_records: dict[int, object] = field(default_factory=dict)
-    removed_objects: dict[int, object] = field(default_factory=dict)
+    removed_by_lines: RemovedByLines = field(default_factory=RemovedByLines)
     length_before: Callable[[object], int | None] = lambda item: None
     unchanged_lengths: dict[int, int] = field(default_factory=dict)
     columns_before: Callable[[object], Sequence[str]] = lambda frame: ()

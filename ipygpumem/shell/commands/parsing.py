@@ -29,7 +29,7 @@ def parse(table: CommandTable, magic: str, line: str) -> tuple[Command, Options]
     """Return the command that a magic's line names, and its options."""
     command = table.find(magic, line.split())
     if isinstance(command, Command) and command.code is not None:
-        text = _after_words(line, command.name.count(" "))
+        text = _after_words(line, _words_after_magic(command))
         options = _options_and_code(command, command.code, text)
     else:
         command, options = _command_and_options(table, magic, line)
@@ -53,13 +53,19 @@ def _command_and_options(table: CommandTable, magic: str, line: str) -> tuple[Co
         words = shlex.split(line)
     except ValueError as error:
         raise UsageError(f"{magic}: {error}") from None
-    place = table.find(magic, words)
-    words = words[place.name.count(" ") :]
-    if isinstance(place, CommandGroup):
-        if words or place.alone is None:
-            raise UsageError(clean(_no_command(table, place, words)))
-        place = place.alone()
-    return place, _options(place, words)
+    named = table.find(magic, words)
+    words = words[_words_after_magic(named) :]
+    if isinstance(named, Command):
+        return named, _options(named, words)
+    if words or named.alone is None:
+        raise UsageError(clean(_no_command(table, named, words)))
+    command = named.alone()
+    return command, _options(command, words)
+
+
+def _words_after_magic(named: Command | CommandGroup) -> int:
+    """Return the number of words that name a command after its magic: 1 for ``%gpumem top``."""
+    return named.name.count(" ")
 
 
 def _no_command(table: CommandTable, group: CommandGroup, words: list[str]) -> str:
@@ -208,7 +214,8 @@ _SIZE_BEFORE_UNIT = re.compile(r"(^|=)-?[0-9.]*[1-9][0-9.]*$")
 def _with_joined_sizes(command: Command, words: list[str]) -> list[str]:
     """Return the words with each size of an option as one word.
 
-    ``8 GiB`` is two words, and argparse takes ``-8GiB`` for an option.
+    ``--min 8 GiB`` becomes ``--min 8GiB``; and ``--min -8GiB``, which argparse takes
+    for two options, ``--min=-8GiB``.
     """
     sizes = {name for name, item in command.options.items() if "SIZE" in item.value}
     joined = list[str]()

@@ -282,12 +282,12 @@ class Outputs:
             return ""
         return value
 
-    def settle(self, mark: OutputMark) -> None:
+    def drop_deleted_from(self, mark: OutputMark) -> None:
         """Remove deleted outputs from ``mark``, because %reset restarts the count and reuses their
         numbers.
         """
         mark.keys.intersection_update(self._by_number())
-        self.printed.settle(mark.printed)
+        self.printed.drop_deleted_from(mark.printed)
 
     def leave_to_others(self, mark: OutputMark, number: int) -> None:
         """Let ``forget_since`` keep the outputs of a cell of another thread."""

@@ -75,7 +75,7 @@ class Printed:
             }
         return PrintedMark(numbers, lengths)
 
-    def settle(self, mark: PrintedMark) -> None:
+    def drop_deleted_from(self, mark: PrintedMark) -> None:
         """Remove deleted output from ``mark``, because %reset restarts the count and reuses its
         numbers.
         """
