@@ -842,6 +842,26 @@ def test_a_line_says_that_a_column_was_there_before(kernel: Kernel, code: str, l
     assert advice in leaks
 
 
+@pytest.mark.parametrize("part", ["frame[['a', 'old']]", "frame.groupby('stays')"])
+def test_a_line_removes_all_columns_that_a_deleted_name_had(kernel: Kernel, part: str) -> None:
+    pytest.importorskip("pandas", "3")
+    works(
+        kernel,
+        _SETUP,
+        """
+        import pandas
+        frame = pandas.DataFrame({"stays": np.zeros(1 << 18), "old": np.zeros(1 << 18)})
+        """,
+        f"%%experiment e\nfor each in ['old', 'a']: frame[each] = np.ones(1 << 18)\npart = {part}",
+    )
+    ((_, _, advice),) = kernel.value("rows()")
+    line, _, remark = advice.partition("  # ")
+    assert sorted(line.removeprefix("del ").split(", ")) == ['frame["a"]', 'frame["old"]']
+    assert remark == '"old" was there before'
+    works(kernel, line)
+    assert works(kernel, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+
+
 def test_an_older_text_key_of_a_dict_stays(notebook: Kernel) -> None:
     """The collector lists it only once the dict has another kind of key."""
     works(

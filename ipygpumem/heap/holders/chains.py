@@ -18,6 +18,7 @@ from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.holder_finder import Holders
 from ipygpumem.heap.holders.referrer_graph import Chain, Steps, order_of_root
 from ipygpumem.heap.knowledge.text_keys import referents_with_keys
+from ipygpumem.heap.paths.data_frame_steps import are_blocks
 from ipygpumem.heap.paths.roots import Rank, Root
 from ipygpumem.introspect import module_of
 
@@ -174,16 +175,31 @@ class HolderChains:
         a library's object may lead to several targets.
         """
         for position, step in enumerate(steps[:-1]):
-            if type(step) is not dict:
-                continue
-            before = steps[: position + 1]
-            on_chain = id(steps[position + 1])
-            attributes = [on_chain, *self._graph.children.get(id(step), ())]
-            for attribute in dict.fromkeys(attributes):
-                if attribute in holders.next_down:
-                    yield (*before, *self._steps_down(attribute, holders.next_down))
-            return
+            if type(step) is dict:
+                for chain_down in self._chains_of_children(steps, position, holders):
+                    yield from self._chains_of_blocks(chain_down, holders)
+                return
+        yield from self._chains_of_blocks(steps, holders)
+
+    def _chains_of_blocks(self, steps: Steps, holders: Holders) -> Iterator[Steps]:
+        """Yield a chain, or one for each block of the first data frame on it: a column leaves with
+        its own block only.
+        """
+        for position, step in enumerate(steps[:-1]):
+            if are_blocks(step):
+                yield from self._chains_of_children(steps, position, holders)
+                return
         yield steps
+
+    def _chains_of_children(self, steps: Steps, position: int, holders: Holders) -> Iterator[Steps]:
+        """Yield the chain through each child that leads to a target, of one object on a chain; the
+        chain itself first.
+        """
+        on_chain = id(steps[position + 1])
+        children = [on_chain, *self._graph.children.get(id(steps[position]), ())]
+        for child in dict.fromkeys(children):
+            if child in holders.next_down:
+                yield (*steps[: position + 1], *self._steps_down(child, holders.next_down))
 
     def _chains_to_whole_arrays(self, key: int, holders: Holders) -> list[Steps]:
         """Return the chains from an object to targets, but only the object if it is an array all of

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ipygpumem.heap.paths.container_steps import cuts_of_repeated, removal_of_repeated
 from ipygpumem.heap.paths.cuts import Cut
-from ipygpumem.heap.paths.remedies import Remedy
+from ipygpumem.heap.paths.remedies import Remedy, comments_of
 from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.ways import Way
 
@@ -80,7 +80,8 @@ class HolderWays(NamedTuple):
         if not statement:
             return self.ways
         first = self.ways[0].holder
-        remedy = Remedy(statement, first.remedy.comment, tuple(cuts))
+        comment = comments_of([way.holder.remedy for way in self.ways])
+        remedy = Remedy(statement, comment, tuple(cuts))
         return [Way(replace(first.with_more(str(len(cuts) - 1)), remedy=remedy))]
 
 

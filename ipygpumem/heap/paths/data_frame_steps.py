@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from ipygpumem.heap.arrays import (
     elements,
@@ -163,11 +163,23 @@ def without_old_blocks(items: Sequence[object], new: Container[int]) -> list[obj
         blocks: Any = item
         if id(type(item)) in managers:
             blocks = item.blocks  # type: ignore[attr-defined]  # of pandas' own class
-        if type(blocks) is tuple and blocks and all(map(_is_block, blocks)):
+        if are_blocks(blocks):
             without += [block.values for block in blocks if id(block) in new]
         else:
             without.append(item)
     return without
+
+
+def are_blocks(item: object) -> TypeGuard[tuple[Any, ...]]:
+    """Return True for the tuple with all blocks of a data frame or series."""
+    return type(item) is tuple and len(item) > 0 and all(map(_is_block, item))
+
+
+def number_of_steps_to_blocks(steps: Sequence[object]) -> int:
+    """Return the number of references from a data frame to the tuple with its blocks; 0 if some
+    steps do not lead through it.
+    """
+    return next((number for number, item in enumerate(steps[:-1]) if are_blocks(item)), 0)
 
 
 def _is_manager(item: object) -> bool:

@@ -36,7 +36,11 @@ from ipygpumem.heap.paths.container_steps import (
     takes_items,
 )
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence
-from ipygpumem.heap.paths.data_frame_steps import append_frame_step, places_in_frame
+from ipygpumem.heap.paths.data_frame_steps import (
+    append_frame_step,
+    number_of_steps_to_blocks,
+    places_in_frame,
+)
 from ipygpumem.heap.paths.dataset_steps import append_dataset_step
 from ipygpumem.heap.paths.estimator_steps import (
     clone_code,
@@ -176,11 +180,10 @@ class PathWriter:
                 cut = None  # words remove no reference
             if remedy != way.holder.remedy:
                 way = Way(replace(way.holder, remedy=remedy), words=words_for_parameter(steps))
-        step_ids = tuple(map(id, steps))
         return replace(
             way,
-            step_ids=step_ids,
-            removed_references=_references_removed_by(cut, ended_id, step_ids),
+            step_ids=tuple(map(id, steps)),
+            removed_references=_references_removed_by(cut, ended_id, steps),
         )
 
     def _remedy_for_needed(self, steps: Sequence[object], path: Path, remedy: Remedy) -> Remedy:
@@ -484,23 +487,26 @@ def _wanted_parts(
 
 
 def _references_removed_by(
-    cut: Cut | None, ended_id: int, step_ids: Sequence[int]
+    cut: Cut | None, ended_id: int, steps: Sequence[object]
 ) -> frozenset[tuple[int, int]]:
     """Return the references that a line removes, as the identities of both objects.
 
     Args:
         cut: the only reference that it removes, if that is known.
         ended_id: the identity of an object that it ends; 0 if there is none.
-        step_ids: the identities of the objects on the way.
+        steps: the objects on the way.
     """
     if ended_id:
         return frozenset({(ended_id, 0)})
     if cut is None:
         return frozenset()
+    step_ids = list(map(id, steps))
     if cut.owner_id not in step_ids[:-1]:
         return cut.also_removed
     position = step_ids.index(cut.owner_id)
-    return cut.also_removed | {(cut.owner_id, step_ids[position + 1])}
+    if cut.kind is Kind.COLUMN:  # the frame keeps its other blocks
+        position += number_of_steps_to_blocks(steps[position:])
+    return cut.also_removed | {(step_ids[position], step_ids[position + 1])}
 
 
 def without_own_dicts(chain: Sequence[object]) -> list[object]:
