@@ -862,6 +862,45 @@ def test_a_line_removes_all_columns_that_a_deleted_name_had(kernel: Kernel, part
     assert works(kernel, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
+_FAR_FROM_NAMES = """
+class Store:
+    def __init__(self): self.metrics = {"loss": []}
+class Trainer:
+    def __init__(self): self.store = Store()
+trainers = [Trainer()]
+vars(trainers[0]), vars(trainers[0].store)  # gives each a dict
+def appender():
+    kept = []
+    def append(item): kept.append(item)
+    return append
+append = appender()
+"""
+"""Makes older lists that are more than three references away from a name."""
+
+
+@pytest.mark.parametrize(
+    ("put", "place", "kept"),
+    [
+        ("trainers[0].store.metrics['loss'].append", 'trainers[0].store.metrics["loss"]', ""),
+        ("append", "append.__closure__[0].cell_contents", ""),
+        ("append", "append.__closure__[0].cell_contents", " --keep more"),
+    ],
+)
+def test_small_arrays_far_from_a_name_are_left(
+    notebook: Kernel, put: str, place: str, kept: str
+) -> None:
+    works(notebook, _SETUP, _FAR_FROM_NAMES)
+    code = (
+        f"more = [np.ones(1 << 14) for _ in range(20)]\nfor _ in range(40): {put}(np.ones(1 << 14))"
+    )
+    works(notebook, f"%%experiment e{kept}\n{code}")
+    assert [(number, line) for number, _, line in notebook.value("rows()")] == [
+        (40, f"{place}.clear()")
+    ]
+    works(notebook, f"{place}.clear()")
+    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+
+
 def test_an_older_text_key_of_a_dict_stays(notebook: Kernel) -> None:
     """The collector lists it only once the dict has another kind of key."""
     works(

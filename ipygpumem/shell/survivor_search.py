@@ -42,6 +42,7 @@ from ipygpumem.inventory.array_parts import with_arrays
 from ipygpumem.inventory.baseline import arrays_behind, within_reach
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.remaining import (
+    MOST_SEARCHED,
     Changes,
     find_remaining,
     holder_of_several,
@@ -131,6 +132,8 @@ class SurvivorSearch:
         """True if no new object has the memory that is searched: only older ones can have received
         it.
         """
+        self._small_within_reach: dict[StorageKey, int] = {}
+        """Bytes of the small new NumPy arrays behind the user's names, by storage."""
         self._possibly_older: list[WatchedName] = []
         """Unknown arrays that may be older than the experiment."""
 
@@ -214,7 +217,7 @@ class SurvivorSearch:
 
     def _arrays_within_reach(self, named: Container[StorageKey]) -> list[WatchedName]:
         """Return the large new NumPy arrays behind the user's names, however deep, on other
-        storages than ``named`` ones; none if older ones may not be known.
+        storages than ``named`` ones; none if older ones may not be known. Note the small ones.
 
         Those in data frames that older objects have received are left out: the frames have rows.
         """
@@ -222,10 +225,16 @@ class SurvivorSearch:
             return []
         arrays, _ = within_reach(self._context.namespace)
         new = dict[StorageKey, WatchedName]()
+        has_few = len(arrays) <= MOST_SEARCHED
         for item, array in described(arrays):
-            if array.size_bytes < self.smallest or array.storage in named:
+            is_small = array.size_bytes < self.smallest
+            if array.storage in named or (is_small and not has_few):
                 continue
-            if not self._ended.is_known(item, array):
+            if self._ended.is_known(item, array):
+                continue
+            if is_small:
+                self._small_within_reach[array.storage] = array.size_bytes
+            else:
                 new.setdefault(array.storage, WatchedName.without_name(item, array))
         if new:
             for storage in self._storages_in_received_frames():
@@ -249,7 +258,10 @@ class SurvivorSearch:
             return False
         if self.unnamed_bytes < self.smallest:
             return True
-        if self.unnamed_bytes >= MUCH or self._most_bytes_without_arrays() >= self.smallest:
+        small_bytes = sum(self._small_within_reach.values())
+        if self.unnamed_bytes >= MUCH or small_bytes >= self.smallest:
+            return False
+        if self._most_bytes_without_arrays() >= self.smallest:
             return False
         self._is_only_in_old = True
         return self._ended.baseline.is_complete
@@ -431,11 +443,16 @@ class SurvivorSearch:
         )
 
     def _in_new_memory(self, heap: Heap) -> list[object]:
-        """Return the arrays and texts in older objects that are new by their addresses; none if all
-        older objects are known, or if some new ones are kept.
+        """Return the arrays and texts in older objects that are new by their addresses, unless some
+        new ones are kept; if all older arrays are known, the small new ones behind names, however
+        deep.
         """
         baseline = self._ended.baseline
-        if baseline.is_complete or self._ended.growth.kept():
+        if baseline.is_complete:
+            small = self._small_within_reach
+            arrays = described(heap.ndarrays) if small else ()
+            return [item for item, array in arrays if array.storage in small]
+        if self._ended.growth.kept():
             return []
         items = list[object]()
         listed = storages_of(self.alive)
