@@ -189,7 +189,7 @@ def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
     {'gpu': 8589934592}
     """
     with failures_told("a budget", Budget._lost_at_start, asked=True):
-        sizes = budgets.checked({"gpu": gpu, **devices})
+        sizes = budgets.checked_budget({"gpu": gpu, **devices})
         app = loaded_app()
         if app is None:
             return Budget(sizes)

@@ -88,7 +88,7 @@ def top(*names: str, device: str | None = None, min_bytes: float | str = 0) -> L
     frame = sys._getframe(1)
     shell = current_shell()
     if shell is None:
-        all_names = _in_script(frame)
+        all_names = _largest_in_script(frame)
     else:
         from ipygpumem.shell.notebook_inventory import (  # no script needs IPython
             largest_names as in_notebook,
@@ -111,7 +111,7 @@ def names_at(frame: FrameType) -> dict[str, object]:
     return names_and_outputs(shell) | survey.function_locals(frame)
 
 
-def _in_script(frame: FrameType) -> LargestNames:
+def _largest_in_script(frame: FrameType) -> LargestNames:
     """Return the memory that the names visible to a script's code hold."""
     pairs = list(survey.visible_names(frame))
     references = Counter(id(value) for _, value in pairs)

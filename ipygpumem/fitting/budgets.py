@@ -37,10 +37,10 @@ def parse_budget(text: str) -> dict[str, int]:
             )
         if part:
             sizes[name] = size
-    return checked(sizes)
+    return checked_budget(sizes)
 
 
-def checked(sizes: Mapping[str, object]) -> dict[str, int]:
+def checked_budget(sizes: Mapping[str, object]) -> dict[str, int]:
     """Return a budget in bytes (``BudgetError`` for an invalid size, or a device other than ``gpu``
     or ``cuda:N``).
     """

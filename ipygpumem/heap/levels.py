@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain, compress, repeat
 from operator import and_, not_
 from typing import Any
@@ -208,22 +208,12 @@ class LevelReader:
     # -- special kinds ---------------------------------------------------------------------------
 
     def _special(self, items: Sequence[Any]) -> set[int]:
-        """Return the positions of the objects that have references or memory of which the collector
-        does not know.
+        """Return the positions of the objects that are read one by one: they have references or
+        memory of which the collector does not know, or very many items.
         """
         types = self._types
         type_ids = types.learn(items)
-        kinds = types.apart | types.own_bytes.readers.keys() | types.streams
-        kinds |= types.with_slices
-        kinds -= types.storages
-        kinds = (kinds | BUILTIN | CONTEXT_NODES) & type_ids
-        special = set[int]()
-        if kinds:
-            is_special = map(kinds.__contains__, map(id, map(type, items)))
-            special.update(compress(range(len(items)), is_special))
-            plain = self._plain_arrays(items) | self._plain_tensors(items)
-            if plain:
-                special = {position for position in special if id(items[position]) not in plain}
+        special = self._of_special_types(items, type_ids)
         dicts = {type_id for type_id in type_ids if types.containers.get(type_id) is dict}
         if dicts and has_own_keys(of_types(dicts, items)):
             for position, item in enumerate(items):
@@ -236,6 +226,28 @@ class LevelReader:
                     special.add(position)
         return special
 
+    def _of_special_types(self, items: Sequence[Any], type_ids: Set[int]) -> set[int]:
+        """Return the positions of the objects whose type tells that they are read one by one, but
+        not of plain arrays and tensors.
+
+        Args:
+            items: the objects.
+            type_ids: the identities of their types.
+        """
+        types = self._types
+        kinds = types.apart | types.own_bytes.readers.keys() | types.streams
+        kinds |= types.with_slices
+        kinds -= types.storages
+        kinds = (kinds | BUILTIN | CONTEXT_NODES) & type_ids
+        special = set[int]()
+        if kinds:
+            is_special = map(kinds.__contains__, map(id, map(type, items)))
+            special.update(compress(range(len(items)), is_special))
+            plain = self._plain_arrays(items) | self._plain_tensors(items)
+            if plain:
+                special = {position for position in special if id(items[position]) not in plain}
+        return special
+
     def _plain_arrays(self, items: Sequence[Any]) -> set[int]:
         """Return the identities of the arrays that are read like other objects: 20,000 arrays read
         one by one take 2 s.
@@ -245,8 +257,8 @@ class LevelReader:
         return plain_arrays(items)
 
     def _plain_tensors(self, items: Sequence[Any]) -> set[int]:
-        """Return the same of tensors: each of them is a node, because the objects that refer to
-        tensors are read one by one.
+        """Return the identities of the tensors that are read like other objects: each of them is a
+        node, because the objects that refer to tensors are read one by one.
         """
         tensors = of_types(self._types.tensors, items)
         if not tensors:

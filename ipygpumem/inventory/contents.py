@@ -200,16 +200,7 @@ class Contents:
         kinds_of_level = Kinds(level)
         arrays = _arrays_of_objects(kinds_of_level)
         short, long = _by_length(kinds_of_level, arrays)
-        self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
-        counted = of_types(CONTAINER_TYPES, long)
-        with_records = [item for item in counted if len(item) <= _MOST]
-        self._with_records.update(dict.fromkeys(ids_of(with_records)))
-        for part in chunks(with_records, _LONG_AT_ONCE):
-            items = gc.get_referents(*part)
-            for objects in (items, _contents_of_records(items)):
-                kinds = Kinds(objects)
-                self._extents.add(kinds)
-                self.earlier.add(kinds)
+        self._record_long(long)
         contents = list[object]()
         for part in chunks(short, _AT_ONCE):
             if self._within_reach.has_at_least(_MOST):
@@ -226,6 +217,21 @@ class Contents:
             return contents
         parents = self._parents
         return [item for key, item in by_identity(contents).items() if key not in parents]
+
+    def _record_long(self, containers: Sequence[Any]) -> None:
+        """Record the ends of long containers, and the data and lengths of the items of those that
+        are not too long.
+        """
+        self._ends.update(zip(map(id, containers), _ends_of(containers), strict=True))
+        counted = of_types(CONTAINER_TYPES, containers)
+        with_records = [item for item in counted if len(item) <= _MOST]
+        self._with_records.update(dict.fromkeys(ids_of(with_records)))
+        for part in chunks(with_records, _LONG_AT_ONCE):
+            items = gc.get_referents(*part)
+            for objects in (items, _contents_of_records(items)):
+                kinds = Kinds(objects)
+                self._extents.add(kinds)
+                self.earlier.add(kinds)
 
     def _record(self, contents: list[object]) -> list[object]:
         """Record some objects; return those that may refer to more."""

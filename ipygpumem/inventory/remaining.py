@@ -156,22 +156,22 @@ def find_remaining(
     only_near_names = changes.modules >= MANY_MODULES
     if only_near_names:
         near_names = _new_near_names(changes)
-        made = new_behind([*items_received, *near_names.values()], new)
+        new_parts = new_behind([*items_received, *near_names.values()], new)
     else:
-        made = _all_new(heap, new)
-    _measure_old(counted, _older_behind(made, items_received, changes), new_ids)
+        new_parts = _all_new(heap, new)
+    _measure_old(counted, _older_behind(new_parts, items_received, changes), new_ids)
     search = RemainingRows(counted, smallest, size_bytes)
     search.add_received(received)
     if search.is_done():
         return search.remaining
     not_counted = counted.not_counted(new)
     if only_near_names:
-        held = [near_names[key] for key in near_names.keys() & not_counted]
+        in_older = [near_names[key] for key in near_names.keys() & not_counted]
     else:
-        held = heap.referred(not_counted, without=new | _ours(heap))
-    entries = without_old_blocks(_entries(held, new), new)
-    entries += _pending_tasks(heap, not_counted)
-    search.add_rows([*entries, *changes.elsewhere])
+        in_older = heap.referred(not_counted, without=new | _ids_of_ours(heap))
+    remaining = without_old_blocks(_objects_with_data(in_older, new), new)
+    remaining += _pending_tasks(heap, not_counted)
+    search.add_rows([*remaining, *changes.elsewhere])
     if not search.is_done():
         search.add_rows(heap.in_arrays(counted.not_counted(new)))
     return search.remaining
@@ -283,26 +283,26 @@ def new_behind(items: Sequence[object], new: set[int]) -> Iterator[list[object]]
     visited = set[int]()
     level = leading_objects(items)
     while level:
-        made = [item for item in level if id(item) in new and id(item) not in visited]
-        visited.update(map(id, made))
-        yield made
-        level = leading_objects(gc.get_referents(*made))
+        new_here = [item for item in level if id(item) in new and id(item) not in visited]
+        visited.update(map(id, new_here))
+        yield new_here
+        level = leading_objects(gc.get_referents(*new_here))
 
 
 def _older_behind(
-    made: Iterable[Sequence[object]], received: Sequence[object], changes: Changes
+    new_parts: Iterable[Sequence[object]], received: Sequence[object], changes: Changes
 ) -> list[object]:
     """Return the older objects to which new ones refer, such as the tail of a list after a new
     head, and the untracked data from before the experiment.
 
     Args:
-        made: parts of the new objects.
+        new_parts: the new objects, in parts.
         received: new objects that the collector may not track.
         changes: all that has come.
     """
     data = changes.contents.earlier
     older = by_identity(data.behind(received))
-    for part in made:
+    for part in new_parts:
         referents = gc.get_referents(*part)
         are_older = map(not_, map(changes.new.__contains__, map(id, referents)))
         for item in filter(gc.is_tracked, compress(referents, are_older)):
@@ -339,29 +339,29 @@ def _pending_tasks(heap: Heap, not_counted: set[int]) -> list[object]:
     return [task for task in pending(heap.tasks) if id(task) in not_counted]
 
 
-def _entries(held: Sequence[object], new: set[int]) -> list[object]:
+def _objects_with_data(in_older: Sequence[object], new: set[int]) -> list[object]:
     """Return the new objects that may have data.
 
     The age of a dict is uncertain: its new contents count instead.
 
     Args:
-        held: the new objects, not counted yet, to which an old object refers that is not ours.
+        in_older: the new objects, not counted yet, to which an old object refers that is not ours.
         new: the identities of all new objects.
     """
-    entries = list[object]()
-    waiting = list(held)
+    objects = list[object]()
+    waiting = list(in_older)
     met = set(map(id, waiting))
     while waiting:
         data = types_of(waiting) - _types_without_data(waiting) - {id(dict)}
-        entries += of_types(data, waiting)
+        objects += of_types(data, waiting)
         dicts = of_types({id(dict)}, waiting)
         in_dicts = by_identity(gc.get_referents(*dicts))
         waiting = [in_dicts[key] for key in in_dicts.keys() & new if key not in met]
         met.update(map(id, waiting))
-    return entries
+    return objects
 
 
-def _ours(heap: Heap) -> set[int]:
+def _ids_of_ours(heap: Heap) -> set[int]:
     """Return the identities of this package's objects: each cell changes their lists, and the end
     watches storages.
     """

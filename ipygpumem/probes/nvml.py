@@ -128,7 +128,7 @@ class Nvml:
     def _handle(self, cuda: Any, index: int) -> Any:
         """Return the handle of a device; LookupError if it cannot be identified."""
         if index not in self._handles:
-            self._handles[index] = _find(self._library, cuda.get_device_properties(index))
+            self._handles[index] = _handle_of(self._library, cuda.get_device_properties(index))
         return self._handles[index]
 
     def visible(self) -> list[WholeDevice]:
@@ -206,7 +206,7 @@ def _handles(library: Any) -> list[Any]:
     return [library.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
 
-def _find(library: Any, properties: Any) -> Any:
+def _handle_of(library: Any, properties: Any) -> Any:
     """Return the handle of the device that torch describes; LookupError if it cannot
     be identified.
     """

@@ -287,7 +287,7 @@ def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], 
                     f"{name} is a file that ipygpumem did not write: --force (force=True) "
                     f"replaces it"
                 )
-        _replace(place, data, mode)
+        _replace_file(place, data, mode)
     except OSError as error:
         raise FileError(f"{name} cannot be written: {error.strerror or ellipsize(error)}") from None
     return len(data)
@@ -298,7 +298,7 @@ def _beginning_of(place: Path) -> str:
         return file.read(_HEAD_BYTES).decode("utf-8", "replace")
 
 
-def _replace(place: Path, data: bytes, mode: int | None) -> None:
+def _replace_file(place: Path, data: bytes, mode: int | None) -> None:
     """Write a new file with ``data`` and ``mode``, and give it the place of the old one."""
     # In the same folder, for an atomic rename; a short name, because the file's own may have the
     # maximum length.

@@ -237,7 +237,7 @@ def _html_table(table: Table, *, bars: bool) -> str:
         widths = map(text.columns, texts)
         letters.append(max(widths))
     if sum(letters) > _SPLIT:
-        fewer, equal = table.split()
+        fewer, equal = table.without_equal_columns()
         if equal:
             shown = _html_table(fewer, bars=bars)
             return f'{shown}\n<div style="opacity: 0.75">{_escaped(equal)}</div>'

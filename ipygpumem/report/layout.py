@@ -104,7 +104,7 @@ class Table:
             texts.append(tuple(cells))
         return cls(title, columns, tuple(texts), numbers, **more)
 
-    def split(self) -> tuple[Table, str]:
+    def without_equal_columns(self) -> tuple[Table, str]:
         """Return the table without columns of texts that are equal in all rows, and these texts in
         one line.
 

@@ -229,7 +229,7 @@ def wrap(text: str, width: int) -> list[str]:
             lines[-1] += f" {word}"
             used += 1 + needed
             continue
-        pieces = [word] if needed <= width else _pieces(word, width)
+        pieces = [word] if needed <= width else _broken_word(word, width)
         if lines == [""]:
             lines = pieces
         else:
@@ -264,7 +264,7 @@ def _without_separators(lines: list[str]) -> list[str]:
     return [*ended, begun[-1]]
 
 
-def _pieces(word: str, width: int) -> list[str]:
+def _broken_word(word: str, width: int) -> list[str]:
     """Return a word in pieces of at most ``width`` columns, broken between the parts of a path if
     it has any.
     """
@@ -309,7 +309,7 @@ def _lines_of_table(table: Table, style: Style) -> list[str]:
     lines = _if_it_fits(table, style, width)
     if lines is not None:
         return lines
-    table, equal = table.split()
+    table, equal = table.without_equal_columns()
     below = _hanging(clean(equal), style.width) if equal else []
     shorter = table
     left_out = list[str]()

@@ -465,11 +465,10 @@ class Scope:
             enclosing._imported.add(name)
 
     def _leave_new_names(self, other_scopes: Sequence[Scope]) -> None:
-        """Leave names that are new in this scope to the scopes of other threads that have shadowed
-        them.
+        """Leave this scope's new names to the scopes of other threads that have shadowed them.
 
-        Ours: x = 1, a new name. Then theirs: x = 2, which has saved our 1. They use their object
-        and delete it.
+        Example: this scope binds ``x = 1``, a new name. The other scope then binds ``x = 2``, and
+        saves 1. This scope leaves ``x`` alone, and the other one deletes it when it ends.
         """
         for other in other_scopes:
             for name in list(other._saved.by_name):
@@ -496,25 +495,26 @@ class Scope:
         ours ends.
         """
         old = self._saved.by_name[name]
-        is_ours = self._pass_on(name, old, other_scopes)
-        if is_ours and not self._refers_to(name, old):
+        must_restore = self._pass_on(name, old, other_scopes)
+        if must_restore and not self._refers_to(name, old):
             self._namespace[name] = old
             self.outcome.restored.append(name)
         del self._saved.by_name[name]
 
     def _pass_on(self, name: str, old: object, other_scopes: Sequence[Scope]) -> bool:
-        """Let the next of the other scopes that have shadowed ``name`` since restore its old
-        object; return False if the name has their object, which they go on using.
+        """Pass ``old`` on to the first of the other threads' scopes that have shadowed ``name``
+        since; return True if this scope has to restore it now.
 
-        Ours: x = 1. Then theirs: x = 2, which has saved our 1. It shall restore the object from
-        before both.
+        Example: this scope binds ``x = 1``. The other scope then binds ``x = 2``, and saves 1. Once
+        this scope has ended, the other one must restore the object from before both. Until then,
+        ``x`` refers to 2.
         """
         saved_by_next = self._saved.earliest_after(name, [other._saved for other in other_scopes])
         if saved_by_next is None:
             return True
-        is_ours = saved_by_next.is_unchanged(name, self._namespace)
+        refers_to_ours = saved_by_next.is_unchanged(name, self._namespace)
         saved_by_next.inherit(name, old, self._saved)
-        return is_ours
+        return refers_to_ours
 
     def _keep_name(self, name: str, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
         """Leave ``name`` to the enclosing scope, or to the notebook if there is none."""

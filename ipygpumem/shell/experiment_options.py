@@ -60,7 +60,7 @@ class ExperimentOptions:
         parameters = checked_parameters(note or {})
         limits = None
         if budget:
-            limits = budgets.Budget(budgets.checked(budget), f"experiment {name}")
+            limits = budgets.Budget(budgets.checked_budget(budget), f"experiment {name}")
         seeder = None if seed is None else Seeder(seed)
         return cls(name, patterns, drop_imports, seeder, parameters, limits)
 

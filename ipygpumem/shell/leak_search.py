@@ -134,13 +134,7 @@ class LeakSearch:
         of_survivors = self._survivors.explained(survivors, heap, roots, questions)
         of_experiments = rows_of(of_survivors, heap)
         of_experiments += unnamed.surviving.rows(questions.holders, of_survivors)
-        of_any_age = list[HeldRow]()
-        not_reached = list[RetainedArray]()
-        for row in unnamed.rows_of_any_age(questions.holders):
-            if row.holder is NOT_REACHED:
-                not_reached.append(row.row)
-            else:
-                of_any_age.append(row)
+        of_any_age, not_reached = _by_reach(unnamed.rows_of_any_age(questions.holders))
         of_any_age += rows_of_registries(unnamed.unlisted)
         findings = [*graphs, *retained.outputs(heap.large(self._smallest))]
         kept = _rows_of_findings(findings, self._smallest, listed)
@@ -292,6 +286,18 @@ class _UnnamedArrays:
         for key in self.to_explain:
             if not self._notebook.keeps_on_purpose(holders[key]):
                 yield HeldRow(self._rows[key], holders[key])
+
+
+def _by_reach(rows: Iterable[HeldRow]) -> tuple[list[HeldRow], list[RetainedArray]]:
+    """Return the rows with a holder, and the arrays whose holders the search did not reach."""
+    with_holder = list[HeldRow]()
+    not_reached = list[RetainedArray]()
+    for row in rows:
+        if row.holder is NOT_REACHED:
+            not_reached.append(row.row)
+        else:
+            with_holder.append(row)
+    return with_holder, not_reached
 
 
 def _one_row_for_each(rows: Iterable[ReclaimableItem]) -> list[ReclaimableItem]:

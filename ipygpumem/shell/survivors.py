@@ -349,12 +349,11 @@ class Survivors:
             heap = Heap()
             self.update(heap)
             of_deleted, value = self.deleted.of(name, cell)
-            last = [] if of_deleted is None else [of_deleted]
-            update_numpy(last, heap)
-            if not any(item.live_arrays() for item in last):
-                last = []
-            watched = last
-            if value is None and not last:  # an earlier experiment may have left another object
+            watched = [] if of_deleted is None else [of_deleted]
+            update_numpy(watched, heap)
+            if not any(item.live_arrays() for item in watched):
+                watched = []
+            if value is None and not watched:  # an earlier experiment may have left another object
                 watched = [item for item in self.known if item.record.name == name]
                 update_numpy(watched, heap)
             roots = self.roots()

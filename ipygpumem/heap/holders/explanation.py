@@ -20,7 +20,7 @@ from ipygpumem.heap.holders.received_records import ReceivedRecords
 from ipygpumem.heap.holders.referrer_graph import Chain, NextUp
 from ipygpumem.heap.holders.removal import Removal
 from ipygpumem.heap.holders.row_removal import RowRemovals
-from ipygpumem.heap.holders.rows import RowHolders
+from ipygpumem.heap.holders.rows import Row, RowHolders
 from ipygpumem.heap.paths.items_and_attributes import first_in
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy
@@ -249,15 +249,14 @@ class Explanation:
         """Return the storages of the row of ``key`` that the line of its holder frees: writing the
         way to each of thousands takes seconds.
 
-        What is left of a row of objects becomes a row with a holder of its own.
+        If the holder does not lead to the whole row, the rest is made a row of its own, if it can
+        be; else no storage is freed with this one.
         """
         row = None if self._rows is None else self._rows.row(key)
         if self._rows is None or row is None or not way.cuts:
             return set()
         if not row.is_whole:
-            is_line_of_held = len(way.cuts) > 1 or len(row.held_storages) == 1
-            is_divisible = key[0] == "object" and len(row.storages) > _FEW_ITEMS
-            if not (is_line_of_held and is_divisible) or self._number_divided >= _MOST_DIVIDED:
+            if not self._is_divisible(key, row, way):
                 return set()
             left = row.storages - row.held_storages
             keys_left = [other for other in self._objects if other in left]
@@ -265,6 +264,14 @@ class Explanation:
             self._number_divided += 1
         without_row = {other for other in row.held_storages if self._rows.row(other) is None}
         return without_row & self._objects.keys()
+
+    def _is_divisible(self, key: StorageKey, row: Row, way: Way) -> bool:
+        """Return True if a row of many objects that are no arrays may be divided, because one line
+        frees all objects to which its holder leads.
+        """
+        is_line_of_held = len(way.cuts) > 1 or len(row.held_storages) == 1
+        is_long_row = key[0] == "object" and len(row.storages) > _FEW_ITEMS
+        return is_line_of_held and is_long_row and self._number_divided < _MOST_DIVIDED
 
     # -- all places -------------------------------------------------------------------------------
 

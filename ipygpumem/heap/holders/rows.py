@@ -234,13 +234,37 @@ class RowHolders:
         return leading
 
     def _leads_only_to(self, item: object, wanted: Container[int], of_row: Container[int]) -> bool:
-        """Return True if all objects of an item lead to some ``wanted`` ones, but for numbers,
-        text and empty containers, such as those of a module of torch; not those of a list.
+        """Return True if all objects of an item lead to ``wanted`` ones.
+
+        Numbers, text and empty containers need not, such as those of a module of torch; but those
+        of a list are data of the user, which must stay.
 
         Args:
             item: the item.
             wanted: the identities of the arrays of a row.
             of_row: the identities of these and of all objects in them.
+        """
+        inside = self._objects_inside(item, of_row)
+        if inside is None:
+            return False
+        objects, parents = inside
+        leading = _ids_leading_to(wanted, parents)
+        if is_instance(item, list) or is_instance(item, deque) or type(item) is dict:
+            # Its numbers and text are data, too; an older dict may be as new as what it has got.
+            return all(key in leading or key in wanted for key in map(id, items_of(item)))
+        return all(
+            key in leading or is_atom(value) or _is_empty(value) for key, value in objects.items()
+        )
+
+    def _objects_inside(
+        self, item: object, without: Container[int]
+    ) -> tuple[dict[int, object], dict[int, list[int]]] | None:
+        """Return an item and all objects to which it leads by identity, and the identities of the
+        owners that refer to each object; None if these are too many.
+
+        Args:
+            item: the item.
+            without: the identities of objects that are not entered.
         """
         parents = dict[int, list[int]]()
         objects = {id(item): item}
@@ -250,24 +274,13 @@ class RowHolders:
             below = [*references.of_python, *(tensor for _, tensor in references.of_torch)]
             for child in below:
                 parents.setdefault(id(child), []).append(id(owner))
-                if id(child) in objects or id(child) in of_row:
+                if id(child) in objects or id(child) in without:
                     continue
                 objects[id(child)] = child
                 waiting.append(child)
             if len(waiting) > _MOST_PARTS:
-                return False
-        leading = set[int]()
-        searched = [key for key in parents if key in wanted]
-        for key in searched:  # the list grows
-            new = [owner for owner in parents.get(key, ()) if owner not in leading]
-            leading.update(new)
-            searched += new
-        if is_instance(item, list) or is_instance(item, deque) or type(item) is dict:
-            # Its numbers and text are data, too; an older dict may be as new as what it has got.
-            return all(key in leading or key in wanted for key in map(id, items_of(item)))
-        return all(
-            key in leading or is_atom(value) or _is_empty(value) for key, value in objects.items()
-        )
+                return None
+        return objects, parents
 
     def _all_reached(self, item: object) -> set[int]:
         """Return the identities of all objects to which an item leads."""
@@ -319,6 +332,22 @@ class RowHolders:
                 waiting.append([tensor for _, tensor in references.of_torch])
             if all(map(seen.__contains__, wanted)):
                 return
+
+
+def _ids_leading_to(wanted: Container[int], parents: Mapping[int, Sequence[int]]) -> set[int]:
+    """Return the identities of the objects that lead to ``wanted`` ones.
+
+    Args:
+        wanted: the identities of these.
+        parents: the identities of the owners that refer to each object.
+    """
+    leading = set[int]()
+    searched = [key for key in parents if key in wanted]
+    for key in searched:  # the list grows
+        new = [owner for owner in parents.get(key, ()) if owner not in leading]
+        leading.update(new)
+        searched += new
+    return leading
 
 
 def _without_small(arrays: Sequence[object]) -> list[object]:

@@ -6,7 +6,7 @@ text or numbers, so that no user code runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from ipygpumem.heap.arrays import StorageKey, object_key
 from ipygpumem.heap.heap import Heap
@@ -77,14 +77,26 @@ def explain(
     in_graphs = holders_of_saving_graphs(wanted - missing, heap, roots, max_visits)
     for key, of_graphs_too in in_graphs.items():
         holders[key] = with_graph_holders(holders[key], of_graphs_too)
-    # The words for the rest.
-    unknown = dict.fromkeys(wanted | of_python, NOT_REACHED)
-    if not is_limited:
-        unknown = {
-            **dict.fromkeys(wanted, NO_OBJECT),
-            **dict.fromkeys(of_python, OUT_OF_SIGHT),
-        }
+    unknown = _unknown_holders(wanted, of_python, is_limited=is_limited)
     return {**unknown, **explanation.unnamed, **holders}
+
+
+def _unknown_holders(
+    wanted: Set[StorageKey], of_python: Set[StorageKey], *, is_limited: bool
+) -> dict[StorageKey, Holder]:
+    """Return the words for each storage or object whose holder was not found.
+
+    Args:
+        wanted: the storages.
+        of_python: the storages of these that Python objects keep, and the other objects.
+        is_limited: True if the search has not reached everything.
+    """
+    if is_limited:
+        return dict.fromkeys(wanted | of_python, NOT_REACHED)
+    return {
+        **dict.fromkeys(wanted, NO_OBJECT),
+        **dict.fromkeys(of_python, OUT_OF_SIGHT),
+    }
 
 
 def _holders_that_free(
