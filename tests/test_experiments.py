@@ -63,6 +63,25 @@ pair = [array, np.ones(2**18)]
     assert "kept: array (RAM 8 MiB), pair (RAM 2 MiB), small\n" in report
 
 
+def test_older_arrays_do_not_count_for_kept_objects(kernel: Kernel) -> None:
+    ok(kernel, "import numpy as np; older = np.ones(2**21)")
+    keep_view = """
+%%experiment e --keep view,both,new
+view, new = older[:5], np.ones(2**20)
+both = [older, np.ones(2**18)]
+"""
+    (report,) = ok(kernel, keep_view).reports("experiment")
+    assert report.splitlines()[-1] == "  kept: new (RAM 8 MiB), both (RAM 2 MiB), view"
+
+
+def test_kept_objects_are_measured_if_older_memory_is_freed(kernel: Kernel) -> None:
+    ok(kernel, "import numpy as np; box = [np.ones(2**20)]")
+    (report,) = ok(kernel, "%%experiment e --keep new\nbox.clear(); new = np.ones(2**20)").reports(
+        "experiment"
+    )
+    assert report.splitlines()[-1] == "  kept: new (RAM 8 MiB)"
+
+
 STRUCK_ONCE = """
 import signal
 import numpy as np

@@ -20,6 +20,7 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import holding_objects, storage_key
 from ipygpumem.heap.bulk import chunks, of_types
 from ipygpumem.heap.graph import Graph, NodeKey
+from ipygpumem.heap.knowledge.nodes import has_graph
 from ipygpumem.heap.libraries import Piece
 from ipygpumem.heap.reading import MOST_NODES, GraphReader
 from ipygpumem.introspect import loaded_object
@@ -120,20 +121,21 @@ class Region:
 
     # -- questions -------------------------------------------------------------------------------
 
-    def held_from_outside(self, ours: Mapping[int, int]) -> set[int]:
-        """Return the identities of the objects that something outside refers to.
+    def held_from_outside(self, ours: Mapping[int, int]) -> set[NodeKey]:
+        """Return the objects that something outside refers to, and the storages of tensors with a
+        graph that other tensors show.
 
         Args:
             ours: number of references that do not count, such as those of the caller's lists, by
                 an object's identity.
         """
         beyond = self._references_from_outside()
-        for key in beyond.keys() & ours.keys():
+        for key in ours.keys() & beyond.keys():
             beyond[key] -= ours[key]
         self._add_references_in_torch(beyond)
         return {key for key, number in beyond.items() if number > 0}
 
-    def _references_from_outside(self) -> dict[int, int]:
+    def _references_from_outside(self) -> dict[NodeKey, int]:
         """Return the number of references from outside to each tensor, and to each object that has
         any.
 
@@ -148,7 +150,7 @@ class Region:
         from_inside = map(self.graph.inside.get, self.objects, repeat(0))
         from_elsewhere = list(map(sub, counts, from_inside))
         has_some = list(map(usual.__lt__, from_elsewhere))
-        beyond = dict.fromkeys(map(id, self.tensors()), 0)
+        beyond: dict[NodeKey, int] = dict.fromkeys(map(id, self.tensors()), 0)
         for key, number in zip(
             compress(self.objects, has_some), compress(from_elsewhere, has_some), strict=True
         ):
@@ -282,7 +284,7 @@ class Region:
         segments = of_types(self.reader.types.segments, list(self.objects.values()))
         return bool(segments)
 
-    def _add_references_in_torch(self, beyond: dict[int, int]) -> None:
+    def _add_references_in_torch(self, beyond: dict[NodeKey, int]) -> None:
         """Correct the references from outside for those in torch's C++ code, which Python's counts
         do not show.
         """
@@ -298,7 +300,7 @@ class Region:
                 self._add_references_to_storages(torch, tensors, beyond)
 
     def _add_references_to_tensors(
-        self, torch: Any, tensors: Sequence[Any], beyond: dict[int, int]
+        self, torch: Any, tensors: Sequence[Any], beyond: dict[NodeKey, int]
     ) -> None:
         """Correct the references from outside to tensors, such as those of autograd's nodes."""
         example = torch.empty(0, device="meta")
@@ -334,10 +336,10 @@ class Region:
         return held
 
     def _add_references_to_storages(
-        self, torch: Any, tensors: Sequence[Any], beyond: dict[int, int]
+        self, torch: Any, tensors: Sequence[Any], beyond: dict[NodeKey, int]
     ) -> None:
         """Count a tensor as held from outside if its storage has a name there, or more tensors than
-        the region has.
+        the region has; of a tensor with a graph only the storage, as after ``loss.detach()``.
         """
         tensors_by_storage: dict[Any, list[Any]] = {}
         for tensor in tensors:
@@ -346,10 +348,11 @@ class Region:
         example = torch.empty(0, device="meta")
         storage = torch.Tensor.untyped_storage(example)
         without_name = sys.getrefcount(storage)
-        for same in tensors_by_storage.values():
+        for key, same in tensors_by_storage.items():
             storage = torch.Tensor.untyped_storage(same[0])
             references = sys.getrefcount(storage)
             has_name = id(storage) not in self.objects and references > without_name
             # one more is that of ``storage``
             if has_name or torch._C._storage_Use_Count(storage._cdata) > len(same) + 1:
-                beyond[id(same[0])] = 1
+                is_node = key in self.graph.pieces and has_graph(same[0])
+                beyond[key if is_node else id(same[0])] = 1

@@ -33,7 +33,7 @@ def types_to_compare() -> set[int]:
     return sharing_kinds() | BUFFERS
 
 
-def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
+def partners(region: Region, heap: Heap, held: Collection[NodeKey]) -> Partners:
     """Return the memory that a region shares with objects from outside.
 
     A tensor that a graph from outside has saved is its own partner.

@@ -111,7 +111,9 @@ class Ownership(Record):
     are no Python objects.
     """
     in_graphs_bytes: int = 0
-    """Bytes that it leads to through autograd graphs alone, which keep them for ``backward()``."""
+    """Bytes that are freed with it, and to which it leads through autograd graphs alone: these keep
+    them for ``backward()``.
+    """
     remark: str = ""
     """The other data that is dropped if the lines of all holders are run; empty if there is none.
     """
@@ -176,17 +178,19 @@ def ownership_of(
         notes=notes_on(holding[0], size),
         is_at_least=size.is_at_least,
         has_graph=region.graph.has_autograd,
-        in_graphs_bytes=_bytes_in_graphs(region, holding, every),
+        in_graphs_bytes=_bytes_in_graphs(region, holding, every - counted),
         remark=remark,
     )
 
 
-def _bytes_in_graphs(region: Region, holding: Sequence[object], every: Set[NodeKey]) -> int:
-    """Return the bytes of the nodes that an object leads to through autograd graphs alone."""
+def _bytes_in_graphs(region: Region, holding: Sequence[object], freed: Set[NodeKey]) -> int:
+    """Return the bytes of the nodes freed with an object to which it leads through autograd graphs
+    alone.
+    """
     if not region.graph.has_autograd:
         return 0
     of_graphs = region.nodes_of_graphs()
-    return region.bytes_of(every - region.reach([id(holding[0])], of_graphs)).total()
+    return region.bytes_of(freed - region.reach([id(holding[0])], of_graphs)).total()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +210,15 @@ class _Owned:
 
 def _other_holders(
     owned: _Owned, references: int, every: Collection[NodeKey], roots: Roots
-) -> tuple[Groups, set[int]]:
+) -> tuple[Groups, set[NodeKey]]:
     """Return the other holders of an object with the nodes that each of them keeps alive, and all
     nodes that are held from outside. The holders of small objects and hidden cycles need no search.
     """
     groups = Groups()
     region, holding = owned.region, owned.holding
-    held_outside = region.held_from_outside({id(holding[0]): references}).intersection(every)
-    worth_naming = _worth_naming(region, held_outside, every)
+    held = region.held_from_outside({id(holding[0]): references}).intersection(every)
+    held_objects = {key for key in held if isinstance(key, int)}
+    worth_naming = _worth_naming(region, held_objects, every)
     is_small = region.bytes_of(every).total() < _LEAST_BYTES
     if worth_naming and is_small and not region.may_share:
         groups[_SMALL] = set(worth_naming)
@@ -221,11 +226,11 @@ def _other_holders(
         # Our own containers refer to the object, too.
         ours = {id(region.objects), id(region.folded), id(holding)}
         without_ours = replace(roots, hidden=roots.hidden | ours)
-        groups, held_outside = _searched_holders(owned, held_outside, without_ours)
+        groups, held_objects = _searched_holders(owned, held_objects, without_ours)
     cycles = region.in_hidden_cycles()
     if cycles:
         groups[_hidden_cycle(owned, cycles)] = set(cycles)
-    return groups, held_outside
+    return groups, held | held_objects
 
 
 def _hidden_cycle(owned: _Owned, cycles: set[int]) -> Holder:
@@ -245,8 +250,8 @@ def _hidden_cycle(owned: _Owned, cycles: set[int]) -> Holder:
 def _searched_holders(
     owned: _Owned, held_outside: set[int], roots: Roots
 ) -> tuple[Groups, set[int]]:
-    """Search the heap for the holders of an object and return the same as ``_other_holders``, also
-    for memory that autograd graphs or objects elsewhere share.
+    """Search the heap for the holders of an object, also of memory that autograd graphs or objects
+    elsewhere share; return them and the objects held from outside.
     """
     region, holding = owned.region, owned.holding
     heap = Heap(types=types_to_compare())  # after counting, because it refers to every object
@@ -301,7 +306,7 @@ def _ended_by_name(groups: Groups, target: str, item: object, roots: Roots) -> G
 
 
 def _held_parts(
-    region: Region, groups: Groups, held: set[int]
+    region: Region, groups: Groups, held: set[NodeKey]
 ) -> tuple[dict[Holder, HeldPart], set[NodeKey]]:
     """Return the memory that each holder keeps alive, and all nodes of these parts."""
     parts = _Parts(region)

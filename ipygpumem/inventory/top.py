@@ -144,6 +144,7 @@ def measure_names(
     references: Mapping[int, int] | None = None,
     namespaces: Iterable[int] = (),
     outputs: Collection[str] = (),
+    elsewhere: Sequence[object] = (),
     cell_of: Callable[[str], int | None] = _no_cell,
     remedy_of: Callable[[Sequence[str]], str] = _deletion,
     progress: Progress = no_progress,
@@ -158,6 +159,7 @@ def measure_names(
         namespaces: identities of dicts that contain the names.
         outputs: names whose objects count for the other names that lead to them: a user has
             displayed a part of a variable.
+        elsewhere: objects whose memory counts for none of the names.
         cell_of: returns the last cell that bound a name.
         remedy_of: returns the line that deletes all of an object's names.
         progress: called with the finished share.
@@ -167,7 +169,7 @@ def measure_names(
     """
     refuse_while_traced("measure objects")
     with undisturbed():
-        measured = _measure(named, namespaces, outputs, progress)
+        measured = _measure(named, namespaces, outputs, elsewhere, progress)
         if references is not None and measured.complete:
             measured = _with_freed(measured, named, references)
         measured.sizes.drop()
@@ -252,6 +254,7 @@ def _measure(
     named: Mapping[str, object],
     namespaces: Iterable[int],
     outputs: Collection[str],
+    elsewhere: Sequence[object],
     progress: Progress,
 ) -> _Measured:
     """Measure named objects one after the other."""
@@ -264,6 +267,8 @@ def _measure(
     region = Region(namespaces=namespaces, progress=lambda: progress(len(rows) / number_of_names))
     owners = {name: value for name, value in chosen.items() if name not in outputs}
     sizes = Sizes(owners, region=region)
+    if elsewhere:
+        sizes.measure(list(elsewhere))
     is_complete = True
     for name in [*_in_order(owners), *(name for name in chosen if name in outputs)]:
         value = chosen[name]

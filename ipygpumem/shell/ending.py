@@ -417,23 +417,39 @@ class ExperimentEnd:
         return (*scope.outcome.kept, *scope.shared())
 
     def _measure_kept(self) -> None:
-        """Measure the objects of the kept names, if much memory is left."""
-        least_bytes = self._context.config.min_held_bytes
-        kept = self._scope.names.outcome.kept
-        if not kept or all(usage.delta_bytes < least_bytes for usage in self._after.usages):
+        """Measure the objects of the kept names, without older arrays."""
+        namespace = self._context.namespace
+        objects = dict[str, object]()
+        for name in self._scope.names.outcome.kept:
+            value = namespace.get(name)
+            if not is_atom(value):
+                objects[name] = value
+        if not objects:
             return
         from ipygpumem.inventory.top import measure_names  # loading must stay fast
 
-        namespace = self._context.namespace
-        objects = {name: namespace[name] for name in kept if name in namespace}
         with growth_for("the search at its end"):
-            measured = measure_names(objects, {}, namespaces=[id(namespace)])
+            older = self._older_arrays_of(objects.values())
+            are_older = set(map(id, older))
+            objects = {name: value for name, value in objects.items() if id(value) not in are_older}
+            measured = measure_names(objects, {}, namespaces=[id(namespace)], elsewhere=older)
         kept_objects = list[KeptObject]()
         for row in measured.names:
-            if row.size_bytes >= least_bytes:
+            if row.size_bytes >= self._context.config.min_held_bytes:
                 is_at_least = row.is_at_least or bool(measured.notes)
                 kept_objects.append(KeptObject(row.name, row.device_bytes, is_at_least))
         self._after.kept = tuple(kept_objects)
+
+    def _older_arrays_of(self, values: Iterable[object]) -> list[object]:
+        """Return the arrays behind some objects that the experiment has not made."""
+        was_there = self._scope.baseline.was_there
+        search = ArraySearch()
+        older = list[object]()
+        for value in values:
+            for item, array in search.find(value):
+                if was_there(item, array):
+                    older.append(item)
+        return older
 
     # -- the record --------------------------------------------------------------------------------
 

@@ -282,6 +282,20 @@ def test_leaks_have_a_line_for_the_gradients_of_an_output(notebook: Kernel) -> N
     works(notebook, f"%xdel _{number}")
 
 
+def test_a_detached_value_keeps_no_graph(notebook: Kernel) -> None:
+    make = """
+import torch
+weights = torch.ones(1 << 20, requires_grad=True)
+losses = [weights.exp().sum()]
+history = [losses[0].detach()]
+"""
+    works(notebook, make)
+    (report,) = works(notebook, "%gpumem why losses").reports("why")
+    assert "del losses frees 4 MiB" in report
+    (top,) = works(notebook, "%gpumem top losses").reports("top")
+    assert re.search(r"4 MiB +\d*%? +4 MiB +losses", top), top
+
+
 def test_why_says_how_much_is_there_only_for_backward(notebook: Kernel) -> None:
     make = """
 rows, model = torch.ones(256, 1024), nn.Linear(1024, 1024)
@@ -291,8 +305,9 @@ values = [losses[0].detach(), torch.ones(2**18)]
     works(notebook, "import torch; from torch import nn", make)
     kept = "autograd graphs keep {} of it for backward(); detach() leaves them out"
     (report,) = works(notebook, "%gpumem why losses").reports("why")
-    assert kept.format("6 MiB") in report  # the rows, the weights, and what exp() returned
-    for name in ("rows", "model", "values"):
+    assert kept.format("1 MiB") in report  # what exp() returned; names have the rest
+    works(notebook, "rows = None; losses[0].backward()")
+    for name in ("losses", "model", "values"):
         (report,) = works(notebook, f"%gpumem why {name}").reports("why")
         assert "for backward()" not in report
 
