@@ -533,10 +533,11 @@ def _statements_if_there(groups: list[list[Cut]], outer: Cut) -> set[str]:
 
 def _of_one_item(cuts: list[Cut]) -> str:
     """Return the statement that removes some references of a loop's item: by their keys, because
-    the keys of other items may have other positions.
+    the keys of other items may have other positions, and in the order of the text, because the
+    references come in the order of addresses.
     """
     if len(cuts) <= _MOST_KEYS and all(cut.kind is Kind.KEY for cut in cuts):
-        return in_sequence([cut.statement for cut in cuts])
+        return in_sequence(sorted(cut.statement for cut in cuts))
     return _statement_for_one_owner(cuts, is_alone=False)
 
 
