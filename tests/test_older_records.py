@@ -70,7 +70,7 @@ CASES = {
         "dicts(1500)",
         "for each in records: each['words'], each['more'] = words(30), words(20)",
         3000,
-        'for _item in records: del _item["words"]; del _item["more"]; del _item',
+        'for _item in records: del _item["more"]; del _item["words"]; del _item',
     ),
     "every second dict": Case(
         "dicts(3000)",
