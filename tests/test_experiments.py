@@ -74,6 +74,12 @@ both = [older, np.ones(2**18)]
     assert report.splitlines()[-1] == "  kept: new (RAM 8 MiB), both (RAM 2 MiB), view"
 
 
+def test_a_view_of_an_older_array_alone_can_be_kept(kernel: Kernel) -> None:
+    ok(kernel, "import numpy as np; older = np.ones(2**22)")
+    (report,) = ok(kernel, "%%experiment e --keep view\nview = older[:5]").reports("experiment")
+    assert report.splitlines()[-1] == "  kept: view"
+
+
 def test_kept_objects_are_measured_if_older_memory_is_freed(kernel: Kernel) -> None:
     ok(kernel, "import numpy as np; box = [np.ones(2**20)]")
     (report,) = ok(kernel, "%%experiment e --keep new\nbox.clear(); new = np.ones(2**20)").reports(

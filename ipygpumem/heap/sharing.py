@@ -41,8 +41,8 @@ def partners(region: Region, heap: Heap, held: Collection[NodeKey]) -> Partners:
     Args:
         region: has read some objects, with ``keeps_folded``.
         heap: the live objects, and those of the ``types_to_compare``.
-        held: objects of the region that are held from outside. A tensor's storage is a partner of
-            these only, because torch keeps its Python object while the tensor lives.
+        held: objects and storages of the region that are held from outside. A tensor's storage is
+            a partner of these only, because torch keeps its Python object while the tensor lives.
     """
     own_pieces = _own_pieces(region)
     if not own_pieces:
@@ -54,7 +54,7 @@ def partners(region: Region, heap: Heap, held: Collection[NodeKey]) -> Partners:
     pieces_by_owner: Partners = {}
     for key, piece in own_pieces:
         sharers = outside.on_memory_of(piece)
-        if key not in held:
+        if key not in held and piece.key not in held:
             sharers = [sharer for sharer in sharers if type_name(sharer) != "UntypedStorage"]
         if piece.key in saved and key in region.objects:
             sharers.append(region.objects[key])

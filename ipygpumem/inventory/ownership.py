@@ -216,9 +216,8 @@ def _other_holders(
     """
     groups = Groups()
     region, holding = owned.region, owned.holding
-    held = region.held_from_outside({id(holding[0]): references}).intersection(every)
-    held_objects = {key for key in held if isinstance(key, int)}
-    worth_naming = _worth_naming(region, held_objects, every)
+    held_outside = region.held_from_outside({id(holding[0]): references}).intersection(every)
+    worth_naming = _worth_naming(region, held_outside, every)
     is_small = region.bytes_of(every).total() < _LEAST_BYTES
     if worth_naming and is_small and not region.may_share:
         groups[_SMALL] = set(worth_naming)
@@ -226,11 +225,11 @@ def _other_holders(
         # Our own containers refer to the object, too.
         ours = {id(region.objects), id(region.folded), id(holding)}
         without_ours = replace(roots, hidden=roots.hidden | ours)
-        groups, held_objects = _searched_holders(owned, held_objects, without_ours)
+        groups, held_outside = _searched_holders(owned, held_outside, without_ours)
     cycles = region.in_hidden_cycles()
     if cycles:
         groups[_hidden_cycle(owned, cycles)] = set(cycles)
-    return groups, held | held_objects
+    return groups, held_outside
 
 
 def _hidden_cycle(owned: _Owned, cycles: set[int]) -> Holder:
@@ -248,10 +247,10 @@ def _hidden_cycle(owned: _Owned, cycles: set[int]) -> Holder:
 
 
 def _searched_holders(
-    owned: _Owned, held_outside: set[int], roots: Roots
-) -> tuple[Groups, set[int]]:
-    """Search the heap for the holders of an object, also of memory that autograd graphs or objects
-    elsewhere share; return them and the objects held from outside.
+    owned: _Owned, held_outside: set[NodeKey], roots: Roots
+) -> tuple[Groups, set[NodeKey]]:
+    """Search the heap for the holders of an object and return the same as ``_other_holders``, also
+    for memory that autograd graphs or objects elsewhere share.
     """
     region, holding = owned.region, owned.holding
     heap = Heap(types=types_to_compare())  # after counting, because it refers to every object
@@ -455,20 +454,23 @@ class _Parts:
         self._by_holder[holder] = part
 
 
-def _worth_naming(region: Region, held_outside: set[int], every: Collection[NodeKey]) -> set[int]:
+def _worth_naming(
+    region: Region, held_outside: set[NodeKey], every: Collection[NodeKey]
+) -> set[int]:
     """Return the objects held from outside, without small parts of ``every`` node, such as a
-    dtype.
+    dtype. Storages are named by the objects that show them.
     """
-    if len(held_outside) > _MOST_SEARCHED:
-        return held_outside
-    atoms = {key for key in held_outside if is_atom(region.objects[key])}
+    held = {key for key in held_outside if isinstance(key, int)}
+    if len(held) > _MOST_SEARCHED:
+        return held
+    atoms = {key for key in held if is_atom(region.objects[key])}
     if region.bytes_of(atoms).total() < _LEAST_BYTES:
-        held_outside = held_outside - atoms  # constants, such as names of attributes
+        held -= atoms  # constants, such as names of attributes
     least = _LEAST_SHARE * region.bytes_of(every).total()
     large = set[int]()
-    for key in held_outside:
+    for key in held:
         size = region.bytes_of(region.reach([key])).total()
-        if size * len(held_outside) >= least:
+        if size * len(held) >= least:
             large.add(key)
     return large
 
@@ -503,7 +505,8 @@ def _nodes_by_holder(
         rows.add(key, items)
     groups = rows.groups()
     missing = rows.without_holder
-    in_graphs = region.held_in_torch().intersection(held) - missing
+    in_graphs = region.held_in_torch() | _saved_by_graphs(region, shared)
+    in_graphs = in_graphs.intersection(held) - missing
     missing -= _add_tensors_of_graphs(groups, region, missing, heap, roots)
     _add_graphs_of_held_tensors(groups, region, in_graphs, heap, roots)
     not_reached = missing if search.is_limited else missing.intersection(too_many)

@@ -263,7 +263,7 @@ def _measure(
     namespaces = [*namespaces, id(named)]
     chosen = _without_little(objects, namespaces, progress)
     rows = list[NamedSize]()
-    number_of_names = len(chosen)
+    number_of_names = max(1, len(chosen))
     region = Region(namespaces=namespaces, progress=lambda: progress(len(rows) / number_of_names))
     owners = {name: value for name, value in chosen.items() if name not in outputs}
     sizes = Sizes(owners, region=region)

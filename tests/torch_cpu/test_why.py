@@ -296,6 +296,19 @@ history = [losses[0].detach()]
     assert re.search(r"4 MiB +\d*%? +4 MiB +losses", top), top
 
 
+def test_a_graph_that_saved_a_detached_tensor_is_a_holder(notebook: Kernel) -> None:
+    make = """
+import torch
+w, v = torch.ones(1 << 20, requires_grad=True), torch.ones(1, requires_grad=True)
+y = w.exp()
+z = y.detach()
+u = (v * z).sum()
+"""
+    works(notebook, make)
+    (report,) = works(notebook, "%gpumem why y").reports("why")
+    assert "u shares parts of it" in report
+
+
 def test_why_says_how_much_is_there_only_for_backward(notebook: Kernel) -> None:
     make = """
 rows, model = torch.ones(256, 1024), nn.Linear(1024, 1024)
