@@ -23,6 +23,7 @@ from ipygpumem.heap.graph import Graph, NodeKey
 from ipygpumem.heap.knowledge.nodes import has_graph
 from ipygpumem.heap.libraries import Piece
 from ipygpumem.heap.reading import MOST_NODES, GraphReader
+from ipygpumem.heap.tensors import each
 from ipygpumem.introspect import loaded_object
 
 _SAMPLED_FROM = 10_000_000
@@ -319,9 +320,13 @@ class Region:
         """Return how many of a tensor's references in C++ are not those of the region."""
         return max(0, in_torch - self.graph.inside_torch.get(id(tensor), 0))
 
-    def held_in_torch(self) -> set[int]:
+    def held_in_torch(self, sharers: Sequence[Any] = ()) -> set[int]:
         """Return the identities of the tensors to which C++ code outside the region refers, such as
         the nodes of another tensor's graph.
+
+        Args:
+            sharers: the tensors outside that show the same memory. The views among them do not
+                count: each keeps its base in C++, as ``rows[:10]`` keeps ``rows``.
         """
         tensors = self.tensors()
         held = set[int]()
@@ -329,8 +334,11 @@ class Region:
         if not tensors or not hasattr(torch.Tensor, "_use_count"):
             return held
         with torch._C.DisableTorchFunction():
+            bases = each(torch.Tensor._base.__get__, sharers)
+            views = Counter(map(id, bases))
+            del bases  # they would count as references
             for tensor in tensors:
-                in_torch = torch.Tensor._use_count(tensor) - 1
+                in_torch = torch.Tensor._use_count(tensor) - 1 - views[id(tensor)]
                 if self._beyond_in_torch(tensor, in_torch):
                     held.add(id(tensor))
         return held

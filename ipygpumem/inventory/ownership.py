@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
 from ipygpumem.heap.graph import NodeKey
@@ -15,6 +16,7 @@ from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE, NOT_REACHED, OUT_OF
 from ipygpumem.heap.holders.kept_by_graphs import graph_holders
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.barriers import is_never_followed
+from ipygpumem.heap.knowledge.graphs import with_graphs
 from ipygpumem.heap.libraries import OUTLIVES, segments
 from ipygpumem.heap.paths.cuts import WITH_POSITIONS, Cut, Kind
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end
@@ -24,7 +26,7 @@ from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import Partners, partners, types_to_compare
 from ipygpumem.heap.sizes import Sizes
-from ipygpumem.introspect import is_atom, target_of, type_name
+from ipygpumem.introspect import is_atom, is_instance, loaded_object, target_of, type_name
 from ipygpumem.inventory.dropped_data import OtherData
 from ipygpumem.inventory.holder_rows import Groups, HolderRows
 from ipygpumem.inventory.top import notes_on
@@ -505,10 +507,13 @@ def _nodes_by_holder(
         rows.add(key, items)
     groups = rows.groups()
     missing = rows.without_holder
-    in_graphs = region.held_in_torch() | _saved_by_graphs(region, shared)
+    sharers = _tensors_of_partners(region, shared)
+    in_graphs = region.held_in_torch(sharers) | _saved_by_graphs(region, shared)
     in_graphs = in_graphs.intersection(held) - missing
     missing -= _add_tensors_of_graphs(groups, region, missing, heap, roots)
-    _add_graphs_of_held_tensors(groups, region, in_graphs, heap, roots)
+    _add_graphs_of_held_tensors(
+        groups, _tensor_nodes_by_storage(region, in_graphs), sharers, heap, roots
+    )
     not_reached = missing if search.is_limited else missing.intersection(too_many)
     if not_reached:
         groups[_NOT_REACHED] = set(not_reached)
@@ -546,38 +551,73 @@ def _objects_to_search(
 def _add_tensors_of_graphs(
     groups: Groups, region: Region, missing: set[NodeKey], heap: Heap, roots: Roots
 ) -> set[NodeKey]:
-    """Add the holders of tensors that only autograd keeps to the groups; return these tensors."""
-    tensors = _tensor_nodes_by_storage(region, missing)
+    """Add the holders of tensors that only autograd keeps to the groups; return these tensors.
+
+    A tensor counts as one of these if only its storage is held from outside. Such a storage may be
+    in the groups with another tensor: ``rows[:10]`` with ``rows``.
+    """
+    by_storage = _tensor_nodes_by_storage(region, missing)
+    grouped = _tensor_nodes_by_storage(region, set(chain.from_iterable(groups.values())))
+    tensors = {storage: nodes for storage, nodes in by_storage.items() if storage not in grouped}
     if tensors:
         for storage, holder in explain(tensors, heap, roots).items():
-            groups.setdefault(holder, set()).add(tensors[storage])
-    return set(tensors.values())
+            groups.setdefault(holder, set()).update(tensors[storage])
+    return set(chain.from_iterable(by_storage.values()))
 
 
 _GRAPH = Holder("the graph of another tensor", NO_REMEDY)
 
 
+def _tensors_of_partners(region: Region, shared: Partners) -> list[Any]:
+    """Return the tensors from outside that show memory of the region."""
+    tensor_type = loaded_object("torch", "Tensor")
+    if tensor_type is None:
+        return []
+    tensors = dict[int, Any]()
+    for _, sharers in chain.from_iterable(shared.values()):
+        for sharer in sharers:
+            if id(sharer) not in region.objects and is_instance(sharer, tensor_type):
+                tensors[id(sharer)] = sharer
+    return list(tensors.values())
+
+
 def _add_graphs_of_held_tensors(
-    groups: Groups, region: Region, keys: set[int], heap: Heap, roots: Roots
+    groups: Groups,
+    nodes_by_storage: Mapping[StorageKey, set[NodeKey]],
+    sharers: Sequence[Any],
+    heap: Heap,
+    roots: Roots,
 ) -> None:
-    """Add the tensors whose graphs keep tensors that have Python holders, too."""
-    tensors = _tensor_nodes_by_storage(region, keys)
-    if not tensors:
+    """Add the tensors whose graphs keep tensors that have Python holders, too.
+
+    Args:
+        groups: the groups of nodes so far.
+        nodes_by_storage: the tensors that are kept.
+        sharers: the tensors outside that show the same memory; their holders are in the groups.
+        heap: the live objects.
+        roots: the names and objects from which the user can reach objects.
+    """
+    if not nodes_by_storage:
         return
-    holders = graph_holders(set(tensors), heap, roots)
-    for storage, key in tensors.items():
-        groups.setdefault(holders.get(storage, _GRAPH), set()).add(key)
+    holders = graph_holders(set(nodes_by_storage), heap, roots)
+    with_own_graphs = set(map(storage_key, with_graphs(sharers)))
+    for storage, nodes in nodes_by_storage.items():
+        holder = holders.get(storage)
+        if holder is not None:
+            groups.setdefault(holder, set()).update(nodes)
+        elif storage not in with_own_graphs:  # the graph of a view keeps the view's base
+            groups.setdefault(_GRAPH, set()).update(nodes)
 
 
 def _tensor_nodes_by_storage(
     region: Region, keys: Collection[NodeKey]
-) -> dict[StorageKey, NodeKey]:
+) -> dict[StorageKey, set[NodeKey]]:
     """Return the nodes that are tensors, by their storage."""
-    nodes = dict[StorageKey, NodeKey]()
+    nodes = dict[StorageKey, set[NodeKey]]()
     for tensor in region.tensors(keys):
         storage = storage_key(tensor)
         if storage is not None:
-            nodes[storage] = id(tensor)
+            nodes.setdefault(storage, set()).add(id(tensor))
     return nodes
 
 

@@ -309,6 +309,32 @@ u = (v * z).sum()
     assert "u shares parts of it" in report
 
 
+def test_a_view_is_no_graph_of_another_tensor(notebook: Kernel) -> None:
+    works(notebook, "import torch", "x = torch.ones(1 << 20); rows = x.view(1024, -1)[:10]")
+    (report,) = works(notebook, "%gpumem why x").reports("why")
+    assert "graph" not in report
+    assert re.search(r"4 MiB +notebook variable rows +del rows", report)
+    assert re.search(r"in one line: del rows; del x", report)
+
+
+def test_a_holder_of_a_views_storage_has_one_row(notebook: Kernel) -> None:
+    make = "x = torch.ones(1 << 20); data, rows = x.data, x.view(1024, -1)[:10]"
+    works(notebook, "import torch", make)
+    (report,) = works(notebook, "%gpumem why rows").reports("why")
+    assert re.findall(r"notebook variable (\w+) +(.*)", report) == [
+        ("x", "del x"),
+        ("data", "del data"),
+    ]
+
+
+def test_a_view_with_a_graph_has_one_row(notebook: Kernel) -> None:
+    make = "w = torch.ones(1 << 20, requires_grad=True); rows = w.view(1024, -1)[:10]"
+    works(notebook, "import torch", make)
+    (report,) = works(notebook, "%gpumem why w").reports("why")
+    assert re.findall(r"notebook variable (\w+) +(.*)", report) == [("rows", "del rows")]
+    assert "graph" not in report
+
+
 def test_why_says_how_much_is_there_only_for_backward(notebook: Kernel) -> None:
     make = """
 rows, model = torch.ones(256, 1024), nn.Linear(1024, 1024)

@@ -77,9 +77,12 @@ def keepers(
         ):
             if len(by_storage) == len(wanted):
                 continue
+            own_key = storage_key(tensor)
             for node, kept in behind(tensor, seen):
                 key = memory_key(kept)
                 if key not in wanted or key in by_storage:
+                    continue
+                if key == own_key:  # it holds it itself: a view, or ``exp`` has saved its result
                     continue
                 if node is None:
                     by_storage[key] = GraphKeeper(tensor, GRADIENT, "")
@@ -155,8 +158,7 @@ def holders_of_saving_graphs(
         return {}
     saved_by = dict[StorageKey, list[object]]()
     for tensor in candidates:
-        own_key = storage_key(tensor)  # ``exp`` saves its result
-        for key, keeper in keepers([tensor], keys - {own_key})[0].items():
+        for key, keeper in keepers([tensor], keys)[0].items():
             if keeper.how != GRADIENT:
                 saved_by.setdefault(key, []).append(tensor)
     owners = {object_key(item): [item] for items in saved_by.values() for item in items}
