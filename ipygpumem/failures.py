@@ -77,15 +77,13 @@ def is_own_failure(error: BaseException) -> TypeGuard[Exception]:
     )
 
 
+@dataclass
 class failures_told:  # noqa: N801  # reads as part of the "with" statement
     """A ``with`` block around our work: our own failure ends it and is told, and the code after the
     block is the fallback. A user's mistake and a signal's exception are raised.
 
     For the work of a function that a user calls. Hooks have ``ErrorIsolation``, and the ``with``
-    blocks of users ``GuardedBlock``.
-
-    Args:
-        component: see ``tell_failure``, as for the other arguments.
+    blocks of users ``GuardedBlock``. The fields are the arguments of ``tell_failure``.
 
     ::
 
@@ -94,10 +92,10 @@ class failures_told:  # noqa: N801  # reads as part of the "with" statement
         return Budget({})
     """
 
-    def __init__(self, component: str, lost: str = "", *, asked: bool = False) -> None:
-        self._component = component
-        self._lost = lost
-        self._asked = asked
+    # A dataclass: a generated constructor, so that no line of ours runs before the block begins.
+    component: str
+    lost: str = ""
+    asked: bool = False
 
     def __enter__(self) -> None:
         pass
@@ -105,7 +103,7 @@ class failures_told:  # noqa: N801  # reads as part of the "with" statement
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if error is None or not is_own_failure(error):
             return False
-        tell_failure(self._component, error, self._lost, asked=self._asked)
+        tell_failure(self.component, error, self.lost, asked=self.asked)
         return True
 
 
