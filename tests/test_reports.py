@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
+from ipygpumem.inventory.breakdown import Part, Reconciliation
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.probes.children import Child
 from ipygpumem.records import FreeingStep, KeptObject, ReferencePath, RetainedArray, Usage
@@ -144,6 +145,13 @@ def test_no_steps_share_is_larger_than_the_total_freed() -> None:
     freed = freed_report("freed", steps[:1], {"cpu": -1, "cuda:0": 0})
     assert freed.headline == "freed: RAM 0 B, cuda:0 reserved 3 MiB"
     assert freed.lines == ("freed by: names (cuda:0 reserved 3 MiB)",)
+
+
+def test_a_status_lists_no_part_of_a_few_bytes() -> None:
+    parts = (Part("stacks", 4 * MIB, ""), Part("data of pyarrow", 26, ""), Part("gone", None, ""))
+    reconciliation = Reconciliation("cpu", 4 * MIB + 26, "of it", parts)
+    table = status_report("", (), (), (reconciliation,)).tables[-1]
+    assert [row[:2] for row in table.rows] == [("4 MiB", "stacks"), ("unknown", "gone")]
 
 
 def test_the_report_of_a_recovery() -> None:

@@ -26,6 +26,8 @@ from ipygpumem.report.layout import (
 from ipygpumem.units import format_bytes
 
 _CHILDREN_SHOWN = 10
+_LEAST_BYTES = 1 << 12
+"""Minimum bytes of a part: pyarrow holds 26 bytes as soon as pandas is imported."""
 _CLOCK_SECONDS = 0.01
 """Maximum difference of a process's clock from ours: the kernel counts hundredths of a second."""
 
@@ -194,8 +196,11 @@ def _bar_of_use(reading: Reading) -> Bar | None:
 
 
 def _parts_table(device: Reconciliation) -> Table:
-    """Return the parts of one device that are not empty, including "unknown"."""
-    parts = [part for part in device.parts if part.size_bytes != 0]
+    """Return the parts of one device, including "unknown", but no empty or tiny ones."""
+    parts = list[Part]()
+    for part in device.parts:
+        if part.size_bytes is None or part.size_bytes >= _LEAST_BYTES:
+            parts.append(part)
     rows = list(map(_part_row, parts))
     total = format_bytes(device.total_bytes)
     title = f"{clean(device_label(device.device))}: {total}, {clean(device.basis)}"
