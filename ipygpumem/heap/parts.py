@@ -157,18 +157,35 @@ def _pandas_columns(frame: Any) -> Iterator[ObjectPart]:
     """Yield the columns of each block of a frame, and the index; nothing for a frame of many
     blocks.
     """
-    attributes = instance_dict(frame) or {}
-    manager: Any = attributes.get("_mgr")
-    for item in (manager, manager.items):
-        if library_of(type(item)) != "pandas":  # such as an index of the user's class
-            return
-    if len(manager.items) > MOST_PARTS:
+    manager = _manager(frame)
+    if manager is None or len(manager.items) > MOST_PARTS:
         return
     labels = [_column_label(place, label) for place, label in enumerate(manager.items)]
     for block in manager.blocks:
         labels_of_block = [labels[place] for place in block.mgr_locs]
         yield ObjectPart("columns", labels_of_block, [block.values])
     yield ObjectPart("index", ["index"], [manager.axes[-1]])
+
+
+def _pandas_values(series: Any) -> Iterator[ObjectPart]:
+    """Yield the values of a series and its index, under the names that the user knows."""
+    manager = _manager(series)
+    if manager is not None:
+        values = [block.values for block in manager.blocks]
+        yield ObjectPart("attributes", [".values"], values)
+        yield ObjectPart("attributes", [".index"], [manager.axes[-1]])
+
+
+def _manager(value: Any) -> Any:
+    """Return the object in which pandas keeps the blocks of a frame or series; None if a part of it
+    is of a user's class, such as an index.
+    """
+    attributes = instance_dict(value) or {}
+    manager: Any = attributes.get("_mgr")
+    for item in (manager, manager.items):
+        if library_of(type(item)) != "pandas":
+            return None
+    return manager
 
 
 def _column_label(place: int, label: object) -> str:
@@ -200,6 +217,7 @@ _WITH_PARTS: tuple[tuple[str, str, Callable[[Any], Iterator[ObjectPart]]], ...] 
     ("builtins", "BaseException", _variables),
     ("functools", "_lru_cache_wrapper", _cached_results),
     ("pandas", "DataFrame", _pandas_columns),
+    ("pandas", "Series", _pandas_values),
     ("polars.dataframe.frame", "DataFrame", _polars_columns),
     ("pyarrow", "RecordBatch", _arrow_table_columns),
     ("pyarrow", "Table", _arrow_table_columns),

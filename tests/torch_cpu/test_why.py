@@ -309,6 +309,14 @@ u = (v * z).sum()
     assert "u shares parts of it" in report
 
 
+def test_a_series_consists_of_its_values_and_index(notebook: Kernel) -> None:
+    index = "pandas.date_range('2026', periods=2**18, freq='s')"
+    make = f"prices = pandas.Series(numpy.ones(2**18, 'f4'), {index})"
+    works(notebook, "import numpy, pandas", make)
+    (report,) = works(notebook, "%gpumem why prices").reports("why")
+    assert "consists of .index 2 MiB, .values 1 MiB" in report
+
+
 def test_a_view_is_no_graph_of_another_tensor(notebook: Kernel) -> None:
     works(notebook, "import torch", "x = torch.ones(1 << 20); rows = x.view(1024, -1)[:10]")
     (report,) = works(notebook, "%gpumem why x").reports("why")
