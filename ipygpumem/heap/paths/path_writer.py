@@ -143,9 +143,7 @@ class PathWriter:
         self._names = roots.names
         self._root_of_name = roots.namespaces.get(id(roots.names))
         self._removed_objects = roots.removed_by_lines.objects
-        self._is_older = roots.is_older
-        self._older_columns_of = roots.older_columns_of
-        self._is_as_long_as_before = roots.is_as_long_as_before
+        self._ages = roots.ages
         self._of_leaks = of_leaks
 
     def holder(self, root: Root, chain: Sequence[object]) -> Holder:
@@ -233,7 +231,7 @@ class PathWriter:
         some steps lead to it.
         """
         is_fit = is_forgotten_by_clone(steps) or (self._of_leaks and is_estimator(steps[-1]))
-        return is_fit and has_only_a_fit(steps[0]) and self._is_older(steps[0])
+        return is_fit and has_only_a_fit(steps[0]) and self._ages.is_older(steps[0])
 
     def _other_names(self, path: Path, item: object) -> list[Cut]:
         """Return the references of further variables to the object of a variable, which is the
@@ -253,7 +251,7 @@ class PathWriter:
         cut = path.cut
         if cut is None or cut.kind is not Kind.ITEM or cut.ending or not takes_items(parent):
             return
-        if cut.owner_id == id(parent) and self._is_as_long_as_before(parent):
+        if cut.owner_id == id(parent) and self._ages.is_as_long_as_before(parent):
             path.cut = replace(cut, is_replaced=True)
 
     def _note_removed(self, path: Path, item: object) -> None:
@@ -449,7 +447,7 @@ class PathWriter:
             or append_function_step(path, steps, self._cell_of)
             or append_suspended_step(path, steps, self._cell_of)
             or int(append_item(path, parent, child))
-            or append_frame_step(path, steps, self._is_older, self._older_columns_of)
+            or append_frame_step(path, steps, self._ages)
             or append_dataset_step(path, steps)
             or append_torch_step(path, steps, self._names)
             or append_attribute_step(path, steps)
