@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ipygpumem.heap.paths.cuts import WITH_POSITIONS, Cut, Kind
-from ipygpumem.heap.paths.statements import inside
+from ipygpumem.heap.paths.statements import inside_loop
 from ipygpumem.inventory.held_rows import HeldRow
 
 _MOVING = {Kind.ITEM, Kind.ELEMENT, Kind.QUEUED}
@@ -90,7 +90,10 @@ def _keys_of_loop(cut: Cut) -> Iterator[object]:
     """
     item = cut.outer
     if item is not None and item.kind is Kind.ITEM:
-        yield item.owner_id, inside(cut, item).statement  # the statement is the same for each item
+        yield (
+            item.owner_id,
+            inside_loop(cut, item).statement,
+        )  # the statement is the same for each item
 
 
 def _is_merged_by_container(row: HeldRow, cut: Cut) -> bool:
