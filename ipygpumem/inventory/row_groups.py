@@ -90,10 +90,8 @@ def _keys_of_loop(cut: Cut) -> Iterator[object]:
     """
     item = cut.outer
     if item is not None and item.kind is Kind.ITEM:
-        yield (
-            item.owner_id,
-            inside_loop(cut, item).statement,
-        )  # the statement is the same for each item
+        # The statement is the same for each item.
+        yield item.owner_id, inside_loop(cut, item).statement
 
 
 def _is_merged_by_container(row: HeldRow, cut: Cut) -> bool:

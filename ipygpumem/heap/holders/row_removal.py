@@ -180,7 +180,7 @@ class RowRemovals:
         """Return the line that takes the arrays of a row out of their holder."""
         inside = self._writer.cuts_inside(root, to_holder, row.storage_by_object_id)
         cuts, removed_references = inside.cuts, inside.removed_references
-        reached = set(map(row.storage_by_object_id.__getitem__, inside.reached))
+        reached = set(map(row.storage_by_object_id.__getitem__, inside.object_ids))
         if not row.held_storages <= reached:
             holder = to_holder[-1]
             leading = self._rows.removable_items(row, items_of(holder))

@@ -43,7 +43,7 @@ def append_item(path: Path, parent: Any, child: object) -> bool:
     if not _has_item(parent, child):
         return False
     if _refuses(parent):
-        path.advise_if_nothing_later_can_go(_REFUSAL, f"remove the {type_name(parent)}: {_REFUSAL}")
+        path.set_fallback(_REFUSAL, f"remove the {type_name(parent)}: {_REFUSAL}")
     if is_instance(parent, dict):
         _append_dict_item(path, parent, child)
     elif is_instance(parent, list) or type(parent) is deque:
@@ -153,7 +153,7 @@ def _append_list_item(path: Path, parent: Any, child: object) -> None:
     if _refuses(parent):
         path.append_fixed(f"[{position}]", code)
     else:
-        path.enter(f"[{position}]", code, _ended_by(child, cut))
+        path.append_removable(f"[{position}]", code, _ended_by(child, cut))
 
 
 def _append_dict_item(path: Path, parent: Any, child: object) -> None:
@@ -183,7 +183,7 @@ def _append_dict_item(path: Path, parent: Any, child: object) -> None:
     if _refuses(parent):
         path.append_fixed(entry.shown, entry.code)
     else:
-        path.enter(entry.shown, entry.code, _ended_by(child, cut))
+        path.append_removable(entry.shown, entry.code, _ended_by(child, cut))
 
 
 class _Entry(NamedTuple):
@@ -337,7 +337,7 @@ def _append_set_item(path: Path, parent: Any, child: object) -> None:
         path.append_fixed(" (in a set)", code)
     else:
         cut = Cut(Kind.ELEMENT, id(parent), path.code, code, position, len(items)) if code else None
-        path.enter(" (in a set)", code, _ended_by(child, cut))
+        path.append_removable(" (in a set)", code, _ended_by(child, cut))
 
 
 def _append_array_item(path: Path, parent: Any, child: object) -> None:
@@ -353,7 +353,7 @@ def _append_array_item(path: Path, parent: Any, child: object) -> None:
     if _refuses(parent):
         path.append_fixed(" (in an array of objects)", target)
     else:
-        path.enter(" (in an array of objects)", target, cut)
+        path.append_removable(" (in an array of objects)", target, cut)
 
 
 def _cut_of_elements(code: str, array_id: int, places: Sequence[str]) -> Cut | None:

@@ -55,7 +55,7 @@ def append_frame_step(path: Path, steps: Sequence[object], ages: Ages) -> int:
     inside = steps[: number + 1]
     way = _Inside.of(inside)
     if way is None:  # such as a cached column
-        path.enter("", "", None)
+        path.append_removable("", "", None)
     elif way.block is None:  # frame.index
         _append_index(path, frame)
     elif elements(inside[-2]) is not None:  # frame.iat[3, 0], from an array of objects
@@ -80,7 +80,7 @@ def _append_attribute_of_user(path: Path, frame: object, child: object) -> bool:
         return False
     target = path.code and f"{path.code}{name}"
     cut = Cut(Kind.DELETED_ATTRIBUTE, id(frame), path.code, target) if target else None
-    path.enter(name, target, cut)
+    path.append_removable(name, target, cut)
     return True
 
 
@@ -248,7 +248,7 @@ def _append_index(path: Path, frame: object) -> None:
     """Append the index of a frame."""
     call = path.statement("{0}.index = range(len({0}))")
     cut = Cut(Kind.CALL, id(frame), path.code, call) if call else None
-    path.enter(".index", path.code and f"{path.code}.index", cut)
+    path.append_removable(".index", path.code and f"{path.code}.index", cut)
 
 
 def _append_cell(path: Path, *, array: Any, child: object, way: _Inside) -> None:
@@ -269,7 +269,7 @@ def _append_cell(path: Path, *, array: Any, child: object, way: _Inside) -> None
     if len(cuts) > _MOST_CELLS:
         cuts.clear()  # the frame is removed instead
     target = cuts[0].target if cuts else ""
-    path.enter(" (in a column)", target, with_repeated(cuts))
+    path.append_removable(" (in a column)", target, with_repeated(cuts))
 
 
 def _append_columns(path: Path, frame: object, way: _Inside, target: object) -> None:
@@ -280,7 +280,7 @@ def _append_columns(path: Path, frame: object, way: _Inside, target: object) -> 
         path.append_fixed("")  # all of the frame's data
         return
     if not labels or len(places) > _MOST_NAMED:
-        path.enter("", "", None)
+        path.append_removable("", "", None)
         return
     names = tuple(labels[place] for place in places)
     shown = f"[{names[0]}]"
@@ -290,7 +290,7 @@ def _append_columns(path: Path, frame: object, way: _Inside, target: object) -> 
     cut = None
     if code:
         cut = Cut(Kind.COLUMN, id(frame), path.code, code, places[0], len(labels), columns=names)
-    path.enter(shown, code, cut)
+    path.append_removable(shown, code, cut)
 
 
 def _blocks_with(way: _Inside, target: object) -> list[Any]:
