@@ -27,8 +27,8 @@ from ipygpumem.heap.paths.container_steps import (
     append_item,
     cuts_of_elements,
     cuts_of_repeated,
+    has_plain_assignment,
     removal_of_repeated,
-    takes_items,
 )
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence
 from ipygpumem.heap.paths.data_frame_steps import (
@@ -260,7 +260,12 @@ class PathWriter:
         ``rows[3] = x``, unless a call ends the item: the line is ``rows[3] = None``.
         """
         cut = path.cut
-        if cut is None or cut.kind is not Kind.ITEM or cut.ending or not takes_items(parent):
+        if (
+            cut is None
+            or cut.kind is not Kind.ITEM
+            or cut.ending
+            or not has_plain_assignment(parent)
+        ):
             return
         if cut.owner_id == id(parent) and self._ages.is_as_long_as_before(parent):
             path.cut = replace(cut, is_replaced=True)
