@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ipygpumem.heap.paths.cuts import WITH_POSITIONS, Cut, Kind
-from ipygpumem.heap.paths.statements import inside
+from ipygpumem.heap.paths.statements import inside_loop
 from ipygpumem.inventory.held_rows import HeldRow
 
 _MOVING = {Kind.ITEM, Kind.ELEMENT, Kind.QUEUED}
@@ -58,28 +58,40 @@ def _replace_group(
 def _keys_of_groups(row: HeldRow, changed: _ChangedPlaces) -> Iterator[object]:
     """Yield the keys of the groups to which a row belongs: rows with a common key are one group.
 
-    For each reference that the row's line removes, the keys are the places that this line or
-    another one changes: containers, and references that another line needs.
+    Args:
+        row: the row.
+        changed: the places that the lines of all rows change.
     """
     yield row.cuts  # the same line frees all rows with these references
     for cut in row.cuts:
+        outer_references = list(_outer_references(cut))
+        # ``runs[1]`` and ``runs[2]``: one line removes both.
         is_key_by_position = cut.kind is Kind.KEY and cut.owner_id in changed.crowded
         if _is_merged_by_container(row, cut) or is_key_by_position:
             yield cut.owner_id
-        for reference in (cut, *_outer_references(cut)):
+        for reference in (cut, *outer_references):
+            # A handler, and an array behind this handler.
             if reference.kind is Kind.CALL and reference.owner_id in changed.registries:
                 yield reference.owner_id
+            # ``runs["a"]`` and ``runs["a"].model``: the second line fails after the first one.
             if _key_of_reference(reference) in changed.conflicting:
                 yield _key_of_reference(reference)
-        for outer in _outer_references(cut):
+        for outer in outer_references:
             # ``runs[1].model = None`` is about another item after ``del runs[0]``.
             if outer.kind in WITH_POSITIONS and outer.owner_id in changed.containers:
                 yield outer.owner_id
-        outer_item = cut.outer
-        if outer_item is not None and outer_item.kind is Kind.ITEM and not row.row.name:
-            # One loop over ``runs`` removes ``runs[0]["grad"]``, ``runs[1]["grad"]`` and so on: the
-            # statements are the same for each item.
-            yield outer_item.owner_id, inside(cut, outer_item).statement
+        if not row.row.name:
+            yield from _keys_of_loop(cut)
+
+
+def _keys_of_loop(cut: Cut) -> Iterator[object]:
+    """Yield the key of the rows whose references one loop removes, if the reference is inside the
+    item of a list: ``runs[0]["grad"]``, ``runs[1]["grad"]`` and so on.
+    """
+    item = cut.outer
+    if item is not None and item.kind is Kind.ITEM:
+        # The statement is the same for each item.
+        yield item.owner_id, inside_loop(cut, item).statement
 
 
 def _is_merged_by_container(row: HeldRow, cut: Cut) -> bool:

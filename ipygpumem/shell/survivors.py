@@ -13,6 +13,7 @@ from ipygpumem.heap.arrays import object_key
 from ipygpumem.heap.bulk import Progress, by_identity
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.paths.ages import Ages, LearnedAges
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import RemovedByLines, Roots
 from ipygpumem.heap.remembered import Remembered
@@ -101,12 +102,7 @@ class Survivors:
         """Modules of torch and figures that lines of earlier reports remove."""
         self._removed_records: list[Remembered] = []
         """Records that these lines remove."""
-        self._stay: list[weakref.ref[Any]] = []
-        """Older figures and objects of libraries that these lines do not remove."""
-        self._unchanged_lengths = dict[int, int]()
-        """The lengths of older lists in which these lines set items to None, by identity."""
-        self._older_columns = dict[int, Sequence[str]]()
-        """The labels of the columns that data frames had before experiments, by identity."""
+        self._learned_ages = LearnedAges()
         self._kept_ids: dict[str, int] = {}
         """The names that experiments have kept on purpose, and the identities of their objects."""
         self.deleted = DeletedNames(context)
@@ -126,10 +122,7 @@ class Survivors:
         roots = roots_of_notebook(self._context, self._saved(), self._ours, keepers)
         return replace(
             roots,
-            new=self._identities_of_removed,
-            stay=self._stay,
-            unchanged_lengths=self._unchanged_lengths,
-            older_columns=self._older_columns,
+            ages=Ages(new=self._identities_of_removed, learned=self._learned_ages),
             received=functools.cache(self._identities_of_records),
         )
 
@@ -151,15 +144,19 @@ class Survivors:
             baseline: the objects at its start.
             removed: receives the objects that lines remove.
         """
-        return replace(
-            self.roots(keepers),
+        ages = Ages(
+            are_known=True,
             new=made,
-            knows_age=True,
-            was_there=baseline.was_there,
-            removed_by_lines=removed,
-            received=lambda: received,
+            may_be_older_array=baseline.was_there,
             length_before=baseline.contents.length_of,
             columns_before=baseline.contents.columns_of,
+            learned=self._learned_ages,
+        )
+        return replace(
+            self.roots(keepers),
+            ages=ages,
+            received=lambda: received,
+            removed_by_lines=removed,
         )
 
     def keepers(self) -> set[str]:
@@ -303,7 +300,7 @@ class Survivors:
         update_numpy(self.known, heap)
         self.known = [item for item in self.known if item.live_arrays()]
         self._removed_as_whole = [item for item in self._removed_as_whole if item() is not None]
-        self._stay = [item for item in self._stay if item() is not None]
+        self._learned_ages.forget_dead()
 
     def objects_alive(self, heap: Heap) -> list[ReportedObjects]:
         """Return the reported objects without arrays that are still alive, and forget the rest."""

@@ -294,11 +294,11 @@ class Offload:
         self._refuse_odd(own_tensors, tensors_by_storage, reader)
         if any(map(private_pools, {storage.device.type for storage in storages.values()})):
             raise GpuMemError("a captured CUDA graph may use these addresses: nothing was moved")
-        references = _VisibleReferences(list(tensors.values()), reader)
+        hidden_users = _HiddenUsers(list(tensors.values()), reader)
         pieces = []
         for key, storage in storages.items():
             sharers = tensors_by_storage[key]
-            is_shared = references.has_others(storage, sharers)
+            is_shared = hidden_users.may_use(storage, sharers)
             pieces.append(_Piece(storage, storage.nbytes(), sharers, is_shared))
         return sorted(pieces, key=lambda piece: -piece.size_bytes)
 
@@ -347,9 +347,13 @@ class Offload:
         return pairs
 
 
-class _VisibleReferences:
-    """Counts references to memory that are visible from Python: what has more is shared with a
-    graph, a DLPack capsule or another library.
+class _HiddenUsers:
+    """Tells which storages are used by code that is not visible from Python, such as a graph, a
+    DLPack capsule or another library: torch counts more references than Python has.
+
+    Args:
+        tensors: all tensors on the storages.
+        reader: reads tensors.
     """
 
     def __init__(self, tensors: Sequence[Any], reader: Reader) -> None:
@@ -357,29 +361,34 @@ class _VisibleReferences:
         self._base = torch.Tensor
         self._storage_count = torch._C._storage_Use_Count
         sample = torch.empty(1, device="cpu")
-        self._by_storage_object = self._storage_count(sample.untyped_storage()._cdata) - 1
-        """References of Python's object for a storage."""
-        self._by_tensors = Counter(map(id, _gradients(tensors)))
-        """References from C++ to tensors, by the tensor's id: of gradients, and of views to their
-        bases.
+        self._uses_by_storage_object = self._storage_count(sample.untyped_storage()._cdata) - 1
+        """Number of references that Python's object for a storage has to it."""
+        self._known_uses = Counter(map(id, _gradients(tensors)))
+        """Number of references to a tensor from other tensors, by its id: as the gradient of a
+        parameter, and as the base of views.
         """
         for tensor in tensors:
             viewed = reader.read("_base", tensor)
             if viewed is not None:
-                self._by_tensors[id(viewed)] += 1
+                self._known_uses[id(viewed)] += 1
 
-    def has_others(self, storage: Any, tensors: Sequence[Any]) -> bool:
-        """Return True if more than these tensors, which are all that Python sees, use a storage."""
-        references = self._storage_count(storage._cdata) - self._by_storage_object
-        if not storage.resizable() or references != len(tensors):
+    def may_use(self, storage: Any, sharers: Sequence[Any]) -> bool:
+        """Return True if hidden code may use a storage or one of its tensors.
+
+        Args:
+            storage: the storage.
+            sharers: all of its tensors that Python sees.
+        """
+        uses_of_storage = self._storage_count(storage._cdata) - self._uses_by_storage_object
+        if not storage.resizable() or uses_of_storage != len(sharers):
             return True
         if not hasattr(self._base, "_use_count"):  # an older torch
             return False
-        for tensor in tensors:
+        for tensor in sharers:
             if self._base.requires_grad.__get__(tensor):
                 continue
-            from_cpp = self._base._use_count(tensor) - 1  # Python's object is one of them
-            if from_cpp > self._by_tensors[id(tensor)]:
+            uses_in_cpp = self._base._use_count(tensor) - 1  # Python's object is one of them
+            if uses_in_cpp > self._known_uses[id(tensor)]:
                 return True
         return False
 

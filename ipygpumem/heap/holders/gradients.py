@@ -12,9 +12,8 @@ from typing import Any
 
 from ipygpumem.heap.arrays import Array, StorageKey, described, is_of_library
 from ipygpumem.heap.bulk import instances_among
-from ipygpumem.heap.garbage import lasting_weak
 from ipygpumem.heap.knowledge.graphs import gradient_of
-from ipygpumem.heap.paths.roots import Roots
+from ipygpumem.heap.paths.ages import Ages
 from ipygpumem.introspect import instance_dict, is_instance
 
 _LITTLE = 0.1
@@ -28,13 +27,13 @@ class ClearableGradients:
 
     Args:
         wanted: the storages of the gradients to free.
-        roots: tells which gradients are older.
+        ages: tells which gradients are older.
     """
 
-    def __init__(self, wanted: Set[StorageKey], roots: Roots) -> None:
+    def __init__(self, wanted: Set[StorageKey], ages: Ages) -> None:
         self._wanted = wanted
-        self._roots = roots
-        self._older = {id(reference()) for reference in roots.stay}
+        self._ages = ages
+        self._older = {id(reference()) for reference in ages.learned.objects}
         """Identities of objects that are known to be older."""
         self._clearable: dict[int, frozenset[int]] = {}
         """Identities of the parameters of each owner that was asked about; none if one of their
@@ -66,7 +65,7 @@ class ClearableGradients:
                 must_stay = True
             else:
                 other_bytes += array.size_bytes
-        if not self._roots.knows_age and other_bytes > _LITTLE * wanted_bytes:
+        if not self._ages.are_known and other_bytes > _LITTLE * wanted_bytes:
             must_stay = True
         return frozenset() if must_stay else frozenset(map(id, parameters))
 
@@ -76,12 +75,10 @@ class ClearableGradients:
         """
         if id(gradient) in self._older:
             return True
-        if not self._roots.knows_age or not self._roots.was_there(gradient, array):
+        if not self._ages.are_known or not self._ages.may_be_older_array(gradient, array):
             return False
         self._older.add(id(gradient))
-        reference = lasting_weak(gradient)
-        if reference is not None:
-            self._roots.stay.append(reference)
+        self._ages.learned.add(gradient)
         return True
 
 

@@ -134,7 +134,7 @@ def search_graph_holders(
     keepers_of = all_keepers(tensors, in_graphs)
     explanation.add_other_holders(_owners_of_graphs(kept, keepers_of or {}))
     trained = tensors_by_gradient(tensors, kept)
-    gradients = ClearableGradients(missing, roots)
+    gradients = ClearableGradients(missing, roots.ages)
     holders = _holders_of_storages(
         kept, keepers_of, trained, explanation, gradients, holders_that_free or {}
     )

@@ -28,14 +28,13 @@ class OpenFigures:
     def __init__(self, roots: Roots, writer: PathWriter) -> None:
         self._figures = roots_of_figures(roots.names)
         self._names = roots.names
-        self._new = roots.new
-        self._is_older = roots.is_older
+        self._ages = roots.ages
         self._removed_as_whole = roots.removed_by_lines.modules_and_figures
         self._writer = writer
 
     def is_new(self, figure: object, object_id: int) -> bool:
         """Return True if a figure is no older than the row to free."""
-        return id(figure) == object_id or id(figure) in self._new()
+        return id(figure) == object_id or id(figure) in self._ages.new()
 
     def stays_open(self, figure: object, object_id: int) -> bool:
         """Return True if an open figure is older than the row to free; note it for later looks,
@@ -44,7 +43,7 @@ class OpenFigures:
         if self.is_new(figure, object_id):
             self.note_removed(figure)
             return False
-        return self._is_older(figure)
+        return self._ages.is_older(figure)
 
     def note_removed(self, figure: object) -> None:
         """Note for later looks that a line removes a figure as a whole."""

@@ -57,8 +57,7 @@ class RowRemovals:
         self._writer = writer
         self._records = records
         self._figures = figures
-        self._new = roots.new
-        self._is_older = roots.is_older
+        self._ages = roots.ages
         self._removed_as_whole = roots.removed_by_lines.modules_and_figures
 
     def removal(
@@ -95,7 +94,7 @@ class RowRemovals:
         if way.holder.remedy.is_simple:
             return None
         for position, item in enumerate(steps[:-1]):
-            if not is_of_library(item, "torch.nn", "Module") or id(item) not in self._new():
+            if not is_of_library(item, "torch.nn", "Module") or id(item) not in self._ages.new():
                 continue
             way_to_module = self._writer.way(root, steps[: position + 1])
             has_line = way_to_module.holder.remedy.is_simple
@@ -181,7 +180,7 @@ class RowRemovals:
         """Return the line that takes the arrays of a row out of their holder."""
         inside = self._writer.cuts_inside(root, to_holder, row.storage_by_object_id)
         cuts, removed_references = inside.cuts, inside.removed_references
-        reached = set(map(row.storage_by_object_id.__getitem__, inside.reached))
+        reached = set(map(row.storage_by_object_id.__getitem__, inside.object_ids))
         if not row.held_storages <= reached:
             holder = to_holder[-1]
             leading = self._rows.removable_items(row, items_of(holder))
@@ -215,7 +214,7 @@ class RowRemovals:
             to_item = steps[: position + 1]
             if are_axes(item):
                 return self._figure_around(root, to_item, row)
-            if self._is_older(item):
+            if self._ages.is_older(item):
                 continue
             to_owner = steps[:position]
             if self._is_array_of_row(to_owner[-1], row):

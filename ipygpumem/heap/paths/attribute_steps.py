@@ -51,7 +51,7 @@ def append_attribute_step(path: Path, steps: Sequence[object]) -> int:
     shown = name or f" ({type_name(parent)})"
     odd = _code_of_odd_attribute(parent, child, path.code) if path.code and not target else ""
     if odd:
-        path.enter(shown, odd, Cut(Kind.KEY, id(parent), path.code, odd))
+        path.append_removable(shown, odd, Cut(Kind.KEY, id(parent), path.code, odd))
         return 1
     kind = kind_of_attribute(parent, name[1:], child)
     if (kind is None or path.is_of_library) and is_added(parent, name[1:], child):
@@ -59,7 +59,7 @@ def append_attribute_step(path: Path, steps: Sequence[object]) -> int:
         kind = Kind.DELETED_ATTRIBUTE
     if kind is not None:
         cut = _cut_of_attributes(parent, child, path.code) if target else None
-        path.enter(shown, _readable(parent, child, path.code, name), cut)
+        path.append_removable(shown, _readable(parent, child, path.code, name), cut)
     elif not _append_guarded_attribute(path, parent, child, name):
         path.append_fixed(shown, target)
     return 1
@@ -77,7 +77,7 @@ def _append_guarded_attribute(path: Path, parent: object, child: object, name: s
     for attribute in filter(is_name, attribute_names(parent, child)):
         call = f'{imports}object.__setattr__({code}, "{attribute}", None)'
         cuts.append(Cut(Kind.CALL, id(parent), path.code, call))
-    path.enter(name, f"{path.code}{name}", with_repeated(cuts))
+    path.append_removable(name, f"{path.code}{name}", with_repeated(cuts))
     return True
 
 

@@ -1,4 +1,6 @@
-"""Writes the steps of paths through lists, deques, tuples, dicts, sets and arrays of objects."""
+"""Writes the steps of paths through containers: ``[3]`` of a list, deque or tuple, ``["key"]`` of
+a dict, and those through sets and arrays of objects.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,20 @@ from ipygpumem.introspect import (
 
 
 def append_item(path: Path, parent: Any, child: object) -> bool:
-    """Append an item and return True if ``parent`` is a container that has it."""
+    """Append the step from a container to an item; return False if ``parent`` is no container, or
+    has no such item.
+    """
     if not _has_item(parent, child):
         return False
-    if _refuses(parent):
-        path.advise_if_nothing_later_can_go(_REFUSAL, f"remove the {type_name(parent)}: {_REFUSAL}")
+    if _refuses_removal(parent):
+        path.set_fallback(_REFUSAL, f"remove the {type_name(parent)}: {_REFUSAL}")
     if is_instance(parent, dict):
         _append_dict_item(path, parent, child)
     elif is_instance(parent, list) or type(parent) is deque:
         _append_list_item(path, parent, child)
     elif is_instance(parent, tuple):
-        position = position_of(parent, child)
-        path.append_fixed(f"[{position}]", path.code and f"{path.code}[{position}]")
+        place = f"[{position_of(parent, child)}]"
+        path.append_fixed(place, path.code and f"{path.code}{place}")
     elif is_instance(parent, set) or is_instance(parent, frozenset):
         _append_set_item(path, parent, child)
     elif elements(parent) is not None:
@@ -79,13 +83,14 @@ def _has_item(container: Any, child: object) -> bool:
 
 
 def _is_among(child: object, items: Iterable[object]) -> bool:
+    """Return True if an object is one of the items; compares identities only."""
     return id(child) in map(id, items)
 
 
 _REFUSAL = "it deletes no items"
 
 
-def _refuses(container: object) -> bool:
+def _refuses_removal(container: object) -> bool:
     """Return True for a container from which no line can remove an item: a read-only array, or an
     object of a class whose ``__delitem__`` never deletes, because it only raises an error.
     """
@@ -99,9 +104,9 @@ def _refuses(container: object) -> bool:
     return False
 
 
-def takes_items(container: object) -> bool:
-    """Return True for a list whose items an assignment replaces: its class has the method of
-    ``list`` for this.
+def has_plain_assignment(container: object) -> bool:
+    """Return True for a list in which ``rows[3] = None`` replaces an item: no subclass of ``list``
+    has an assignment of its own.
     """
     if not is_instance(container, list):
         return False
@@ -112,10 +117,10 @@ def takes_items(container: object) -> bool:
 
 
 def _may_delete(method: object) -> bool:
-    """Return True if a ``__delitem__`` may delete an item: its code has ``del`` or calls a method
-    that removes items. One of code in C does.
+    """Return True if a ``__delitem__`` may delete an item: its code has ``del``, or the name of a
+    method that removes items.
     """
-    if type(method) is not FunctionType:
+    if type(method) is not FunctionType:  # a method in C deletes; None forbids it
         return method is not None
     if not _REMOVING.isdisjoint(method.__code__.co_names):
         return True
@@ -126,8 +131,10 @@ _REMOVING = {"super", "__delitem__", "__setitem__", "pop", "popitem", "remove", 
 """Names in code that removes items."""
 
 
-def _ended_by(item: object, cut: Cut | None) -> Cut | None:
-    """Return the reference to an item, with the call that ends the item if something must."""
+def _with_ending(cut: Cut | None, item: object) -> Cut | None:
+    """Return the reference to an item, with the call that ends the item, such as ``cancel()`` of a
+    task, if deleting it is not enough.
+    """
     ending = ending_of(item)
     if cut is None or not ending:
         return cut
@@ -150,10 +157,10 @@ def _append_list_item(path: Path, parent: Any, child: object) -> None:
             base.__len__(parent),
             has_slices=type(parent) is not deque,
         )
-    if _refuses(parent):
+    if _refuses_removal(parent):
         path.append_fixed(f"[{position}]", code)
     else:
-        path.enter(f"[{position}]", code, _ended_by(child, cut))
+        path.append_removable(f"[{position}]", code, _with_ending(cut, child))
 
 
 def _append_dict_item(path: Path, parent: Any, child: object) -> None:
@@ -161,14 +168,15 @@ def _append_dict_item(path: Path, parent: Any, child: object) -> None:
     pairs = list(dict.items(parent))  # one copy: a thread may change it
     listing = listing_of(parent)
     position = index_of(child, map(itemgetter(1), pairs))
-    if position >= 0:
-        entry = _value_at(path.code, pairs[position][0], len(pairs), listing)
-    else:
+    is_value = position >= 0
+    if not is_value:
         position = index_of(child, map(itemgetter(0), pairs))
-        if position >= 0:
-            entry = _key_at(path.code, child, len(pairs), listing)
-        else:  # an attribute of a dict's subclass, which no ``del`` of a key removes
-            entry = _Entry(" (as an attribute)", "", "")
+    if is_value:
+        entry = _entry_of_value(path.code, pairs[position][0], len(pairs), listing)
+    elif position >= 0:
+        entry = _entry_of_key(path.code, child, len(pairs), listing)
+    else:  # an attribute of a dict's subclass, which no ``del`` of a key removes
+        entry = _Entry(" (as an attribute)", "", "")
     cut = None
     if entry.target:
         cut = Cut(
@@ -180,24 +188,33 @@ def _append_dict_item(path: Path, parent: Any, child: object) -> None:
             len(pairs),
             listing=listing,
         )
-    if _refuses(parent):
+    if _refuses_removal(parent):
         path.append_fixed(entry.shown, entry.code)
     else:
-        path.enter(entry.shown, entry.code, _ended_by(child, cut))
+        path.append_removable(entry.shown, entry.code, _with_ending(cut, child))
 
 
 class _Entry(NamedTuple):
     """A value or key of a dict, as a path shows it."""
 
     shown: str
+    """The text of the step, such as ``["x"]``."""
     code: str
-    """The expression for it; empty if it cannot be typed."""
+    """The expression for the value or key; empty if it cannot be typed."""
     target: str
-    """The expression to delete."""
+    """The expression to delete; empty if there is none."""
 
 
-def _value_at(owner: str, key: object, size: int, listing: Listing) -> _Entry:
-    """Return the value under a key of a dict with ``size`` keys."""
+def _entry_of_value(owner: str, key: object, size: int, listing: Listing) -> _Entry:
+    """Return the value under a key of a dict: ``runs["x"]``, or
+    ``runs[next(key for key in list(runs) if id(key) == 140...)]`` if the key cannot be typed.
+
+    Args:
+        owner: the code of the dict; empty if there is none.
+        key: the key.
+        size: the number of keys of the dict.
+        listing: how code lists its keys.
+    """
     written = literal(key)
     if written:
         shown = f"[{written}]"
@@ -209,21 +226,23 @@ def _value_at(owner: str, key: object, size: int, listing: Listing) -> _Entry:
     if not owner:
         return _Entry(shown, "", "")
     imports, expression = split(owner)  # ``import m; m.x`` is no expression
-    target = f"{imports}{expression}[{_same_key(expression, key, size, listing)}]"
+    target = f"{imports}{expression}[{_expression_for_key(expression, key, size, listing)}]"
     code = f"{imports}{listing.values_of(expression)}[0]" if size == 1 else target
     return _Entry(shown, code, target)
 
 
-def _key_at(owner: str, key: object, size: int, listing: Listing) -> _Entry:
-    """Return a key of a dict with ``size`` keys."""
+def _entry_of_key(owner: str, key: object, size: int, listing: Listing) -> _Entry:
+    """Return a key of a dict, which is removed with its value; the arguments are those of
+    ``_entry_of_value``.
+    """
     if not owner:
         return _Entry(".keys()", "", "")
     imports, expression = split(owner)
-    code = _same_key(expression, key, size, listing)
+    code = _expression_for_key(expression, key, size, listing)
     return _Entry(".keys()", f"{imports}{code}", f"{imports}{expression}[{code}]")
 
 
-def _same_key(owner: str, key: object, size: int, listing: Listing) -> str:
+def _expression_for_key(owner: str, key: object, size: int, listing: Listing) -> str:
     """Return the expression for a key of a dict that cannot be typed.
 
     It names a position only if the dict has no other key: a position would be that of another key
@@ -234,33 +253,48 @@ def _same_key(owner: str, key: object, size: int, listing: Listing) -> str:
 
 
 def cuts_of_repeated(cut: Cut, parent: Any, child: object) -> list[Cut]:
-    """Return all references from an object to another one, given the first of them."""
+    """Return all references from a container to an object: of ``runs = [x, y, x]``, those of
+    ``runs[0]`` and ``runs[2]`` to ``x``.
+
+    Args:
+        cut: the first of these references.
+        parent: the container.
+        child: the object.
+    """
     if is_instance(parent, dict) and cut.kind is Kind.KEY:
-        listing = listing_of(parent)
-        cuts = list[Cut]()
-        pairs = list(dict.items(parent))
-        for position, (key, value) in enumerate(pairs):
-            if value is child or key is child:
-                target = _value_at(cut.owner, key, len(pairs), listing).target
-                cuts.append(replace(cut, position=position, target=target))
-        return cuts
-    if cut.kind is Kind.QUEUED:
-        positions = [place for place, item in enumerate(items_of(parent)) if item is child]
-        return [replace(cut, position=place) for place in positions] or [cut]
-    if cut.kind is not Kind.ITEM:
+        return _cuts_of_repeated_value(cut, parent, child)
+    if cut.kind not in (Kind.QUEUED, Kind.ITEM):
         return [cut]
-    items = items_of(parent)
-    positions = [position for position, item in enumerate(items) if item is child]
+    positions = [position for position, item in enumerate(items_of(parent)) if item is child]
+    if cut.kind is Kind.QUEUED:
+        return [replace(cut, position=position) for position in positions] or [cut]
     return [
         replace(cut, position=position, target=f"{cut.owner}[{position}]") for position in positions
     ]
+
+
+def _cuts_of_repeated_value(cut: Cut, parent: Any, child: object) -> list[Cut]:
+    """Return the reference of each key of a dict that is an object, or has it as its value."""
+    listing = listing_of(parent)
+    pairs = list(dict.items(parent))
+    cuts = list[Cut]()
+    for position, (key, value) in enumerate(pairs):
+        if value is child or key is child:
+            target = _entry_of_value(cut.owner, key, len(pairs), listing).target
+            cuts.append(replace(cut, position=position, target=target))
+    return cuts
 
 
 def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
     """Return the statement that removes all references from a container to one object; empty if
     there is none.
 
-    Of many references at any positions, it removes those that are the same object.
+    Of references too many to list, it compares the items:
+    ``runs[:] = [item for item in runs if item is not runs[0]]``.
+
+    Args:
+        cuts: the references.
+        parent: the container.
     """
     statement = statement_of(cuts)
     first = cuts[0]
@@ -283,29 +317,29 @@ def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
 def cuts_of_elements(
     cut: Cut, array: Any, wanted: Container[int], places_in_frame: Sequence[int] | None
 ) -> list[Cut]:
-    """Return all references from an array of objects to some of its elements, given one of them.
+    """Return all references from an array of objects to the wanted elements.
 
     Args:
-        cut: the reference.
+        cut: the reference to one of them.
         array: the array.
         wanted: the identities of the elements.
         places_in_frame: the position of each of the array's columns in the data frame to which the
             array belongs; empty for a series, None for an array that users know.
     """
-    first = replace(cut, repeated=())
+    without_repeated = replace(cut, repeated=())
     cuts = list[Cut]()
-    for field, index, item in _indexed(array):
+    for field, index, item in _indexed_elements(array):
         if id(item) not in wanted:
             continue
-        place = f"{field}{_written(index)}"
+        place = f"{field}{_code_of_index(index)}"
         if places_in_frame is not None:
-            place = f".iat{_written(_index_in_frame(index, places_in_frame))}"
-        cuts.append(first.of_item(0, item, f"{cut.owner}{place}"))
+            place = f".iat{_code_of_index(_index_in_frame(index, places_in_frame))}"
+        cuts.append(without_repeated.of_item(0, item, f"{cut.owner}{place}"))
     return cuts
 
 
-def _indexed(array: Any) -> Iterator[tuple[str, tuple[int, ...], object]]:
-    """Yield the objects in an array, each with its field, ``['f']`` or empty, and its index."""
+def _indexed_elements(array: Any) -> Iterator[tuple[str, tuple[int, ...], object]]:
+    """Yield the field, ``['f']`` or empty, the index and the object of each element of an array."""
     names = read_array("dtype", array).names
     base: Any = library_type("numpy", "ndarray")
     plain = base.view(array, base)  # no code of a subclass runs
@@ -319,7 +353,12 @@ def _indexed(array: Any) -> Iterator[tuple[str, tuple[int, ...], object]]:
 
 
 def _index_in_frame(index: tuple[int, ...], places: Sequence[int]) -> tuple[int, ...]:
-    """Return the position of a cell in a frame: pandas keeps the cells of a column in one row."""
+    """Return the row and column of a cell in a data frame, ``(3, 1)``, or in a series, ``(3,)``.
+
+    Args:
+        index: the index of the cell in pandas' array, in which each column of the frame is a row.
+        places: the position in the frame of each of these columns; empty for a series.
+    """
     if not places:
         return index
     column = index[0] if len(index) > 1 else 0
@@ -337,7 +376,7 @@ def _append_set_item(path: Path, parent: Any, child: object) -> None:
         path.append_fixed(" (in a set)", code)
     else:
         cut = Cut(Kind.ELEMENT, id(parent), path.code, code, position, len(items)) if code else None
-        path.enter(" (in a set)", code, _ended_by(child, cut))
+        path.append_removable(" (in a set)", code, _with_ending(cut, child))
 
 
 def _append_array_item(path: Path, parent: Any, child: object) -> None:
@@ -350,14 +389,15 @@ def _append_array_item(path: Path, parent: Any, child: object) -> None:
     if places and path.code and dimensions > 0:
         target = f"{path.code}{places[0]}"
         cut = _cut_of_elements(path.code, id(parent), places)
-    if _refuses(parent):
+    if _refuses_removal(parent):
         path.append_fixed(" (in an array of objects)", target)
     else:
-        path.enter(" (in an array of objects)", target, cut)
+        path.append_removable(" (in an array of objects)", target, cut)
 
 
 def _cut_of_elements(code: str, array_id: int, places: Sequence[str]) -> Cut | None:
-    """Return the reference of an array's elements to one object.
+    """Return the reference to an object that one or more elements of an array have: that of the
+    first element, with the remaining ones.
 
     Args:
         code: the code of the array.
@@ -370,12 +410,13 @@ def _cut_of_elements(code: str, array_id: int, places: Sequence[str]) -> Cut | N
         for place in places:
             field, _, _ = place.rpartition("[")
             first_places.setdefault(field, place)
-        targets = [_same_as(code, field, place) for field, place in first_places.items()]
+        targets = [_code_of_same(code, field, place) for field, place in first_places.items()]
     return with_repeated([Cut(Kind.SLOT, array_id, code, target) for target in targets])
 
 
-def _same_as(code: str, field: str, place: str) -> str:
-    """Return the code for all elements of an array that are the same object as one of them.
+def _code_of_same(code: str, field: str, place: str) -> str:
+    """Return the code for all elements of an array that are the same object as one of them:
+    ``box.flat[[position for position, item in enumerate(box.flat) if item is box[3]]]``.
 
     Args:
         code: the code of the array.
@@ -405,17 +446,17 @@ def _places_in_array(
     while waiting:
         index, item = waiting.pop()
         if names is None and item is child:
-            places.append(_written(index))
+            places.append(_code_of_index(index))
         if names is not None and type(item) is tuple:
             for name, value in zip(names, item, strict=True):
                 if value is child:
-                    places.append(f"[{literal(name)}]{_written(index)}")
+                    places.append(f"[{literal(name)}]{_code_of_index(index)}")
         if len(index) < max(1, dimensions) and type(item) is list:
             waiting += [((*index, position), part) for position, part in enumerate(item)]
     return places[::-1]
 
 
-def _written(index: tuple[int, ...]) -> str:
+def _code_of_index(index: tuple[int, ...]) -> str:
     """Return the index of an element as code: ``[1, 2]``."""
     return f"[{', '.join(map(str, index))}]"
 

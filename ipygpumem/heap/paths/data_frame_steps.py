@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -17,6 +17,7 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.bulk import one_of_each
 from ipygpumem.heap.libraries import library_of
+from ipygpumem.heap.paths.ages import Ages
 from ipygpumem.heap.paths.cuts import Cut, Kind, with_repeated
 from ipygpumem.heap.paths.items_and_attributes import attribute_text
 from ipygpumem.heap.paths.literals import literal
@@ -36,67 +37,65 @@ _MOST_CELLS = 10
 """Maximum number of cells with one object that a line empties one by one."""
 
 
-def append_frame_step(
-    path: Path,
-    steps: Sequence[object],
-    is_older: Callable[[object], bool],
-    columns_before: Callable[[object], Sequence[str]],
-) -> int:
-    """Append the way through a data frame or series; return the number of references.
-
-    The number is 0 if the object is neither. Users write no names for the objects inside.
+def append_frame_step(path: Path, steps: Sequence[object], ages: Ages) -> int:
+    """Append the way through a data frame or series, for whose inner objects users write no names;
+    return the number of references, 0 if the first object is neither.
 
     Args:
         path: the path.
         steps: the frame and the objects after it.
-        is_older: returns True for an object that is older than the memory to free.
-        columns_before: returns the code of the label of each column that an older frame had.
+        ages: tells which columns are older than the memory to free.
     """
     frame = steps[0]
     if type_name(frame) not in _FRAMES or not is_of_pandas(frame):
         return 0
-    name = attribute_text(frame, steps[1])
-    if name == "._attrs":
-        path.append_fixed(".attrs", path.code and f"{path.code}.attrs")
-        return 1
-    if name.startswith(".") and not name.startswith("._"):  # the user's: pandas has none
-        target = path.code and f"{path.code}{name}"
-        cut = Cut(Kind.DELETED_ATTRIBUTE, id(frame), path.code, target) if target else None
-        path.enter(name, target, cut)
+    if _append_attribute_of_user(path, frame, steps[1]):
         return 1
     number = _number_inside(steps)
-    way = _Inside.of(steps[: number + 1])
-    if way is None:
-        path.enter("", "", None)
-    elif way.block is None:
-        _went_to_index(path, frame)
-    elif elements(steps[number - 1]) is not None:
-        _went_to_cell(path, steps[number - 1 : number + 1], way)
-    elif is_of_library(frame, "pandas", "Series"):
+    inside = steps[: number + 1]
+    way = _Inside.of(inside)
+    if way is None:  # such as a cached column
+        path.append_removable("", "", None)
+    elif way.block is None:  # frame.index
+        _append_index(path, frame)
+    elif elements(inside[-2]) is not None:  # frame.iat[3, 0], from an array of objects
+        _append_cell(path, array=inside[-2], child=inside[-1], way=way)
+    elif is_of_library(frame, "pandas", "Series"):  # its only array
         path.append_fixed("")
-    else:
-        _went_to_columns(path, frame, way, steps[-1])
-        _advise_if_older(path, frame, columns_before, has_old_labels=is_older(way.manager.items))
+    else:  # frame["a"]
+        _append_columns(path, frame, way, steps[-1])
+        _advise_if_columns_are_older(path, frame, way, ages)
     return number
 
 
-def _advise_if_older(
-    path: Path,
-    frame: object,
-    columns_before: Callable[[object], Sequence[str]],
-    *,
-    has_old_labels: bool,
-) -> None:
-    """Record that the line removes columns that were there before, if it does.
-
-    A new column makes new labels of all columns.
+def _append_attribute_of_user(path: Path, frame: object, child: object) -> bool:
+    """Append ``frame.attrs``, or an attribute that the user has added to a frame; return False if
+    the next object is neither.
     """
+    name = attribute_text(frame, child)
+    if name == "._attrs":
+        path.append_fixed(".attrs", path.code and f"{path.code}.attrs")
+        return True
+    if not name.startswith(".") or name.startswith("._"):  # pandas' own
+        return False
+    target = path.code and f"{path.code}{name}"
+    cut = Cut(Kind.DELETED_ATTRIBUTE, id(frame), path.code, target) if target else None
+    path.append_removable(name, target, cut)
+    return True
+
+
+def _advise_if_columns_are_older(path: Path, frame: object, way: _Inside, ages: Ages) -> None:
+    """Let the line that removes columns say so in a comment if they were there before.
+
+    A new column makes new labels of all columns: if these are older, so are all columns.
+    """
+    has_old_labels = ages.is_older(way.manager.items)  # learned for later searches in any case
     if not path.removal:
         return
     if has_old_labels:
         path.advise(path.removal, "", _OLDER_COLUMN)
     elif path.cut is not None and path.cut.owner_id == id(frame):
-        older = sorted(set(columns_before(frame)).intersection(path.cut.columns))
+        older = sorted(set(ages.columns_of_older(frame)).intersection(path.cut.columns))
         if older:
             verb = "was" if len(older) == 1 else "were"
             path.advise(path.removal, "", f"{', '.join(older)} {verb} there before")
@@ -245,16 +244,17 @@ def _manager_of(frame: object) -> Any:
     return manager
 
 
-def _went_to_index(path: Path, frame: object) -> None:
+def _append_index(path: Path, frame: object) -> None:
     """Append the index of a frame."""
     call = path.statement("{0}.index = range(len({0}))")
     cut = Cut(Kind.CALL, id(frame), path.code, call) if call else None
-    path.enter(".index", path.code and f"{path.code}.index", cut)
+    path.append_removable(".index", path.code and f"{path.code}.index", cut)
 
 
-def _went_to_cell(path: Path, steps: Sequence[object], way: _Inside) -> None:
-    """Append a cell with an object, by its position: labels may occur twice."""
-    array, child = steps
+def _append_cell(path: Path, *, array: Any, child: object, way: _Inside) -> None:
+    """Append the cells of an array that are one object, such as ``frame.iat[3, 0]``: by their
+    positions, because labels may occur twice.
+    """
     rows = elements(array) or []
     if read_array("ndim", array) == 1:
         rows = [rows]  # an array of one column
@@ -269,10 +269,10 @@ def _went_to_cell(path: Path, steps: Sequence[object], way: _Inside) -> None:
     if len(cuts) > _MOST_CELLS:
         cuts.clear()  # the frame is removed instead
     target = cuts[0].target if cuts else ""
-    path.enter(" (in a column)", target, with_repeated(cuts))
+    path.append_removable(" (in a column)", target, with_repeated(cuts))
 
 
-def _went_to_columns(path: Path, frame: object, way: _Inside, target: object) -> None:
+def _append_columns(path: Path, frame: object, way: _Inside, target: object) -> None:
     """Append the columns whose blocks share the memory of the target."""
     places = sorted(place for block in _blocks_with(way, target) for place in block.mgr_locs)
     labels = _literals(way.manager.items)
@@ -280,7 +280,7 @@ def _went_to_columns(path: Path, frame: object, way: _Inside, target: object) ->
         path.append_fixed("")  # all of the frame's data
         return
     if not labels or len(places) > _MOST_NAMED:
-        path.enter("", "", None)
+        path.append_removable("", "", None)
         return
     names = tuple(labels[place] for place in places)
     shown = f"[{names[0]}]"
@@ -290,7 +290,7 @@ def _went_to_columns(path: Path, frame: object, way: _Inside, target: object) ->
     cut = None
     if code:
         cut = Cut(Kind.COLUMN, id(frame), path.code, code, places[0], len(labels), columns=names)
-    path.enter(shown, code, cut)
+    path.append_removable(shown, code, cut)
 
 
 def _blocks_with(way: _Inside, target: object) -> list[Any]:

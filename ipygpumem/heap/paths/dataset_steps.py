@@ -35,7 +35,7 @@ def append_dataset_step(path: Path, steps: Sequence[object]) -> int:
     if name in _NOTES and is_exactly(child, dict):
         notes = path.code and f"{path.code}{_NOTES[name]}"
         cut = Cut(Kind.CALL, id(parent), path.code, f"{notes} = {{}}") if notes else None
-        path.enter(_NOTES[name], notes, cut)
+        path.append_removable(_NOTES[name], notes, cut)
         return 1
     is_dataset = is_of_library(parent, "xarray", "Dataset")
     if not is_dataset and not is_of_library(parent, "xarray", "DataArray"):
@@ -53,7 +53,7 @@ def _went_to_variable(path: Path, steps: Sequence[object], *, is_dataset: bool) 
     owner = steps[0]
     label = _code_of_label(owner, steps[1], steps[2])
     if not label:
-        path.enter(" (in a coordinate)", "", None)
+        path.append_removable(" (in a coordinate)", "", None)
         return 2
     removed_from = path.code
     variables: Any = slots(owner).get("_variables")
@@ -67,7 +67,7 @@ def _went_to_variable(path: Path, steps: Sequence[object], *, is_dataset: bool) 
     if code:
         size = len(variables)
         cut = Cut(Kind.COLUMN, id(variables), removed_from, code, size=size, columns=(label,))
-    path.enter(shown, code, cut)
+    path.append_removable(shown, code, cut)
     return 2
 
 

@@ -53,7 +53,7 @@ def _append_axes(path: Path, steps: Sequence[object]) -> int:
             len(all_axes),
             also_removed=_references_to_axes(item),
         )
-        path.enter(f".axes[{position}]", f"{imports}{code}", cut)
+        path.append_removable(f".axes[{position}]", f"{imports}{code}", cut)
         return taken
     return 0
 
@@ -109,7 +109,7 @@ def _append_mappable(path: Path, steps: Sequence[object]) -> int:
         f"{imports}{call}",
         also_removed=_references_to_artist(artist, axes),
     )
-    path.enter("._colorbar.mappable", f"{imports}{code}", cut)
+    path.append_removable("._colorbar.mappable", f"{imports}{code}", cut)
     return 2
 
 
@@ -150,7 +150,7 @@ def _enter_artist(path: Path, axes: object, name: str, artist: object) -> None:
         len(artists),
         also_removed=_references_to_artist(artist, axes),
     )
-    path.enter(f".{name}[{position}]", f"{imports}{code}", cut)
+    path.append_removable(f".{name}[{position}]", f"{imports}{code}", cut)
 
 
 def _removal_alone(of_artist: str) -> str:

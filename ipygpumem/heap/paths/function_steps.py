@@ -48,7 +48,7 @@ def append_function_step(path: Path, steps: Sequence[object], cell_of: CellOf) -
     if kind is MethodType:
         path.advise(path.removal, "")
         name = _name_of_function(function.__func__, cell_of)
-        path.say(f": bound method {name}, its object")
+        path.append_words(f": bound method {name}, its object")
         return 1
     if is_exactly(function, BuiltinMethodType, MethodWrapperType):
         path.append_fixed(".__self__", path.code and f"{path.code}.__self__")
@@ -79,15 +79,15 @@ def _append_function(path: Path, steps: Sequence[object], cell_of: CellOf) -> in
     assert type(function) is FunctionType
     name = _name_of_function(function, cell_of)
     after = steps[2] if len(steps) > 2 else None
-    path.advise_if_nothing_later_can_go("when you no longer need the function", _OR_FUNCTION)
+    path.set_fallback("when you no longer need the function", _OR_FUNCTION)
     if child is function.__closure__ and child is not None:
         return _append_closure(path, function, steps[2:], name)
     if child is function.__defaults__ or child is function.__kwdefaults__:
         code = path.code and _code_of_default(path.code, function, after)
-        path.say(f": default argument of function {name}", code)
+        path.append_words(f": default argument of function {name}", code)
         return 1 if after is None else 2
     code = path.code
-    path.say(f": function {name}")
+    path.append_words(f": function {name}")
     if after is not None and child is instance_dict(function):
         _append_attribute(path, code, function, after)
         return 2
@@ -111,7 +111,7 @@ def _append_closure(path: Path, function: FunctionType, after: Sequence[object],
     cells = function.__closure__ or ()
     cell = after[0] if after else None
     if type(cell) is not CellType:
-        path.say(f": closure of function {name}")
+        path.append_words(f": closure of function {name}")
         return 1
     position = position_of(cells, cell)
     variable = function.__code__.co_freevars[position]
@@ -119,9 +119,9 @@ def _append_closure(path: Path, function: FunctionType, after: Sequence[object],
     words = f": closure of function {name}, variable {variable}"
     cut = _cut_of_variable(function, cell, path.code)
     if cut is not None:
-        path.enter(words, code, cut)
+        path.append_removable(words, code, cut)
     else:
-        path.say(words, code)
+        path.append_words(words, code)
     return 3 if len(after) > 1 else 2
 
 
@@ -188,13 +188,13 @@ def _append_attribute(path: Path, code: str, function: FunctionType, value: obje
         path.append_fixed(attribute)
         return
     if not code:
-        path.enter(attribute, "", None)
+        path.append_removable(attribute, "", None)
         return
     cuts = list[Cut]()
     for name in attribute_names(function, value):
         if kind is Kind.ATTRIBUTE or is_added(function, name, value):
             cuts.append(Cut(kind, id(function), code, f"{code}.{name}"))
-    path.enter(attribute, f"{code}{attribute}", with_repeated(cuts))
+    path.append_removable(attribute, f"{code}{attribute}", with_repeated(cuts))
 
 
 def _append_cache(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
@@ -207,5 +207,5 @@ def _append_cache(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
         return 0
     function = (instance_dict(cache) or {}).get("__wrapped__")
     path.advise(path.statement("{}.cache_clear()"), "call cache_clear() of that function")
-    path.say(f": lru_cache of function {_name_of_function(function, cell_of)}")
+    path.append_words(f": lru_cache of function {_name_of_function(function, cell_of)}")
     return 2 if type(child) is dict and len(steps) > 2 else 1

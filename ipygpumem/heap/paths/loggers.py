@@ -75,7 +75,9 @@ def append_logger_step(path: Path, owner: object, items: Sequence[object], item:
     position = position_of(items, item)
     place = f".{name}[{position}]"
     call = _removal(path.code, name, items, item)
-    path.enter(place, f"{path.code}{place}", Cut(Kind.CALL, id(items), path.code, call, position))
+    path.append_removable(
+        place, f"{path.code}{place}", Cut(Kind.CALL, id(items), path.code, call, position)
+    )
     return 2
 
 

@@ -41,11 +41,11 @@ def append_mock_step(path: Path, steps: Sequence[object]) -> int:
         imports, code = split(path.code)
         call = f"{imports}import unittest.mock; {code}.return_value = unittest.mock.DEFAULT"
         cut = Cut(Kind.CALL, id(mock), path.code, call) if code else None
-        path.enter(".return_value", path.code and f"{path.code}.return_value", cut)
+        path.append_removable(".return_value", path.code and f"{path.code}.return_value", cut)
     elif name == "_mock_side_effect":
         target = path.code and f"{path.code}.side_effect"
         cut = Cut(Kind.ATTRIBUTE, id(mock), path.code, target) if target else None
-        path.enter(".side_effect", target, cut)
+        path.append_removable(".side_effect", target, cut)
     else:
         return taken
     return taken + 1

@@ -22,19 +22,24 @@ _STEP = re.compile(r"[.\[]|: |, ")
 
 
 class Path:
-    """A path under construction, and how to free its target.
+    """A path under construction, and how to free its target: the object to which it leads so far.
+
+    Each step appends a reference from the target to the next object, which becomes the target.
+    There are three kinds of references: those that a line can remove (``runs["a"]``), fixed ones
+    (an item of a tuple), and those that only words describe (``: closure of function f``).
 
     Attributes:
-        text: the path so far.
+        text: the path so far, as reports show it.
         roots: the root at which the text begins, or ``NO_ROOT``.
         code: code of the path's target; empty if it cannot be typed.
         cut: the reference to remove, so that the target dies; None if there is none, or no code for
             it.
-        is_fixed: True if the reference to the target itself cannot be removed, such as that of a
-            tuple.
+        is_fixed: True if the reference to the target itself cannot be removed, so that ``cut`` is
+            one before it.
         remedy: the statement that frees the target, or words, if a step knew one.
         is_lost: True if a step cannot be typed: the text ends there.
-        is_own: True if the target is a model's own part, which users do not remove.
+        is_in_model: True if the target is a part of a model or optimizer, which users do not
+            remove.
         is_of_library: True if the target is an object of a library, whose code may need each
             reference.
         is_freed_by_command: True if ``%gpumem free`` frees the root's object.
@@ -56,17 +61,13 @@ class Path:
         self._is_removed_as_whole = root.is_removed_as_whole
         self.is_of_library = root.is_of_library
         self.is_freed_by_command = root.is_freed_by_command
-        self.is_own = False
+        self.is_in_model = False
         self.is_ending = False
         self.ended_object: object = None
         self._advised_cut: Cut | None = None
         self._advised_code = ""
         self._fallback = NO_REMEDY
         """The remedy for a target to which no reference can be removed inside a function."""
-
-    def note_own(self) -> None:
-        """Note that the next step leads to a part of a model or optimizer."""
-        self.is_own = True
 
     def replace_by_copy(self, function: str, other_names: Sequence[Cut]) -> None:
         """Record that a copy takes the place of the current target: what the steps after this one
@@ -84,12 +85,23 @@ class Path:
             self._is_removed_as_whole = True
 
     def append_fixed(self, shown: str, code: str = "") -> None:
-        """Append a reference that cannot be removed: that to its object is."""
+        """Append a reference that cannot be removed: the line removes the one before it.
+
+        Args:
+            shown: the text, such as ``[3]``; one that begins with " (" cannot be typed.
+            code: the code of the new target; empty if there is none.
+        """
         self._append(shown, code)
         self.is_fixed = True
 
-    def enter(self, shown: str, code: str, cut: Cut | None) -> None:
-        """Append a reference that can be removed, by ``cut`` if there is code for it."""
+    def append_removable(self, shown: str, code: str, cut: Cut | None) -> None:
+        """Append a reference that users can remove.
+
+        Args:
+            shown: the text, such as ``["key"]``; one that begins with " (" cannot be typed.
+            code: the code of the new target; empty if there is none.
+            cut: the reference; None if there is no code for it.
+        """
         was_out_of_reach = self.is_fixed and self.is_lost
         self._append(shown, code)
         if self._is_removed_as_whole or (cut is None and (self._fallback.line or was_out_of_reach)):
@@ -103,18 +115,21 @@ class Path:
         self.cut = cut
         self.is_fixed = False
 
-    def _append(self, shown: str, code: str) -> None:
-        if not self.is_lost:
-            self.text += shown
-            self.is_lost = shown.startswith(" (")
-        self.code = code
-
-    def say(self, words: str, code: str = "") -> None:
-        """Append a step that only words can describe; words also follow a text that was lost."""
+    def append_words(self, words: str, code: str = "") -> None:
+        """Append a reference that only words can describe; they also follow a text that was
+        lost.
+        """
         self.text += words
         self.code = code
         self.is_fixed = True
         self.is_lost = self._is_removed_as_whole
+
+    def _append(self, shown: str, code: str) -> None:
+        """Append text, unless the path is lost, and set the code of the new target."""
+        if not self.is_lost:
+            self.text += shown
+            self.is_lost = shown.startswith(" (")
+        self.code = code
 
     def statement(self, template: str) -> str:
         """Return a statement about the path's target, with its import; empty if there is no code
@@ -136,8 +151,12 @@ class Path:
         return self.cut.statement
 
     def advise(self, statement: str, words: str, comment: str = "") -> None:
-        """Record how to free the path's target, unless that is known: by a statement with a
-        comment, or else in words.
+        """Record how to free the current target, unless an earlier step has recorded a remedy.
+
+        Args:
+            statement: the statement that frees it; empty if there is none.
+            words: the advice if there is no statement.
+            comment: the comment on the statement.
         """
         if self.remedy.line:
             return
@@ -146,9 +165,13 @@ class Path:
         self._advised_cut = self.cut
         self._advised_code = self.code
 
-    def advise_if_nothing_later_can_go(self, comment: str, words: str) -> None:
-        """Record how to free the current target, for the case that no reference further along the
+    def set_fallback(self, comment: str, words: str) -> None:
+        """Record that removing the current target is the remedy, if no reference further along the
         path can be removed.
+
+        Args:
+            comment: the comment on the line that removes it.
+            words: the advice if there is no such line.
         """
         if self._fallback.line or self._is_removed_as_whole:
             return
@@ -158,8 +181,13 @@ class Path:
         cuts = () if self.cut is None else (self.cut,)
         self._fallback = Remedy(line, comment, cuts) if line else Remedy(words, cuts=cuts)
 
-    def _advised_cuts(self, ended_id: int) -> tuple[Cut, ...]:
-        """Return the reference that the advice removes, or the call that ends an object."""
+    def _cuts_of_advice(self, ended_id: int) -> tuple[Cut, ...]:
+        """Return the reference that the advised line removes, or the call by which it ends an
+        object; none if it does anything else.
+
+        Args:
+            ended_id: the identity of the object that the line ends; 0 if it ends none.
+        """
         cut = self._advised_cut
         line = self.remedy.line
         if self.is_ending and not self.remedy.comment:
@@ -177,7 +205,7 @@ class Path:
             ended_id: the identity of the object that the advice ends; 0 if it ends none.
         """
         if self.remedy.line:
-            remedy = Remedy(self.remedy.line, self.remedy.comment, self._advised_cuts(ended_id))
+            remedy = Remedy(self.remedy.line, self.remedy.comment, self._cuts_of_advice(ended_id))
             return Way(self.holder(remedy), is_advised=True)
         if self._fallback.line:
             return Way(self.holder(self._fallback))

@@ -22,18 +22,13 @@ from ipygpumem.heap.knowledge.tasks import (
     is_waiting_thread_timer,
 )
 from ipygpumem.heap.libraries import is_segment
-from ipygpumem.heap.paths.alike_references import (
-    AlikeReferences,
-    first_alike,
-    with_only_places_marked,
-)
 from ipygpumem.heap.paths.attribute_steps import append_attribute_step
 from ipygpumem.heap.paths.container_steps import (
     append_item,
     cuts_of_elements,
     cuts_of_repeated,
+    has_plain_assignment,
     removal_of_repeated,
-    takes_items,
 )
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence
 from ipygpumem.heap.paths.data_frame_steps import (
@@ -49,6 +44,11 @@ from ipygpumem.heap.paths.estimator_steps import (
     is_forgotten_by_clone,
 )
 from ipygpumem.heap.paths.function_steps import append_function_step
+from ipygpumem.heap.paths.item_fields import (
+    ItemField,
+    cut_by_field,
+    with_only_places_marked,
+)
 from ipygpumem.heap.paths.items_and_attributes import (
     items_of,
     owns,
@@ -101,7 +101,7 @@ _MOST_INSIDE = 1000
 of work.
 """
 _MOST_FIELDS = 20
-"""Maximum number of places in an item whose references are compared with those of other items."""
+"""Maximum number of fields of a container's items to recognise in further items."""
 _MOST_WRITTEN = 10
 """Maximum number of items of one container whose code is written; of more, only the positions are
 needed.
@@ -109,13 +109,14 @@ needed.
 
 
 class CutsInside(NamedTuple):
-    """References by which a container or its items hold some objects."""
+    """References by which a container, or its items, hold objects that a line is to free."""
 
-    reached: set[int]
-    """The identities of the objects."""
+    object_ids: set[int]
+    """The identities of these objects."""
     cuts: list[Cut]
+    """The references."""
     removed_references: set[tuple[int, int]]
-    """The references as the identities of both objects."""
+    """The same references as the identities of both objects: the owner and the object."""
 
     @classmethod
     def empty(cls) -> CutsInside:
@@ -123,8 +124,14 @@ class CutsInside(NamedTuple):
         return cls(set(), [], set())
 
     def add(self, cut: Cut, item: object, references: Iterable[tuple[int, int]]) -> None:
-        """Add a reference to one of the objects."""
-        self.reached.add(id(item))
+        """Add the reference to an object.
+
+        Args:
+            cut: the reference.
+            item: the object.
+            references: the references that the line removes with it, as identities.
+        """
+        self.object_ids.add(id(item))
         self.cuts.append(cut)
         self.removed_references.update(references)
 
@@ -143,28 +150,27 @@ class PathWriter:
         self._names = roots.names
         self._root_of_name = roots.namespaces.get(id(roots.names))
         self._removed_objects = roots.removed_by_lines.objects
-        self._is_older = roots.is_older
-        self._older_columns_of = roots.older_columns_of
-        self._is_as_long_as_before = roots.is_as_long_as_before
+        self._ages = roots.ages
         self._of_leaks = of_leaks
 
     def holder(self, root: Root, chain: Sequence[object]) -> Holder:
-        """Return the path from ``root`` along ``chain``."""
+        """Return the path from a root along a chain of objects, with its remedy."""
         return self.way(root, chain).holder
 
     def way(self, root: Root, chain: Sequence[object], *, of_graph: bool = False) -> Way:
-        """Return the path from ``root`` along ``chain``, and how to free its last object.
+        """Return the path from a root along a chain of objects, and how to free the last one.
 
         Args:
-            root: the root.
-            chain: the objects from the one to which the root refers.
+            root: the root, such as the variable ``cache``.
+            chain: the objects, of which the root refers to the first: the dict ``cache``, a list
+                in it, an array in the list.
             of_graph: True if the last object is a tensor that stays, and its graph is to be freed.
         """
         steps = without_own_dicts(chain)
         path = Path(root, root.text or self._words_without_root(steps[0]))
         if not root.text and is_pending(steps[0]):
             path.remedy = _remedy_for_task(steps[0])
-        ended_id = self._write(steps, path)
+        ended_id = self._append_steps(path, steps)
         if of_graph:
             if path.remedy.line:
                 return Way(path.holder(path.remedy))
@@ -191,7 +197,7 @@ class PathWriter:
         object of its chain.
         """
         words = words_for_needed(steps, path)
-        if not path.is_own:
+        if not path.is_in_model:
             return Remedy(words) if words else remedy
         # A parameter may be older than its new memory, and optimizers need their state.
         is_parameter = is_of_library(steps[-1], "torch.nn", "Parameter")
@@ -202,29 +208,30 @@ class PathWriter:
             return Remedy(words)
         return Remedy(remedy.line, comments_of([remedy], last=_UNLESS_NEEDED))
 
-    def _write(self, steps: Sequence[object], path: Path) -> int:
-        """Write all steps; return the identity of the object that the advice ends, such as a
-        generator's ``close()``; 0 if there is none.
+    def _append_steps(self, path: Path, steps: Sequence[object]) -> int:
+        """Append the steps through all objects of a chain; return the identity of the object that
+        the advice ends, such as a generator by ``close()``; 0 if it ends none.
         """
-        ended_id, position = 0, 0
         if path.cut is not None and path.cut.kind in _NAMED:
-            self._note_removed(path, steps[0])
-        while True:  # for each object on the way to the last one, how to end it, and the step on
+            self._record_removed(path, steps[0])
+        ended_id = 0
+        position = 0
+        while True:
             parent = steps[position]
             is_last = position == len(steps) - 1
-            self._say_how_to_end(parent, path)
+            self._advise_to_end(path, parent)
             if is_estimator(parent) and self._is_replaced_by_clone(steps[position:]):
                 path.replace_by_copy(clone_code(self._names), self._other_names(path, parent))
             if not is_last:
-                cut = path.cut
-                position += self._step(steps[position:], path)
-                if path.cut is not cut:
-                    self._note_replaced(path, parent)
-                    self._note_removed(path, steps[position])
+                cut_before = path.cut
+                position += self._append_step(path, steps[position:])
+                if path.cut is not cut_before:
+                    self._mark_if_replaced(path, parent)
+                    self._record_removed(path, steps[position])
             if path.is_ending and ended_id == 0:
-                owner = parent if path.ended_object is None else path.ended_object
-                ended_id = id(owner)
-                self._removed_objects[ended_id] = owner
+                ended_object = parent if path.ended_object is None else path.ended_object
+                ended_id = id(ended_object)
+                self._removed_objects[ended_id] = ended_object
             if is_last:
                 return ended_id
 
@@ -233,7 +240,7 @@ class PathWriter:
         some steps lead to it.
         """
         is_fit = is_forgotten_by_clone(steps) or (self._of_leaks and is_estimator(steps[-1]))
-        return is_fit and has_only_a_fit(steps[0]) and self._is_older(steps[0])
+        return is_fit and has_only_a_fit(steps[0]) and self._ages.is_older(steps[0])
 
     def _other_names(self, path: Path, item: object) -> list[Cut]:
         """Return the references of further variables to the object of a variable, which is the
@@ -248,22 +255,31 @@ class PathWriter:
                 cuts.append(root.cut)
         return cuts
 
-    def _note_replaced(self, path: Path, parent: Any) -> None:
-        """Record that the item of a list has the place of an older one, unless a call ends it."""
+    def _mark_if_replaced(self, path: Path, parent: Any) -> None:
+        """Mark the reference of a list if its item has the place of an older one, as after
+        ``rows[3] = x``, unless a call ends the item: the line is ``rows[3] = None``.
+        """
         cut = path.cut
-        if cut is None or cut.kind is not Kind.ITEM or cut.ending or not takes_items(parent):
+        if (
+            cut is None
+            or cut.kind is not Kind.ITEM
+            or cut.ending
+            or not has_plain_assignment(parent)
+        ):
             return
-        if cut.owner_id == id(parent) and self._is_as_long_as_before(parent):
+        if cut.owner_id == id(parent) and self._ages.is_as_long_as_before(parent):
             path.cut = replace(cut, is_replaced=True)
 
-    def _note_removed(self, path: Path, item: object) -> None:
-        """Record the object to which the reference that is removed leads."""
+    def _record_removed(self, path: Path, item: object) -> None:
+        """Record the object to which the reference leads that the path's line removes."""
         if path.cut is not None:
             self._removed_objects[id(item)] = item
             path.cut = replace(path.cut, removed_id=id(item))
 
-    def _say_how_to_end(self, item: object, path: Path) -> None:
-        """Record the statement that ends the path's target, if it has to be ended."""
+    def _advise_to_end(self, path: Path, item: object) -> None:
+        """Advise the statement that ends the path's target, if deleting it is not enough: shared
+        memory, a started patch, a timer.
+        """
         if is_segment(item):
             path.advise(path.statement("{0}.close(); {0}.unlink()"), "close() and unlink() it")
         if is_started_patch(item) and path.code:
@@ -277,10 +293,12 @@ class PathWriter:
 
         The path of a loaded module does not depend on its name in the notebook.
         """
-        return self.holder(*self._from_name(name, chain))
+        return self.holder(*self._root_and_steps(name, chain))
 
-    def _from_name(self, name: str, chain: Sequence[object]) -> tuple[Root, Sequence[object]]:
-        """Return the root and the steps of a chain that begins with a name's object."""
+    def _root_and_steps(self, name: str, chain: Sequence[object]) -> tuple[Root, Sequence[object]]:
+        """Return the root of a chain that begins with a name's object, and the objects from it on:
+        for a loaded module, its global and the objects after the module.
+        """
         module: Any = chain[0]
         if not is_instance(module, ModuleType):
             return Root.of_variable(name), chain
@@ -298,10 +316,10 @@ class PathWriter:
     def cuts_inside(
         self, root: Root, chain: Sequence[object], wanted: Container[int]
     ) -> CutsInside:
-        """Return the references by which a container or its items hold some objects.
+        """Return the references by which a container or its items hold the wanted objects; none if
+        they are too many to write the line of each.
 
-        It returns none if they are too many to write the line of each. The wanted objects are
-        either items of the container or parts of these::
+        The wanted objects are either items of the container, or parts of its items::
 
             container --> wanted        container --> item --> wanted
 
@@ -319,11 +337,13 @@ class PathWriter:
     def _cuts_of_wanted_items(
         self, root: Root, chain: Sequence[object], wanted_items: Sequence[object]
     ) -> CutsInside:
-        """Return the references by which the last object of a chain holds some of its items."""
+        """Return the references by which a chain's last object holds the wanted ones of its
+        items.
+        """
         inside = CutsInside.empty()
         inside.cuts.extend(self.cuts_of_items(root, chain, wanted_items))
         if inside.cuts:
-            inside.reached.update(map(id, wanted_items))
+            inside.object_ids.update(map(id, wanted_items))
             container_id = id(chain[-1])
             inside.removed_references.update((container_id, id(item)) for item in wanted_items)
         return inside
@@ -341,10 +361,10 @@ class PathWriter:
         their items, it is the same code with another position: ``runs[7].model``.
         """
         inside = CutsInside.empty()
-        alike = list[AlikeReferences]()
+        fields = list[ItemField]()
         number_written = 0
         for position, item, part in _wanted_parts(items, wanted):
-            cut = first_alike(alike, position, item, part)
+            cut = cut_by_field(fields, position, item, part)
             if cut is not None and number_written >= _MOST_WRITTEN:
                 self._removed_objects[id(part)] = part
                 inside.add(cut, part, {(id(item), id(part))})
@@ -355,46 +375,58 @@ class PathWriter:
             way = self.way(root, (*chain, item, part))
             if way.cut is None:
                 continue
-            if cut is None and len(alike) < _MOST_FIELDS:
-                alike += AlikeReferences.of(way, chain[-1], item, part)
+            if cut is None and len(fields) < _MOST_FIELDS:
+                field = ItemField.at_end(way, chain[-1], item, part)
+                if field is not None:
+                    fields.append(field)
             inside.add(way.cut, part, way.removed_references)
             if way.cut.owner_id == id(item):
                 inside.cuts[-1:] = cuts_of_repeated(way.cut, item, part)
         unique = list(by_identity(items).values())
-        return inside._replace(cuts=with_only_places_marked(inside.cuts, alike, unique))
+        return inside._replace(cuts=with_only_places_marked(inside.cuts, fields, unique))
 
     def cuts_of_items(
         self, root: Root, chain: Sequence[object], items: Sequence[object]
     ) -> list[Cut]:
-        """Return the references to some items of an object, which may be very many.
+        """Return the references from a container to items, which may be very many; none if an item
+        cannot be removed by itself.
 
-        The list is empty if an item cannot be removed by itself.
+        Args:
+            root: the root of the chain.
+            chain: the objects up to the container.
+            items: the items.
         """
-        holder = chain[-1]
+        container = chain[-1]
         unique = by_identity(items)
-        if len(unique) > 1 and has_objects(holder):
+        if len(unique) > 1 and has_objects(container):
             return self._cuts_of_elements(root, chain, unique)
         cuts = list[Cut]()
         for item in list(unique.values())[:_MOST_WRITTEN]:
             way = self.way(root, (*chain, item))
             if way.cut is None or not way.is_direct:
                 return []
-            cuts += cuts_of_repeated(way.cut, holder, item)
+            cuts += cuts_of_repeated(way.cut, container, item)
         if len(unique) <= _MOST_WRITTEN:
             return cuts
-        first = cuts[0]
         if len(unique) <= _MOST_REMOVED:
             self._removed_objects.update(unique)
-        of_items = list[Cut]()
-        for position, item in enumerate(items_of(holder)):
+        cuts_without_code = list[Cut]()
+        for position, item in enumerate(items_of(container)):
             if id(item) in unique:
-                of_items.append(first.of_item(position, item))
-        return of_items
+                cuts_without_code.append(cuts[0].of_item(position, item))
+        return cuts_without_code
 
     def _cuts_of_elements(
         self, root: Root, chain: Sequence[object], wanted: dict[int, object]
     ) -> list[Cut]:
-        """Return the references to some elements of an array of objects, given by identity."""
+        """Return the references from an array of objects to elements of it; none if an element
+        cannot be removed by itself.
+
+        Args:
+            root: the root of the chain.
+            chain: the objects up to the array.
+            wanted: the elements by identity.
+        """
         if len(wanted) > _MOST_REMOVED:
             return []
         way = self.way(root, (*chain, next(iter(wanted.values()))))
@@ -406,14 +438,15 @@ class PathWriter:
     def removal_of_items(
         self, name: str, chain: Sequence[object], items: Sequence[object]
     ) -> Holder:
-        """Return the path from a notebook's name to a container, with the line that removes items.
+        """Return the path from a notebook's name to a container, with the line that removes items
+        from it, or words.
 
         Args:
             name: the name.
             chain: the name's object, and the objects from it to the container.
             items: items of the container.
         """
-        root, steps = self._from_name(name, chain)
+        root, steps = self._root_and_steps(name, chain)
         holder = self.way(root, steps).holder
         cuts = self.cuts_of_items(root, steps, items)
         line = statement_of(cuts)
@@ -437,9 +470,9 @@ class PathWriter:
             f"Python refers to"
         )
 
-    def _step(self, steps: Sequence[object], path: Path) -> int:
-        """Write the next piece of a path: the step through the first object, by its type. Return
-        the number of references that the piece takes.
+    def _append_step(self, path: Path, steps: Sequence[object]) -> int:
+        """Append the step through the first object, by its type; return the number of references
+        that the step takes.
         """
         parent, child = steps[0], steps[1]
         return (
@@ -449,7 +482,7 @@ class PathWriter:
             or append_function_step(path, steps, self._cell_of)
             or append_suspended_step(path, steps, self._cell_of)
             or int(append_item(path, parent, child))
-            or append_frame_step(path, steps, self._is_older, self._older_columns_of)
+            or append_frame_step(path, steps, self._ages)
             or append_dataset_step(path, steps)
             or append_torch_step(path, steps, self._names)
             or append_attribute_step(path, steps)
@@ -463,37 +496,44 @@ def _remedy_for_task(task: object) -> Remedy:
     return Remedy(f"import asyncio; next({tasks}).cancel()")
 
 
+class _WantedPart(NamedTuple):
+    """A wanted object that is a part of a container's item."""
+
+    position: int
+    """The first position of the item in the container."""
+    item: object
+    part: object
+    """The wanted object."""
+
+
+def _wanted_parts(items: Sequence[object], wanted: Container[int]) -> list[_WantedPart]:
+    """Return the wanted objects, given by identity, among the parts of a container's items."""
+    wanted_parts = list[_WantedPart]()
+    for position, item in _items_once(items):
+        for part_id, part in by_identity(items_of(item)).items():
+            if part_id in wanted:
+                wanted_parts.append(_WantedPart(position, item, part))
+    return wanted_parts
+
+
 def _items_once(items: Sequence[object]) -> Iterator[tuple[int, object]]:
     """Yield the items, each once, with their first positions."""
-    seen = set[int]()
+    passed = set[int]()
     for position, item in enumerate(items):
-        if id(item) not in seen:
-            seen.add(id(item))
+        if id(item) not in passed:
+            passed.add(id(item))
             yield position, item
-
-
-def _wanted_parts(
-    items: Sequence[object], wanted: Container[int]
-) -> list[tuple[int, object, object]]:
-    """Return the wanted objects in the items of a container: each with its item, and the position
-    of that.
-    """
-    wanted_parts = list[tuple[int, object, object]]()
-    for position, item in _items_once(items):
-        for key, part in by_identity(items_of(item)).items():
-            if key in wanted:
-                wanted_parts.append((position, item, part))
-    return wanted_parts
 
 
 def _references_removed_by(
     cut: Cut | None, ended_id: int, steps: Sequence[object]
 ) -> frozenset[tuple[int, int]]:
-    """Return the references that a line removes, as the identities of both objects.
+    """Return the references that a line removes, as the identities of both objects: the owner, and
+    the object to which it refers, or 0 for all objects.
 
     Args:
-        cut: the only reference that it removes, if that is known.
-        ended_id: the identity of an object that it ends; 0 if there is none.
+        cut: the only reference that the line removes; None if it removes another one, or several.
+        ended_id: the identity of an object that the line ends; 0 if it ends none.
         steps: the objects on the way.
     """
     if ended_id:
@@ -510,10 +550,10 @@ def _references_removed_by(
 
 
 def without_own_dicts(chain: Sequence[object]) -> list[object]:
-    """Return the chain without objects' own attribute dicts: ``a.b`` is one step."""
+    """Return a chain without the dicts of attributes in it: ``a.b`` is one step."""
     steps = [chain[0]]
     for owner, item in itertools.pairwise(chain):
-        is_own = type(item) is dict and item is not chain[-1] and owns(owner, item)
-        if not is_own:
-            steps.append(item)
+        if type(item) is dict and item is not chain[-1] and owns(owner, item):
+            continue
+        steps.append(item)
     return steps

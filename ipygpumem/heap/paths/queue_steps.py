@@ -158,7 +158,7 @@ def _append_queued_item(path: Path, steps: Sequence[object], protocol: Protocol)
     name = attribute_text(owner, items)
     if protocol is _OF_SCHEDULER:
         # The list has one function for each group of the optimizer.
-        path.advise_if_nothing_later_can_go("when you no longer need the scheduler", protocol.words)
+        path.set_fallback("when you no longer need the scheduler", protocol.words)
         if len(steps) > 2:
             name += f"[{position_of(items, steps[2])}]"  # type: ignore[arg-type]  # a list
         path.append_fixed(name, f"{path.code}{name}")
@@ -181,7 +181,7 @@ def _enter_all(path: Path, items: Any, name: str, protocol: Protocol) -> None:
     cut = Cut(Kind.QUEUED, id(items), path.code, code, 0, size, items=code, protocol=protocol)
     emptying = protocol.statement(cut, range(size))
     if emptying:
-        path.enter(name, code, Cut(Kind.CALL, id(items), path.code, emptying))
+        path.append_removable(name, code, Cut(Kind.CALL, id(items), path.code, emptying))
         return
     path.append_fixed(name, code)
     path.advise("", protocol.words)
@@ -219,7 +219,7 @@ def _enter(
     )
     shown = " (in a queue)" if protocol is _SIMPLE_QUEUE else f"[{position}]"
     if cut.statement:
-        path.enter(shown, target, cut)
+        path.append_removable(shown, target, cut)
         return
     path.append_fixed(shown, target)
     path.advise("", protocol.words)

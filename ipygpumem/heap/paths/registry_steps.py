@@ -57,7 +57,7 @@ def _append_local(path: Path, steps: Sequence[object]) -> int:
                 cuts.append(Cut(Kind.ATTRIBUTE, id(steps[0]), path.code, target))
         if cuts:
             target = cuts[0].target
-            path.enter(target.removeprefix(path.code), target, with_repeated(cuts))
+            path.append_removable(target.removeprefix(path.code), target, with_repeated(cuts))
             return taken
         if not is_exactly(item, dict):
             return 0
@@ -72,7 +72,7 @@ def _append_connection(path: Path, steps: Sequence[object]) -> int:
     if steps[1] is class_dict(base)["row_factory"].__get__(connection):
         target = f"{path.code}.row_factory"
         cut = Cut(Kind.ATTRIBUTE, id(connection), path.code, target)
-        path.enter(".row_factory", target, cut)
+        path.append_removable(".row_factory", target, cut)
         return 1
     return 0
 
@@ -84,7 +84,7 @@ def _append_finalizer(path: Path, registry: Any, info: object) -> int:
     # With the semicolon, IPython keeps no output: the arguments.
     condition = f"id(item) == {id(keys[0])}" if keys else "False"
     call = f"{imports}[item.detach() for item in list({code}._registry) if {condition}];"
-    path.enter(
+    path.append_removable(
         "._registry (arguments of a finalizer)", "", Cut(Kind.CALL, id(registry), path.code, call)
     )
     path.is_lost = True
@@ -110,5 +110,5 @@ def _append_callback(
         registered = f'{manager}.callbacks["{event}"][:]'
         call = f'[{manager}.unregister("{event}", item) for item in {registered} if {condition}];'
     call = f"{imports}{call}"
-    path.enter(place, code, Cut(Kind.CALL, id(functions), path.code, call))
+    path.append_removable(place, code, Cut(Kind.CALL, id(functions), path.code, call))
     return 3

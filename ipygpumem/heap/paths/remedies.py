@@ -1,5 +1,5 @@
-"""Holders of objects, and the remedies that free these: values that are made once, where a path is
-written.
+"""The holder of an object as reports show it, ``notebook variable runs[3]``, and the remedy that
+frees the object: a line, ``del runs[3]``, or words.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CLEARED_ITEM = re.compile(
 
 
 class ItemLine(NamedTuple):
-    """A line about one item of a list."""
+    """The parts of a line about one item of a list: ``del runs[3]``, ``models[3].zero_grad()``."""
 
     owner: str
     """The code of the list."""
@@ -40,7 +40,7 @@ class ItemLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Remedy:
-    """A line, or words, to free an object.
+    """A line of code that frees an object, or words that say how to free it.
 
     Attributes:
         line: a line of code, a magic, or words; empty if nothing is known.
@@ -66,7 +66,7 @@ class Remedy:
 
     @property
     def removed(self) -> tuple[Cut, ...]:
-        """The references that the line is known to remove."""
+        """The references that the line removes, if these are known; none for words."""
         return self.cuts if self.line else ()
 
     @property
@@ -164,8 +164,12 @@ REMOVE_THEM = Remedy("remove them from there")
 
 
 def comments_of(remedies: Iterable[Remedy], *, first: str = "", last: str = "") -> str:
-    """Return the comments of some remedies as one, each once, between a ``first`` and a ``last``
-    one; empty if there are none.
+    """Return the comments of remedies as one, each once; empty if there are none.
+
+    Args:
+        remedies: the remedies.
+        first: a further comment, which comes first.
+        last: a further comment, which comes last.
     """
     comments = dict[str, None]()
     for comment in (first, *(remedy.comment for remedy in remedies), last):
@@ -176,7 +180,7 @@ def comments_of(remedies: Iterable[Remedy], *, first: str = "", last: str = "") 
 
 @dataclass(frozen=True)
 class Holder:
-    """The reference that keeps an object alive.
+    """A path to an object, as reports show it, and how to free the object.
 
     Attributes:
         path: the shortest chain of references from a root; several if the object has several
@@ -227,7 +231,11 @@ class Holder:
         return replace(self, path=f"{self.path}, and {number}{MORE_THERE}")
 
     def record(self, names: Container[str] = ()) -> ReferencePath:
-        """Return the holder as plain text, with a line that binds none of some names."""
+        """Return the holder as plain text for a record.
+
+        Args:
+            names: the user's names, none of which a loop in the line may bind.
+        """
         remedy = self.remedy
         if remedy.line.startswith("for "):
             remedy = replace(remedy, line=with_free_variable(remedy.line, names))

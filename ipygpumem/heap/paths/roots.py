@@ -8,14 +8,13 @@ import builtins
 import re
 import sys
 import weakref
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import FrameType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import Array
-from ipygpumem.heap.garbage import lasting_weak
+from ipygpumem.heap.paths.ages import Ages
 from ipygpumem.heap.paths.attributes_to_remove import is_in_code, is_in_source, is_users_callable
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.patches import patch_of, stopping
@@ -283,35 +282,21 @@ class RemovedByLines:
 @dataclass(frozen=True)
 class Roots:
     """The objects that the user can name, except modules, threads and running functions, which
-    every program has.
+    every program has, and the knowledge with which a search for holders writes lines.
 
     Attributes:
-        namespaces: the functions that name the roots in dicts, by the identity of each dict.
-        objects: roots by the identity of an object.
-        registered: roots by the identity of an object that a registry keeps, to which no other
-            object need refer.
+        namespaces: for each dict of names, by its identity, the function that returns the root of a
+            key.
+        objects: the root of each object that is one itself, such as the shell, by the identity of
+            the object.
+        registered: the same for objects that a registry keeps, to which no other object need refer.
         hidden: identities of objects to skip, which refer to their contents only temporarily.
         cell_of: returns the number of the cell with a code's file name.
         names: the user's names, to write the statement that frees an object.
-        new: returns the identities of objects that are no older than the memory to free, such as
-            those that an experiment has made.
-        knows_age: True if all objects that are not ``new`` are older than the memory to free; False
-            if their age is unknown.
-        was_there: returns True for an array that may be older than the memory to free; asked only
-            if ``knows_age``.
-        stay: older open figures, objects of libraries, labels of columns and gradients, which lines
-            do not remove unsaid; it receives them if their age is known.
+        ages: tells which objects are older than the memory to free.
         received: returns the identities of objects that older ones have received since: the user
             removes such a record as a whole.
-        removed_by_lines: receives the objects that lines of advice remove.
-        length_before: returns the length that an older list had when the memory to free was made;
-            None if it is unknown.
-        unchanged_lengths: the lengths of lists that still had them at the end of an experiment, by
-            identity, for later looks; it receives them if their age is known.
-        columns_before: returns the code of the label of each column that an older data frame had
-            when the memory to free was made; none if they are unknown.
-        older_columns: these labels by the identity of the frame, for later looks; it receives them
-            if their age is known.
+        removed_by_lines: the search adds the objects that lines of its report remove.
     """
 
     namespaces: Mapping[int, RootOf] = field(default_factory=dict)
@@ -320,51 +305,9 @@ class Roots:
     hidden: frozenset[int] = frozenset()
     cell_of: Callable[[str], int | None] = lambda filename: None
     names: Mapping[str, object] = field(default_factory=dict)
-    new: Callable[[], Container[int]] = frozenset
-    knows_age: bool = False
-    was_there: Callable[[object, Array], bool] = lambda item, array: True
-    stay: list[weakref.ref[Any]] = field(default_factory=list)
+    ages: Ages = field(default_factory=Ages)
     received: Callable[[], Container[int]] = frozenset
     removed_by_lines: RemovedByLines = field(default_factory=RemovedByLines)
-    length_before: Callable[[object], int | None] = lambda item: None
-    unchanged_lengths: dict[int, int] = field(default_factory=dict)
-    columns_before: Callable[[object], Sequence[str]] = lambda frame: ()
-    older_columns: dict[int, Sequence[str]] = field(default_factory=dict)
-
-    def is_older(self, item: object) -> bool:
-        """Return True if an object is older than the memory to free; note it for later looks, which
-        do not know its age.
-        """
-        if any(reference() is item for reference in self.stay):
-            return True
-        if not self.knows_age or id(item) in self.new():
-            return False
-        reference = lasting_weak(item)
-        if reference is not None:
-            self.stay.append(reference)
-        return True
-
-    def older_columns_of(self, frame: object) -> Sequence[str]:
-        """Return the code of the label of each column that a data frame had before the memory to
-        free was made; note them for later looks.
-        """
-        if self.knows_age and id(frame) not in self.new():
-            columns = self.columns_before(frame)
-            if columns:
-                self.older_columns[id(frame)] = columns
-        return self.older_columns.get(id(frame), ())
-
-    def is_as_long_as_before(self, items: list[Any]) -> bool:
-        """Return True if an older list has the length that it had before the memory to free was
-        made, so that new items have the places of older ones; note it for later looks.
-        """
-        length = list.__len__(items)
-        if self.unchanged_lengths.get(id(items)) == length:
-            return True
-        if not self.knows_age or self.length_before(items) != length or id(items) in self.new():
-            return False
-        self.unchanged_lengths[id(items)] = length
-        return True
 
 
 _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")

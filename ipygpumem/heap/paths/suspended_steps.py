@@ -67,7 +67,7 @@ def _append_suspended(path: Path, steps: Sequence[object], cell_of: CellOf) -> i
     taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
     name = name_of_code(code_of(suspended), cell_of)
     local = _local(frame_of(suspended), steps[taken])
-    path.say(f": suspended {what} {name}{local}")
+    path.append_words(f": suspended {what} {name}{local}")
     return taken
 
 
@@ -80,7 +80,7 @@ def _append_task(path: Path, task: object, child: object) -> None:
         path.append_fixed(".result()", path.code and f"{path.code}.result()")
         return
     path.advise(line_that_ends(task, path), "")
-    path.say(": asyncio task")
+    path.append_words(": asyncio task")
 
 
 def _append_traceback(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
@@ -95,9 +95,9 @@ def _append_traceback(path: Path, steps: Sequence[object], cell_of: CellOf) -> i
         elif not is_instance(item, BaseException):
             if path.is_freed_by_command:
                 path.remedy = Remedy(FORGET_LAST_ERROR)
-            path.say(f": exception{attribute_text(steps[position - 1], item)}")
+            path.append_words(f": exception{attribute_text(steps[position - 1], item)}")
             return position
-    path.say(": exception")
+    path.append_words(": exception")
     return len(steps) - 1
 
 
@@ -110,13 +110,13 @@ def _append_frame(
     ``line`` is the number of the traceback's line; 0 if no traceback leads to the frame.
     """
     if len(steps) == 1:
-        path.say(": saved traceback")
+        path.append_words(": saved traceback")
         return 0
     taken = 1
     if type(steps[1]) is dict and len(steps) > 2:
         taken = 2  # up to Python 3.12, the dict that shows its local names
     where = f"{name_of_code(frame.f_code, cell_of)} line {line or frame.f_lineno}"
-    path.say(f": saved traceback, {where}{_local(frame, steps[taken])}")
+    path.append_words(f": saved traceback, {where}{_local(frame, steps[taken])}")
     return taken
 
 

@@ -83,7 +83,7 @@ def append_torch_step(path: Path, steps: Sequence[object], names: Mapping[str, o
     parent, child = steps[0], steps[1]
     if module_of(child) == "torch.autograd.function" or type_name(parent).endswith("Backward0"):
         path.advise(_detaching(path), DETACH, f"and {DETACH}")
-        path.say(f": its autograd graph ({type_name(child)})")
+        path.append_words(f": its autograd graph ({type_name(child)})")
         return 1
     name = attribute_text(parent, child)
     hooks_of_tensor = _hooks_of_tensor(parent, child)
@@ -107,7 +107,7 @@ def append_torch_step(path: Path, steps: Sequence[object], names: Mapping[str, o
             path.ended_object = child  # the groups still lead to the parameters
             if _is_added_state(steps):
                 return 0
-        path.note_own()
+        path.is_in_model = True
     return 0
 
 
@@ -129,8 +129,8 @@ def _append_parameter_of_group(path: Path, steps: Sequence[object]) -> bool:
         for number, parameter in enumerate(parameters):
             if parameter is steps[2]:
                 place = f'.param_groups[{group_number}]["params"][{number}]'
-                path.note_own()
-                path.enter(place, path.code and f"{path.code}{place}", None)
+                path.is_in_model = True
+                path.append_removable(place, path.code and f"{path.code}{place}", None)
                 return True
     return False
 
@@ -301,8 +301,8 @@ def _append_part(path: Path, steps: Sequence[object]) -> None:
         )
         # The dict is the owner: the module's other parts stay.
         cut = Cut(kind, id(parts), path.code, target)
-    path.note_own()
-    path.enter(f"[{key}]" if key.isdecimal() else part, target, cut)
+    path.is_in_model = True
+    path.append_removable(f"[{key}]" if key.isdecimal() else part, target, cut)
 
 
 def _key_in_dict(items: Any, value: object) -> object:

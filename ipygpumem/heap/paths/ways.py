@@ -1,4 +1,6 @@
-"""The holders of an object, each with its remedy, and one line for several of them."""
+"""Ways: finished paths to an object, each with the line that frees it there, and one line for all
+ways to an object, such as ``del outer["x"]; runs.clear()``.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ from ipygpumem.heap.paths.statements import statement_of
 
 @dataclass(frozen=True)
 class Way:
-    """A path to an object."""
+    """A finished path to an object, with the line that removes it from there."""
 
     holder: Holder
+    """The path as text, and its remedy."""
     is_direct: bool = False
     """True if the only reference removed is the one to the object itself."""
     is_advised: bool = False
@@ -35,7 +38,7 @@ class Way:
     objects to which the first one refers, such as those of a generator that is closed.
     """
     words: str = ""
-    """The advice if no line removes the object from any place."""
+    """The advice if no line removes the object from any place; empty to advise nothing."""
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
@@ -44,12 +47,12 @@ class Way:
 
     @property
     def cut(self) -> Cut | None:
-        """The reference, if it is only one."""
+        """The reference that the line removes, if it is only one; else None."""
         return self.cuts[0] if len(self.cuts) == 1 else None
 
     def ids_above(self) -> set[int]:
-        """Return the identities of the objects on the way that stay: they are above all references
-        that the advice removes.
+        """Return the identities of the objects on the way that the line keeps: those before the
+        first removed reference; none if the line removes no reference of the way.
         """
         above = set[int]()
         for owner_id, item_id in itertools.pairwise(self.step_ids):
@@ -59,7 +62,12 @@ class Way:
         return set()
 
     def is_ended_by(self, removed_references: Set[tuple[int, int]]) -> bool:
-        """Return True if some removed references include one of this way."""
+        """Return True if a reference of this way is removed, so that it no longer leads to the
+        object.
+
+        Args:
+            removed_references: the references that lines remove, in the form of those of a way.
+        """
         if not removed_references.isdisjoint(itertools.pairwise(self.step_ids)):
             return True
         return any((step_id, 0) in removed_references for step_id in self.step_ids[:-1])
@@ -70,13 +78,16 @@ _MOST_WAYS = 4
 
 
 def joined(ways: Sequence[Way], unwritten: int = 0) -> Way:
-    """Return the holders of one object as one, with the line that removes it from all of them.
+    """Return one way for all ways to an object, with the line that removes it from all places.
+
+    There are four results: one statement for all references; several lines as one; a statement with
+    words in its comment, for places without a line; or only words.
 
     Args:
         ways: the way from each holder.
         unwritten: the number of further holders, without a line.
     """
-    holder = _named_together(ways, unwritten)
+    holder = _listed_holder(ways, unwritten)
     if unwritten:
         return Way(holder)
     removable = [way for way in ways if way.cuts]
@@ -98,8 +109,10 @@ def joined(ways: Sequence[Way], unwritten: int = 0) -> Way:
     return Way(replace(holder, remedy=_as_one_line(lines, words, remedies)))
 
 
-def _named_together(ways: Sequence[Way], unwritten: int) -> Holder:
-    """Return the holders of one object as one, with words instead of a line."""
+def _listed_holder(ways: Sequence[Way], unwritten: int) -> Holder:
+    """Return one holder whose path lists those of some ways, with words instead of a line:
+    ``notebook variable a, notebook variable b, and 3 more``.
+    """
     named = [way.holder for way in ways[:_MOST_WAYS]]
     paths = [holder.path for holder in named]
     path = ", ".join(inner for inner in paths if not _are_items_of(inner, paths))
@@ -111,7 +124,9 @@ def _named_together(ways: Sequence[Way], unwritten: int) -> Holder:
 
 
 def _are_items_of(path: str, containers: Iterable[str]) -> bool:
-    """Return True if a path to several items goes on from that to one of some containers."""
+    """Return True if a path to several items, ``runs[0], and 7 more there``, begins with the path
+    to one of the containers, ``runs``.
+    """
     if not path.endswith(MORE_THERE):
         return False
     return any(path.startswith(f"{container}[") for container in containers)
@@ -121,7 +136,7 @@ _REMOVE_FROM_ALL = Remedy("remove it from all of these")
 
 
 def _lines_and_words(ways: Sequence[Way]) -> tuple[list[Remedy], list[str]]:
-    """Return the lines of some holders, and words for those without a line."""
+    """Return the lines of some ways, and words for ways without a line."""
     lines = list[Remedy]()
     words = list[str]()
     for way in ways:
@@ -139,8 +154,13 @@ def _lines_and_words(ways: Sequence[Way]) -> tuple[list[Remedy], list[str]]:
 def _as_one_line(
     lines: Sequence[Remedy], words: Sequence[str], remedies: Sequence[Remedy]
 ) -> Remedy:
-    """Return lines as one, with words in its comment; everything in words if no line can be joined
-    with another one.
+    """Return lines as one, with words in its comment; everything in words if a line is a magic or a
+    loop, to which no statement can be appended.
+
+    Args:
+        lines: the lines.
+        words: the advice for places without a line.
+        remedies: the remedies of all places, for their comments and words.
     """
     if lines and all(line.is_simple for line in lines):
         first = f"and {', and '.join(words)}" if words else ""
@@ -151,7 +171,9 @@ def _as_one_line(
 
 
 def _used_first(remedies: Sequence[Remedy]) -> list[Remedy]:
-    """Return remedies so that none deletes an object which a later one names."""
+    """Return remedies in an order in which none deletes an object that a later one names:
+    ``a.x = None`` before ``del a``.
+    """
 
     def is_named_elsewhere(remedy: Remedy) -> bool:
         deleted = remedy.deleted_code
@@ -162,17 +184,21 @@ def _used_first(remedies: Sequence[Remedy]) -> list[Remedy]:
 
 
 def _ended_first(ways: Sequence[Way], cuts: list[Cut]) -> list[Cut]:
-    """Return the references to one object, which a user ends by its name if it has to be ended.
+    """Return the references to one object, the first of which ends the object, if its registration
+    is removed by a method of the object: ``outer["w"].close(); del outer["w"]`` of a widget.
 
-    An example is a widget in a dict: ``outer["w"].close(); del outer["w"]``.
+    Args:
+        ways: the ways to the object.
+        cuts: the references that they remove.
     """
-    direct = [way.cut for way in ways if way.is_direct and way.cut is not None]
-    closing = [cut for cut in direct if cut.kind is Kind.CLOSED]
-    named = [cut for cut in direct if cut.kind in _REFERENCES]
-    if not closing or not named:
+    direct_cuts = [way.cut for way in ways if way.is_direct and way.cut is not None]
+    registrations = [cut for cut in direct_cuts if cut.kind is Kind.CLOSED]
+    references_with_code = [cut for cut in direct_cuts if cut.kind in _REFERENCES]
+    if not registrations or not references_with_code:
         return cuts
-    ended = replace(named[0], ending=closing[0].ending)
-    return [ended, *(cut for cut in cuts if cut not in (closing[0], named[0]))]
+    registration, reference = registrations[0], references_with_code[0]
+    ended = replace(reference, ending=registration.ending)
+    return [ended, *(cut for cut in cuts if cut not in (registration, reference))]
 
 
 _REFERENCES = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.DELETED_ATTRIBUTE, Kind.SLOT}

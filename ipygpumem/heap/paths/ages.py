@@ -1,0 +1,113 @@
+"""Tells which objects are older than the memory that a line frees.
+
+A line keeps older objects, or its comment names them. If an experiment draws into an older figure,
+for instance, the line removes the new artists and leaves the figure open.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ipygpumem.heap.arrays import Array
+from ipygpumem.heap.garbage import lasting_weak
+
+
+@dataclass
+class LearnedAges:
+    """Older objects that the searches at the ends of experiments have met.
+
+    Later searches, such as those of ``%gpumem leaks``, no longer know what was there before an
+    experiment. They write the same lines, because they read this.
+    """
+
+    objects: list[weakref.ref[Any]] = field(default_factory=list)
+    """Older open figures, objects of libraries, labels of columns and gradients."""
+    lengths: dict[int, int] = field(default_factory=dict)
+    """The length of each older list that had it before and after the experiment, by the identity of
+    the list.
+    """
+    columns: dict[int, Sequence[str]] = field(default_factory=dict)
+    """The code of the labels of the columns that an older data frame had before the experiment, by
+    the identity of the frame.
+    """
+
+    def add(self, item: object) -> None:
+        """Add an older object, if weak references to it are possible."""
+        reference = lasting_weak(item)
+        if reference is not None:
+            self.objects.append(reference)
+
+    def has(self, item: object) -> bool:
+        """Return True if an object is one of the older ``objects``."""
+        return any(reference() is item for reference in self.objects)
+
+    def forget_dead(self) -> None:
+        """Drop the references to objects that are no longer alive."""
+        self.objects = [reference for reference in self.objects if reference() is not None]
+
+
+@dataclass(frozen=True)
+class Ages:
+    """Which objects are older than the memory to free.
+
+    The search at the end of an experiment knows all ages, because it has the baseline of the start.
+    It adds each older object that it meets to ``learned``, which is all that later searches know.
+
+    Attributes:
+        are_known: True if every object that is not ``new`` is older than the memory to free; False
+            if the age of these objects is unknown.
+        new: returns the identities of objects that are no older than the memory to free, such as
+            all that an experiment has made.
+        may_be_older_array: returns True for an array (or tensor) and its description, if it may be
+            older; asked only if ``are_known``.
+        length_before: returns the length that an older list had before the experiment; None if it
+            is unknown.
+        columns_before: returns the code of the label of each column that an older data frame had
+            before the experiment; none if they are unknown.
+        learned: the older objects that searches have met.
+    """
+
+    are_known: bool = False
+    new: Callable[[], Container[int]] = frozenset
+    may_be_older_array: Callable[[object, Array], bool] = lambda item, array: True
+    length_before: Callable[[object], int | None] = lambda item: None
+    columns_before: Callable[[object], Sequence[str]] = lambda frame: ()
+    learned: LearnedAges = field(default_factory=LearnedAges)
+
+    def is_older(self, item: object) -> bool:
+        """Return True if an object is known to be older, and add it to ``learned``."""
+        if self.learned.has(item):
+            return True
+        if not self._is_known_to_be_old(item):
+            return False
+        self.learned.add(item)
+        return True
+
+    def columns_of_older(self, frame: object) -> Sequence[str]:
+        """Return the code of the label of each column that an older data frame had before, and add
+        them to ``learned``; none for any other frame.
+        """
+        if self._is_known_to_be_old(frame):
+            columns = self.columns_before(frame)
+            if columns:
+                self.learned.columns[id(frame)] = columns
+        return self.learned.columns.get(id(frame), ())
+
+    def is_as_long_as_before(self, items: list[Any]) -> bool:
+        """Return True if an older list has the length that it had before, and add that to
+        ``learned``: its new items have taken the places of older ones, as by ``rows[3] = x``.
+        """
+        length = list.__len__(items)
+        if self.learned.lengths.get(id(items)) == length:
+            return True
+        if self.length_before(items) != length or not self._is_known_to_be_old(items):
+            return False
+        self.learned.lengths[id(items)] = length
+        return True
+
+    def _is_known_to_be_old(self, item: object) -> bool:
+        """Return True if ages are known, and the object is not new."""
+        return self.are_known and id(item) not in self.new()

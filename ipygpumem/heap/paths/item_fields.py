@@ -1,0 +1,146 @@
+"""Fields of a list's items: keys or attributes that many items have, such as ``"tokens"`` in
+``docs[0]["tokens"]``, ``docs[1]["tokens"]`` and so on. The line of one item stands for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import repeat
+from operator import is_, methodcaller
+from typing import Any
+
+from ipygpumem.heap.attributes import MISSING, reader_of, slot_descriptors
+from ipygpumem.heap.bulk import types_of
+from ipygpumem.heap.paths.cuts import Cut, Kind
+from ipygpumem.heap.paths.items_and_attributes import attribute_names
+from ipygpumem.heap.paths.ways import Way
+
+_OF_ATTRIBUTES = {Kind.ATTRIBUTE, Kind.DELETED_ATTRIBUTE}
+
+
+class ItemField:
+    """A key of dicts, or an attribute of instances, by which the items of a list refer to objects
+    of one type.
+
+    Args:
+        cut: the reference of the first item in which it was found, with the code for all.
+        item_type: the type of the items.
+        part_type: the type of the objects to which they refer.
+        read: returns the object in the field of an item; ``MISSING`` if the item has none.
+        is_in_slot: True for an attribute that is in no dict.
+
+    Attributes:
+        number_found: the number of items in which it was found.
+    """
+
+    def __init__(
+        self,
+        cut: Cut,
+        item_type: type,
+        part_type: type,
+        read: Callable[[Any], object],
+        *,
+        is_in_slot: bool,
+    ) -> None:
+        self._cut = cut
+        self._item_type = item_type
+        self._part_type = part_type
+        self._read = read
+        self._is_in_slot = is_in_slot
+        self.number_found = 1
+
+    @classmethod
+    def at_end(cls, way: Way, items: object, item: Any, part: object) -> ItemField | None:
+        """Return the field with which a way ends; None if each of its references has to be written.
+
+        Args:
+            way: the way through the list and its item to ``part``.
+            items: the list.
+            item: the item.
+            part: the object to which the item refers.
+        """
+        cut = way.cut
+        if cut is None or cut.outer is None or cut.repeated or cut.protocol is not None:
+            return None
+        is_in_list = cut.outer.kind is Kind.ITEM and cut.outer.owner_id == id(items)
+        if not is_in_list or way.removed_references != {(id(item), id(part))}:
+            return None
+        if cut.kind is Kind.KEY and type(item) is dict:
+            keys = [key for key, value in item.items() if value is part]
+            if len(keys) == 1 and type(keys[0]) in (str, int):
+                read_key = methodcaller("get", keys[0], MISSING)
+                return cls(cut, dict, type(part), read_key, is_in_slot=False)
+        if cut.kind in _OF_ATTRIBUTES:
+            names = attribute_names(item, part)
+            if len(names) == 1:
+                read = reader_of(type(item), names[0])
+                if read is None:
+                    return None
+                is_in_slot = names[0] in slot_descriptors(type(item))
+                return cls(cut, type(item), type(part), read, is_in_slot=is_in_slot)
+        return None
+
+    def cut_of(self, position: int, item: Any, part: object) -> Cut | None:
+        """Return the reference from a further item to an object, without code of its own; None if
+        it is not by this field.
+
+        Args:
+            position: the position of the item.
+            item: the item.
+            part: the object.
+        """
+        have_types = type(item) is self._item_type and type(part) is self._part_type
+        if not have_types or self._read(item) is not part:
+            return None
+        place, size = 0, 0
+        if self._item_type is dict:
+            places = [place for place, value in enumerate(item.values()) if value is part]
+            if len(places) > 1:  # another key refers to it, too
+                return None
+            place, size = places[0], len(item)
+        self.number_found += 1
+        return self._cut.of_other_item(position, item, part, place, size)
+
+    def can_be_popped(self, items: Iterable[Any]) -> bool:
+        """Return True if a loop over all items may remove the field from those that have it,
+        ``_item.pop("tokens", None)``: it was found in each of them, and it is in dicts.
+        """
+        if self._is_in_slot:
+            return False
+        same_type = [item for item in items if type(item) is self._item_type]
+        number_missing = sum(map(is_, map(self._read, same_type), repeat(MISSING)))
+        return len(same_type) - number_missing == self.number_found
+
+
+def cut_by_field(
+    fields: Iterable[ItemField], position: int, item: object, part: object
+) -> Cut | None:
+    """Return the reference from a list's item to an object, if it is by one of the fields that
+    earlier items have; None otherwise.
+    """
+    for field in fields:
+        cut = field.cut_of(position, item, part)
+        if cut is not None:
+            return cut
+    return None
+
+
+def with_only_places_marked(
+    cuts: list[Cut], fields: Sequence[ItemField], items: Sequence[object]
+) -> list[Cut]:
+    """Return references of a list's items, marked ``is_only_there`` if no further item has one of
+    their fields: then ``for _item in docs: _item.pop("tokens", None)`` removes no other object.
+
+    Args:
+        cuts: the references of some of the items.
+        fields: the fields of these references.
+        items: all items of the list.
+    """
+    if len(types_of(items)) > 1:
+        return cuts
+    if sum(field.number_found for field in fields) < len(cuts):
+        return cuts  # some are by no field
+    if not all(field.can_be_popped(items) for field in fields):
+        return cuts
+    return [replace(cut, is_only_there=True) for cut in cuts]
