@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import compress, filterfalse, islice, repeat
 from operator import not_
 from types import FunctionType, ModuleType
@@ -297,14 +297,7 @@ class Contents:
         now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
         chains = self._chains_from(list(map(now.get, names.values())))
-        long = list[object]()
-        for item, children in self._older_with_contents(chains, made):
-            chain = chains[id(item)]
-            if id(item) in self._ends:
-                long.append(item)
-            new = self._new_in(item, children, made)
-            if new:
-                yield Received(names[id(chain[0])], chain, new)
+        long = yield from self._received_in_each(names, chains, made)
         new_data = self._new_data_in_long(long, made, own_references or {})
         if is_older_array is not None:
             # Modules have arrays that no snapshot has seen.
@@ -314,6 +307,29 @@ class Contents:
             new_data += self._new_containers_in_long(long, made)
         if new_data:
             yield Received("", (), list(by_identity(new_data).values()))
+
+    def _received_in_each(
+        self, names: Mapping[int, str], chains: dict[int, Chain], made: Set[int]
+    ) -> Generator[Received, None, list[object]]:
+        """Yield the new objects in each object that was within reach; return the long containers.
+
+        Its variables, such as the contents of the last object, end with it: objects to which they
+        still refer would seem to have further holders.
+
+        Args:
+            names: the names of the named objects, by identity.
+            chains: as for ``_older_with_contents``.
+            made: as for ``received``.
+        """
+        long = list[object]()
+        for item, children in self._older_with_contents(chains, made):
+            chain = chains[id(item)]
+            if id(item) in self._ends:
+                long.append(item)
+            new = self._new_in(item, children, made)
+            if new:
+                yield Received(names[id(chain[0])], chain, new)
+        return long
 
     def _older_with_contents(
         self, chains: dict[int, Chain], made: Set[int]
