@@ -29,8 +29,9 @@ from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Roots
 from ipygpumem.heap.paths.task_endings import cancelling
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.heap.tensors import ENDS_OF_STORAGES
-from ipygpumem.inventory.contents import Contents, Received, leading_objects
+from ipygpumem.inventory.contents import Contents, Received
 from ipygpumem.inventory.growth import Grown
+from ipygpumem.inventory.leading import leading_objects
 from ipygpumem.inventory.leftover import MANY_MODULES
 from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.inventory.remaining_rows import Remaining, RemainingRows
