@@ -308,6 +308,17 @@ def test_a_new_object_at_an_old_objects_address_is_new() -> None:
     assert row.items == [new]
 
 
+def test_a_text_in_a_long_list_is_new_if_no_list_is_read_after() -> None:
+    def text(number: int) -> str:
+        return f"row {number}, " * 50
+
+    rows = list(map(text, range(200)))
+    contents = Contents({"rows": rows})
+    rows[3] = text(-3)  # a constant would have another holder: this code
+    (row,) = contents.received({"rows": rows}, {id(Made)}, {})
+    assert (row.name, row.items) == ("", [rows[3]])
+
+
 def grown(change: str) -> list[tuple[str, list[str], int]]:
     """Return the containers that have grown by 100 KB, with the steps to them and their growth in
     KB.

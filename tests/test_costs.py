@@ -56,7 +56,7 @@ MOST = {
 }
 """Calls of our functions, and calls that these lead to. A commit that raises a number says why."""
 
-MOST_FILES = {"a trivial cell": 30, "an empty experiment": 80}
+MOST_FILES = {"a trivial cell": 30, "an empty experiment": 82}
 """Files of ours whose code runs, which a reader of such a cell must open. A commit that raises one
 says why.
 """

@@ -10,12 +10,8 @@ from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.chains import HolderChains
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.inventory.contents import Contents
-from ipygpumem.inventory.remaining import (
-    MOST_SEARCHED,
-    Changes,
-    find_remaining,
-    is_searched_together,
-)
+from ipygpumem.inventory.remaining import Changes, find_remaining
+from ipygpumem.inventory.searched_rows import MOST_SEARCHED, is_searched_together
 from tests.heap_passes import Passes
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.bulk import ONCE_IN_LIST, Batch, chunks, ids_of, of_types
 from ipygpumem.heap.containers import UNTRACKED_TYPES
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes
-from ipygpumem.inventory.remaining import new_behind
+from ipygpumem.inventory.new_objects import new_objects_behind
 
 
 class KeptObjects(NamedTuple):
@@ -38,7 +38,7 @@ def kept_objects(kept: Sequence[object], new: set[int]) -> KeptObjects:
     own_bytes = OwnBytes()
     identities = set[int]()
     size = _add_untracked([kept], own_bytes, identities)
-    for level in new_behind(kept, new):
+    for level in new_objects_behind(kept, new):
         for part in chunks(level):
             identities.update(ids_of(part))
             size += _requested(part, own_bytes) + _add_untracked(part, own_bytes, identities)

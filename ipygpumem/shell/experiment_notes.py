@@ -135,14 +135,14 @@ class ExperimentNotes:
 
     def _on_host(self, left_bytes: int) -> list[str]:
         """Return notes on containers that grew, and on RAM without a name."""
-        from ipygpumem.inventory import leftover, remaining  # most experiments leave less
+        from ipygpumem.inventory import grown_rows, leftover  # most experiments leave less
         from ipygpumem.shell.grown_containers import notes_on_growth
 
         namespace = self._context.namespace
         baseline = self._scope.baseline
         contents = baseline.contents
         roots = self._survivors.roots()
-        grown = remaining.rows_of_grown_containers(
+        grown = grown_rows.rows_of_grown_containers(
             namespace, contents, self._least_bytes, roots, baseline.objects_at_end
         )
         self._survivors.grown.add(row.grown for row in grown if row.grown is not None)

@@ -13,8 +13,8 @@ from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths.roots import NOTEBOOK, Roots
 from ipygpumem.heap.remembered import Remembered
+from ipygpumem.inventory.grown_rows import GrownRow
 from ipygpumem.inventory.growth import Extents, Grown
-from ipygpumem.inventory.remaining import GrownRow
 from ipygpumem.records import COMMENT
 from ipygpumem.units import format_bytes
 

@@ -27,8 +27,8 @@ from ipygpumem.inventory import unreached
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Explained
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_registered
-from ipygpumem.inventory.remaining import holder_of_several, is_searched_together
 from ipygpumem.inventory.retained import words_on_output
+from ipygpumem.inventory.searched_rows import holder_of_several, is_searched_together
 from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.survivors import ReportedObjects, Survivors

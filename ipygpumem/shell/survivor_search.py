@@ -42,15 +42,17 @@ from ipygpumem.inventory.array_parts import with_arrays
 from ipygpumem.inventory.baseline import arrays_behind, within_reach
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.remaining import (
-    MOST_SEARCHED,
     Changes,
     find_remaining,
-    holder_of_several,
-    is_searched_together,
     most_bytes,
     remaining_in_new_memory,
 )
 from ipygpumem.inventory.remaining_rows import Remaining
+from ipygpumem.inventory.searched_rows import (
+    MOST_SEARCHED,
+    holder_of_several,
+    is_searched_together,
+)
 from ipygpumem.inventory.watched_names import (
     WatchedName,
     detach_numpy,
@@ -248,8 +250,8 @@ class SurvivorSearch:
         changes = self._changes(self._ended.baseline.objects_at_end)
         received = chain.from_iterable(part.items for part in changes.received())
         frames = list(filter(is_of_pandas, received))
-        if changes.new:
-            frames = without_old_blocks(frames, changes.new)
+        if changes.new_ids:
+            frames = without_old_blocks(frames, changes.new_ids)
         return {array.storage for _, array in described(arrays_behind(frames))}
 
     def finds_nothing(self) -> bool:

@@ -27,9 +27,9 @@ from ipygpumem.inventory.array_holders import (
 from ipygpumem.inventory.array_parts import with_arrays
 from ipygpumem.inventory.dropped_data import OlderData, OtherData, with_remarks
 from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
+from ipygpumem.inventory.grown_rows import GrownRow
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import merged
-from ipygpumem.inventory.remaining import GrownRow
 from ipygpumem.inventory.watched_names import (
     WatchedName,
     places_of_numpy,
