@@ -405,13 +405,13 @@ class ExperimentEnd:
             is_known=lambda item, array: (
                 array.storage in kept.storages or baseline.was_there(item, array)
             ),
-            kept=kept.storages,
+            kept_storages=kept.storages,
             keepers=keepers,
             baseline=baseline,
             growth=HostGrowth(
                 size_bytes=ram_left - kept.new_bytes,
                 measured_bytes=ram_growth(self._after.usages) - kept.new_bytes,
-                kept=functools.partial(baseline.contents.unknown, namespace),
+                kept_objects=functools.partial(baseline.contents.unknown, namespace),
                 names=self._before.names_by_object,
             ),
             first_cell=min(numbers, default=None),

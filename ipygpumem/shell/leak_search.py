@@ -166,7 +166,9 @@ class LeakSearch:
         leak.
         """
         self._survivors.update(heap)
-        large = [item for item in self._survivors.known if item.size_bytes >= self._smallest]
+        large = [
+            item for item in self._survivors.names_with_arrays if item.size_bytes >= self._smallest
+        ]
         of_optimizers = _storages_of_optimizers(heap, storages_of(large))
         leaked = list[WatchedName]()
         for item in large:
