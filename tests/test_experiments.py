@@ -127,7 +127,7 @@ def test_an_interrupted_end_says_that_objects_are_missing(
 def test_an_interrupt_before_names_are_deleted_hides_no_leak(notebook: Kernel) -> None:
     """``leaks`` found none of its arrays, which no report had listed."""
     ok(notebook, STRUCK_ONCE, "%experiment start e", "x = np.ones(1 << 21); kept.append(x)")
-    ok(notebook, "strike_once(ending.ExperimentEnd, '_watch')")
+    ok(notebook, "strike_once(ending.ExperimentEnd, '_watch_arrays')")
     assert fails(notebook, "%experiment end").error == "KeyboardInterrupt"
     (report,) = ok(notebook, "%experiment end").reports("experiment")
     assert "x: ndarray" in report

@@ -651,7 +651,7 @@ def test_an_array_with_the_identity_of_a_freed_leak_is_a_leak(kernel: Kernel) ->
 made = np.ones(2**19)
 box.append(made)
 def give_identity(made):
-    known = app.experiments.survivors.known
+    known = app.experiments.survivors.names_with_arrays
     ((is_alive, array),) = known[-1].arrays
     same = array._replace(storage=("numpy", id(made)))
     known[-1] = dataclasses.replace(known[-1], arrays=((is_alive, same),))

@@ -175,7 +175,7 @@ class _OpenTry:
         self.is_closing = True
         self._scope.close(enclosing)
         for scope, names in self._outer:
-            scope.regain(names & self._namespace.keys())
+            scope.add_outer(names & self._namespace.keys())
         self.is_closing = False
         self.is_closed = True
 

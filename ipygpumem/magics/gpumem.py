@@ -247,7 +247,7 @@ def _running_cells(app: App) -> list[CellRecord]:
     """Return records of the cells that run now, which may have started processes, too."""
     cells = app.context.cells
     records = []
-    for cell in [*cells.running(), *cells.of_others(threading.get_ident())]:
+    for cell in [*cells.running(), *cells.outside(threading.get_ident())]:
         number = number_of_input(app.context.shell, cell.source)
         started_at = cell.measured.started_at
         seconds = time.time() - started_at

@@ -33,4 +33,4 @@ def leaks(app: App, options: Options) -> list[Report]:
     if segments is not None and segments.note:
         notes.append(f"shared memory: {segments.note}")
     records = [row.record(context.namespace) for row in leaks_now.rows]
-    return [leaks_report(records, smallest, leaks_now.beyond, leaks_now.kept, notes)]
+    return [leaks_report(records, smallest, leaks_now.not_examined, leaks_now.kept, notes)]

@@ -1,7 +1,8 @@
 """Adds scopes to a flat namespace: tracks the names that a scope owns, and cleans up at its end.
 
 A scope behaves like a Python function: at the end its names are deleted, and shadowed ones get
-their old objects back. It handles names only, not memory or IPython.
+their old objects back. If ``x`` was 1 before and the scope's code runs ``x = 2; y = 3``, its end
+gives ``x`` the value 1 and deletes ``y``. It handles names only, not memory or IPython.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ Namespace = dict[str, Any]
 _MISSING = object()
 """Stands for the object of a name that does not exist: a thread may delete it at any moment."""
 _CONFIRMS = {HAS_BOUND, HAS_IMPORTED, HAS_ENDED}
+"""Words of events after a statement that may have bound a name."""
 
 
 @dataclass
 class Outcome:
-    """Result of closing a scope; filled as it closes, so that an interrupt loses nothing."""
+    """The names that a scope's end has deleted, restored and kept; filled as it closes, so that an
+    interrupt loses nothing.
+    """
 
     deleted: list[str] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
@@ -62,12 +66,12 @@ class SavedObjects:
         return name in self.by_name
 
     def add(self, objects: Namespace) -> None:
-        """Save the objects of names."""
+        """Save objects, given by name."""
         self.by_name.update(objects)
         self._times.update(dict.fromkeys(objects, next(self._clock)))
 
     def add_unsure(self, objects: Namespace) -> None:
-        """Save the objects of names that code may bind without a report."""
+        """Save objects whose names code may bind without a report, given by name."""
         self.unsure.update(objects)
         self.add(objects)
 
@@ -87,7 +91,9 @@ class SavedObjects:
                 del self.by_name[name]
 
     def is_later(self, name: str, other: SavedObjects) -> bool:
-        """Return True if this scope has saved the object that the other one gave to ``name``."""
+        """Return True if this scope has bound ``name`` after the ``other`` one: it has saved an
+        object for the name that the other one has not saved, or has saved earlier.
+        """
         if name not in self.by_name:
             return False
         return name not in other.by_name or self._times[name] > other._times[name]
@@ -95,12 +101,14 @@ class SavedObjects:
     def earliest_after(
         self, name: str, other_scopes: Iterable[SavedObjects]
     ) -> SavedObjects | None:
-        """Return the first of the other scopes' objects that were saved later; None without any."""
+        """Return the saved objects of the scope that was the first to bind ``name`` after this one;
+        None if no other scope did.
+        """
         later = [other for other in other_scopes if other.is_later(name, self)]
         return min(later, key=lambda other: other._times[name], default=None)
 
     def inherit(self, name: str, value: object, other: SavedObjects) -> None:
-        """Save the object that the ``other`` scope had saved, with its time."""
+        """Save ``value``, which the ``other`` scope had saved for ``name``, with its time."""
         self.by_name[name] = value
         self._times[name] = other._times[name]
 
@@ -138,13 +146,17 @@ class Scope:
         self.names_at_start = tuple(namespace)
         """The names at the start."""
         self._is_start_whole = True
-        """False once a name of the start may be at its old position with a new object."""
+        """False once a name of the start may have been deleted and bound again. It is no outer name
+        then, but may be at its old position.
+        """
         self._saved_elsewhere: list[dict[Any, None]] = [
             dict.fromkeys(objects) for objects in saved_by_others()
         ]
         """Names that other threads' scopes will restore: some may be unbound now."""
         self._assigned: set[str] = set()
+        """Names that the scope's code may bind by other statements than imports."""
         self._imported: set[str] = set()
+        """Names that an ``import`` has bound, or may bind without a report."""
         self._also_assigned: set[str] = set()
         """Imported names that the same code may also have bound by another statement, unreported.
         """
@@ -174,7 +186,7 @@ class Scope:
         return names
 
     def expect_bindings(self, bindings: Bindings, reported: Iterable[str] = ()) -> None:
-        """Treat the names that code of this scope may bind as its own.
+        """Own the names that code of this scope may bind, as soon as they are bound.
 
         Args:
             bindings: the bindings in the code, which runs next.
@@ -188,7 +200,9 @@ class Scope:
         self._also_assigned |= imported & assigned
 
     def shadow(self, name: str, value: object) -> None:
-        """Save ``value``, the object of ``name`` before this scope bound it."""
+        """Save ``value``, the object of ``name`` before this scope binds it, if that is an outer
+        one and not saved yet.
+        """
         if self._would_shadow(name):
             self._saved.add({name: value})
         self._saved.unsure.discard(name)
@@ -197,25 +211,26 @@ class Scope:
     def confirm(
         self, name: str, scopes: Sequence[Scope], *, is_import: bool, by_identity: bool
     ) -> None:
-        """Record that a statement has bound ``name``, which saves the object that it had before.
+        """Record that a statement has bound ``name``, and save the object that it had before the
+        statement (``_before_statement``).
 
         Args:
             name: the name.
             scopes: the nested scopes in which the code runs; this one is the last.
             is_import: True if an ``import`` has bound it.
-            by_identity: True if the statement may not have bound it: it has if the name's object is
-                another one now.
+            by_identity: True if the statement may have failed before it bound the name: it has
+                bound it if the name refers to another object now.
         """
-        old_objects = list[object]()
+        objects_before = list[object]()
         for scope in reversed(scopes):  # several, if the statement has opened or ended a scope
             if name in scope._before_statement:
-                old_objects.append(scope._before_statement.pop(name))
+                objects_before.append(scope._before_statement.pop(name))
         # A missing name was bound, too: "except ... as name" unbinds it at its end, and ``del`` is
         # reported.
-        if by_identity and (not old_objects or self._refers_to(name, old_objects[0])):
+        if by_identity and (not objects_before or self._refers_to(name, objects_before[0])):
             return
-        if old_objects:
-            self.shadow(name, old_objects[0])
+        if objects_before:
+            self.shadow(name, objects_before[0])
         if is_import:
             self._imported.add(name)
             self._also_assigned.discard(name)
@@ -234,43 +249,41 @@ class Scope:
         return {name: old for name, old in saved.items() if not self._refers_to(name, old)}
 
     def save(self, names: Iterable[str]) -> list[str]:
-        """Save the objects of ``names`` before code may rebind them; return the names that were not
-        saved yet.
+        """Save the objects of the outer names among ``names`` before code may rebind them without a
+        report; return the names that were not saved yet.
         """
-        saved = Namespace()
+        objects = Namespace()
         for name in names:
             value = self._namespace.get(name, _MISSING)
             if value is not _MISSING and self._would_shadow(name):
-                saved[name] = value
-        self._saved.add_unsure(saved)
-        return list(saved)
+                objects[name] = value
+        self._saved.add_unsure(objects)
+        return list(objects)
 
     def save_all(self) -> None:
-        """Save the objects of all names, for code that could not be analysed."""
+        """Save the objects of all outer names, for code that could not be analysed."""
         self.save(list(self._outer))
 
     def event_lost(self, event: str) -> None:
-        """Save the objects of all names: ``event`` could not be recorded, and later ones may be
-        lost as well.
+        """Save the objects of all outer names: ``event`` could not be recorded, and later ones may
+        be lost as well.
         """
-        word, name = split_event(event)
+        word, imported_name = split_event(event)
         if word == HAS_IMPORTED:
-            self._imported.add(name)
-        for may_be_bound, old in self._before_statement.items():
-            if self._would_shadow(may_be_bound):
-                self._saved.add_unsure({may_be_bound: old})
+            self._imported.add(imported_name)
+        for name, value in self._before_statement.items():
+            if self._would_shadow(name):
+                self._saved.add_unsure({name: value})
         self._before_statement.clear()
         self.save_all()
 
     def unsave(self, names: Iterable[str]) -> None:
-        """Undo ``save``: the code reports these names itself."""
+        """Undo ``save``: the code reports its bindings of ``names`` after all."""
         for name in names:
             self._saved.drop(name)
 
     def _would_shadow(self, name: str) -> bool:
-        """Return True if binding ``name`` now would shadow an outer object that is
-        not saved yet.
-        """
+        """Return True if binding ``name`` now would shadow an unsaved outer object."""
         return (
             name in self._outer
             and name not in self._saved.by_name
@@ -285,17 +298,18 @@ class Scope:
         return any(name in objects for objects in self._saved_by_others())
 
     def outer_among(self, names: set[str]) -> set[str]:
-        """Return the ``names`` that are known to be older than this scope."""
+        """Return the outer names among ``names``."""
         return set(filter(is_ownable, filter(self._outer.__contains__, names)))
 
-    def names_to_report(self, names: set[str]) -> set[str]:
-        """Return the ``names`` that code must report when it binds them.
+    def outer_or_imported(self, names: set[str]) -> set[str]:
+        """Return the ``names`` of which this scope must know when its code binds them.
 
-        An outer object is saved then, and an imported name no longer counts as an import.
+        The object of an outer name is saved then, and an imported name no longer counts as an
+        import. A new name is the scope's own in any case.
         """
         return self.outer_among(names) | names & self._imported
 
-    def regain(self, names: set[str]) -> None:
+    def add_outer(self, names: set[str]) -> None:
         """Treat ``names`` as outer ones again: their deletion was undone."""
         self._outer.update(dict.fromkeys(names))
 
@@ -310,13 +324,13 @@ class Scope:
         existing = [name for name in sorted(self._shared) if name in self._namespace]
         return list(filter(is_ownable, existing))
 
-    def leave_to_others(self, bound: Iterable[str], appeared: Iterable[str]) -> None:
-        """Exclude the names of other code that runs at the same time, such as another subshell's.
+    def leave_names(self, bound: Iterable[str], appeared: Iterable[str]) -> None:
+        """Leave names to other code that runs at the same time, such as another subshell's.
 
         Args:
-            bound: names bound by that code.
-            appeared: names that have appeared since, which this scope's own code may also have
-                bound.
+            bound: names that this code has bound.
+            appeared: names that are new since it began. Those that this scope's own code may have
+                bound stay its own.
         """
         names = {*bound, *set(appeared).difference(self._assigned, self._imported)}
         for name in names.intersection(self._namespace):
@@ -350,29 +364,31 @@ class Scope:
             return names[len(self.names_at_start) :]
         return names
 
-    def gone(self) -> list[str]:
+    def missing_outer(self) -> list[str]:
         """Return the outer names that no longer exist."""
         if self._begin_as_at_start(tuple(self._namespace)) and self._has_only_start():
             return []
         return list(filterfalse(self._namespace.__contains__, list(self._outer)))
 
     def _begin_as_at_start(self, names: tuple[Any, ...]) -> bool:
-        """Return True if ``names`` begin with the names of the start; dicts keep their order."""
+        """Return True if the first ``names`` are the names of the start, so that none of these was
+        deleted; dicts keep their order.
+        """
         return self._is_start_whole and begins_with(names, self.names_at_start)
 
     def _has_only_start(self) -> bool:
-        """Return True if the outer names are those of the start."""
+        """Return True if all outer names are names of the start."""
         is_made = "_outer" in vars(self)  # asking for it would make it
         if not is_made:
             return not self._saved_elsewhere
         return len(self._outer) == len(self.names_at_start)
 
-    def names_to_delete(self, own: list[str]) -> list[str]:
-        """Return the ``own`` names whose objects the end of this scope drops."""
-        return [name for name in own if not self.stays(name)]
+    def names_to_delete(self, own_names: list[str]) -> list[str]:
+        """Return the ``own_names`` that the end of this scope deletes or restores."""
+        return [name for name in own_names if not self.stays(name)]
 
     def _is_own(self, name: str) -> bool:
-        """Return True for a name that this scope has bound, of those that are saved or new."""
+        """Return True if this scope has bound ``name``, which is either saved or new."""
         if name in self._shared:
             return False
         is_bound_by_code = name in self._assigned or name in self._imported
@@ -381,15 +397,16 @@ class Scope:
         saved = self._saved.by_name
         if name not in saved or self._namespace.get(name) is not saved[name]:
             return True
-        # Code was expected to bind it and did not, or has bound it to the object that it had.
+        # It refers to its old object: no code has bound it after all, or to this very object, as
+        # ``x = x`` does. There is nothing to restore, but it may be a name to keep.
         return name not in self._saved.unsure and self._matches_keep(name)
 
     def stays(self, name: str) -> bool:
-        """Return True for a name that outlives the scope."""
+        """Return True if the end of this scope keeps ``name`` with its new object."""
         return self._matches_keep(name) or self._stays_as_import(name)
 
     def _stays_as_import(self, name: str) -> bool:
-        """Return True for a name that an ``import`` has bound, unless these are to be dropped."""
+        """Return True if an ``import`` has bound ``name``, unless imports are to be dropped."""
         if self._drop_imports or name not in self._imported:
             return False
         # "try: import x / except ImportError: x = None" both imports and assigns.
@@ -397,11 +414,11 @@ class Scope:
         return name not in self._also_assigned or is_module
 
     def _matches_keep(self, name: str) -> bool:
-        """Return True for a name that ``--keep`` lists."""
+        """Return True if ``name`` is one of the names to keep, or matches a glob among these."""
         return any(fnmatchcase(name, pattern) for pattern in self._keep)
 
     def unmatched_keep(self) -> list[str]:
-        """Return the patterns of ``keep`` that match no name at all."""
+        """Return the names and globs in ``keep`` that match no name at all."""
         if not self._keep:
             return []
         names = [name for name in list(self._namespace) if is_ownable(name)]
@@ -412,7 +429,7 @@ class Scope:
         return unmatched
 
     def misspelt_keep(self) -> list[str]:
-        """Return the plain names in ``keep`` that neither exist nor occur in the scope's code."""
+        """Return the names in ``keep``, without globs, that neither exist nor were ever bound."""
         if not self._keep:
             return []
         names_in_code = self._assigned | self._imported | self._outer.keys()
@@ -422,7 +439,7 @@ class Scope:
     def close(
         self,
         enclosing: Scope | None,
-        own: Iterable[str] | None = None,
+        own_names: Iterable[str] | None = None,
         *,
         is_handle: Callable[[object], bool] = lambda value: False,
         other_scopes: Sequence[Scope] = (),
@@ -432,17 +449,17 @@ class Scope:
 
         Args:
             enclosing: the scope around this one, which inherits kept and imported names.
-            own: its own names, if the caller already has them.
-            is_handle: returns True for a value (by identity) whose name must stay, such as the
-                experiment's own handle.
+            own_names: its own names, if the caller already has them.
+            is_handle: returns True for the object whose names must stay, such as the experiment
+                that the user holds; it compares by identity.
             other_scopes: the open scopes of other threads over the same names.
         """
         self._leave_new_names(other_scopes)
-        if own is None:
-            own = self.own_names()
-        for name in own:
+        if own_names is None:
+            own_names = self.own_names()
+        for name in own_names:
             if name not in self._namespace or (name in self._outer and name not in self._saved):
-                continue  # a thread or a finaliser was faster
+                continue  # a thread or a finaliser has deleted it, or bound it for the notebook
             if self._matches_keep(name):
                 self._keep_name(name, enclosing, other_scopes)
             elif is_handle(self._namespace.get(name)):
@@ -491,19 +508,19 @@ class Scope:
                 self._namespace[name] = value
 
     def _restore(self, name: str, other_scopes: Sequence[Scope]) -> None:
-        """Give ``name`` its old object back, now or when another thread's scope that has shadowed
-        ours ends.
+        """Give ``name`` its old object back: now, or at the end of another thread's scope that has
+        bound the name later.
         """
-        old = self._saved.by_name[name]
-        must_restore = self._pass_on(name, old, other_scopes)
-        if must_restore and not self._refers_to(name, old):
-            self._namespace[name] = old
+        old_object = self._saved.by_name[name]
+        must_restore = self._pass_on(name, old_object, other_scopes)
+        if must_restore and not self._refers_to(name, old_object):
+            self._namespace[name] = old_object
             self.outcome.restored.append(name)
         del self._saved.by_name[name]
 
-    def _pass_on(self, name: str, old: object, other_scopes: Sequence[Scope]) -> bool:
-        """Pass ``old`` on to the first of the other threads' scopes that have shadowed ``name``
-        since; return True if this scope has to restore it now.
+    def _pass_on(self, name: str, old_object: object, other_scopes: Sequence[Scope]) -> bool:
+        """Pass ``old_object`` on to the first of the other threads' scopes that have bound ``name``
+        later, if there is one; return True if this scope has to restore the object now.
 
         Example: this scope binds ``x = 1``. The other scope then binds ``x = 2``, and saves 1. Once
         this scope has ended, the other one must restore the object from before both. Until then,
@@ -512,24 +529,28 @@ class Scope:
         saved_by_next = self._saved.earliest_after(name, [other._saved for other in other_scopes])
         if saved_by_next is None:
             return True
+        # The next scope has saved this scope's object. If the name still refers to it, that scope
+        # has not bound the name yet.
         refers_to_ours = saved_by_next.is_unchanged(name, self._namespace)
-        saved_by_next.inherit(name, old, self._saved)
+        saved_by_next.inherit(name, old_object, self._saved)
         return refers_to_ours
 
     def _keep_name(self, name: str, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
-        """Leave ``name`` to the enclosing scope, or to the notebook if there is none."""
+        """Keep ``name`` with its new object: leave it to the enclosing scope, or to the notebook if
+        there is none.
+        """
         if name not in self.outcome.kept:
             self.outcome.kept.append(name)
         if enclosing is None:
             self._leave_to_notebook(name, other_scopes)
         self._outer[name] = None
         has_shadowed = name in self._saved
-        old = self._saved.by_name.pop(name, None)
+        old_object = self._saved.by_name.pop(name, None)
         if enclosing is None:
             return
         enclosing._adopt(name)
         if has_shadowed and enclosing._would_shadow(name):
-            enclosing._saved.inherit(name, old, self._saved)
+            enclosing._saved.inherit(name, old_object, self._saved)
 
     def _leave_to_notebook(self, name: str, other_scopes: Sequence[Scope]) -> None:
         """Prevent other threads' scopes from deleting a name that this one keeps, unless they have
@@ -545,10 +566,11 @@ class Scope:
         self._imported.discard(name)  # it may have imported an earlier object of this name
 
     def record_event(self, event: str, scopes: Sequence[Scope]) -> bool:
-        """Record an event of this scope's code; return True if repetitions of it change nothing.
+        """Record an event of this scope's code, such as ``has bound x``; return True if repetitions
+        of it change nothing.
 
         Args:
-            event: one of the words in instrumenting.py and a name, such as ``has bound x``.
+            event: one of the words in instrumenting.py and a name.
             scopes: the nested scopes in which the code runs; this one is the innermost and last.
         """
         word, name = split_event(event)
@@ -566,8 +588,8 @@ class Scope:
         return not self._would_shadow(name) and name not in self._imported
 
     def _deletion_loses_outer(self, name: str) -> bool:
-        """Return True if a deletion of ``name`` has deleted an outer object, which no scope will
-        restore.
+        """Return True if a deletion of ``name``, which is still in ``_outer``, has deleted an outer
+        object: no scope will restore it.
         """
         return self._would_shadow(name) and not self.is_saved_by_others(name)
 
@@ -595,11 +617,11 @@ def record_deleted(scopes: Sequence[Scope], name: str) -> None:
 
 
 def forget_needless_saves(scopes: Sequence[Scope]) -> None:
-    """Once no code runs in nested ``scopes``: forget objects saved needlessly, and
-    deleted names.
+    """Forget the objects that nested ``scopes`` have saved needlessly, and record the names that
+    were deleted without a report. Call it when none of their code runs.
     """
     for scope in scopes:
         scope._forget_needless_saves()
-    gone = set[str]().union(*(scope.gone() for scope in scopes))
-    for name in gone:
+    missing_names = set[str]().union(*(scope.missing_outer() for scope in scopes))
+    for name in missing_names:
         record_deleted(scopes, name)

@@ -56,14 +56,14 @@ class CellCode:
 
     def __init__(self) -> None:
         self.seen: list[SeenCode] = []
+        """The code that was analysed before it ran; several pieces if the cell runs code itself."""
         self.has_unseen = False
         """True if some of its code was not analysed and may bind any name."""
         self.saved_early: list[str] = []
         """Names that the open scope saved before the code was instrumented."""
         self.maybe_bound: dict[str, object] = {}
-        """Objects of the names that its running statement may bind.
-
-        Noted while only scopes of other threads are open.
+        """The objects, by name, that its running statement may replace; noted while only scopes of
+        other threads are open.
         """
         self.names_before: set[str] | None = None
         """The notebook's names when the cell, or a scope of another thread, began."""
@@ -84,9 +84,9 @@ class CellScopes:
         self.any_open = False
         """True if an experiment was open in any thread when its code ended."""
         self.ending: list[Any] = []
-        """Experiments that end with the cell."""
+        """Experiments that the cell's end ends."""
         self.ended: list[Any] = []
-        """Experiments that have ended with it, and the ones inside them."""
+        """Experiments that its end has ended, and the ones inside them, innermost first."""
 
     def forget(self) -> None:
         """Drop the experiments."""
@@ -100,7 +100,9 @@ class CellMeasurement:
         self.number: int | None = None
         """The cell's execution count, once it has ended."""
         self.started = perf_counter()
+        """The start by the clock that durations are measured with."""
         self.started_at = time()
+        """The start as seconds since 1970."""
         self.span: Span | None = None
         """None if measuring failed, and once it is read."""
         self.at_end: tuple[Usage, ...] = ()
@@ -120,7 +122,9 @@ class CellErrors:
         self.recovery: RecoveryRecord | None = None
         """A recovery during the cell or at its end."""
         self.refusals: dict[str, Cause | None] = {}
-        """Messages of its out-of-memory errors → the limit that refused the memory."""
+        """Messages of its out-of-memory errors → the limit that refused the memory; None if the
+        device did.
+        """
         self.error_id_to_release = 0
         """Identity of the error that ended an experiment inside the cell.
 
@@ -159,9 +163,11 @@ class Cell:
 
     def __init__(self, info: Any, *, is_nested: bool, thread: int) -> None:
         self.info = info
+        """IPython's ``ExecutionInfo`` of it; None for a stand-in."""
         self.source = text_of(getattr(info, "raw_cell", None))
         """Its text as the user has written it; empty if it is unknown."""
         self.is_nested = is_nested
+        """True if a magic in another cell of the thread runs it."""
         self.thread = thread
         self.code = CellCode()
         self.scopes = CellScopes()
@@ -179,22 +185,23 @@ class Cell:
         reports are shown below its line.
         """
         self.above: list[Report] = []
+        """Reports above its line, then the line, and in the end those ``below`` it, too."""
         self.below: list[Report] = []
+        """Reports to show below its line."""
         self.fit: Any = None
         """The ``CellFit`` called by the loop around its body (see ``loop_over_body``), if any."""
         self.failed = False
         """True if an error ended it, or was shown in it."""
         self.is_over = False
         """True once its end event has arrived; other threads may no longer change it."""
-        self.struck_after: BaseException | None = None
+        self.signal_after_code: BaseException | None = None
         """The exception of a signal that arrived after its code had ended.
 
         A Ctrl-C, or the exception of a user's signal handler.
         """
         self.interrupted_inside = False
-        """True if a signal's exception came after the code of a nested cell had ended.
-
-        Nothing can be raised there.
+        """True if a signal's exception came after the code of a cell nested in it had ended, where
+        it could not be raised.
         """
         self.guard_action: GuardAction | None = None
         """How the memory guard caused its last error; None if it did not."""
@@ -251,7 +258,7 @@ class CellStack:
         """The ``info`` of a running cell whose start hook failed."""
 
     def push(self, info: Any) -> Cell:
-        """Add a cell that begins."""
+        """Add a cell that begins, and return it."""
         thread = get_ident()
         is_nested = thread in [cell.thread for cell in self._cells]
         self._threads.add(thread)
@@ -265,19 +272,23 @@ class CellStack:
         return len(self._threads) > 1
 
     def pop(self, result: Any) -> tuple[Cell | None, list[Cell]]:
-        """Remove and return the cell that ``result`` ends, and nested cells whose end was never
-        reported.
+        """Remove the cell that ``result`` ends, with the cells nested in it whose ends were not
+        reported, and call their functions ``at_code_end``.
 
-        The cell is None if it never began. If ``result`` is None, the innermost cell ends.
+        Args:
+            result: IPython's result of the cell; None ends the innermost one of this thread.
+
+        Returns:
+            The cell, or None if it never began; and the cells nested in it.
         """
-        ended, lost = self._ended(result)
+        ended, without_end = self._ended(result)
         self.missed = None
-        over = [] if ended is None else [ended, *lost]
+        over = [] if ended is None else [ended, *without_end]
         for cell in over:
             cell.is_over = True
             cell.run_at_code_end()
         self._cells = [cell for cell in self._cells if not cell.is_over]
-        return ended, lost
+        return ended, without_end
 
     def forget(self, result: Any) -> None:
         """Remove a cell whose end hook failed."""
@@ -292,39 +303,36 @@ class CellStack:
         return info is not None and any(cell.info is info for cell in self._cells)
 
     def _ended(self, result: Any) -> tuple[Cell | None, list[Cell]]:
-        """Return the cell that ``result`` ends, if it has begun, and the later cells of its thread,
-        whose ends were not reported.
+        """Return the cell that ``result`` ends, if it has begun, and the cells nested in it, whose
+        ends were not reported.
         """
         info = getattr(result, "info", None)
         if len(self._cells) == 1 and self._cells[0].info is info is not None:
             return self._cells[0], []
-        thread = get_ident()
-        of_thread = [cell for cell in self._cells if cell.thread == thread]
+        cells_here = self.running()
         if result is not None:
-            ended = self._cell_of(info, of_thread)
+            ended = self._cell_of(info, cells_here)
         else:
-            ended = of_thread[-1] if of_thread else None
-        if ended not in of_thread:
+            ended = cells_here[-1] if cells_here else None
+        if ended not in cells_here:
             return ended, []
-        return ended, of_thread[of_thread.index(ended) + 1 :]
+        return ended, cells_here[cells_here.index(ended) + 1 :]
 
-    def _cell_of(self, info: Any, of_thread: list[Cell]) -> Cell | None:
-        """Return the innermost cell with this info; else the one of this thread with its source.
+    def _cell_of(self, info: Any, cells_here: list[Cell]) -> Cell | None:
+        """Return the innermost cell with this info; else the one of ``cells_here`` with its source.
 
         After an exception that escaped the runner, IPython creates a new info for the same cell.
         """
         for cell in reversed(self._cells):
             if cell.info is info:
                 return cell
-        for cell in reversed(of_thread):
+        for cell in reversed(cells_here):
             if _same_source(cell.info, info):
                 return cell
         return None
 
     def outermost(self) -> Cell | None:
-        """Return the cell that has been running longest, in any thread; callable
-        from any thread.
-        """
+        """Return the cell that has been running longest, of all threads; any thread may call it."""
         return next((cell for cell in self._cells if not cell.is_nested), None)
 
     def running(self, thread: int | None = None) -> list[Cell]:
@@ -332,16 +340,17 @@ class CellStack:
         thread = get_ident() if thread is None else thread
         return [cell for cell in self._cells if cell.thread == thread]
 
-    def of_others(self, thread: int) -> list[Cell]:
+    def outside(self, thread: int) -> list[Cell]:
         """Return the cells running in threads other than ``thread``."""
         return [cell for cell in self._cells if cell.thread != thread]
 
     def close(self) -> None:
-        """End the work of the running cells' magics: the extension is unloaded."""
+        """Call the functions ``at_code_end`` of the running cells: the extension is unloaded."""
         for cell in self._cells:
             cell.run_at_code_end()
 
 
-def _same_source(one: Any, other: Any) -> bool:
-    source = getattr(other, "raw_cell", None)
-    return type(source) is str and getattr(one, "raw_cell", None) == source
+def _same_source(info: Any, other_info: Any) -> bool:
+    """Return True if two of IPython's infos have the same source."""
+    source = getattr(other_info, "raw_cell", None)
+    return type(source) is str and getattr(info, "raw_cell", None) == source

@@ -1,5 +1,9 @@
 """Observes the code of cells, and records in the open scopes which names it binds or may bind.
 
+IPython's hooks call ``code_seen`` with the syntax tree of each cell before it runs. The code is
+changed so that it reports its bindings (``scope/instrumenting.py``), and ``_record_binding`` passes
+each report on to the scope around the code.
+
 A scope owns the names that its own cells bind. Its cells run in the thread that opened it, because
 each subshell runs its cells in its own thread, over the same names. On an engine of a cluster its
 cells come from one client.
@@ -57,7 +61,9 @@ class OpenExperiments(list[T]):
         self._shell = shell
 
     def here(self, like: HasScope | None = None) -> list[T]:
-        """Return the ones around the calling code, or around ``like``, innermost last."""
+        """Return the experiments around the calling code, innermost last; with ``like``, those of
+        the thread and client of that experiment.
+        """
         if not self:
             return []
         if like is None:
@@ -69,7 +75,9 @@ class OpenExperiments(list[T]):
         return [item for item in self if item.thread == thread and item.client == client]
 
     def saved_elsewhere(self, thread: int, client: str | None) -> list[dict[str, Any]]:
-        """Return the objects saved by the scopes of other threads, one mapping for each scope."""
+        """Return the objects saved by the scopes of other threads than ``thread``, or of other
+        clients; one mapping from names to objects for each scope.
+        """
         return [item.scope.saved for item in self if item.thread != thread or item.client != client]
 
 
@@ -111,28 +119,32 @@ class CodeObserver:
             return True  # until one opens
         scopes = [experiment.scope for experiment in self._open.here()]
         if not scopes:
-            self._record_outside(event)
+            self._record_event_outside(event)
             return False
         is_settled = scopes[-1].record_event(event, scopes)
         # Another thread's code looks up the same events, and its bindings must be seen.
-        return is_settled and not self._cells.of_others(get_ident())
+        return is_settled and not self._cells.outside(get_ident())
 
-    def _record_outside(self, event: str) -> None:
+    def _record_event_outside(self, event: str) -> None:
         """Record an event of code outside all scopes: the scopes of other threads leave it the
         names that it binds.
         """
         word, name = split_event(event)
-        if self._has_bound(word, name):
+        if self._has_bound_outside(word, name):
             for experiment in self._open:
                 experiment.scope.leave(name)
             # The scopes' code may bind the name again, and must report that.
             self.binding_recorder.forget()
 
-    def _has_bound(self, word: str, name: str) -> bool:
-        """Return True if an event of code outside all scopes says that the code has bound a name.
+    def _has_bound_outside(self, word: str, name: str) -> bool:
+        """Return True if an event of code outside all scopes means that the code has bound a name.
 
         A statement that may bind a name has two events: the first notes the object that the name
         has, with which the second one compares.
+
+        Args:
+            word: the kind of event, such as ``MAY_BIND``.
+            name: the name.
         """
         running = self._cells.running()
         objects_before = running[-1].code.maybe_bound if running else {}
@@ -147,7 +159,9 @@ class CodeObserver:
         return word in BINDING_WORDS
 
     def event_missed(self, event: str) -> bool:
-        """Keep all names that the running code may bind: one of its events was not recorded."""
+        """Save the objects of all names that the running code may bind, because one of its events
+        was not recorded; return False, because the event is not settled.
+        """
         for experiment in self._open.here()[-1:]:
             experiment.scope.event_lost(event)
         return False
@@ -159,9 +173,10 @@ class CodeObserver:
 
         Args:
             tree: its syntax tree.
-            may_change: no other transformer changes the tree after us.
-            is_timed: run by %timeit: its names never reach the notebook, and it must not be slowed
-                down.
+            may_change: True if the tree may be changed here, because no other transformer changes
+                it later. The same code is seen twice if a user has transformers: first with False.
+            is_timed: True if %timeit runs it: its names never reach the notebook, and it must not
+                be slowed down.
         """
         running = self._cells.running()
         here = self._open.here()
@@ -189,10 +204,10 @@ class CodeObserver:
         innermost = here[-1].scope
         if may_change:
             innermost.unsave(cell.code.saved_early)
-        saved = list[str]()
+        saved_names = list[str]()
         if not opens_scope:  # else the rest of the cell runs in a new scope
-            saved = self._expect(innermost, bindings, code.reported)
-        cell.code.saved_early = [] if may_change else saved
+            saved_names = self._expect_bindings(innermost, bindings, code.reported)
+        cell.code.saved_early = [] if may_change else saved_names
 
     def _code_without_cell(self, tree: Any, here: list[HasScope]) -> None:
         """Prepare the scopes for a silent request, or for a cell whose start was missed.
@@ -209,7 +224,9 @@ class CodeObserver:
             self._missed_cell().code.seen.append(SeenCode(tree, is_final=False))
 
     def code_missed(self, *_: object, **__: object) -> None:
-        """Prepare the scopes for code that could not be analysed and may bind any name."""
+        """Prepare the scopes for code that could not be analysed and may bind any name; it takes
+        the arguments of ``code_seen``, in whose place it is called.
+        """
         running = self._cells.running()
         if running:
             running[-1].code.has_unseen = True
@@ -221,11 +238,7 @@ class CodeObserver:
     def _names_to_report(
         self, code: SeenCode, here: list[HasScope], cell: Cell, *, opens_scope: bool
     ) -> frozenset[str]:
-        """Return the names whose bindings a scope may need, so that the code must report them.
-
-        If no other thread runs code, and no scope opens later in the cell, these are only the names
-        that the scope around the code may shadow, and those that it imports. A name that is new is
-        the scope's in any case.
+        """Return the names whose bindings the code must report, because a scope may need that.
 
         Args:
             code: the code that runs next.
@@ -233,32 +246,32 @@ class CodeObserver:
             cell: its cell.
             opens_scope: True if the code's first line opens a scope.
         """
-        source = cell.source
-        body = source
-        if opens_scope:
-            _, _, body = source.lstrip().partition("\n")
-        may_open_later = "experiment" in body
+        opens_scope_later = _mentions_experiment(cell.source, below_first_line=opens_scope)
         # A scope may open in another thread while this cell runs: it leaves it the names it binds.
         in_several_threads = self._cells.in_several_threads
-        may_matter = opens_scope or self._open or may_open_later or in_several_threads
-        if not may_matter or _MEASURES_LINES.search(source):
+        if not (opens_scope or self._open or opens_scope_later or in_several_threads):
+            return frozenset()
+        if _MEASURES_LINES.search(cell.source):
             return frozenset()
         bindings = code.bindings()
         names = (bindings.bound | bindings.deleted) - bindings.shared
         # Another thread's cell may bind a name that is new here before this code binds it.
         in_one_thread = not (in_several_threads or has_subshells())
         are_all_here = len(here) == len(self._open)
-        if in_one_thread and are_all_here and not may_open_later:
+        if in_one_thread and are_all_here and not opens_scope_later:
+            # One scope is around the code, and a new name is its own without a report.
             if opens_scope:
                 names &= self._context.namespace.keys()
             elif here:
-                names = here[-1].scope.names_to_report(names)
+                names = here[-1].scope.outer_or_imported(names)
         names |= bindings.imported - bindings.shared
         return frozenset(names)
 
-    def _expect(self, scope: Scope, bindings: Bindings, reported: frozenset[str]) -> list[str]:
-        """Prepare ``scope`` for code; return the names that were saved, because the code does not
-        report them.
+    def _expect_bindings(
+        self, scope: Scope, bindings: Bindings, reported: frozenset[str]
+    ) -> list[str]:
+        """Prepare ``scope`` for code with these bindings; return the names that were saved, because
+        the code does not report them.
         """
         self.binding_recorder.forget()
         scope.expect_bindings(bindings, reported)
@@ -270,12 +283,13 @@ class CodeObserver:
         """Prepare a new scope, which is among the open ones, for the code that runs already."""
         self.becomes_innermost(experiment)
         running = self._cells.running()
-        # In other threads than the main one, functions run.
-        is_silent = not running and experiment.thread == main_thread().ident
-        ran_unseen = any(cell.code.has_unseen or not cell.code.seen for cell in running)
-        if is_silent or ran_unseen:
+        # Without a cell, the main thread runs a silent request. Other threads run functions, which
+        # bind no names of the notebook.
+        in_silent_request = not running and experiment.thread == main_thread().ident
+        has_unseen_code = any(cell.code.has_unseen or not cell.code.seen for cell in running)
+        if in_silent_request or has_unseen_code:
             experiment.scope.save_all()
-        for cell in self._cells.of_others(experiment.thread):
+        for cell in self._cells.outside(experiment.thread):
             self._note_names(cell)
 
     def becomes_innermost(self, experiment: HasScope) -> None:
@@ -285,24 +299,24 @@ class CodeObserver:
             for code in list(cell.code.seen):
                 bindings = code.bindings()
                 experiment.scope.share(bindings.shared)
-                self._expect(experiment.scope, bindings, code.reported)
+                self._expect_bindings(experiment.scope, bindings, code.reported)
 
     def scope_ends(self, experiment: HasScope) -> None:
-        """Exclude the names of all code of other threads from a scope that ends now.
+        """Let a scope that ends now leave the names of all code in other threads alone.
 
         A thread that its cells have started may go on, and need the names that it has bound by
         ``global``.
         """
         self.binding_recorder.forget()
         self._missed_cells_end(experiment.thread)
-        experiment.scope.leave_to_others((), names_in_threads(self._context.namespace))
-        for cell in (*self._cells.of_others(experiment.thread), *self._missed):
+        experiment.scope.leave_names((), names_in_threads(self._context.namespace))
+        for cell in (*self._cells.outside(experiment.thread), *self._missed):
             self._leave_to(cell, experiment)
 
     # -- cells -------------------------------------------------------------------------------------
 
     def cell_begins(self, cell: Cell) -> None:
-        """Prepare for a cell."""
+        """Prepare for a cell: note the names at its start if scopes of other threads are open."""
         if self._missed and not cell.is_nested:
             self._missed_cells_end(cell.thread)
         if not self._open:
@@ -313,7 +327,9 @@ class CodeObserver:
             self._note_names(cell)
 
     def code_ended(self, cell: Cell) -> None:
-        """Update the names of all scopes after a cell's code."""
+        """Update all scopes after a cell's code: those of other threads leave it its names, and
+        those around it drop the objects that it has not rebound.
+        """
         self.binding_recorder.forget()
         here = self._open.here()
         for experiment in self._open:
@@ -323,11 +339,13 @@ class CodeObserver:
             forget_needless_saves([experiment.scope for experiment in here])
 
     def unseen_cell_ended(self) -> None:
-        """End the cell of this thread whose start no hook has seen."""
+        """Leave to the notebook the names of this thread's cell whose start no hook has seen."""
         self._missed_cells_end(get_ident())
 
     def _missed_cell(self) -> Cell:
-        """Return a stand-in for this thread's cell, whose start no hook has seen."""
+        """Return the stand-in for this thread's cell, whose start no hook has seen; made on the
+        first call.
+        """
         thread = get_ident()
         for earlier in self._missed:
             if earlier.thread == thread:
@@ -347,12 +365,13 @@ class CodeObserver:
         for cell in ended:
             for experiment in self._open:
                 if experiment.thread == thread:
-                    experiment.scope.leave_to_others(self._appeared(cell), ())
+                    experiment.scope.leave_names(self._appeared(cell), ())
                 else:
                     self._leave_to(cell, experiment)
             forget_needless_saves([item.scope for item in self._open if item.thread == thread])
 
     def _note_names(self, cell: Cell) -> None:
+        """Note the notebook's names, with which ``_appeared`` compares, once for each cell."""
         if cell.code.names_before is None:
             cell.code.names_before = set(self._context.namespace)
 
@@ -363,11 +382,22 @@ class CodeObserver:
         return self._context.namespace.keys() - cell.code.names_before
 
     def _leave_to(self, cell: Cell, experiment: HasScope) -> None:
-        """Exclude the cell's names from another thread's scope."""
+        """Let another thread's experiment leave the cell the names that the cell binds; it has left
+        the reported ones already.
+        """
         bound = set[str]()
         for code in cell.code.seen:
             bound |= code.bindings().bound - code.reported
-        experiment.scope.leave_to_others(bound, self._appeared(cell))
+        experiment.scope.leave_names(bound, self._appeared(cell))
+
+
+def _mentions_experiment(source: str, *, below_first_line: bool) -> bool:
+    """Return True if a cell, or its part below the first line, may open a scope: it contains the
+    word ``experiment``.
+    """
+    if below_first_line:
+        _, _, source = source.lstrip().partition("\n")
+    return "experiment" in source
 
 
 def _begins_with_experiment(tree: Any) -> bool:

@@ -1,4 +1,7 @@
-"""The memory of an experiment before and after its end frees it, and the RAM that it leaves."""
+"""The memory of an experiment before and after its end frees it, and the RAM that it leaves.
+
+``ExperimentEnd`` fills ``MemoryBefore`` and ``MemoryAfter``; the report's notes read both.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from ipygpumem.shell.measured_scope import MeasuredScope
 if TYPE_CHECKING:
     from ipygpumem.inventory.watched_names import WatchedName
 
-_GAPS = 4
+_BLOCKS_TO_GAPS = 4
 """Smallest ratio of the memory of many small objects to the gaps between them that was seen."""
 
 
@@ -34,9 +37,9 @@ class MemoryBefore:
     malloc_bytes: int = 0
     """The bytes in use from malloc."""
     lists_bytes: int = 0
-    """The pages of the lists that the end itself makes then; malloc keeps those that are free."""
+    """Growth of RSS by the lists that the end itself makes; malloc keeps their free pages."""
     notes_bytes: int = 0
-    """The bytes of its notes on arrays, which stay until the end is over."""
+    """Bytes in malloc's blocks of the end's own notes on arrays, which stay until it is over."""
 
 
 @dataclass
@@ -52,14 +55,14 @@ class MemoryAfter:
     alive: tuple[RetainedArray, ...] = ()
     """The objects that are still alive."""
     lists_alive: bool = False
-    """True if these are all objects that are still alive, as far as our search finds them."""
+    """True if ``alive`` has all objects that are still alive, as far as our search finds them."""
     kept: tuple[KeptObject, ...] = ()
     """The large objects of the names that stay on purpose."""
     kept_in_older_bytes: int = 0
     """RAM of the new arrays in older objects of the names that stay on purpose."""
 
     def freed_by(self, name: str) -> int:
-        """Return the RAM that the steps with a name have freed."""
+        """Return the RAM that the steps with this name have freed."""
         freed_bytes = 0
         for step in self.steps:
             if step.name == name:
@@ -67,7 +70,7 @@ class MemoryAfter:
         return freed_bytes
 
     def freed_by_all_but(self, *names: str) -> int:
-        """Return the RAM that the other steps have freed."""
+        """Return the RAM that the steps with other names than these have freed."""
         freed_bytes = 0
         for step in self.steps:
             if step.name not in names:
@@ -76,7 +79,7 @@ class MemoryAfter:
 
 
 def ram_growth(usages: Iterable[Usage]) -> int:
-    """Return how far the RAM of this process has grown."""
+    """Return the growth of this process's RAM; 0 if it was not measured."""
     growth = 0
     for usage in usages:
         if usage.device == "cpu":
@@ -85,11 +88,11 @@ def ram_growth(usages: Iterable[Usage]) -> int:
 
 
 class RamLeft:
-    """Computes the RAM that an experiment leaves in use, at the end of which it was freed.
+    """Computes the RAM that an ended experiment leaves in use.
 
-    The growth of RSS is corrected by the pages that make it too large or too small: malloc and
-    Python keep free pages, malloc returns pages that were free at the start, and the end itself
-    takes memory for its lists.
+    The growth of RSS is too large or too small: malloc and Python keep free pages, malloc returns
+    pages that were free at the start, and the end itself takes memory for its lists. One method
+    returns each of these amounts.
 
     Args:
         scope: the experiment's scope, with the figures of its start.
@@ -107,20 +110,26 @@ class RamLeft:
         self._least_bytes = least_bytes
 
     def size_bytes(self) -> int:
-        """Return the bytes of RAM that it leaves, at least those that malloc has in use for it."""
+        """Return the bytes of RAM that it leaves, at least those in the blocks that malloc has
+        allocated for it.
+        """
         growth = self._rss_growth() - self._own_lists_bytes()
-        in_blocks = allocated_bytes() - self._scope.allocated_at_start - self._before.notes_bytes
-        if growth >= in_blocks + self._least_bytes:
+        growth_of_blocks = (
+            allocated_bytes() - self._scope.allocated_at_start - self._before.notes_bytes
+        )
+        if growth >= growth_of_blocks + self._least_bytes:
             # Notes between objects that have died keep malloc from returning the pages.
             new_free_bytes = own_pages().free_heap_bytes - self._scope.free_heap_at_start
             growth -= max(0, new_free_bytes)
-        return max(growth, in_blocks)
+        return max(growth, growth_of_blocks)
 
     def _rss_growth(self) -> int:
-        """Return how far RSS has grown; if it has grown far, by pages that are in use."""
-        before_freeing = ram_growth(self._before.usages)
-        is_large = before_freeing >= self._least_bytes
-        growth = ram_growth(self._after.usages) if is_large else before_freeing
+        """Return the growth of RSS after the end; if it was large before, without free pages of
+        Python, and with the older free pages that malloc has returned.
+        """
+        growth_before = ram_growth(self._before.usages)
+        is_large = growth_before >= self._least_bytes
+        growth = ram_growth(self._after.usages) if is_large else growth_before
         if "polars" in sys.modules:
             # Its allocator reports nothing, and pages that malloc returns may be older.
             return growth + self._after.freed_by_all_but("names", "garbage")
@@ -129,10 +138,10 @@ class RamLeft:
         return growth
 
     def _own_lists_bytes(self) -> int:
-        """Return the pages that the end's own lists and notes keep in use."""
+        """Return the bytes of the pages that the end's own lists and notes keep in use."""
         lists_bytes = self._before.lists_bytes - self._after.freed_by(FREE_HEAP_PAGES)
         # The notes on 300,000 arrays take 150 MiB, with gaps that they leave in pages.
-        gaps_bytes = self._before.notes_bytes // _GAPS
+        gaps_bytes = self._before.notes_bytes // _BLOCKS_TO_GAPS
         return max(0, lists_bytes) + gaps_bytes
 
     def _older_pages_bytes(self) -> int:
@@ -142,18 +151,19 @@ class RamLeft:
         RSS falls by them as well, which hides the growth of memory that malloc does not know, such
         as shared memory.
         """
-        returned = self._after.freed_by(FREE_HEAP_PAGES)
-        freed_earlier = self._after.freed_by_all_but(FREE_HEAP_PAGES)
+        returned_bytes = self._after.freed_by(FREE_HEAP_PAGES)
+        freed_by_earlier_steps = self._after.freed_by_all_but(FREE_HEAP_PAGES)
         # Malloc keeps the pages of most blocks that the end frees until it returns pages.
-        freed_by_end = self._before.malloc_bytes - malloc_bytes() - freed_earlier
-        older = returned - max(0, freed_by_end) - self._before.lists_bytes
-        return min(max(0, older), self._scope.free_heap_at_start)
+        freed_by_end = self._before.malloc_bytes - malloc_bytes() - freed_by_earlier_steps
+        older_bytes = returned_bytes - max(0, freed_by_end) - self._before.lists_bytes
+        return min(max(0, older_bytes), self._scope.free_heap_at_start)
 
     def _free_blocks_bytes(self) -> int:
-        """Return the bytes of the pages that Python keeps, in arenas that a few older or newer
-        objects share with those that have died.
+        """Return the growth of Python's free memory. It stays in arenas, because some objects in
+        these are still alive.
         """
-        start, after = self._scope.ram_at_start, self._after.ram
-        if start is None or after is None:
+        at_start = self._scope.ram_at_start
+        after = self._after.ram
+        if at_start is None or after is None:
             return 0
-        return max(0, after.free_blocks_bytes - start.free_blocks_bytes)
+        return max(0, after.free_blocks_bytes - at_start.free_blocks_bytes)

@@ -1,7 +1,7 @@
 """Ends an experiment: deletes its names, frees their memory, and creates its record.
 
-An interrupt may stop it anywhere. So the end is a list of steps, each removed when it is done, and
-another call goes on with those that are left.
+``ExperimentEnd._all_steps`` lists the steps. An interrupt may stop them anywhere. So each step is
+removed from the list when it is done, and another attempt goes on with those that are left.
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ if TYPE_CHECKING:
 
 
 class Again(Enum):
-    """When another attempt to end an experiment does a step again."""
+    """When a step of an end that has failed is done again."""
 
     NEVER = "never"
     """It is only for the report."""
     AT_ONCE = "at once, but never later"
-    """It lists what the step after it deletes."""
+    """Once more in the same attempt: it lists the names that the step after it deletes."""
     IF_INTERRUPTED = "if interrupted"
+    """In another attempt, if an interrupt stopped it."""
     UNTIL_DONE = "until done"
+    """In each further attempt, also after our own failure."""
 
 
 class EndStep(NamedTuple):
@@ -61,13 +63,15 @@ class EndStep(NamedTuple):
 
     work: Callable[[], object]
     lost: str
-    """The work that is not done if the step fails."""
+    """The work that is not done if the step fails, in words for the user."""
     again: Again = Again.IF_INTERRUPTED
     waits: bool = False
     """True if it waits until all steps before it are done."""
 
-    def is_left(self, *, was_interrupted: bool) -> bool:
-        """Return True if another attempt does it again after an interrupt or our own failure."""
+    def is_repeated(self, *, was_interrupted: bool) -> bool:
+        """Return True if another attempt does the step again, because an interrupt or our own
+        failure has stopped it.
+        """
         if self.again in (Again.NEVER, Again.AT_ONCE):
             return False
         return was_interrupted or self.again is Again.UNTIL_DONE
@@ -77,13 +81,13 @@ class Surroundings(NamedTuple):
     """The scopes around an experiment at the moment of its end."""
 
     enclosing: Scope | None
-    """The scope around its own one."""
+    """The scope around the experiment's own one, which gets the names that it keeps."""
     elsewhere: Sequence[Scope]
     """The open scopes of other threads."""
 
 
 class ExperimentEnd:
-    """The end of one experiment.
+    """The end of one experiment. ``run`` does the steps, or those that an interrupt has left.
 
     Args:
         context: the shell's services.
@@ -125,7 +129,9 @@ class ExperimentEnd:
         self._misspelt = ""
         """Report line about a misspelt name in ``keep``."""
         self._before = MemoryBefore()
+        """Set by ``_measure_before``."""
         self._after = MemoryAfter(ram=scope.ram_at_start)
+        """Set by the steps that free memory, measure it and search for the rest."""
         self.record: ExperimentRecord | None = None
 
     def _all_steps(self) -> list[EndStep]:
@@ -164,7 +170,8 @@ class ExperimentEnd:
         for step in tuple(self._steps):
             if step.waits and self._steps[0] is not step:
                 break  # another attempt goes on with the first step that is left
-            if self._attempt(step, signals):
+            is_over = self._attempt(step, signals)
+            if is_over:
                 self._steps.remove(step)
         if signals:
             raise signals.pop()
@@ -172,29 +179,35 @@ class ExperimentEnd:
             raise RuntimeError("its names could not be deleted")
 
     def _attempt(self, step: EndStep, signals: list[BaseException]) -> bool:
-        """Do a step, and report what is lost if it fails; return False if another attempt has to do
-        it again. A signal's exception is added to ``signals``.
+        """Do a step, and report the work that is not done if it fails.
+
+        Args:
+            step: the step.
+            signals: receives the exception of a signal that stops the step.
+
+        Returns:
+            True if the step is over: it is done, or no other attempt does it again.
         """
         try:
             self._do(step, signals)
         except BaseException as error:
             was_interrupted = interrupts.is_from_signal(error)
-            is_left = step.is_left(was_interrupted=was_interrupted)
+            is_over = not step.is_repeated(was_interrupted=was_interrupted)
             if was_interrupted:
                 interrupts.forget_our_frames(error)
                 signals.append(error)
-                if not is_left:
+                if is_over:
                     self._log.remarks.append(f"an interrupt came: {step.lost}")
             elif isinstance(error, Exception):
                 self._context.isolation.failed("the end of an experiment", error, step.lost)
             else:
                 raise
-            return not is_left
+            return is_over
         return True
 
     def _do(self, step: EndStep, signals: list[BaseException]) -> None:
-        """Do a step, again at once after an interrupt if it cannot be done later; the interrupt is
-        added to ``signals``.
+        """Do a step; an ``AT_ONCE`` one that an interrupt stops is done once more, and the
+        interrupt is added to ``signals``.
         """
         try:
             step.work()
@@ -208,22 +221,26 @@ class ExperimentEnd:
     # -- before anything is freed ------------------------------------------------------------------
 
     def _keep_all_if_misspelt(self) -> None:
-        """Keep all names if a name in ``keep`` is misspelt: it may mean the trained model."""
+        """Keep all names if a name in ``keep`` is misspelt: it may mean the trained model.
+
+        Example: ``--keep modle``, and the experiment has bound ``model``.
+        """
         scope = self._scope.names
         keep = self._options.keep
-        misspelt = scope.misspelt_keep()
-        if not misspelt:
+        misspelt_names = scope.misspelt_keep()
+        if not misspelt_names:
             return
         import difflib  # takes long
 
-        wrong = misspelt[0]
-        meant = ""
-        for close in difflib.get_close_matches(wrong, scope.own_names(), 1):
-            meant = f" (did you mean {close}?)"
+        misspelt = misspelt_names[0]
+        question = ""
+        for similar_name in difflib.get_close_matches(misspelt, scope.own_names(), 1):
+            question = f" (did you mean {similar_name}?)"
         self._misspelt = (
-            f"keep: no name matches {quoted(wrong)}{meant}: nothing was deleted, all names are kept"
+            f"keep: no name matches {quoted(misspelt)}{question}: nothing was deleted, all names "
+            f"are kept"
         )
-        keep[:] = [*(pattern for pattern in keep if pattern != wrong), "*"]
+        keep[:] = [*(pattern for pattern in keep if pattern != misspelt), "*"]
 
     def _measure_before(self) -> None:
         """Measure the usage, and list the names and arrays, before anything is freed."""
@@ -231,20 +248,23 @@ class ExperimentEnd:
         try:
             before.usages = self._scope.measurement.fix_peaks()
             before.malloc_bytes = malloc_bytes()
-            without_lists, without_notes = rss_bytes(), allocated_bytes()
+            rss_before_lists = rss_bytes()
+            allocated_before_lists = allocated_bytes()
             before.saved = self._scope.saved_memory()
             self._scope.baseline.note_new_containers()
             self._own_names = self._scope.names.own_names()
-            before.watched = self._watch(self._own_names)
-            before.lists_bytes = max(0, rss_bytes() - without_lists)
-            before.notes_bytes = max(0, allocated_bytes() - without_notes)
+            before.watched = self._watch_arrays(self._own_names)
+            before.lists_bytes = max(0, rss_bytes() - rss_before_lists)
+            before.notes_bytes = max(0, allocated_bytes() - allocated_before_lists)
         except MemoryError:  # the names must be deleted all the more
             self._log.remarks.append(
                 "not enough memory to list everything that the experiment held"
             )
 
-    def _watch(self, own_names: list[str]) -> list[WatchedName]:
-        """Watch the arrays held by the scope's names and outputs."""
+    def _watch_arrays(self, own_names: list[str]) -> list[WatchedName]:
+        """Watch the arrays held by the names and outputs that the end drops, and remember which
+        name has each object.
+        """
         from ipygpumem.inventory.watched_names import watch_names  # loading must stay fast
 
         namespace = self._context.namespace
@@ -273,7 +293,7 @@ class ExperimentEnd:
     # -- freeing -----------------------------------------------------------------------------------
 
     def _free_names_and_outputs(self) -> None:
-        """Delete names, outputs and tracebacks, and measure what each of them frees."""
+        """Delete names, outputs and tracebacks, and measure the memory that each of them frees."""
         self._run_measured(
             ("names", self._delete_names),
             ("outputs", self._forget_outputs),
@@ -281,10 +301,13 @@ class ExperimentEnd:
         )
 
     def _run_measured(self, *steps: reclaim.Step) -> None:
+        """Run steps that free memory; each is added to ``_after.steps`` with the freed bytes."""
         reclaim.run_steps(self._context.meter, list(steps), self._after.steps)
 
     def _delete_names(self) -> int:
-        """Delete, restore or keep the names, unless that is done; return their number."""
+        """Close the scope, which deletes, restores or keeps each name, unless it is closed; return
+        the number of its names.
+        """
         scope = self._scope.names
         own_names = self._own_names
         self._own_names = None
@@ -304,6 +327,9 @@ class ExperimentEnd:
             self._run_measured(("names again", self._delete_names))
 
     def _forget_outputs(self) -> int | None:
+        """Remove the outputs since the start, unless all names are kept. Return 0 if nothing was
+        done, else None, because the number is not known.
+        """
         if self._misspelt:
             return 0
         self._scope.forget_outputs()
@@ -318,10 +344,13 @@ class ExperimentEnd:
 
     def _collect(self) -> None:
         """Free garbage, pools and caches."""
-        self._run_measured(*reclaim.steps_that_free(self._context.garbage, self._oldest_mark))
+        steps = reclaim.steps_that_free(self._context.garbage, self._mark_before_garbage)
+        self._run_measured(*steps)
 
-    def _oldest_mark(self) -> GcMark | None:
-        """Return the start mark if all garbage at the end must be newer, else None."""
+    def _mark_before_garbage(self) -> GcMark | None:
+        """Return the collector's mark of the start, if all garbage at the end must be newer than
+        the start; else None.
+        """
         if self._log.failed and self._scope.error_id_at_start != 0:
             return None  # an older error was released
         return self._scope.baseline.mark_if_nothing_lingers()
@@ -329,10 +358,11 @@ class ExperimentEnd:
     # -- the memory that is left -------------------------------------------------------------------
 
     def _measure(self) -> None:
-        """Measure RAM and each device's usage after the end."""
-        for item in self._before.watched or ():
-            # Its key has died now, and before with the tensor the object that shows the storage.
-            self._before.notes_bytes -= 2 * BLOCK_BYTES * item.storages.drop_dead()
+        """Measure RAM and each device's usage, now that memory is freed."""
+        for watched in self._before.watched or ():
+            # For each dead storage, two of our own blocks are freed: its key dies here, and the
+            # object that shows the storage has died with the tensor.
+            self._before.notes_bytes -= 2 * BLOCK_BYTES * watched.storages.drop_dead()
         with contextlib.suppress(MemoryError):  # the record has the figures after the search, then
             self._after.ram = RamFigures.now()
             self._after.usages = self._scope.usages()
@@ -343,7 +373,7 @@ class ExperimentEnd:
             return
         try:
             with growth_for("the search at its end"):
-                self._after.alive = self._survivors_of(self._before.watched)
+                self._after.alive = self._rows_of_survivors(self._before.watched)
             self._after.lists_alive = True
         except Exception as error:  # everything has been freed: this only lists the rest
             if interrupts.is_from_signal(error):
@@ -351,8 +381,12 @@ class ExperimentEnd:
             why = describe_error(error)
             self._log.remarks.append(f"objects still alive could not be listed: {why}")
 
-    def _survivors_of(self, watched: list[WatchedName]) -> tuple[RetainedArray, ...]:
-        """Return the rows of the objects that are still alive."""
+    def _rows_of_survivors(self, watched: list[WatchedName]) -> tuple[RetainedArray, ...]:
+        """Return the rows of the objects that are still alive.
+
+        Args:
+            watched: the arrays of the deleted names.
+        """
         from ipygpumem.shell.survivor_search import (  # loading stays fast
             EndedExperiment,
             HostGrowth,
@@ -363,33 +397,33 @@ class ExperimentEnd:
         keepers = self._keepers()
         least_bytes = self._context.config.min_held_bytes
         ram_left = RamLeft(self._scope, self._before, self._after, least_bytes).size_bytes()
-        kept_storages, kept_bytes = self._kept_arrays(keepers)
+        kept = self._kept_arrays(keepers)
+        self._after.kept_in_older_bytes += kept.new_bytes_in_older
         numbers = [cell.execution_count or 0 for cell in self._log.cells]
         ended = EndedExperiment(
             watched,
             is_known=lambda item, array: (
-                array.storage in kept_storages or baseline.was_there(item, array)
+                array.storage in kept.storages or baseline.was_there(item, array)
             ),
-            kept=kept_storages,
+            kept_storages=kept.storages,
             keepers=keepers,
             baseline=baseline,
             growth=HostGrowth(
-                ram_left - kept_bytes,
-                ram_growth(self._after.usages) - kept_bytes,
-                functools.partial(baseline.contents.unknown, namespace),
-                self._before.names_by_object,
+                size_bytes=ram_left - kept.new_bytes,
+                measured_bytes=ram_growth(self._after.usages) - kept.new_bytes,
+                kept_objects=functools.partial(baseline.contents.unknown, namespace),
+                names=self._before.names_by_object,
             ),
             first_cell=min(numbers, default=None),
         )
         return self._survivors.of_experiment(ended)
 
-    def _kept_arrays(self, keepers: Iterable[str]) -> tuple[set[StorageKey], int]:
-        """Return the storages of the arrays that names keep on purpose, and the RAM of the new ones
-        among these.
-        """
+    def _kept_arrays(self, keepers: Iterable[str]) -> _KeptArrays:
+        """Return the arrays that the names ``keepers`` keep on purpose."""
         baseline = self._scope.baseline
         storages = set[StorageKey]()
         new_bytes = 0
+        new_bytes_in_older = 0
         # It ends with this function: its notes on a million kept objects would be new objects, too.
         search = ArraySearch()
         for name in keepers:
@@ -401,12 +435,12 @@ class ExperimentEnd:
                     new_bytes_of_name += array.size_bytes
             new_bytes += new_bytes_of_name
             if baseline.contents.knows(value):
-                self._after.kept_in_older_bytes += new_bytes_of_name
-        return storages, new_bytes
+                new_bytes_in_older += new_bytes_of_name
+        return _KeptArrays(storages, new_bytes, new_bytes_in_older)
 
     def _keepers(self) -> tuple[str, ...]:
-        """Return the names that stay on purpose, and the older ones among those to keep: a function
-        may have rebound one.
+        """Return the names that stay on purpose, and the existing names in ``keep``: a function may
+        have rebound one that is older than the experiment.
         """
         to_keep = filter(self._context.namespace.__contains__, self._options.keep)
         return tuple(dict.fromkeys((*self._kept_names(), *to_keep)))
@@ -417,7 +451,9 @@ class ExperimentEnd:
         return (*scope.outcome.kept, *scope.shared())
 
     def _measure_kept(self) -> None:
-        """Measure the objects of the kept names, without older arrays."""
+        """Measure the objects of the kept names for the report, without the arrays that are older
+        than the experiment.
+        """
         namespace = self._context.namespace
         objects = dict[str, object]()
         for name in self._scope.names.outcome.kept:
@@ -429,10 +465,12 @@ class ExperimentEnd:
         from ipygpumem.inventory.top import measure_names  # loading must stay fast
 
         with growth_for("the search at its end"):
-            older = self._older_arrays_of(objects.values())
-            are_older = set(map(id, older))
-            objects = {name: value for name, value in objects.items() if id(value) not in are_older}
-            measured = measure_names(objects, {}, namespaces=[id(namespace)], elsewhere=older)
+            older_arrays = self._older_arrays_of(objects.values())
+            older_ids = set(map(id, older_arrays))
+            objects = {name: value for name, value in objects.items() if id(value) not in older_ids}
+            measured = measure_names(
+                objects, {}, namespaces=[id(namespace)], elsewhere=older_arrays
+            )
         kept_objects = list[KeptObject]()
         for row in measured.names:
             if row.size_bytes >= self._context.config.min_held_bytes:
@@ -441,7 +479,7 @@ class ExperimentEnd:
         self._after.kept = tuple(kept_objects)
 
     def _older_arrays_of(self, values: Iterable[object]) -> list[object]:
-        """Return the arrays behind some objects that the experiment has not made."""
+        """Return the arrays inside of ``values`` that are older than the experiment."""
         was_there = self._scope.baseline.was_there
         search = ArraySearch()
         older = list[object]()
@@ -454,16 +492,17 @@ class ExperimentEnd:
     # -- the record --------------------------------------------------------------------------------
 
     def _forget_start(self) -> None:
+        """Drop the lists of the objects at the start, the last step of an end."""
         self._scope.baseline.forget()
         self._before.watched = None  # drop its weak references to arrays
         if self.record is None:
             self._scope.drop_measurement()
 
     def _make_record(self) -> None:
-        """Stop measuring, and make the record from all that the steps before have found."""
-        scope = self._scope.names
+        """Stop measuring, and make the record from the results of the earlier steps."""
+        outcome = self._scope.names.outcome
         log = self._log
-        at_end = self._before.usages
+        usages_before_freeing = self._before.usages
         notes = ExperimentNotes(
             self._context,
             self._options,
@@ -474,12 +513,12 @@ class ExperimentEnd:
             self._after,
         ).all(misspelt=self._misspelt)
         self._scope.baseline.drop_lists()
-        usages = _with_peaks_of(at_end, self._scope.measurement.stop())
-        after_freeing = self._after.usages or usages
-        consumed = {usage.device: usage.delta_bytes for usage in at_end}
+        usages = _with_peaks_of(usages_before_freeing, self._scope.measurement.stop())
+        usages_after_freeing = self._after.usages or usages
+        consumed = {usage.device: usage.delta_bytes for usage in usages_before_freeing}
         freed = dict[str, int]()  # empty if memory was too short to measure its end
-        if at_end:
-            for usage in after_freeing:
+        if usages_before_freeing:
+            for usage in usages_after_freeing:
                 freed[usage.device] = consumed.get(usage.device, 0) - usage.delta_bytes
         limits = {}
         if self._options.budget is not None:
@@ -493,8 +532,8 @@ class ExperimentEnd:
             usages=usages,
             consumed=consumed,
             freed=freed,
-            deleted=tuple(scope.outcome.deleted),
-            restored=tuple(scope.outcome.restored),
+            deleted=tuple(outcome.deleted),
+            restored=tuple(outcome.restored),
             kept=self._kept_names(),
             survivors=self._after.alive,
             steps=tuple(self._after.steps),
@@ -507,11 +546,23 @@ class ExperimentEnd:
         )
 
 
-def _with_peaks_of(at_end: Iterable[Usage], usages: Iterable[Usage]) -> tuple[Usage, ...]:
-    """Return usages with the peaks at the end of the code: our search for survivors takes memory,
-    too.
+class _KeptArrays(NamedTuple):
+    """The arrays that names keep on purpose."""
+
+    storages: set[StorageKey]
+    new_bytes: int
+    """RAM of the arrays that the experiment has made."""
+    new_bytes_in_older: int
+    """RAM of the arrays among these that are in objects which are older than the experiment."""
+
+
+def _with_peaks_of(
+    usages_before_freeing: Iterable[Usage], usages: Iterable[Usage]
+) -> tuple[Usage, ...]:
+    """Return ``usages``, each with the peak at the end of the code if that is lower: our search for
+    survivors takes memory, too.
     """
-    peaks = {usage.device: usage.peak_bytes for usage in at_end}
+    peaks = {usage.device: usage.peak_bytes for usage in usages_before_freeing}
     with_peaks = list[Usage]()
     for usage in usages:
         peak_bytes = peaks.get(usage.device, usage.peak_bytes)

@@ -85,6 +85,7 @@ class Experiment(ManagedExperiment, GuardedBlock):
         return self
 
     def _open(self) -> None:
+        """Open the scope, or raise an ExperimentError if it was opened before."""
         if self._measured_scope is not None:
             raise ExperimentError(
                 f"experiment {quoted(self.name)} was already started: create a new one"
@@ -126,7 +127,7 @@ class Experiment(ManagedExperiment, GuardedBlock):
         return self
 
     def _after_failed_start(self) -> Experiment:
-        """Return the experiment whose start has failed: its block runs without a scope."""
+        """Return the experiment, whose block runs without a scope, because its start has failed."""
         self._is_unscoped = True
         return self
 
@@ -136,7 +137,7 @@ class Experiment(ManagedExperiment, GuardedBlock):
             self.ensure_record()
             return
         steps: list[HookStep] = [
-            (self._saw_failure, "memory that its error holds is freed at the cell's end"),
+            (self._free_memory_of, "memory that its error holds is freed at the cell's end"),
             (lambda _: self._end_if_open(), self._lost_at_end),
             # An interrupt may have come before it ended.
             (lambda _: self._end_or_give_up(), "the experiment is still open"),
@@ -148,8 +149,8 @@ class Experiment(ManagedExperiment, GuardedBlock):
         """End the experiment after a failure at the end of its ``with`` block."""
         self._end_or_give_up()
 
-    def _saw_failure(self, error: BaseException | None) -> None:
-        """Free the memory held by an error that leaves the block."""
+    def _free_memory_of(self, error: BaseException | None) -> None:
+        """Free the memory held by an error that leaves the block, if there is one."""
         if error is None or isinstance(error, GeneratorExit):  # closing a generator is no failure
             return
         if self.is_open:
@@ -175,7 +176,7 @@ class Experiment(ManagedExperiment, GuardedBlock):
 
 
 class UnscopedExperiment(Experiment):
-    """Stands for an experiment that could not be created: its code runs without a scope."""
+    """Has the methods of an experiment that could not be created: its code runs without a scope."""
 
     def __init__(self, name: str) -> None:
         self.options = ExperimentOptions(name)

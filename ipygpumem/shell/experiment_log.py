@@ -14,15 +14,20 @@ class ExperimentLog:
 
     def __init__(self) -> None:
         self.started = perf_counter()
+        """The start by the clock that durations are measured with."""
         self.started_at = time()
+        """The start as seconds since 1970."""
         self.cells: list[CellRecord] = []
         self.span_seconds = 0.0
         """Seconds from the start to the end of the last cell so far."""
         self._seconds_in_last_cell = 0.0
         """Seconds in the cell that ends it, which is not among the cells until it ends."""
         self.failed = False
+        """True if an error was shown in it."""
         self._last_error_id = 0
+        """Identity of the last error that was shown."""
         self.ooms = 0
+        """Number of out-of-memory errors."""
         self.remarks: list[str] = []
         """Notes for its report."""
 
@@ -63,14 +68,18 @@ class ExperimentLog:
         if seconds_in_cell or not self.span_seconds:
             self.span_seconds = self.elapsed_seconds
 
-    def seconds(self, in_last_cell: float | None = None) -> float:
-        """Return the sum of its cells' durations, with that of a cell not among them yet."""
-        if in_last_cell is None:
-            in_last_cell = self._seconds_in_last_cell
-        return sum(cell.duration_seconds for cell in self.cells) + in_last_cell
+    def seconds(self, in_running_cell: float | None = None) -> float:
+        """Return the seconds in its finished cells, and in the one that is not among them yet: the
+        running cell, given by the caller, or the cell that ends the experiment.
+        """
+        if in_running_cell is None:
+            in_running_cell = self._seconds_in_last_cell
+        return sum(cell.duration_seconds for cell in self.cells) + in_running_cell
 
     def completed(self, record: ExperimentRecord) -> ExperimentRecord:
-        """Return the record with the cells so far, one of which has ended after the experiment."""
+        """Return the record of the ended experiment with all cells so far: its last cell has ended
+        after it.
+        """
         seconds = self.seconds()
         return replace(
             record,

@@ -1,4 +1,4 @@
-"""The notes in the report of an experiment."""
+"""The notes in the report of an experiment, such as the memory that replaced objects took."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class ExperimentNotes:
         for pattern in self._scope.names.unmatched_keep():
             if pattern != "*":
                 notes.append(f"keep: no name matches {quoted(pattern)}")
-        notes += self._on_replaced_objects()
-        notes += self._on_devices()
+        notes += self._notes_on_replaced_objects()
+        notes += self._notes_on_devices()
         budget = self._options.budget
         if budget is not None:
             notes += [*budget.notes, *budget.refusals]
@@ -80,10 +80,8 @@ class ExperimentNotes:
                 notes.append(f"{step.name}: {step.error}")
         return notes
 
-    def _on_replaced_objects(self) -> list[str]:
+    def _notes_on_replaced_objects(self) -> list[str]:
         """Return notes on large objects that its code has replaced: they stayed in memory."""
-        if not self._before.saved:
-            return []
         restored = list[RetainedArray]()
         of_kept_names = list[RetainedArray]()
         for row in self._before.saved:
@@ -92,87 +90,100 @@ class ExperimentNotes:
             else:
                 restored.append(row)
         notes = list[str]()
-        for rows, what, until in (
+        for rows, objects_text, time_text in (
             (restored, "the restored objects", "while the experiment ran"),
             (of_kept_names, "the earlier objects of kept names", "until the experiment's end"),
         ):
             saved_bytes = sum(row.size_bytes for row in rows)
             if saved_bytes >= self._least_bytes:
                 names = ", ".join(row.name for row in rows)
-                notes.append(f"{what} ({names}) took {format_bytes(saved_bytes)} {until}")
+                size = format_bytes(saved_bytes)
+                notes.append(f"{objects_text} ({names}) took {size} {time_text}")
         return notes
 
-    def _on_devices(self) -> list[str]:
-        """Return notes on devices whose memory it leaves in use, as far as its rows do not show
-        that.
+    def _notes_on_devices(self) -> list[str]:
+        """Return notes on devices whose memory it leaves in use, as far as the rows of objects that
+        are still alive do not explain it.
         """
-        left = self._left_by_device()
+        bytes_left = self._bytes_left()
         notes = list[str]()
-        if "polars" in sys.modules and "cpu" in left:
+        if "polars" in sys.modules and "cpu" in bytes_left:
             notes.append("polars' allocator returns the pages of deleted frames within seconds")
-        if "shm" in left:
-            shared = self._context.meter.now()["shm"].note
-            if shared:
-                notes.append(f"shared memory: {shared}")
-        if "cpu" in left:
-            notes += self._on_host(left["cpu"])
-        if "children" in left:
-            notes.append(self._on_children(left["children"]))
+        if "shm" in bytes_left:
+            segments_text = self._context.meter.now()["shm"].note
+            if segments_text:
+                notes.append(f"shared memory: {segments_text}")
+        if "cpu" in bytes_left:
+            notes += self._notes_on_host(bytes_left["cpu"])
+        if "children" in bytes_left:
+            notes.append(self._note_on_children(bytes_left["children"]))
         return notes
 
-    def _left_by_device(self) -> dict[str, int]:
-        """Return the bytes that it leaves in use on each device on which these are many.
+    def _bytes_left(self) -> dict[str, int]:
+        """Return the bytes that the experiment leaves in use on each device, without devices on
+        which these are few.
 
-        At most those that it had consumed: the end itself takes memory.
+        At most the bytes that it had consumed: the end itself takes memory.
         """
         consumed = {usage.device: usage.delta_bytes for usage in self._before.usages}
-        left = dict[str, int]()
+        bytes_left = dict[str, int]()
         for usage in self._after.usages:
-            left_bytes = min(usage.delta_bytes, consumed.get(usage.device, 0))
-            if left_bytes >= self._least_bytes:
-                left[usage.device] = left_bytes
-        return left
+            size_bytes = min(usage.delta_bytes, consumed.get(usage.device, 0))
+            if size_bytes >= self._least_bytes:
+                bytes_left[usage.device] = size_bytes
+        return bytes_left
 
-    def _on_host(self, left_bytes: int) -> list[str]:
-        """Return notes on containers that grew, and on RAM without a name."""
-        from ipygpumem.inventory import grown_rows, leftover  # most experiments leave less
+    def _notes_on_host(self, left_bytes: int) -> list[str]:
+        """Return notes on older containers that grew, and on RAM without a name; remember these
+        containers for ``%gpumem leaks``.
+
+        Args:
+            left_bytes: the RAM that the experiment leaves in use.
+        """
+        from ipygpumem.inventory import leftover  # most experiments leave less
+        from ipygpumem.inventory.grown_rows import rows_of_grown_containers
         from ipygpumem.shell.grown_containers import notes_on_growth
 
         namespace = self._context.namespace
         baseline = self._scope.baseline
         contents = baseline.contents
         roots = self._survivors.roots()
-        grown = grown_rows.rows_of_grown_containers(
+        grown_rows = rows_of_grown_containers(
             namespace, contents, self._least_bytes, roots, baseline.objects_at_end
         )
-        self._survivors.grown.add(row.grown for row in grown if row.grown is not None)
-        notes = notes_on_growth(grown)
+        self._survivors.grown.add(row.grown for row in grown_rows if row.grown is not None)
+        notes = notes_on_growth(grown_rows)
         after = self._after
         if not after.lists_alive:
             return notes
-        named = {
+        named_bytes = {
             "still alive": sum(row.size_bytes for row in after.alive if row.device == "cpu"),
             "kept": leftover.ram_of(contents.unknown(namespace)) + after.kept_in_older_bytes,
-            "in what grew": sum(row.size_bytes for row in grown),
+            "in what grew": sum(row.size_bytes for row in grown_rows),
         }
         ram_at_start = self._scope.ram_at_start
         assert ram_at_start is not None
         assert after.ram is not None
         return notes + leftover.notes_on_unnamed(
-            ram_at_start, after.ram, left_bytes, named, baseline.knows_new_objects
+            ram_at_start, after.ram, left_bytes, named_bytes, baseline.knows_new_objects
         )
 
-    def _on_children(self, left_bytes: int) -> str:
-        """Return the note on child processes that it leaves, with the lines that end them."""
+    def _note_on_children(self, left_bytes: int) -> str:
+        """Return the note on child processes that the experiment leaves, with the lines that end
+        them.
+
+        Args:
+            left_bytes: growth of the memory of all child processes.
+        """
         from ipygpumem.inventory import children  # most experiments leave none
 
         started = self._log.started_at - _CLOCK_SECONDS
-        new = [child for child in children_now() if child.started_at >= started]
-        ended = children.with_endings(new, self._context.namespace)
-        lines = children.endings(ended)
-        how = "; ".join(lines) or "%gpumem status lists them"
-        without_line = sum(child.memory_bytes for child in ended if not child.ends_by)
-        if lines and without_line >= _LEAST_SHARE_WITHOUT_LINE * left_bytes:
-            how += f"{COMMENT}%gpumem status lists the rest"
+        new_children = [child for child in children_now() if child.started_at >= started]
+        new_children = children.with_endings(new_children, self._context.namespace)
+        lines = children.endings(new_children)
+        advice = "; ".join(lines) or "%gpumem status lists them"
+        bytes_without_line = sum(child.memory_bytes for child in new_children if not child.ends_by)
+        if lines and bytes_without_line >= _LEAST_SHARE_WITHOUT_LINE * left_bytes:
+            advice += f"{COMMENT}%gpumem status lists the rest"
         size = format_bytes(left_bytes)
-        return f"child processes have {size} more than at its start; to end them: {how}"
+        return f"child processes have {size} more than at its start; to end them: {advice}"

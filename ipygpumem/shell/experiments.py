@@ -67,7 +67,13 @@ class _OomCount:
         """The experiments that have counted it."""
 
     def saw(self, error: BaseException, leaving: object) -> None:
-        """Count an error, which is seen again as it leaves each experiment."""
+        """Count an error in the open experiments, unless it is counted: it is seen again as it
+        leaves each of them.
+
+        Args:
+            error: the out-of-memory error.
+            leaving: the experiment whose ``with`` block it leaves; None at the end of a cell.
+        """
         counted = self._counted if id(error) == self._error_id else []
         if counted and (leaving is None or leaving in counted):
             return
@@ -122,18 +128,22 @@ class ExperimentManager:
         return [(experiment.name, experiment.scope.saved) for experiment in self.open]
 
     def here(self, like: ManagedExperiment | None = None) -> list[ManagedExperiment]:
-        """Return the open experiments around the calling code or ``like``, innermost last."""
+        """Return the open experiments around the calling code, innermost last; with ``like``, those
+        of the thread and client of that experiment.
+        """
         return self.open.here(like)
 
     def ran_out_in_try(self, error: BaseException) -> None:
-        """Count an out-of-memory error of an autofit try, unless it was counted before."""
+        """Count an out-of-memory error of an autofit try, unless it was counted in the try."""
         self.recovery.saw(error)
         self._oom_count.forget_error()
 
     # -- cells -------------------------------------------------------------------------------------
 
     def cell_begins(self, cell: Cell) -> None:
-        """Start tracking names, and seed the generators of experiments with a seed."""
+        """Give up experiments that have missed their end, start tracking names, and seed the
+        generators of experiments with a seed.
+        """
         for experiment in self.overdue():
             self.give_up(experiment)  # nothing requests its end again: no name is deleted
         self.code.cell_begins(cell)
@@ -166,7 +176,7 @@ class ExperimentManager:
             experiment.measured_scope.drop_deleted_outputs()
 
     def end_experiments_of(self, cell: Cell) -> None:
-        """End the experiments that end with the cell."""
+        """End the experiments that end with the cell, innermost first."""
         steps: list[HookStep] = []
         for experiment in reversed(cell.scopes.ending):
             end = functools.partial(self._end_unless_ending, experiment, cell.scopes.ended)
@@ -174,16 +184,15 @@ class ExperimentManager:
         self.context.isolation.each("the end of an experiment", *steps)
 
     def overdue(self) -> list[ManagedExperiment]:
-        """Return open experiments whose cells have ended.
-
-        Those that a finaliser or another thread is ending are not among them.
+        """Return the open experiments whose cells have ended without ending them; without those
+        that a finaliser or another thread is ending now.
         """
-        waiting = list[ManagedExperiment]()
-        for item in self.open:
-            is_over = item.cell is not None and item.cell.is_over
-            if is_over and not item.is_ending:
-                waiting.append(item)
-        return waiting
+        overdue = list[ManagedExperiment]()
+        for experiment in self.open:
+            is_cell_over = experiment.cell is not None and experiment.cell.is_over
+            if is_cell_over and not experiment.is_ending:
+                overdue.append(experiment)
+        return overdue
 
     def cell_shown(self) -> None:
         """End experiments whose cells ended without ending them."""
@@ -206,7 +215,7 @@ class ExperimentManager:
     # -- begin and end -----------------------------------------------------------------------------
 
     def begin(self, experiment: ManagedExperiment) -> None:
-        """Open ``experiment`` inside the open experiments."""
+        """Open ``experiment`` inside the open experiments; first end an open one of its name."""
         for other in self.here():
             if other.name == experiment.name and not other.ends_by_itself:
                 self.finish(other)
@@ -224,7 +233,12 @@ class ExperimentManager:
             raise
 
     def end_with_cell(self, experiment: ManagedExperiment) -> None:
-        """End ``experiment`` when the running cell ends."""
+        """Let the end of the running cell end ``experiment``.
+
+        Raises:
+            RuntimeError: our hook has missed the cell's start.
+            ExperimentError: no cell is running.
+        """
         running = self._cells.running()
         missed = self._cells.missed
         is_missed = missed is not None and not (running and running[-1].info is missed)
@@ -265,10 +279,14 @@ class ExperimentManager:
             self._end(experiment, ended)
 
     def _end(self, experiment: ManagedExperiment, ended: list[ManagedExperiment]) -> None:
-        """End ``experiment`` and all inside it, and append each to ``ended``.
+        """End ``experiment`` and all inside it, in several attempts if need be.
 
         Only a signal's exception leaves it open, such as a Ctrl-C, and only if the user can end it
         again.
+
+        Args:
+            experiment: the outermost one to end.
+            ended: receives each experiment that has ended, innermost first.
         """
         self._check_can_end(experiment)
         signals: list[BaseException] = []
@@ -279,7 +297,7 @@ class ExperimentManager:
                 self._try_to_end(experiment, ended)
             except BaseException as error:
                 if interrupts.is_from_signal(error):
-                    self._interrupted(experiment, error)
+                    self._raise_if_user_can_end(experiment, error)
                     signals.append(error)
                 elif isinstance(error, Exception):
                     self._report_incomplete(experiment, error)
@@ -289,9 +307,9 @@ class ExperimentManager:
         if signals:
             raise signals.pop()
 
-    def _interrupted(self, experiment: ManagedExperiment, error: BaseException) -> None:
-        """Note that a signal's exception stopped an end; raise it if the user can end the
-        experiment again.
+    def _raise_if_user_can_end(self, experiment: ManagedExperiment, error: BaseException) -> None:
+        """Raise the signal's exception that stopped an end, if the user can end the experiment
+        again. Else only note that it is not ending now: the caller attempts it again.
         """
         interrupts.forget_our_frames(error)
         experiment.is_ending = False
@@ -299,7 +317,9 @@ class ExperimentManager:
             raise self._still_open(experiment, error) from None
 
     def _report_incomplete(self, experiment: ManagedExperiment, error: Exception) -> None:
-        """Tell that our own failure stopped an end, and let the experiment keep all its names."""
+        """Report that our own failure stopped an end. From now on, the running code may have bound
+        any name.
+        """
         lost = f"the end of experiment {quoted(experiment.name)} is not complete"
         self.context.isolation.failed("the end of an experiment", error, lost)
         self.context.isolation.each("names", (self.code.code_missed, "its names may stay"))
@@ -311,12 +331,15 @@ class ExperimentManager:
             raise ExperimentError(
                 f"experiment {name} is not open: it was never started, or ipygpumem was unloaded"
             )
-        nested = self.here(experiment)
-        if any(inner.is_ending for inner in nested[nested.index(experiment) :]):
+        open_here = self.here(experiment)
+        to_end = open_here[open_here.index(experiment) :]
+        if any(inner.is_ending for inner in to_end):
             raise ExperimentError(f"experiment {name} is already ending")
 
     def _still_open(self, experiment: ManagedExperiment, error: BaseException) -> BaseException:
-        """Return the signal's exception that stopped an end, and say how to end the experiment."""
+        """Return the exception to raise for a signal that stopped an end. The user reads how to end
+        the experiment in its message or, if it is not a Ctrl-C, in a line printed here.
+        """
         name = clean_name(experiment.name)
         text = f"the experiment {name} is still open: run %experiment end again"
         if type(error) is KeyboardInterrupt:
@@ -325,20 +348,22 @@ class ExperimentManager:
         return error
 
     def _try_to_end(self, experiment: ManagedExperiment, ended: list[ManagedExperiment]) -> None:
-        """End ``experiment`` and all inside it; call it again after an interrupt."""
-        around = self.here(experiment)
-        elsewhere = [other.scope for other in self.open if other not in around]
-        while around[-1] is not experiment:
-            self._end(around.pop(), ended)
-        enclosing = around[-2] if len(around) > 1 else None
+        """Make one attempt to end ``experiment`` and all inside it; another one continues where an
+        interrupt has stopped it.
+        """
+        open_here = self.here(experiment)
+        scopes_elsewhere = [other.scope for other in self.open if other not in open_here]
+        while open_here[-1] is not experiment:
+            self._end(open_here.pop(), ended)
+        enclosing = open_here[-2] if len(open_here) > 1 else None
         self.code.scope_ends(experiment)
         experiment.log.saw_error(last_error_id())
         if experiment.record is None:
             try:
                 experiment.is_ending = True
                 with interrupts.reraise_swallowed():
-                    scope = None if enclosing is None else enclosing.scope
-                    surroundings = Surroundings(scope, elsewhere)
+                    enclosing_scope = None if enclosing is None else enclosing.scope
+                    surroundings = Surroundings(enclosing_scope, scopes_elsewhere)
                     experiment.clean_up(surroundings, self.survivors, self.recovery)
             finally:
                 experiment.is_ending = False
@@ -349,7 +374,9 @@ class ExperimentManager:
             self.code.becomes_innermost(enclosing)
 
     def give_up(self, experiment: ManagedExperiment) -> None:
-        """Close an experiment that cannot be ended: restore overwritten names, delete none."""
+        """Close an experiment that cannot be ended, unless it is closed: restore overwritten names,
+        delete none.
+        """
         if experiment not in self.open:
             return
         self.open[:] = [other for other in self.open if other is not experiment]
@@ -369,7 +396,9 @@ class ExperimentManager:
         self.context.isolation.each("the end of an experiment", *steps)
 
     def _publish(self, ended: list[ManagedExperiment]) -> list[Report]:
-        """Store the records of finished experiments, and return their reports."""
+        """Store the records of finished experiments, pass them to the subscribers, and return their
+        reports; of silent ones only the notes about names in ``keep`` that match nothing.
+        """
         reports: list[Report] = []
         for experiment in ended:
             record = experiment.record

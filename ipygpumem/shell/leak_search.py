@@ -1,4 +1,8 @@
-"""Searches for leaks: memory that survived experiments, or that no name of the notebook reaches."""
+"""Searches for leaks: memory that survived experiments, or that no name of the notebook reaches.
+
+``%gpumem leaks`` shows the result. The objects without arrays among the leaks are found by the
+classes of ``leaked_objects.py``.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +54,13 @@ class Leaks(NamedTuple):
     rows: list[HeldRow]
     """The leaks, the largest first."""
     in_ended_cycles: Mapping[str, Set[int]]
-    """The arrays in the cycles that each line ends, by identity."""
-    beyond: list[RetainedArray]
-    """Arrays that were too many to examine."""
+    """For each line of a row, the identities of the arrays in the cycles that the line ends."""
+    not_examined: list[RetainedArray]
+    """The smallest arrays, if there were too many to search for their holders."""
     not_reached: list[RetainedArray]
     """Arrays and objects for which the search ended at its limits: a name may lead to them."""
     kept: list[ReclaimableItem]
-    """Memory that outputs, autograd graphs, caches and printed text keep."""
+    """Memory that outputs, autograd graphs, caches and printed text keep: no leaks."""
     growth: list[str]
     """Notes on older containers that have grown in experiments."""
     has_all_graphs: bool
@@ -81,8 +85,8 @@ class LeakSearch:
         """Identities of the texts that only IPython's record of the output keeps."""
 
     def find(self, progress: Progress) -> Leaks:
-        """Return the leaks, after garbage was collected."""
-        live_tensors(self._context.garbage)  # gives each a Python object
+        """Return the leaks. Collect garbage before, because it is no leak."""
+        live_tensors(self._context.garbage)  # creates the objects of tensors known only in C++
         with undisturbed():
             # Before the heap refers to them, too.
             self._printed_texts = set(map(id, self._printed.own_texts()))
@@ -100,14 +104,16 @@ class LeakSearch:
             other_data = OtherData.of_rows(
                 leaks.rows, roots.removed_by_lines.objects, roots.namespaces
             )
-            known = KnownObjects(
+            objects_of_known_age = KnownObjects(
                 self._survivors.older.objects(heap, other_data.objects),
                 self._survivors.objects_left(heap),
             )
             heap.drop()
             del roots, retained, outputs
-            remarks = other_data.remarks(self._smallest, leaks.in_ended_cycles, known)
-            del other_data, known
+            remarks = other_data.remarks(
+                self._smallest, leaks.in_ended_cycles, objects_of_known_age
+            )
+            del other_data, objects_of_known_age
         kept = [*leaks.kept, *_rows_of_findings(allocator_caches(), self._smallest)]
         printed = self._printed.reclaimable(self._smallest)
         if printed is not None:
@@ -122,86 +128,121 @@ class LeakSearch:
         roots: Roots,
         progress: Progress,
     ) -> Leaks:
-        """Return the leaks on a heap; one search finds the holders of all of them."""
+        """Return the leaks on a heap, and the memory that is kept without being a leak.
+
+        Each byte is in one row. So the order of these steps counts: each leaves out the memory of
+        the rows that the steps before have made.
+        """
         survivors = self._leaked_names(heap)
         survivors += tensors_on_arrays(survivors, heap)
-        listed = storages_of(survivors)
+        storages_of_survivors = storages_of(survivors)
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= self._smallest]
-        in_graphs = retained.in_graphs_of_names.union(*(graph.shares for graph in graphs))
-        unnamed = self._unnamed_memory(heap, listed, in_graphs, outputs.identities_of_notes())
+        storages_of_graphs = retained.in_graphs_of_names.union(*(graph.shares for graph in graphs))
+        unnamed = self._unnamed_memory(
+            heap, storages_of_survivors, storages_of_graphs, outputs.identities_of_notes()
+        )
         progress(0.7)
-        questions = unnamed.questions()
-        of_survivors = self._survivors.explained(survivors, heap, roots, questions)
-        of_experiments = rows_of(of_survivors, heap)
-        of_experiments += unnamed.surviving.rows(questions.holders, of_survivors)
-        of_any_age, not_reached = _by_reach(unnamed.rows_of_any_age(questions.holders))
-        of_any_age += rows_of_registries(unnamed.unlisted)
+        leaked = self._rows_of_leaks(survivors, unnamed, heap, roots)
         findings = [*graphs, *retained.outputs(heap.large(self._smallest))]
-        kept = _rows_of_findings(findings, self._smallest, listed)
+        kept = _rows_of_findings(findings, self._smallest, storages_of_survivors)
         kept += rows_of_outputs(unnamed.unlisted, outputs.values)
-        rows = merged([*of_experiments, *of_any_age])
-        remarks = remarks_on_possibly_older(rows, of_experiments, of_any_age)
-        rows = with_remarks(rows, remarks)
+        rows = leaked.merged()
         cycles = with_ended_cycles(rows, roots.removed_by_lines.objects, roots, heap.ndarrays)
-        beyond = unnamed.arrays.beyond
         return Leaks(
-            cycles.rows,
-            cycles.arrays,
-            beyond,
-            not_reached,
-            _one_row_for_each(kept),
-            notes_on_growth(self._survivors.rows_of_grown(heap, self._smallest)),
-            retained.complete,
+            rows=cycles.rows,
+            in_ended_cycles=cycles.arrays,
+            not_examined=unnamed.arrays.not_examined,
+            not_reached=leaked.not_reached,
+            kept=_one_row_for_equal_words(kept),
+            growth=notes_on_growth(self._survivors.rows_of_grown(heap, self._smallest)),
+            has_all_graphs=retained.complete,
         )
 
-    def _unnamed_memory(
-        self, heap: Heap, listed: Set[StorageKey], in_graphs: Set[StorageKey], notes: Set[int]
-    ) -> _UnnamedMemory:
-        """Return the memory that may have leaked without a name of an experiment.
-
-        Args:
-            heap: the live objects.
-            listed: the storages of survivors, which have rows of their own.
-            in_graphs: the storages of autograd graphs that have rows of their own, or that named
-                results need.
-            notes: identities of objects of this search that are older than the heap.
-        """
-        namespace = self._context.namespace
-        large = LeakCandidates(heap, list(in_run_modules(self._context.shell)))
-        notebook = NotebookOnHeap(heap, namespace, self._smallest)
-        surviving = SurvivingObjects(self._survivors, notebook, large.places, listed)
-        in_rows = listed | surviving.storages | in_graphs
-        unlisted = Unlisted(notebook, large.places, surviving.sizes, listed)
-        candidates = large.largest(unlisted)
-        named = self._named_among(candidates, notebook)
-        arrays = _UnnamedArrays(notebook, in_rows, named)
-        # From 30,000 names on, the namespace is a large dict itself.
-        not_listed = self._printed_texts | {id(self._printed_texts), id(namespace)} | notes
-        objects = UnreachedObjects(candidates, unlisted, not_listed | named)
-        return _UnnamedMemory(surviving, arrays, objects, unlisted)
-
-    def _named_among(self, candidates: Sequence[object], notebook: NotebookOnHeap) -> set[int]:
-        """Return the identities of the candidates, and of the large arrays, that a name leads
-        to: one walk from the names for both.
-        """
-        wanted = set(map(id, candidates))
-        for same in notebook.heap.large(notebook.smallest).values():
-            wanted.update(map(id, same))
-        values = list(notebook.names.values())
-        return wanted.intersection(map(id, values)) | unreached.led_to_by_names(values, wanted)
-
     def _leaked_names(self, heap: Heap) -> list[WatchedName]:
-        """Return the large survivors, without what the user's live optimizer needs: it is no
+        """Return the names of experiments whose large arrays are still alive, and large tensors
+        that experiments have left without a name.
+
+        Those of which the state of the user's live optimizer consists are left out: they are no
         leak.
         """
         self._survivors.update(heap)
-        large = [item for item in self._survivors.known if item.size_bytes >= self._smallest]
+        large = [
+            item for item in self._survivors.names_with_arrays if item.size_bytes >= self._smallest
+        ]
         of_optimizers = _storages_of_optimizers(heap, storages_of(large))
         leaked = list[WatchedName]()
         for item in large:
             if item.record.name or not of_optimizers.issuperset(item.live_storages()):
                 leaked.append(item)
         return leaked
+
+    def _unnamed_memory(
+        self,
+        heap: Heap,
+        storages_of_survivors: Set[StorageKey],
+        storages_of_graphs: Set[StorageKey],
+        notes: Set[int],
+    ) -> _UnnamedMemory:
+        """Return the memory that may have leaked without a name of an experiment.
+
+        Args:
+            heap: the live objects.
+            storages_of_survivors: the storages of the arrays with names of experiments.
+            storages_of_graphs: the storages of autograd graphs that have rows of their own, or that
+                named results need.
+            notes: identities of objects of this search that are older than the heap.
+        """
+        namespace = self._context.namespace
+        large = LeakCandidates(heap, list(in_run_modules(self._context.shell)))
+        notebook = NotebookOnHeap(heap, namespace, self._smallest)
+        surviving = SurvivingObjects(self._survivors, notebook, large.places, storages_of_survivors)
+        in_rows = storages_of_survivors | surviving.storages | storages_of_graphs
+        unlisted = Unlisted(notebook, large.places, surviving.sizes, storages_of_survivors)
+        candidates = large.largest(unlisted)
+        led_to_by_names = _led_to_by_names(candidates, notebook)
+        arrays = _UnnamedArrays(notebook, in_rows, led_to_by_names)
+        # From 30,000 names on, the namespace is a large dict itself.
+        ours = self._printed_texts | {id(self._printed_texts), id(namespace)} | notes
+        objects = UnreachedObjects(candidates, unlisted, ours | led_to_by_names)
+        return _UnnamedMemory(surviving, arrays, objects, unlisted)
+
+    def _rows_of_leaks(
+        self,
+        survivors: Sequence[WatchedName],
+        unnamed: _UnnamedMemory,
+        heap: Heap,
+        roots: Roots,
+    ) -> _RowsOfLeaks:
+        """Return the rows of all leaks. One search finds their holders; of registries, the holder
+        is known.
+        """
+        questions = unnamed.questions()
+        explained = self._survivors.explained(survivors, heap, roots, questions)
+        holders = questions.holders  # the search has filled it
+        of_experiments = rows_of(explained, heap)
+        of_experiments += unnamed.surviving.rows(holders, explained)
+        of_any_age, not_reached = _by_reach(unnamed.rows_of_any_age(holders))
+        of_any_age += rows_of_registries(unnamed.unlisted)
+        return _RowsOfLeaks(of_experiments, of_any_age, not_reached)
+
+
+class _RowsOfLeaks(NamedTuple):
+    """The rows of leaks, several of which one line may free."""
+
+    of_experiments: list[HeldRow]
+    """The rows of memory that experiments have left."""
+    of_any_age: list[HeldRow]
+    """The rows of other memory, which may be older than the experiments."""
+    not_reached: list[RetainedArray]
+    """The rows for which the search for a holder ended at its limits."""
+
+    def merged(self) -> list[HeldRow]:
+        """Return the rows of leaks, the largest first: one row for those that one line frees, with
+        a remark if a part of its memory may be older.
+        """
+        rows = merged([*self.of_experiments, *self.of_any_age])
+        remarks = remarks_on_possibly_older(rows, self.of_experiments, self.of_any_age)
+        return with_remarks(rows, remarks)
 
 
 class _Outputs:
@@ -221,16 +262,16 @@ class _Outputs:
         for number, value in kept.items():
             if not is_atom(value):
                 self.values[code_of_output(number)] = value
-        self._paths, self._inside = paths_of(names, self.values)
-        self._inside |= keepers | {id(kept), id(self.values)}
+        self._paths, self._only_in_outputs = paths_of(names, self.values)
+        self._only_in_outputs |= keepers | {id(kept), id(self.values)}
 
     def identities_of_notes(self) -> set[int]:
         """Return the identities of its own containers, which are large if there are many arrays."""
-        return {id(self.values), id(self._paths), id(self._inside)}
+        return {id(self.values), id(self._paths), id(self._only_in_outputs)}
 
     def retained(self, heap: Heap) -> Retained:
         """Return the memory that names and outputs keep alive."""
-        return Retained(heap, self._paths, self.values, self._inside)
+        return Retained(heap, self._paths, self.values, self._only_in_outputs)
 
 
 class _UnnamedMemory(NamedTuple):
@@ -245,7 +286,7 @@ class _UnnamedMemory(NamedTuple):
     """Measures objects without the memory of other rows."""
 
     def questions(self) -> Questions:
-        """Return the objects whose holders must be searched."""
+        """Return the storages and objects whose holders must be searched."""
         return Questions(
             self.arrays.to_explain,
             [*self.surviving.to_explain, *self.objects.to_explain],
@@ -259,27 +300,29 @@ class _UnnamedMemory(NamedTuple):
 
 
 class _UnnamedArrays:
-    """Tensors and arrays without a row yet, of which those that a variable leads to are no leaks.
+    """Large tensors and arrays without a row yet. Those that a variable leads to are no leaks.
 
     Args:
         notebook: the live objects and the user's names.
-        listed: storages that have rows of their own.
-        named: identities of the arrays that names lead to.
+        in_rows: storages that have rows of their own.
+        led_to_by_names: identities of the arrays that names lead to.
 
     Attributes:
         to_explain: the storages whose holders are searched, the largest first.
-        beyond: the rows of further ones.
+        not_examined: the rows of the smaller ones, if there are too many for the search.
     """
 
-    def __init__(self, notebook: NotebookOnHeap, listed: Set[StorageKey], named: Set[int]) -> None:
+    def __init__(
+        self, notebook: NotebookOnHeap, in_rows: Set[StorageKey], led_to_by_names: Set[int]
+    ) -> None:
         self._notebook = notebook
         self._rows: dict[StorageKey, RetainedArray] = {}
-        for key, same in notebook.heap.large(notebook.smallest).items():
-            if key not in listed and named.isdisjoint(map(id, same)):
-                self._rows[key] = record_without_name(same[0])
-        ordered = sorted(self._rows, key=lambda key: -self._rows[key].size_bytes)
-        self.to_explain = ordered[:MOST_EXPLAINED]
-        self.beyond = [self._rows[key] for key in ordered[MOST_EXPLAINED:]]
+        for key, arrays in notebook.heap.large(notebook.smallest).items():
+            if key not in in_rows and led_to_by_names.isdisjoint(map(id, arrays)):
+                self._rows[key] = record_without_name(arrays[0])
+        largest_first = sorted(self._rows, key=lambda key: -self._rows[key].size_bytes)
+        self.to_explain = largest_first[:MOST_EXPLAINED]
+        self.not_examined = [self._rows[key] for key in largest_first[MOST_EXPLAINED:]]
 
     def rows(self, holders: Holders) -> Iterator[HeldRow]:
         """Yield the rows of leaks, given the holders of the storages ``to_explain``."""
@@ -288,8 +331,19 @@ class _UnnamedArrays:
                 yield HeldRow(self._rows[key], holders[key])
 
 
+def _led_to_by_names(candidates: Sequence[object], notebook: NotebookOnHeap) -> set[int]:
+    """Return the identities of the ``candidates``, and of the large arrays, that a name leads to:
+    one walk from the names for both.
+    """
+    wanted = set(map(id, candidates))
+    for arrays in notebook.heap.large(notebook.smallest).values():
+        wanted.update(map(id, arrays))
+    values = list(notebook.names.values())
+    return wanted.intersection(map(id, values)) | unreached.led_to_by_names(values, wanted)
+
+
 def _by_reach(rows: Iterable[HeldRow]) -> tuple[list[HeldRow], list[RetainedArray]]:
-    """Return the rows with a holder, and the arrays whose holders the search did not reach."""
+    """Return the rows with a holder, and the memory whose holders the search did not reach."""
     with_holder = list[HeldRow]()
     not_reached = list[RetainedArray]()
     for row in rows:
@@ -300,21 +354,21 @@ def _by_reach(rows: Iterable[HeldRow]) -> tuple[list[HeldRow], list[RetainedArra
     return with_holder, not_reached
 
 
-def _one_row_for_each(rows: Iterable[ReclaimableItem]) -> list[ReclaimableItem]:
+def _one_row_for_equal_words(rows: Iterable[ReclaimableItem]) -> list[ReclaimableItem]:
     """Return one row for all rows with the same words: an output has one of its arrays, and one of
     its other memory.
     """
     by_words: dict[tuple[str, str, str], ReclaimableItem] = {}
     for row in rows:
         words = row.device, row.what, row.remedy
-        before = by_words.get(words)
-        if before is None:
+        row_with_same_words = by_words.get(words)
+        if row_with_same_words is None:
             by_words[words] = row
         else:
             by_words[words] = row._replace(
-                size_bytes=before.size_bytes + row.size_bytes,
-                new_bytes=before.new_bytes + row.new_bytes,
-                is_at_least=before.is_at_least or row.is_at_least,
+                size_bytes=row_with_same_words.size_bytes + row.size_bytes,
+                new_bytes=row_with_same_words.new_bytes + row.new_bytes,
+                is_at_least=row_with_same_words.is_at_least or row.is_at_least,
             )
     return list(by_words.values())
 
@@ -322,25 +376,30 @@ def _one_row_for_each(rows: Iterable[ReclaimableItem]) -> list[ReclaimableItem]:
 def _rows_of_findings(
     findings: Iterable[Finding], smallest: int, leaked: Container[StorageKey] = ()
 ) -> list[ReclaimableItem]:
-    """Return the rows of findings of at least ``smallest`` bytes; the bytes of ``leaked`` storages
-    are in rows of leaks.
+    """Return the rows of findings of at least ``smallest`` bytes.
+
+    The bytes of ``leaked`` storages are in the rows of leaks, too, so they don't count as new.
     """
     rows = []
     for finding in findings:
         size = finding.size_bytes
         if size >= smallest:
-            new = sum(share for key, share in finding.shares.items() if key not in leaked)
-            rows.append(ReclaimableItem(size, finding.device, finding.what, finding.remedy, new))
+            new_bytes = sum(share for key, share in finding.shares.items() if key not in leaked)
+            rows.append(
+                ReclaimableItem(size, finding.device, finding.what, finding.remedy, new_bytes)
+            )
     return rows
 
 
 def _storages_of_optimizers(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | None]:
-    """Return the storages of optimizers' state for tensors that are not among the ``survivors``."""
-    base: Any = library_type("torch", "Tensor")
-    if base is None:
+    """Return the storages of optimizers' state for parameters that are not among the ``survivors``,
+    such as the moments of Adam for the parameters of the user's model.
+    """
+    tensor_type: Any = library_type("torch", "Tensor")
+    if tensor_type is None:
         return set()
     storages = set[StorageKey | None]()
-    for owner, tensor in optimizer_states(heap, base):
-        if is_instance(owner, base) and storage_key(owner) not in survivors:
-            storages.add(storage_key(tensor))
-    return storages - set(map(storage_key, added_to_optimizers(heap, base)))
+    for parameter, state in optimizer_states(heap, tensor_type):
+        if is_instance(parameter, tensor_type) and storage_key(parameter) not in survivors:
+            storages.add(storage_key(state))
+    return storages - set(map(storage_key, added_to_optimizers(heap, tensor_type)))

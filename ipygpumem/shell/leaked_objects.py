@@ -1,8 +1,11 @@
-"""Finds leaks of other kinds than arrays: objects that outlived experiments, that only functions,
-generators, errors or libraries keep, that registries keep, and those of outputs.
+"""Finds leaks of other kinds than arrays, such as a dict of texts that a closure keeps.
 
-Each byte is in one row, so the order counts: the surviving objects are measured first, then arrays
-and what the user's names lead to are passed over, and the rest is in the rows of ``Unlisted``.
+These are objects that outlived experiments (``SurvivingObjects``), that only functions, generators,
+errors or libraries keep (``UnreachedObjects``), that registries keep (``rows_of_registries``), and
+the outputs (``rows_of_outputs``).
+
+Each byte is in one row, so the order counts: the surviving objects are measured first. ``Unlisted``
+then measures the memory that is neither in their rows, nor in arrays, nor behind the user's names.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.survivors import ReportedObjects, Survivors
 
 Holders = Mapping[StorageKey, Holder]
-"""The answers of a search for holders; the key of an object is "object" and its identity."""
+"""The holders that a search has found; the key of an object is "object" and its identity."""
 
 
 class NotebookOnHeap:
@@ -70,7 +73,9 @@ class NotebookOnHeap:
         return holder.module in self.modules
 
     def count_names(self, sizes: Sizes, places: unreached.Places) -> None:
-        """Count all that names lead to, which takes long next to many objects."""
+        """Let ``sizes`` count all objects that names lead to, so that it measures none of them
+        later. It takes long next to many objects.
+        """
         modules = [sys.modules[name] for name in self.modules if name in sys.modules]
         unreached.count_named(sizes, places, self.names.values(), modules)
 
@@ -113,7 +118,7 @@ class LeakCandidates:
         self.items = [*heap.large_containers.values(), *heap.large_leaves]
 
     def largest(self, unlisted: Unlisted) -> list[object]:
-        """Return the largest ones that are no objects of names; ``unlisted`` measures them."""
+        """Return the largest candidates to which no name refers; ``unlisted`` measures them."""
         notebook = unlisted.notebook
         return unreached.candidates(
             self.places,
@@ -135,8 +140,9 @@ class SurvivingObjects:
         listed: storages that have rows of their own: each byte is in one row.
 
     Attributes:
-        sizes: has measured them.
+        sizes: has measured them, so that it counts none of them again.
         storages: the storages of the arrays in them.
+        to_explain: the objects whose holders are searched.
         rows_to_explain: the rows of several objects, by the key of the first.
     """
 
@@ -147,11 +153,10 @@ class SurvivingObjects:
         places: unreached.Places,
         listed: Set[StorageKey],
     ) -> None:
-        self._large = list[tuple[ReportedObjects, Size]]()
+        self._large_survivors = list[tuple[ReportedObjects, Size]]()
         self.storages = set[StorageKey]()
-        self.rows_to_explain: dict[StorageKey, Row] = {}
         self.to_explain = list[object]()
-        """The objects whose holders are searched."""
+        self.rows_to_explain: dict[StorageKey, Row] = {}
         self.sizes = _sizes_without_data(notebook.heap, listed)
         alive = survivors.objects_alive(notebook.heap)
         if alive:
@@ -159,20 +164,20 @@ class SurvivingObjects:
             identities = {id(item) for survivor in alive for item in survivor.items}
             with self.sizes.passing_over(identities):
                 notebook.count_names(self.sizes, places)
-        whole_sizes = _sizes_without_data(notebook.heap, listed)
+        sizes_with_named = _sizes_without_data(notebook.heap, listed)
         for survivor in alive:
             with self.sizes.passing_over(survivors.older.identities(survivor.items)):
                 size = survivor.size_now(self.sizes)
             if size.size_bytes < notebook.smallest:
                 # Names lead to it by more new objects, too: each call of a mock has the arguments.
-                size = survivor.size_now(whole_sizes)
+                size = survivor.size_now(sizes_with_named)
             if size.size_bytes >= notebook.smallest:
                 self._add(survivor, size)
 
     def _add(self, survivor: ReportedObjects, size: Size) -> None:
-        """Add the objects of one row."""
+        """Add the objects of one row, whose holders must be searched."""
         items = survivor.items
-        self._large.append((survivor, size))
+        self._large_survivors.append((survivor, size))
         # The walk that measures them enters tracebacks and closures, and so does this one.
         region = Region(keeps_arrays=True)
         region.reader.pass_through(items)
@@ -185,42 +190,45 @@ class SurvivingObjects:
             self.to_explain.append(items[0])
 
     def rows(self, holders: Holders, of_arrays: Sequence[Explained]) -> Iterator[HeldRow]:
-        """Yield their rows.
+        """Yield the rows of the large ones.
 
         Args:
             holders: the holders of the objects ``to_explain``.
             of_arrays: the rows of the survivors' arrays, some of which may be in the objects.
         """
-        for survivor, size in self._large:
-            yield survivor.row(size, self._holder(survivor, holders), of_arrays)
+        for survivor, size in self._large_survivors:
+            yield survivor.row(size, self._holder_of(survivor, holders), of_arrays)
 
-    def _holder(self, survivor: ReportedObjects, holders: Holders) -> Holder:
-        """Return the holder of the objects of one row."""
+    def _holder_of(self, survivor: ReportedObjects, holders: Holders) -> Holder:
+        """Return the holder of the objects of one row: the reported one, if no search can find it
+        again.
+        """
         key = object_key(survivor.items[0])
         if len(survivor.items) == 1:
             return holders[key]
         row = self.rows_to_explain.get(key)
         # The event loop keeps tasks, and the search ends there.
-        is_fixed = row is None or all(map(is_pending, survivor.items))
-        if survivor.reported.holder is not None and is_fixed:
+        cannot_be_searched = row is None or all(map(is_pending, survivor.items))
+        if survivor.reported.holder is not None and cannot_be_searched:
             return survivor.reported.holder
         return holder_of_several(survivor.items, row, holders)
 
 
-def _sizes_without_data(heap: Heap, listed: Set[StorageKey]) -> Sizes:
+def _sizes_without_data(heap: Heap, storages: Set[StorageKey]) -> Sizes:
     """Return sizes that leave out the data of the arrays on some storages."""
     sizes = Sizes()
-    sizes.exclude_data(heap.on_storages(listed))
+    sizes.exclude_data(heap.on_storages(storages))
     return sizes
 
 
 class Unlisted:
-    """Measures the memory that has no row yet; what one measurement has counted, no later one does.
+    """Measures the memory that has no row yet. It counts each object once: measured again, the
+    object has 0 bytes.
 
     Args:
         notebook: the live objects and the user's names.
         places: places outside the names in which the user's code keeps objects.
-        sizes: has measured what has a row.
+        sizes: has counted the objects that have a row.
         listed: storages that have rows of their own.
     """
 
@@ -239,7 +247,9 @@ class Unlisted:
         self._pass_over_arrays(sizes)
 
     def bytes_of(self, objects: Sequence[object]) -> int:
-        """Return the bytes that are in no row, and that no name leads to."""
+        """Return the bytes of ``objects``, with all they lead to, that are in no row and to which
+        no name leads; they count as listed from now on.
+        """
         self._count_names()
         return self._sizes.together(objects)
 
@@ -249,34 +259,36 @@ class Unlisted:
         return self._sizes.has_counted(item)
 
     def is_large(self, objects: Sequence[object]) -> bool:
-        """Return True if objects may be worth a row: it need not be known what names lead to."""
+        """Return True if objects may be worth a row. It is quick, because it does not leave out the
+        objects to which names lead.
+        """
         return self.without_arrays().together(objects) >= self.notebook.smallest
 
     def without_arrays(self) -> Sizes:
-        """Return sizes without the arrays that have rows of their own, and without large ones."""
+        """Return new sizes that leave out large arrays, and arrays that have rows of their own."""
         sizes = Sizes()
         self._pass_over_arrays(sizes)
         return sizes
 
     def _pass_over_arrays(self, sizes: Sizes) -> None:
-        """Count the arrays that have rows of their own, and large ones, so that no later
+        """Let ``sizes`` count large arrays, and those that have rows of their own, so that no later
         measurement does.
         """
         heap = self.notebook.heap
         large = heap.large(self.notebook.smallest)
         sizes.exclude_data(heap.on_storages(self._listed - large.keys()))
-        items = list[Any]()
-        arrays = list[Any]()
-        for (library, _), same in large.items():
-            items += same
+        large_arrays = list[Any]()
+        numpy_arrays = list[Any]()
+        for (library, _), on_storage in large.items():
+            large_arrays += on_storage
             if library == "numpy":
-                arrays += same
-        of_objects = by_identity(list(compress(arrays, holding_objects(arrays))))
-        sizes.exclude_data(of_objects.values())  # not their elements
-        sizes.together([item for item in items if id(item) not in of_objects])
+                numpy_arrays += on_storage
+        with_objects = by_identity(list(compress(numpy_arrays, holding_objects(numpy_arrays))))
+        sizes.exclude_data(with_objects.values())  # not their elements
+        sizes.together([array for array in large_arrays if id(array) not in with_objects])
 
     def _count_names(self) -> None:
-        """Count all that names lead to, which takes long next to many objects."""
+        """Count all objects that names lead to, once: it takes long next to many objects."""
         if self._has_counted_names:
             return
         self._has_counted_names = True
@@ -289,7 +301,7 @@ class UnreachedObjects:
     Args:
         candidates: the objects that may be leaks.
         unlisted: measures them.
-        not_leaked: identities of those that names lead to, or that have a row of their own.
+        not_leaked: identities of objects to which names lead, or that have a row of their own.
 
     Attributes:
         to_explain: the objects whose holders are searched.
@@ -303,7 +315,7 @@ class UnreachedObjects:
 
     def rows(self, holders: Holders) -> Iterator[HeldRow]:
         """Yield the rows of leaks, given the holders of the objects ``to_explain``."""
-        for item in self._leaked(holders):
+        for item in self._not_kept_on_purpose(holders):
             if self._unlisted.has_counted(item):
                 continue
             size = self._unlisted.bytes_of([item])
@@ -312,8 +324,8 @@ class UnreachedObjects:
                 measured = Sizes().measure(item)._replace(device_bytes={"cpu": size})
                 yield HeldRow(row_of([item], measured), holders[object_key(item)])
 
-    def _leaked(self, holders: Holders) -> list[object]:
-        """Return the objects without those that are kept on purpose."""
+    def _not_kept_on_purpose(self, holders: Holders) -> list[object]:
+        """Return the objects ``to_explain`` whose holders are neither variables nor modules."""
         notebook = self._unlisted.notebook
         leaked = list[object]()
         for item in self.to_explain:
@@ -327,17 +339,19 @@ class UnreachedObjects:
 
 
 def rows_of_registries(unlisted: Unlisted) -> list[HeldRow]:
-    """Return the other memory that registries keep alive without a name: each has one row.
+    """Return a row for each registry of a library that keeps much memory without a name, such as
+    pyplot's open figures.
 
-    ``unlisted`` has measured all other leaks.
+    Args:
+        unlisted: has measured all other leaks.
     """
     registries = kept_by_registries(unlisted.notebook.names)
-    everything = list[object]()
+    all_registered = list[object]()
     for registry in registries:
-        for kept in registry:
-            everything += kept.objects
+        for registered in registry:
+            all_registered += registered.objects
     rows = list[HeldRow]()
-    if unlisted.is_large(everything):
+    if unlisted.is_large(all_registered):
         for registry in registries:
             row = _row_of_registry(registry, unlisted)
             if row is not None:
@@ -353,21 +367,21 @@ def _row_of_registry(registry: Sequence[Registered], unlisted: Unlisted) -> Held
         if figure is not None:
             named.add(id(figure))
     unnamed = list[Registered]()
-    for kept in registry:
-        if named.isdisjoint((*map(id, kept.objects), *kept.also_in_use)):
-            unnamed.append(kept)
+    for registered in registry:
+        if named.isdisjoint((*map(id, registered.objects), *registered.also_in_use)):
+            unnamed.append(registered)
     objects = list[object]()
-    for kept in unnamed:
-        objects += kept.objects
+    for registered in unnamed:
+        objects += registered.objects
     size = unlisted.bytes_of(objects)
     if size < unlisted.notebook.smallest:
         return None
-    holder = holder_of_registered([kept.root for kept in unnamed])
+    holder = holder_of_registered([registered.root for registered in unnamed])
     return HeldRow(row_of(objects, Size({"cpu": size})), holder)
 
 
 def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[ReclaimableItem]:
-    """Return the memory without arrays that only outputs keep.
+    """Return the rows of outputs, such as ``Out[5]``, that alone keep much memory without arrays.
 
     Args:
         unlisted: has measured all leaks.

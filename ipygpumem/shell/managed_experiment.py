@@ -74,7 +74,9 @@ class ManagedExperiment:
 
     @property
     def report_style(self) -> str:
-        """Level of detail of its report: its own, or the configured one."""
+        """Level of detail of its report, ``full``, ``compact`` or ``none``: the one that its user
+        has asked for, else the configured one.
+        """
         return self.report or self._context.config.experiment_report
 
     @property
@@ -94,17 +96,17 @@ class ManagedExperiment:
 
     @property
     def measured_scope(self) -> MeasuredScope:
-        """Its scope with the measurements since its start."""
+        """Its scope with the measurements since its start; only once it is started."""
         assert self._measured_scope is not None
         return self._measured_scope
 
     @property
     def scope(self) -> Scope:
-        """Its names."""
+        """Its scope over the notebook's names."""
         return self.measured_scope.names
 
     def keep(self, *patterns: str) -> None:
-        """Keep these names or globs at the end too."""
+        """Keep further names, or names that match a glob, at the end."""
         for pattern in checked_patterns(patterns):
             if pattern not in self.options.keep:
                 self.options.keep.append(pattern)
@@ -153,7 +155,7 @@ class ManagedExperiment:
         return ()
 
     def add_cell(self, cell: CellRecord) -> None:
-        """Add a finished cell, including the one that ends the experiment."""
+        """Add a finished cell to its log, and to its record if it has ended already."""
         self.log.cells.append(cell)
         if self.record is not None:
             self.record = self.log.completed(self.record)
@@ -161,7 +163,14 @@ class ManagedExperiment:
     def clean_up(
         self, surroundings: Surroundings, survivors: Survivors, recovery: Recovery
     ) -> None:
-        """Free everything and create the record; call it again after an interrupt."""
+        """Do the steps of its end (``ending.py``), and set the record; call it again after an
+        interrupt.
+
+        Args:
+            surroundings: the scopes around it.
+            survivors: finds the objects that outlive it.
+            recovery: releases tracebacks.
+        """
         seconds_in_cell = 0.0
         if self.cell is None:
             seconds_in_cell = self.seconds_in_running_cell()
@@ -196,9 +205,8 @@ class ManagedExperiment:
         return ExperimentRecord(self.name, started_at, seconds, (), (), {}, {}, (), (), (), ())
 
     def abandon(self) -> None:
-        """Stop measuring and keep the names.
-
-        The extension is unloaded, or the start or end failed.
+        """Stop measuring and keep the names, because the extension is unloaded, or the start or end
+        failed.
         """
         if self._measured_scope is not None:
             self._measured_scope.abandon()

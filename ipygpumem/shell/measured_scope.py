@@ -1,4 +1,7 @@
-"""Opens a scope over the notebook's names, and records the state with which its end is compared."""
+"""Opens a scope over the notebook's names, and records the state with which its end is compared.
+
+``scope/scope.py`` handles the names; here are the memory, the arrays, the outputs and the seed.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,19 @@ _FOR_TRACEBACKS = (
 class MeasuredScope:
     """A scope over the notebook's names, with the memory, arrays and outputs at its start.
 
+    Args:
+        context: the shell's services.
+        options: the experiment's options.
+        clock: orders the objects that scopes save, one iterator for all scopes.
+        saved_elsewhere: returns the objects saved by scopes of other threads, one mapping for each.
+
     Attributes:
         names: the scope.
         undo: ends the seeding and the budget.
         error_id_at_start: identity of the last error shown before it.
+        allocated_at_start: bytes in malloc's blocks.
+        free_heap_at_start: bytes of free pages in malloc's heap.
+        ram_at_start: figures of RAM.
     """
 
     def __init__(
@@ -73,7 +85,12 @@ class MeasuredScope:
         self.ram_at_start: RamFigures | None = None
 
     def start(self, survivors: Survivors, remarks: list[str]) -> None:
-        """List the older objects, apply the budget, and start measuring; ``abandon`` undoes it."""
+        """List the older objects, apply the budget, and start measuring; ``abandon`` undoes it.
+
+        Args:
+            survivors: the objects that outlived earlier experiments, and so are older.
+            remarks: receives a sentence for the report if the older objects could not be listed.
+        """
         with growth_for("the modules of IPython's tracebacks"):
             _import_for_tracebacks()
         with growth_for("the list of what is there before an experiment"):
@@ -89,7 +106,7 @@ class MeasuredScope:
 
     @property
     def baseline(self) -> Baseline:
-        """The names and arrays at its start."""
+        """The objects, names and arrays at its start."""
         assert self._baseline is not None
         return self._baseline
 
@@ -109,7 +126,7 @@ class MeasuredScope:
             self._options.seeder.seed_all()
 
     def saved_memory(self) -> list[RetainedArray]:
-        """Return the arrays held by the objects that its code has replaced."""
+        """Return the arrays in the objects that its code has replaced, and that it keeps alive."""
         return arrays_of_names(self.names.overwritten())
 
     def outputs(self) -> dict[int, Any]:
@@ -121,7 +138,7 @@ class MeasuredScope:
         self._outputs.forget_since(self._outputs_at_start)
 
     def leave_output(self, number: int) -> None:
-        """Leave the output of another thread's cell alone."""
+        """Let ``forget_outputs`` leave the output of another thread's cell alone."""
         self._outputs.leave_to_others(self._outputs_at_start, number)
 
     def drop_deleted_outputs(self) -> None:
@@ -131,7 +148,7 @@ class MeasuredScope:
         self._outputs.drop_deleted_from(self._outputs_at_start)
 
     def abandon(self) -> None:
-        """Stop measuring, and keep the names."""
+        """Undo ``start``: stop measuring, and keep the names as they are now."""
         steps: list[HookStep] = [(self.undo.close, "its budget may still limit torch")]
         if self._measurement is not None:
             steps.append((self.drop_measurement, "its measurement was not ended"))

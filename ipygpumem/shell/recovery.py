@@ -1,5 +1,8 @@
 """Frees memory held by the traceback's frames after an out-of-memory error or an interrupt, and
-records it.
+makes a ``RecoveryRecord``.
+
+``cell_ended`` handles the error of a cell, ``failed_inside`` an error that leaves the ``with``
+block of an experiment. Both call ``_free_and_record``, whose steps are measured.
 """
 
 from __future__ import annotations
@@ -57,11 +60,13 @@ class _HandledError:
     error: BaseException
     failure: Failure
     cell: Cell | None
-    """The cell that gets the record."""
+    """The cell that gets the record; None outside of cells."""
     releases: bool
     """True if its frames shall be released."""
     cause: Cause | None = None
+    """The reason why memory ran out, if it is clear."""
     readings: dict[str, Reading] = field(default_factory=dict)
+    """Each device's memory before anything is freed."""
     memory: listing.HeldMemory = field(default_factory=listing.HeldMemory)
     """The memory held by its frames."""
     plain: tuple[str, ...] = ()
@@ -71,6 +76,7 @@ class _HandledError:
     frames: int | None = None
     """The number of its frames that were released; None if they were not."""
     steps: list[FreeingStep] = field(default_factory=list)
+    """The steps that have freed memory."""
 
 
 class Recovery:
@@ -94,10 +100,10 @@ class Recovery:
         """Address space, which takes no RAM, for our own work after an error: a limit may have left
         none.
         """
-        self._named: NameSnapshot | None = None
+        self._names_after_recovery: NameSnapshot | None = None
         """The names after the last recovery; None once a cell has run without one."""
-        self._mark: GcMark | None = None
-        """The garbage mark of that recovery."""
+        self._mark_of_recovery: GcMark | None = None
+        """The collector's mark of that recovery."""
 
     def cell_ended(self, cell: Cell, error: BaseException | None) -> None:
         """Free memory held by the cell's error, if ``release_frames`` says so."""
@@ -108,15 +114,17 @@ class Recovery:
             finally:
                 self._resize_spare(_SPARE_BYTES)
         if cell.errors.recovery is None:
-            self._named = None  # the cell may have left garbage
+            self._names_after_recovery = None  # the cell may have left garbage
 
     def _resize_spare(self, size: int) -> None:
-        """Change the size of the spare address space."""
+        """Change the size of the spare address space: 1 byte lets our own work use the rest."""
         with contextlib.suppress(OSError, MemoryError, SystemError):  # only Linux resizes it
             self._spare.resize(size)
 
     def _recover(self, cell: Cell, error: BaseException) -> None:
-        """Free the memory of an error that ended a cell, if it shall be freed."""
+        """Free the memory of an error that ended a cell, if ``release_frames`` says so or if an
+        experiment inside the cell has left it to the cell's end.
+        """
         failure = self.saw(error)
         if failure.kind == "error" and cell.is_stopped_by_guard:
             # CPython's SystemError for a deep recursion without memory
@@ -129,8 +137,8 @@ class Recovery:
             release_stored(error, self._shell)
 
     def reports(self, cell: Cell) -> list[Report]:
-        """Return the report of a recovery; call it once the experiments that end with the cell have
-        ended.
+        """Return the report of a cell's recovery, if there was one; call it once the experiments
+        that end with the cell have ended.
         """
         if cell.errors.recovery is None:
             return []
@@ -147,15 +155,20 @@ class Recovery:
     def _with_kept_errors(self, record: RecoveryRecord, *, has_survivors: bool) -> RecoveryRecord:
         """Return the record with the memory that errors still hold, after all steps that free it.
 
-        With ``has_survivors``, an experiment's report has listed what the last error holds.
+        Args:
+            record: the record.
+            has_survivors: True if an experiment's report has listed the objects that the last error
+                holds.
         """
-        last = list[BaseException]()
+        last_errors = list[BaseException]()
         if not has_survivors:
             stored = stored_error("last_exc"), stored_error("last_value")
-            last += [error for error in stored if error is not None]
+            last_errors += [error for error in stored if error is not None]
         names = self._shell.user_ns
         try:
-            errors = kept_errors.find(last, names_and_outputs(self._shell), names, Allowance())
+            errors = kept_errors.find(
+                last_errors, names_and_outputs(self._shell), names, Allowance()
+            )
         except MemoryError:  # only needed for the report
             return record
         except Exception as problem:
@@ -167,7 +180,9 @@ class Recovery:
         return replace(record, kept_errors=errors)
 
     def _releases(self, failure: Failure) -> bool:
-        """Return True if the option ``release_frames`` says so for this kind of failure."""
+        """Return True if the option ``release_frames``, such as ``oom+interrupt``, says that frames
+        are released after this kind of failure.
+        """
         policy = self._config.release_frames
         return policy == "always" or failure.kind in policy.split("+")
 
@@ -178,12 +193,18 @@ class Recovery:
 
         An interrupt of the search for figures, or our own failure there, only shortens the record:
         the memory is freed all the same.
+
+        Args:
+            error: the error.
+            failure: its kind and its figures.
+            cell: the cell that gets the record; None outside of cells.
+            release: True if its frames shall be released.
         """
         handled = _HandledError(error, failure, cell, releases=release)
         steps: list[HookStep] = [
             (self._measure_before, "the report of the error is not complete"),
-            (self._free, "the memory held by this error was not freed"),
-            (self._release, "the memory held by this error was not freed"),
+            (self._release_and_free, "the memory held by this error was not freed"),
+            (self._ensure_released, "the memory held by this error was not freed"),
             (self._add_record, "the report of the error is missing"),
         ]
         self._context.isolation.each_with((handled,), "the recovery after an error", steps)
@@ -206,22 +227,22 @@ class Recovery:
             if is_oom:
                 handled.optimizer = find_incomplete_optimizer(handled.error)
 
-    def _free(self, handled: _HandledError) -> None:
-        """Release an error's frames, if they shall be released, then free memory."""
+    def _release_and_free(self, handled: _HandledError) -> None:
+        """Release an error's frames, if they shall be released, then free garbage and caches."""
         if not handled.releases:
             return
-        release = partial(self._release, handled)
+        release = partial(self._ensure_released, handled)
         devices = not handled.failure.poisoned
-        freeing = steps_that_free(self._garbage, self._since, devices=devices)
+        freeing = steps_that_free(self._garbage, self._mark_before_garbage, devices=devices)
         reclaim.run_steps(self._meter, [("frames", release), *freeing], handled.steps)
-        self._named = None
-        self._mark = self._garbage.last
+        self._names_after_recovery = None
+        self._mark_of_recovery = self._garbage.last
         with contextlib.suppress(MemoryError):
-            self._named = NameSnapshot(self._shell.user_ns)
+            self._names_after_recovery = NameSnapshot(self._shell.user_ns)
 
-    def _release(self, handled: _HandledError) -> None:
-        """Release an error's frames, if they shall be released and are not: an interrupt may have
-        stopped the freeing before.
+    def _ensure_released(self, handled: _HandledError) -> None:
+        """Release an error's frames, if they shall be released and are not yet: an interrupt may
+        have stopped the step that does so.
         """
         if handled.releases and handled.frames is None:
             handled.frames = release_stored(handled.error, self._shell)
@@ -230,11 +251,11 @@ class Recovery:
         """Add the record of a recovery to its cell, if there is one."""
         if handled.cell is None:
             return
-        optimizer = ""
+        incomplete_optimizer = ""
         if handled.optimizer is not None:
             name, reference = handled.optimizer
             if reference() is not None:
-                optimizer = name
+                incomplete_optimizer = name
         failure = handled.failure
         now = reclaim.bytes_in_use(self._meter.now())
         handled.cell.errors.recovery = RecoveryRecord(
@@ -252,7 +273,7 @@ class Recovery:
             poisoned=failure.poisoned,
             plain=handled.plain,
             cause=handled.cause,
-            incomplete_optimizer=optimizer,
+            incomplete_optimizer=incomplete_optimizer,
         )
 
     def remarks(self, cell: Cell, error: BaseException | None) -> list[str]:
@@ -283,18 +304,25 @@ class Recovery:
             size = f"at least {size}"
         return [f"the traceback's frames still hold {size}: %gpumem free frees it"]
 
-    def _since(self) -> GcMark | None:
-        """Return the mark of the last full collection if only failed code has run since, else None.
+    def _mark_before_garbage(self) -> GcMark | None:
+        """Return the mark of the last recovery if all garbage must be newer than it, else None.
 
-        So only the first of several recoveries in a row pays for a full collection.
+        That is so if only code with recoveries has run since, and no object was deleted or replaced
+        that had a name then. So only the first of several recoveries in a row pays for a full
+        collection.
         """
-        if self._named is None or self._named.some_may_live_on(self._shell.user_ns):
+        names = self._names_after_recovery
+        if names is None or names.some_may_live_on(self._shell.user_ns):
             return None
-        return self._mark
+        return self._mark_of_recovery
 
     def failed_inside(self, error: BaseException, leaving: object) -> str:
-        """Free memory held by an error that leaves the ``with`` block of the experiment
-        ``leaving``.
+        """Free memory held by an error that leaves a ``with`` block, if ``release_frames`` says so;
+        the memory of other errors is freed at the end of the running cell.
+
+        Args:
+            error: the error.
+            leaving: the experiment of the block.
 
         Returns:
             A remark for the experiment's report, or an empty text.
@@ -327,7 +355,12 @@ class Recovery:
         self._context.display.show([note(text) for text in budget.notes])
 
     def saw(self, error: BaseException, leaving: object = None) -> Failure:
-        """Classify an error, and call ``on_oom`` if it is an out-of-memory error."""
+        """Classify an error, and call ``on_oom`` if it is an out-of-memory error.
+
+        Args:
+            error: the error.
+            leaving: the experiment whose ``with`` block it leaves; None at the end of a cell.
+        """
         failure = classify(error)
         if failure.kind == "oom":
             self.on_oom(error, leaving)
@@ -340,7 +373,9 @@ class Recovery:
         cell: Cell | None,
         allowance: Allowance,
     ) -> Cause | None:
-        """Return why memory ran out, if that is clear."""
+        """Return the reason why memory ran out, if it is clear: the memory guard, a limit, or the
+        one to which the figures point.
+        """
         guard_action = None if cell is None else cell.guard_action
         if guard_action is not None:
             if not guard_action.is_sure:
@@ -397,7 +432,7 @@ class Recovery:
 
     def _refused(self, failure: Failure, cell: Cell | None) -> Cause | None:
         """Return the budget or other limit on torch's allocator that refused the memory; None if
-        the device did.
+        the device did. The cell remembers the answer for each message.
         """
         message = failure.message
         refusals = cell.errors.refusals if cell is not None else {}
@@ -425,9 +460,9 @@ class Recovery:
 
 
 def free_on_devices(readings: dict[str, Reading]) -> dict[str, int]:
-    """Return the free bytes of each device, if known."""
-    free = {"cpu": available_bytes()}
+    """Return the free bytes of each device on which they are known."""
+    free_bytes = {"cpu": available_bytes()}
     for device, reading in readings.items():
         if reading.total_bytes is not None and reading.used_bytes is not None:
-            free[device] = reading.total_bytes - reading.used_bytes
-    return free
+            free_bytes[device] = reading.total_bytes - reading.used_bytes
+    return free_bytes

@@ -1,4 +1,8 @@
-"""Runs the cell lifecycle, from the first event to the report."""
+"""Runs the cell lifecycle, from the first event to the report.
+
+IPython's events call ``cell_begins``, ``cell_ends`` and ``ensure_cell_ended``. ``_finish`` and
+``_after_code`` list the steps at a cell's end in their order.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,11 @@ class Session:
         self.history: deque[CellRecord] = deque(maxlen=HISTORY_LENGTH)
 
     def cell_begins(self, info: Any) -> None:
-        """Start measuring a cell."""
+        """Start measuring a cell, and call the observers.
+
+        Args:
+            info: IPython's ``ExecutionInfo`` of the cell.
+        """
         context = self._context
         cell = context.cells.push(info)
 
@@ -96,12 +104,16 @@ class Session:
         cell.measured.started = perf_counter()
 
     def cell_ends(self, result: Any) -> None:
-        """Free, record and report the cell that ``result`` ends."""
+        """Free, record and report the cell that ``result`` ends.
+
+        Args:
+            result: IPython's ``ExecutionResult`` of the cell; None if it has none.
+        """
         ended_at = perf_counter()
         self._waits_to_be_shown = True
-        cell, lost = self._context.cells.pop(result)
-        for other in lost:  # their end events never came
-            self._drop(other)
+        cell, cells_without_end = self._context.cells.pop(result)
+        for nested_cell in cells_without_end:
+            self._drop(nested_cell)
         if cell is None:
             leave_names = self._experiments.code.unseen_cell_ended
             self._context.isolation.each(
@@ -133,7 +145,15 @@ class Session:
         self._context.display.show(self._set_error(error, result))
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
-        """Free memory that ends with the cell, then create the records, so that they agree."""
+        """Free the memory that ends with the cell, then make the records, then show the reports.
+
+        Everything is freed before a record is made, so that line, report and history agree.
+
+        Args:
+            cell: the cell.
+            result: IPython's result of it.
+            seconds: the time since its start.
+        """
         isolation = self._context.isolation
         reports = cell.above
         steps: list[HookStep] = [
@@ -151,7 +171,7 @@ class Session:
             if not interrupts.is_from_signal(error):
                 raise
             interrupts.stop_listening()
-            cell.struck_after = error
+            cell.signal_after_code = error
             self._drop(cell)
         steps = [
             (partial(self._show, cell, reports), "this cell's reports were not shown"),
@@ -194,7 +214,7 @@ class Session:
                 lambda cell, _: experiments.code_ended(cell),
                 "the open experiments missed this cell's end",
             ),
-            (self._settle, "the memory freed after this cell was not measured"),
+            (self._fix_usage_at_end, "the memory freed after this cell was not measured"),
             (self._recover, "the memory held by this cell's error was not freed"),
             (
                 lambda cell, _: cell.run_after_recovery(),
@@ -211,8 +231,8 @@ class Session:
         ]
         self._context.isolation.each_with((cell, result), "post_run_cell", steps)
 
-    def _settle(self, cell: Cell, result: Any) -> None:
-        """Note the usage, and make its peaks final, if memory is freed after the code."""
+    def _fix_usage_at_end(self, cell: Cell, result: Any) -> None:
+        """Note the usage at the code's end, with its final peaks, if memory is freed after that."""
         if cell.measured.span and (cell.scopes.ending or cell.failed):
             cell.measured.at_end = cell.measured.span.fix_peaks()
 
@@ -226,16 +246,15 @@ class Session:
         cell.below[place:place] = self._recovery.reports(cell)
 
     def _drop(self, cell: Cell, _: Any = None) -> None:
-        """End the cell's measurement, if it was not ended, and forget its experiments."""
+        """End a cell's measurement, if it was not ended, and forget its experiments."""
         if cell.measured.span is not None:
             cell.measured.span.close()
         # Experiments refer to their cell: a cycle would keep them until the next collection.
         cell.scopes.forget()
 
     def _finish_measurement(self, cell: Cell, result: Any, seconds: float) -> CellRecord | None:
-        """Collect garbage if that is cheap, and return the cell's record.
-
-        None if the cell was not measured.
+        """Collect garbage if that is cheap, stop measuring, and return the cell's record; None if
+        the cell was not measured.
         """
         measured = cell.measured
         if measured.span is None:
@@ -289,7 +308,7 @@ class Session:
         except BaseException as error:
             if not interrupts.is_from_signal(error):
                 raise
-            cell.struck_after = error
+            cell.signal_after_code = error
 
     def _has_advised_line(self, cell: Cell) -> bool:
         """Return True if a cell has a line of a report, which said how much it frees."""
@@ -297,7 +316,7 @@ class Session:
         return bool(advised.texts) and advised.are_in(cell.source)
 
     def _line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:
-        """Return the report line of a cell, or nothing if it is hidden."""
+        """Return the report with the line of a cell and its remarks; none if it is hidden."""
         context = self._context
         remarks = self._remarks(cell, record, result)
         context.display.scales.lengthen_for(record.usages)
@@ -339,10 +358,12 @@ class Session:
         return remarks
 
     def _show(self, cell: Cell, reports: list[Report], result: Any) -> None:
-        """Show a cell's reports, even after a Ctrl-C: flushing the cell's output may take long."""
+        """Show a cell's reports. If a Ctrl-C stops that, because flushing the cell's output takes
+        long, show them once more, with a note on the Ctrl-C.
+        """
         for _ in range(2):
-            if cell.struck_after is not None:
-                reports += self._set_error(cell.struck_after, result)
+            if cell.signal_after_code is not None:
+                reports += self._set_error(cell.signal_after_code, result)
             try:
                 is_shown = not (cell.is_nested or cell.measured.is_ours)
                 record = cell.measured.record if is_shown else None
@@ -351,11 +372,11 @@ class Session:
             except BaseException as error:
                 if not interrupts.is_from_signal(error):
                     raise
-                cell.struck_after = error
+                cell.signal_after_code = error
 
     def _set_error(self, error: BaseException, result: Any) -> list[Report]:
-        """Make a signal's exception the cell's error, which stops the next cells; return what to
-        show.
+        """Make a signal's exception the cell's error, which stops the next cells; return the note
+        on it, if there is one to show.
 
         It could not be raised in the cell's code, and IPython would only print it.
         """
@@ -386,19 +407,23 @@ class Session:
 
 def _note_ended_children(cell: Cell, usages: Sequence[Usage]) -> None:
     """Set the peak of the largest child process that has ended in a cell; if it is unknown, the
-    pages touched.
+    bytes that those processes have touched.
+
+    Args:
+        cell: the cell.
+        usages: its usage; the peak of this process hides lower ones of children.
     """
-    before = cell.children.ended_before
-    ended = EndedChildren.now()
-    if before is None or ended is None or ended == before:
+    ended_before = cell.children.ended_before
+    ended_now = EndedChildren.now()
+    if ended_before is None or ended_now is None or ended_now == ended_before:
         return
-    own_peak = 0
+    own_peak_bytes = 0
     for usage in usages:
         if usage.device == "cpu":
-            own_peak = usage.before_bytes + usage.peak_delta_bytes
-    cell.children.peak_bytes = ended.peak_since(before, own_peak)
+            own_peak_bytes = usage.before_bytes + usage.peak_delta_bytes
+    cell.children.peak_bytes = ended_now.peak_since(ended_before, own_peak_bytes)
     if cell.children.peak_bytes is None:
-        cell.children.touched_bytes = ended.touched_bytes - before.touched_bytes
+        cell.children.touched_bytes = ended_now.touched_bytes - ended_before.touched_bytes
 
 
 def _feature(observer: CellObserver) -> str:
@@ -411,18 +436,18 @@ def _error(cell: Cell, result: Any) -> BaseException | None:
     return error_of(result) or shown_since(cell.last_error_id)
 
 
-_MESSAGES = ("UsageError", "MissingPackageError")
-"""Errors whose message a command shows; it has run none of the cell's code."""
+_ERRORS_OF_COMMANDS = ("UsageError", "MissingPackageError")
+"""Errors by which a command refuses a cell: none of its code has run."""
 
 
 def _is_ours(cell: Cell, record: CellRecord) -> bool:
-    """Return True if a cell has only our commands, whose reports say what they did, or only
+    """Return True if a cell has only our commands, which have reports of their own, or only
     comments.
 
-    Its line would be noise, and so would its row in the history. An error other than a command's
-    message is worth a line.
+    Its line would be noise, and so would its row in the history. An error of other code is worth a
+    line.
     """
-    if record.error not in (None, *_MESSAGES) or record.recovery is not None:
+    if record.error not in (None, *_ERRORS_OF_COMMANDS) or record.recovery is not None:
         return False
     if cell.measured.is_rejected:
         return True
@@ -433,7 +458,7 @@ def _is_ours(cell: Cell, record: CellRecord) -> bool:
 
 def _code_that_ran(source: str, error: BaseException | None) -> str:
     """Return a cell's source; only the line of a magic that rejected it, and has run no code."""
-    if source.startswith("%%") and type_name(error) in _MESSAGES:
+    if source.startswith("%%") and type_name(error) in _ERRORS_OF_COMMANDS:
         return source.partition("\n")[0]
     return source
 
@@ -445,8 +470,8 @@ def digest_of(source: str) -> str:
 
 
 def describing_line(source: str) -> str:
-    """Return the first line that is no import, magic or comment, else the first one, cut to 80
-    characters.
+    """Return the line that stands for a cell in a table: the first one that is no import, magic or
+    comment, else the first one; cut to 80 characters.
     """
     head = source[:_HEAD_LENGTH]
     code = _NO_CODE.sub("", head)

@@ -1,4 +1,9 @@
-"""Searches for the objects that one experiment has left, and for their holders."""
+"""Searches for the objects that one experiment has left, and for their holders.
+
+``Survivors.of_experiment`` calls the methods of ``SurvivorSearch`` in order: first those that need
+no heap, then ``finds_nothing``, then those that search a heap. Each of them explains a part of the
+RAM that the experiment leaves in use; the search ends when no part worth a row is unexplained.
+"""
 
 from __future__ import annotations
 
@@ -75,10 +80,10 @@ class HostGrowth(NamedTuple):
     """RAM that an experiment leaves in use, and what is known about it."""
 
     size_bytes: int
-    """At most so much, because the experiment may have used pages that were free before."""
+    """Upper bound: the experiment may have used pages that were free before."""
     measured_bytes: int
-    """The same without those pages."""
-    kept: Callable[[], list[object]]
+    """The measured growth, which does not contain those pages."""
+    kept_objects: Callable[[], list[object]]
     """Returns the objects of names that the user has kept."""
     names: dict[int, str]
     """The experiment's names, by the identity of their objects."""
@@ -91,8 +96,8 @@ class EndedExperiment:
     Attributes:
         watched: the arrays of its names.
         is_known: returns True for an array allocated before, or kept on purpose.
-        kept: the storages kept on purpose; they are left out unless something else refers to
-            them, too.
+        kept_storages: the storages kept on purpose; they are left out unless another object refers
+            to them, too.
         keepers: the names that keep them.
         baseline: the objects at its start.
         growth: RAM that is searched for objects of any kind if arrays do not explain it.
@@ -101,7 +106,7 @@ class EndedExperiment:
 
     watched: Sequence[WatchedName]
     is_known: Callable[[object, Array], bool]
-    kept: Container[StorageKey]
+    kept_storages: Container[StorageKey]
     keepers: Iterable[str]
     baseline: Baseline
     growth: HostGrowth
@@ -109,11 +114,15 @@ class EndedExperiment:
 
 
 class SurvivorSearch:
-    """Searches the objects that outlive one experiment.
+    """Searches for the objects that outlive one experiment.
+
+    Args:
+        context: the shell's services.
+        ended: the experiment.
 
     Attributes:
         smallest: minimum bytes of a row.
-        alive: the names with live arrays; those without a name are added on the way.
+        alive: the names with live arrays, and live arrays without a name, as far as they are found.
         unnamed_bytes: RAM that these arrays do not explain.
     """
 
@@ -128,83 +137,87 @@ class SurvivorSearch:
         """The names with live arrays and their rows."""
         self._made: set[int] | None = None
         """Identities of the objects made since the start; None until they are asked for."""
-        self._kept = set[int]()
+        self._kept_ids = set[int]()
         """Identities of objects that names keep on purpose."""
-        self._is_only_in_old = False
-        """True if no new object has the memory that is searched: only older ones can have received
-        it.
+        self._is_only_in_older = False
+        """True if no new object has the memory that is searched, so that only older objects can
+        hold it: for example, ``older[:] = text``.
         """
         self._small_within_reach: dict[StorageKey, int] = {}
         """Bytes of the small new NumPy arrays behind the user's names, by storage."""
         self._possibly_older: list[WatchedName] = []
         """Unknown arrays that may be older than the experiment."""
 
-    # -- arrays that are known without a look at the heap -----------------------------------------
+    # -- arrays that are found without a heap -----------------------------------------------------
 
     def find_named_arrays_and_tensors(self) -> None:
-        """Find the live arrays of names, and tensors without one."""
-        self._add(self._live_arrays_of_names())
-        self._add(self._tensors_without_name(storages_of(self.alive)))
+        """Find the live arrays of names, live tensors without a name, and new arrays behind the
+        notebook's names.
+        """
+        self._add_alive(self._live_arrays_of_names())
+        self._add_alive(self._tensors_without_name(storages_of(self.alive)))
         if self.unnamed_bytes >= self.smallest:
             self._leave_out_kept_objects()
         if self.unnamed_bytes >= self.smallest:
-            self._add(self._arrays_within_reach(storages_of(self.alive)))
+            self._add_alive(self._arrays_within_reach(storages_of(self.alive)))
 
     def _leave_out_kept_objects(self) -> None:
         """Leave out the memory of kept names: ``%%experiment --keep records`` may have made a
-        million of them.
+        million objects.
         """
         from ipygpumem.inventory.kept_objects import kept_objects  # only if needed
 
-        kept = self._ended.growth.kept()
-        if kept:
-            objects = kept_objects(kept, self._ended.baseline.objects_at_end)
-            self._kept = objects.identities
-            self.unnamed_bytes -= objects.size_bytes
+        values = self._ended.growth.kept_objects()
+        if values:
+            kept = kept_objects(values, self._ended.baseline.objects_at_end)
+            self._kept_ids = kept.identities
+            self.unnamed_bytes -= kept.size_bytes
 
-    def _add(self, alive: Sequence[WatchedName]) -> None:
+    def _add_alive(self, names: Sequence[WatchedName]) -> None:
         """Add live arrays, which explain a part of the RAM."""
-        self.alive += alive
-        for item in alive:
-            for array in item.live_arrays():
-                if array.storage not in self._ended.kept and array.device == "cpu":
+        self.alive += names
+        for name in names:
+            for array in name.live_arrays():
+                if array.storage not in self._ended.kept_storages and array.device == "cpu":
                     self.unnamed_bytes -= array.size_bytes
 
     def _live_arrays_of_names(self) -> list[WatchedName]:
-        """Return the names with large live arrays, each with its cell and its object."""
+        """Return the names with large live arrays, each with the cell that bound it and, if that is
+        new, the identity of its object.
+        """
         ended = self._ended
         parts = list(ended.watched)
-        if ended.kept:
-            parts = [part for item in ended.watched for part in item.divided(ended.kept)]
-        large = [item for item in parts if item.size_bytes >= self.smallest]
+        if ended.kept_storages:
+            parts = [part for name in ended.watched for part in name.divided(ended.kept_storages)]
+        large = [part for part in parts if part.size_bytes >= self.smallest]
         if not large:
             return []
         # An older object of a name is more than the leak.
         self._made = made = ended.baseline.objects_since()
         object_ids = {name: key for key, name in ended.growth.names.items() if key in made}
         named = list[WatchedName]()
-        for item in large:
-            name = item.record.name
+        for part in large:
+            name = part.record.name
             watched = replace(
-                item,
-                record=replace(item.record, cell=self._cell_of(name)),
-                may_be_older=not ended.baseline.is_complete and self._may_be_older(item),
+                part,
+                record=replace(part.record, cell=self._cell_of(name)),
+                may_be_older=not ended.baseline.is_complete and self._may_be_older(part),
                 object_id=object_ids.get(name, 0),
             )
             named.append(watched)
         return named
 
-    def _may_be_older(self, item: WatchedName) -> bool:
+    def _may_be_older(self, watched: WatchedName) -> bool:
         """Return True if a name's live NumPy arrays are not all surely new."""
         is_new = self._ended.baseline.is_surely_new
-        return not all(map(is_new, places_of_numpy([item])))
+        return not all(map(is_new, places_of_numpy([watched])))
 
-    def _tensors_without_name(self, named: Container[StorageKey]) -> list[WatchedName]:
-        """Return the large tensors on other storages than ``named`` ones."""
+    def _tensors_without_name(self, storages_of_names: Container[StorageKey]) -> list[WatchedName]:
+        """Return the large new tensors, one for each storage that is not a name's."""
         unnamed = list[WatchedName]()
         large = large_tensors(live_tensors(self._context.garbage), self.smallest)
         for key, (tensor, *_) in large.items():
-            if key in named:
+            if key in storages_of_names:
                 continue
             array = describe(tensor)
             if array is not None and not self._ended.is_known(tensor, array):
@@ -217,36 +230,37 @@ class SurvivorSearch:
             self._made = self._ended.baseline.objects_since()
         return self._ended.baseline.received(self._made, self._test_of_older_arrays())
 
-    def _arrays_within_reach(self, named: Container[StorageKey]) -> list[WatchedName]:
-        """Return the large new NumPy arrays behind the user's names, however deep, on other
-        storages than ``named`` ones; none if older ones may not be known. Note the small ones.
+    def _arrays_within_reach(self, storages_found: Container[StorageKey]) -> list[WatchedName]:
+        """Return the large new NumPy arrays behind the user's names, however deep, and note the
+        small ones; none if the baseline may have missed older arrays.
 
-        Those in data frames that older objects have received are left out: the frames have rows.
+        Arrays in data frames that older objects have received are left out: the frames have rows.
+
+        Args:
+            storages_found: the storages of the live arrays that are found already.
         """
         if library_type("numpy", "ndarray") is None or not self._ended.baseline.is_complete:
             return []
         arrays, _ = within_reach(self._context.namespace)
-        new = dict[StorageKey, WatchedName]()
-        has_few = len(arrays) <= MOST_SEARCHED
+        large_new = dict[StorageKey, WatchedName]()
+        are_few = len(arrays) <= MOST_SEARCHED
         for item, array in described(arrays):
             is_small = array.size_bytes < self.smallest
-            if array.storage in named or (is_small and not has_few):
+            if array.storage in storages_found or (is_small and not are_few):
                 continue
             if self._ended.is_known(item, array):
                 continue
             if is_small:
                 self._small_within_reach[array.storage] = array.size_bytes
             else:
-                new.setdefault(array.storage, WatchedName.without_name(item, array))
-        if new:
+                large_new.setdefault(array.storage, WatchedName.without_name(item, array))
+        if large_new:
             for storage in self._storages_in_received_frames():
-                new.pop(storage, None)
-        return list(new.values())
+                large_new.pop(storage, None)
+        return list(large_new.values())
 
     def _storages_in_received_frames(self) -> set[StorageKey]:
-        """Return the storages of the arrays in data frames that older objects have received, as far
-        as these arrays are new.
-        """
+        """Return the storages of the new arrays in data frames that older objects have received."""
         changes = self._changes(self._ended.baseline.objects_at_end)
         received = chain.from_iterable(part.items for part in changes.received())
         frames = list(filter(is_of_pandas, received))
@@ -255,7 +269,11 @@ class SurvivorSearch:
         return {array.storage for _, array in described(arrays_behind(frames))}
 
     def finds_nothing(self) -> bool:
-        """Return True if nothing is left that is worth a look at the heap."""
+        """Return True if the experiment has left nothing that is worth a search of the heap.
+
+        If it returns False because only older objects can hold the memory, it notes that for the
+        search.
+        """
         if self.alive:
             return False
         if self.unnamed_bytes < self.smallest:
@@ -265,11 +283,13 @@ class SurvivorSearch:
             return False
         if self._most_bytes_without_arrays() >= self.smallest:
             return False
-        self._is_only_in_old = True
+        self._is_only_in_older = True
         return self._ended.baseline.is_complete
 
     def guesses_arrays(self) -> bool:
-        """Return True if any unknown NumPy array may be one that the experiment has left."""
+        """Return True if each NumPy array that the baseline does not know may be one that the
+        experiment has left.
+        """
         if self.unnamed_bytes < self.smallest:
             return False
         baseline = self._ended.baseline
@@ -283,14 +303,15 @@ class SurvivorSearch:
             return most_bytes(self._changes(self._ended.baseline.objects_at_end))
 
     def _changes(self, made: set[int]) -> Changes:
-        """Return the names, and all that has come since the start of the experiment.
+        """Return the notebook's names, and the objects that are new since the start, without kept
+        ones.
 
         Args:
             made: identities of the tracked objects made since then.
         """
         baseline = self._ended.baseline
-        made = made - self._kept
-        made -= {id(self._kept), id(baseline.objects_at_end)}  # ours
+        made = made - self._kept_ids
+        made -= {id(self._kept_ids), id(baseline.objects_at_end)}  # ours
         elsewhere = baseline.elsewhere()
         names = ownable_objects(self._context.namespace)
         return Changes(
@@ -300,7 +321,7 @@ class SurvivorSearch:
             elsewhere,
             baseline.modules_imported(),
             self._test_of_older_arrays(),
-            self._kept,
+            self._kept_ids,
         )
 
     def _test_of_older_arrays(self) -> Callable[[object], bool] | None:
@@ -315,45 +336,49 @@ class SurvivorSearch:
     # -- rows -------------------------------------------------------------------------------------
 
     def rows_of_arrays(self, heap: Heap, roots: Roots) -> list[HeldRow]:
-        """Return the rows of arrays, with their holders; ``alive`` has the same arrays then."""
+        """Return the rows of all live arrays, with their holders. After it, ``alive`` has the
+        arrays of these rows.
+        """
         from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays  # only if needed
 
-        self._add(self._arrays_without_name(heap))
+        self._add_alive(self._arrays_without_name(heap))
         self.alive += tensors_on_arrays(self.alive, heap)
-        self._note_grown(heap)
-        rows_by_name = explained(self.alive, heap, roots, smallest=self.smallest)
-        self._explained = rows_by_name
+        self._add_remarks_on_grown(heap)
+        self._explained = explained(self.alive, heap, roots, smallest=self.smallest)
         detach_numpy(self.alive, heap)
-        self.alive = [item for item, _ in rows_by_name]
-        return rows_of(rows_by_name, heap)
+        self.alive = [name for name, _ in self._explained]
+        return rows_of(self._explained, heap)
 
-    def _note_grown(self, heap: Heap) -> None:
-        """Note which live arrays are older than their memory."""
+    def _add_remarks_on_grown(self, heap: Heap) -> None:
+        """Add remarks on live arrays that are older than their memory, such as one that the
+        experiment has resized.
+        """
         arrays = dict[StorageKey, Array]()
-        for item in self.alive:
-            arrays.update((array.storage, array) for array in item.live_arrays())
+        for name in self.alive:
+            arrays.update((array.storage, array) for array in name.live_arrays())
         if not arrays:
             return
         baseline = self._ended.baseline
         # The search has given further tensors a Python object since ``_made``.
         remarks = baseline.remarks_on_grown(arrays, heap, baseline.objects_since())
         if remarks:
-            self.alive = [replace(item, remarks=remarks) for item in self.alive]
+            self.alive = [replace(name, remarks=remarks) for name in self.alive]
 
     def _arrays_without_name(self, heap: Heap) -> list[WatchedName]:
-        """Return unknown NumPy arrays, largest first, as far as the host's growth can contain them;
-        those that may be older wait until all other memory is known.
+        """Return the NumPy arrays that the baseline does not know, largest first, as far as the
+        host's growth can contain them. Note those that may be older; ``rows_of_possibly_older``
+        lists them when all other memory is known.
         """
         if not self.guesses_arrays():
             return []
-        named = storages_of(self.alive)
+        storages_found = storages_of(self.alive)
         is_complete = self._ended.baseline.is_complete
         new = list[WatchedName]()
         by_storage = {array.storage: (item, array) for item, array in described(heap.ndarrays)}
         for item, array in by_storage.values():
             if array.size_bytes < self.smallest or array.storage[0] != "numpy":
                 continue
-            if array.storage in named or self._ended.is_known(item, array):
+            if array.storage in storages_found or self._ended.is_known(item, array):
                 continue
             watched = WatchedName.without_name(item, array)
             if is_complete or not self._may_be_older(watched):
@@ -363,50 +388,59 @@ class SurvivorSearch:
         return _largest_within(new, _most_of_arrays(self.unnamed_bytes))
 
     def rows_of_possibly_older(self, heap: Heap, roots: Roots, other_bytes: int) -> list[HeldRow]:
-        """Return the rows of unknown NumPy arrays that may be older, with their holders, as far as
-        the bytes of the other rows do not explain the host's growth.
+        """Return the rows of NumPy arrays that may be older, with their holders, as far as other
+        memory does not explain the host's growth.
+
+        Args:
+            heap: the live objects.
+            roots: where paths begin.
+            other_bytes: the bytes of the rows without arrays.
         """
         from ipygpumem.inventory.shared_memory import rows_of  # only if needed
 
         explained_bytes = self._ended.growth.size_bytes - self.unnamed_bytes + other_bytes
-        left = self._ended.growth.measured_bytes - explained_bytes
-        arrays = _largest_within(
-            self._possibly_older, left if other_bytes else _most_of_arrays(left)
-        )
+        unexplained_bytes = self._ended.growth.measured_bytes - explained_bytes
+        limit_bytes = unexplained_bytes if other_bytes else _most_of_arrays(unexplained_bytes)
+        arrays = _largest_within(self._possibly_older, limit_bytes)
         if not arrays:
             return []
         rows_by_name = explained(arrays, heap, roots, smallest=self.smallest)
         detach_numpy(arrays, heap)
-        self.alive += [item for item, _ in rows_by_name]
+        self.alive += [name for name, _ in rows_by_name]
         return rows_of(rows_by_name, heap)
 
     def rows_without_arrays(self, heap: Heap, roots: Roots) -> list[tuple[Remaining, HeldRow]]:
-        """Return the rows of all memory that is in no array, with their holders."""
+        """Return the memory that is in no array, each part with its row, which has the holder."""
         remaining = self._remaining(heap)
         searched = list[object]()
-        objects_rows = dict[StorageKey, Row]()
+        rows_of_several = dict[StorageKey, Row]()
         for part in remaining:
             if is_searched_together(part.items, len(searched)):
-                objects_rows[object_key(part.items[0])] = part.row()
+                rows_of_several[object_key(part.items[0])] = part.row()
                 searched += part.items
             else:
                 searched.append(part.items[0])
-        holders = explain((), heap, roots, more=searched, rows=objects_rows, all_places=True)
+        holders = explain((), heap, roots, more=searched, rows=rows_of_several, all_places=True)
         rows = list[tuple[Remaining, HeldRow]]()
         for part in remaining:
-            objects_row = objects_rows.get(object_key(part.items[0]))
-            if objects_row is not None and not objects_row.is_whole and not part.chain:
+            row_of_several = rows_of_several.get(object_key(part.items[0]))
+            if row_of_several is not None and not row_of_several.is_whole and not part.chain:
                 # No object leads to all of them: the row has those in the largest place alone.
                 in_one_place = part.largest_place(holders, self.smallest)
                 if in_one_place is not None:
                     part = in_one_place
-                    objects_rows[object_key(part.items[0])] = part.row()
-            holder = _holder_of(part, objects_rows, holders, roots)
+                    rows_of_several[object_key(part.items[0])] = part.row()
+            if len(part.items) > 1:
+                holder = _holder_of_several(part, rows_of_several, holders, roots)
+            else:
+                holder = _holder_of_one(part, holders, roots)
             rows.append((part, self._row_of(part, holder)))
         return rows
 
     def _row_of(self, part: Remaining, holder: Holder) -> HeldRow:
-        """Return the row of some memory, with its name, given its holder."""
+        """Return the row of a part of the memory, given its holder. A single object's row has its
+        name in the experiment, the cell that bound this, and the arrays in the object.
+        """
         if part.may_be_older:
             holder = holder_of_possibly_older(holder)
         if len(part.items) > 1:
@@ -419,47 +453,48 @@ class SurvivorSearch:
         return HeldRow(with_arrays(row.row, item, storages), holder)
 
     def _remaining(self, heap: Heap) -> list[Remaining]:
-        """Return the memory that is in none of the arrays."""
+        """Return the memory that is in none of the arrays ``alive``, in parts."""
         growth = self._ended.growth
-        in_arrays = sum(item.size_bytes for item in self.alive)
-        left = growth.size_bytes - in_arrays
+        bytes_in_arrays = sum(name.size_bytes for name in self.alive)
+        bytes_left = growth.size_bytes - bytes_in_arrays
         in_new_memory = self._in_new_memory(heap)
-        if self._is_only_in_old:
-            return remaining_in_new_memory(in_new_memory, self.smallest, left)
-        counted = storages_of(self.alive)
+        if self._is_only_in_older:
+            return remaining_in_new_memory(in_new_memory, self.smallest, bytes_left)
+        storages_in_rows = storages_of(self.alive)
         sizes = Sizes(limit=_MOST_OLD)
-        on_heap = described([*heap.tensors, *heap.ndarrays])
-        listed = list[object]()
-        for item, array in on_heap:
+        arrays_to_exclude = list[object]()
+        for item, array in described([*heap.tensors, *heap.ndarrays]):
             # An older array may have got a new holder, such as a tuple.
-            if array.storage in counted or self._ended.is_known(item, array):
-                listed.append(item)
-        sizes.exclude_data(listed)
+            if array.storage in storages_in_rows or self._ended.is_known(item, array):
+                arrays_to_exclude.append(item)
+        sizes.exclude_data(arrays_to_exclude)
         changes = self._changes(self._ended.baseline.objects_since())
         return find_remaining(
             heap,
             changes._replace(in_new_memory=in_new_memory),
             counted=sizes,
             smallest=self.smallest,
-            size_bytes=left,
+            size_bytes=bytes_left,
         )
 
     def _in_new_memory(self, heap: Heap) -> list[object]:
-        """Return the arrays and texts in older objects that are new by their addresses, unless some
-        new ones are kept; if all older arrays are known, the small new ones behind names, however
-        deep.
+        """Return new arrays and texts that older objects may hold.
+
+        If the baseline has all older arrays, these are the small new arrays behind names. Else they
+        are the arrays and texts whose addresses could not be read at the start; none if some new
+        objects are kept, whose data these may be.
         """
         baseline = self._ended.baseline
         if baseline.is_complete:
             small = self._small_within_reach
             arrays = described(heap.ndarrays) if small else ()
             return [item for item, array in arrays if array.storage in small]
-        if self._ended.growth.kept():
+        if self._ended.growth.kept_objects():
             return []
-        items = list[object]()
-        listed = storages_of(self.alive)
+        in_new_memory = list[object]()
+        storages_in_rows = storages_of(self.alive)
         for item, array in described(heap.ndarrays):
-            if array.storage in listed or self._ended.is_known(item, array):
+            if array.storage in storages_in_rows or self._ended.is_known(item, array):
                 continue
             if baseline.is_in_new_container(item):
                 continue
@@ -468,57 +503,70 @@ class SurvivorSearch:
                 continue
             _, start, end = place_of(owner)
             if baseline.is_new_memory(start, end):
-                items.append(item)
+                in_new_memory.append(item)
         for text in of_types({id(str), id(bytes)}, list(heap.large_leaves)):
             if baseline.is_new_memory(id(text), id(text) + sys.getsizeof(text)):
-                items.append(text)
-        return items
+                in_new_memory.append(text)
+        return in_new_memory
 
     def _cell_of(self, name: str) -> int | None:
-        """Return the cell that bound a name, before later cells rebind it."""
+        """Return the last cell of the experiment that has bound a name; None if it is not known.
+        Later cells may rebind the name, so it is looked up at the end.
+        """
         return cell_of_output(name) or cell_that_bound(
             self._context.shell, name, range(self._first_cell)
         )
 
 
 def _most_of_arrays(grown_bytes: int) -> int:
-    """Return the bytes of arrays that growth of the host can contain: the end has freed older
-    memory, too.
+    """Return the most bytes of new arrays in a growth of RSS by ``grown_bytes``: the end has freed
+    older memory, too, which hides a part of them.
     """
     return grown_bytes * 5 // 4
 
 
-def _largest_within(items: Iterable[WatchedName], most_bytes: int) -> list[WatchedName]:
-    """Return the largest of some arrays that have ``most_bytes`` together at most."""
-    left = most_bytes
+def _largest_within(names: Iterable[WatchedName], most_bytes: int) -> list[WatchedName]:
+    """Return the largest of the ``names`` whose arrays have at most ``most_bytes`` together."""
+    bytes_left = most_bytes
     largest = list[WatchedName]()
-    for item in sorted(items, key=attrgetter("size_bytes"), reverse=True):
-        if item.size_bytes <= left:
-            left -= item.size_bytes
-            largest.append(item)
+    for name in sorted(names, key=attrgetter("size_bytes"), reverse=True):
+        if name.size_bytes <= bytes_left:
+            bytes_left -= name.size_bytes
+            largest.append(name)
     return largest
 
 
-def _holder_of(
+def _holder_of_several(
     part: Remaining,
     rows: Mapping[StorageKey, Row],
     holders: Mapping[StorageKey, Holder],
     roots: Roots,
 ) -> Holder:
-    """Return the holder of some memory.
+    """Return the holder of several objects: the one that the search has found or, if it could not
+    find any, the path from a name.
 
-    That of one object is its path from a name, unless several places hold it.
+    Args:
+        part: the objects.
+        rows: the rows of several objects that were searched, by the key of the first object.
+        holders: the holders that the search has found.
+        roots: where paths begin.
     """
     key = object_key(part.items[0])
     searched = holders.get(key)
-    if len(part.items) > 1:
-        is_fixed = key not in rows or all(map(is_pending, part.items))
-        # The collector does not list a dict of text: the search for holders ends below it.
-        if part.chain and (is_fixed or searched in (None, OUT_OF_SIGHT, NOT_REACHED)):
-            return part.from_name(roots)
-        if searched is None:
-            return NOT_REACHED
-        return holder_of_several(part.items, rows.get(key), holders)
+    is_not_searched = key not in rows or all(map(is_pending, part.items))
+    # The collector does not list a dict of text: the search for holders ends below it.
+    if part.chain and (is_not_searched or searched in (None, OUT_OF_SIGHT, NOT_REACHED)):
+        return part.from_name(roots)
+    if searched is None:
+        return NOT_REACHED
+    return holder_of_several(part.items, rows.get(key), holders)
+
+
+def _holder_of_one(part: Remaining, holders: Mapping[StorageKey, Holder], roots: Roots) -> Holder:
+    """Return the holder of one object: its path from a name if that is known, unless the search has
+    found it in this place and further ones.
+    """
+    searched = holders.get(object_key(part.items[0]))
     if not part.chain and searched is not None:
         return searched
     from_name = part.from_name(roots)

@@ -1,4 +1,8 @@
-"""Records the objects that outlive experiments, to ask for their holders again later."""
+"""Records the objects that outlive experiments, to search for their holders again later.
+
+The report of an experiment lists them when it ends (``of_experiment``), ``%gpumem leaks`` lists
+those that are still alive, and ``%gpumem why NAME`` those of a deleted name (``left_by``).
+"""
 
 from __future__ import annotations
 
@@ -55,12 +59,16 @@ class ReportedObjects(NamedTuple):
     """The row in the report."""
 
     def size_now(self, sizes: Sizes) -> Size:
-        """Measure them."""
+        """Return the present size of the objects together."""
         return sizes.measure(self.items if len(self.items) > 1 else self.items[0])
 
     def row(self, size: Size, holder: Holder, arrays: Iterable[Explained]) -> HeldRow:
-        """Return their row now, given their holder and the rows of arrays, which may be inside
-        them.
+        """Return the row of the objects now.
+
+        Args:
+            size: their present size.
+            holder: their present holder.
+            arrays: the rows of arrays, some of which may be in a single object.
         """
         reported = self.reported.row
         row = replace(row_of(self.items, size), name=reported.name, cell=reported.cell)
@@ -80,7 +88,8 @@ class Survivors:
         ours: the object that holds all that the extension keeps.
 
     Attributes:
-        known: the names with arrays that outlived an experiment.
+        names_with_arrays: the names whose arrays outlived an experiment, and arrays without a name
+            that did.
         deleted: the names that cells may have deleted.
         older: the nearest older objects behind survivors.
         grown: the older containers that have grown.
@@ -95,13 +104,13 @@ class Survivors:
         self._context = context
         self._saved = saved
         self._ours = ours
-        self.known: list[WatchedName] = []
-        self._known_objects: list[tuple[Remembered, HeldRow]] = []
+        self.names_with_arrays: list[WatchedName] = []
+        self._objects_without_arrays: list[tuple[Remembered, HeldRow]] = []
         """The objects without arrays, and their rows in reports."""
         self._removed_as_whole: list[weakref.ref[Any]] = []
         """Modules of torch and figures that lines of earlier reports remove."""
         self._removed_records: list[Remembered] = []
-        """Records that these lines remove."""
+        """Records, such as the dicts of a list, that lines of earlier reports remove."""
         self._learned_ages = LearnedAges()
         self._kept_ids: dict[str, int] = {}
         """The names that experiments have kept on purpose, and the identities of their objects."""
@@ -110,14 +119,21 @@ class Survivors:
         self.grown = GrownContainers()
 
     def baseline(self, remarks: list[str], names: tuple[str, ...]) -> Baseline:
-        """Return a baseline of the current state, with these names; a failure is added to
-        ``remarks``.
+        """Return a baseline of the current state.
+
+        Args:
+            remarks: receives a sentence for the report if something could not be recorded.
+            names: the notebook's names.
         """
-        return Baseline(self._context, remarks, places_of_numpy(self.known), names)
+        arrays = places_of_numpy(self.names_with_arrays)
+        return Baseline(self._context, remarks, arrays, names)
 
     def roots(self, keepers: Container[str] = ()) -> Roots:
-        """Return the namespaces and objects from which the user can reach objects, the names
-        ``keepers`` last.
+        """Return the namespaces and objects from which the user can reach objects.
+
+        Args:
+            keepers: names that keep objects on purpose. They come last: a path from any other root
+                is preferred.
         """
         roots = roots_of_notebook(self._context, self._saved(), self._ours, keepers)
         return replace(
@@ -186,6 +202,12 @@ class Survivors:
     ) -> list[Explained]:
         """Return the live arrays of each name, largest first, with the object that holds all of
         them.
+
+        Args:
+            watched: the names.
+            heap: the live objects.
+            roots: where paths begin.
+            questions: further objects whose holders the same search finds.
         """
         smallest = self._context.config.min_held_bytes
         return explained(watched, heap, roots, smallest=smallest, questions=questions)
@@ -193,8 +215,8 @@ class Survivors:
     # -- at the end of an experiment --------------------------------------------------------------
 
     def of_experiment(self, ended: EndedExperiment) -> tuple[RetainedArray, ...]:
-        """Return the objects that outlive an experiment, largest first, with holders; keep them for
-        %gpumem leaks.
+        """Return the rows of objects that outlive an experiment, largest first, with their holders;
+        remember the objects for %gpumem leaks.
         """
         for name in ended.keepers:
             self._kept_ids[name] = id(self._context.namespace.get(name))
@@ -203,12 +225,16 @@ class Survivors:
         if search.finds_nothing():
             return ()
         try:
-            return self._rows_of(search, ended)
+            return self._search_heap(search, ended)
         finally:  # also after a Ctrl-C
-            self._add(search.alive)
+            self._remember_arrays(search.alive)
 
-    def _rows_of(self, search: SurvivorSearch, ended: EndedExperiment) -> tuple[RetainedArray, ...]:
-        """Return the objects that a search finds, largest first, with holders."""
+    def _search_heap(
+        self, search: SurvivorSearch, ended: EndedExperiment
+    ) -> tuple[RetainedArray, ...]:
+        """Return the rows of objects that a search of the heap finds, largest first, with their
+        holders; remember the objects without arrays for %gpumem leaks.
+        """
         if search.guesses_arrays():
             self._context.garbage.collect()  # else it would list arrays in older garbage
         working = self._context.display.working("holders of memory that was not freed")
@@ -218,19 +244,21 @@ class Survivors:
             heap = Heap(smallest=None if ended.baseline.is_complete else search.smallest)
             progress(0.5)
             self.update(heap)  # a new array may have the identity of one that has died
-            cycles, older = self._rows_at_end(search, heap, ended, received, progress)
-            self.older.add(older.objects())
+            cycles, older_data = self._rows_at_end(search, heap, ended, received, progress)
+            self.older.add(older_data.objects())
             heap.drop()
-            rows = with_remarks(cycles.rows, older.remarks(cycles.arrays))
-            del older
+            rows = with_remarks(cycles.rows, older_data.remarks(cycles.arrays))
+            del older_data
         return tuple(row.record(self._context.namespace) for row in rows)
 
-    def _add(self, alive: Iterable[WatchedName]) -> None:
-        """Keep arrays that are still alive for %gpumem leaks, but for those of earlier ends."""
-        reported = storages_of(self.known)  # by an inner experiment
-        for item in alive:
-            if not reported.issuperset(item.live_storages()):
-                self.known.append(item)
+    def _remember_arrays(self, names: Iterable[WatchedName]) -> None:
+        """Remember names with live arrays for %gpumem leaks, unless the end of an inner experiment
+        has reported the arrays.
+        """
+        reported = storages_of(self.names_with_arrays)
+        for name in names:
+            if not reported.issuperset(name.live_storages()):
+                self.names_with_arrays.append(name)
 
     def _rows_at_end(
         self,
@@ -240,8 +268,8 @@ class Survivors:
         received: set[int],
         progress: Progress,
     ) -> tuple[EndedCycles, OlderData]:
-        """Return the rows of all objects that outlive an experiment, and the older data that their
-        lines drop.
+        """Return the rows of all objects that outlive an experiment, with the cycles that their
+        lines end; and the older data that these lines drop.
 
         Args:
             search: the search for the objects.
@@ -263,7 +291,7 @@ class Survivors:
             rows += further_rows
         self._removed_records.append(Remembered(list(removed.records.values())))
         cycles = with_ended_cycles(merged(rows), removed.objects, roots, heap.ndarrays)
-        older = OlderData(
+        older_data = OlderData(
             baseline.objects_since,
             baseline.was_there,
             baseline.contents.earlier,
@@ -271,23 +299,21 @@ class Survivors:
             without_arrays,
         )
         for row in cycles.rows:
-            older.look_behind(row.line, row.cuts, removed.objects)
-        return cycles, older
+            older_data.look_behind(row.line, row.cuts, removed.objects)
+        return cycles, older_data
 
     def _rows_without_arrays(
         self, search: SurvivorSearch, heap: Heap, roots: Roots
     ) -> tuple[list[HeldRow], list[object]]:
-        """Return the rows of objects without arrays, and these objects; keep both for %gpumem
-        leaks.
-
-        The rows of arrays that may be older come last.
+        """Return the rows of objects without arrays, then those of arrays that may be older; and
+        the objects without arrays. Remember these for %gpumem leaks.
         """
         rows = list[HeldRow]()
         objects = list[object]()
         size_bytes = 0
         for remaining, row in search.rows_without_arrays(heap, roots):
             size_bytes += row.row.size_bytes
-            self._known_objects.append((Remembered(remaining.items), row.without_cuts()))
+            self._objects_without_arrays.append((Remembered(remaining.items), row.without_cuts()))
             objects += remaining.items
             rows.append(row)
         rows += search.rows_of_possibly_older(heap, roots, size_bytes)
@@ -297,27 +323,29 @@ class Survivors:
 
     def update(self, heap: Heap) -> None:
         """Drop records of arrays that are no longer on the ``heap``."""
-        update_numpy(self.known, heap)
-        self.known = [item for item in self.known if item.live_arrays()]
+        update_numpy(self.names_with_arrays, heap)
+        self.names_with_arrays = [name for name in self.names_with_arrays if name.live_arrays()]
         self._removed_as_whole = [item for item in self._removed_as_whole if item() is not None]
         self._learned_ages.forget_dead()
 
     def objects_alive(self, heap: Heap) -> list[ReportedObjects]:
-        """Return the reported objects without arrays that are still alive, and forget the rest."""
-        recorded = self._known_objects
-        wanted = self.older.tracked_identities()
+        """Return the reported objects without arrays that are still alive. Forget those that have
+        died, and dead older objects and records, because one look at the heap tells of all.
+        """
+        recorded = self._objects_without_arrays
+        identities = self.older.tracked_identities() | self._identities_of_records()
         for remembered, _ in recorded:
-            wanted.update(remembered.identities)
-        alive = heap.with_identities(wanted | self._identities_of_records())
-        self.older.update(alive, heap)
-        records = filter(None, [item.alive(alive) for item in self._removed_records])
+            identities.update(remembered.identities)
+        live_objects = heap.with_identities(identities)
+        self.older.update(live_objects, heap)
+        records = filter(None, [item.alive(live_objects) for item in self._removed_records])
         self._removed_records = list(map(Remembered, records))
-        self._known_objects = []
+        self._objects_without_arrays = []
         still_alive = list[ReportedObjects]()
         for remembered, reported in recorded:
-            items = remembered.alive(alive)
+            items = remembered.alive(live_objects)
             if items:
-                self._known_objects.append((Remembered(items), reported))
+                self._objects_without_arrays.append((Remembered(items), reported))
                 still_alive.append(ReportedObjects(items, reported))
         return still_alive
 
@@ -325,9 +353,11 @@ class Survivors:
         """Return the objects that experiments have left and that are still alive, with their
         arrays, each once.
         """
-        objects = by_identity(heap.on_storages(storages_of(self.known)))
-        wanted = set(chain.from_iterable(item.identities for item, _ in self._known_objects))
-        return list((objects | heap.with_identities(wanted)).values())
+        arrays = by_identity(heap.on_storages(storages_of(self.names_with_arrays)))
+        identities = set[int]()
+        for remembered, _ in self._objects_without_arrays:
+            identities.update(remembered.identities)
+        return list((arrays | heap.with_identities(identities)).values())
 
     def rows_of_grown(self, heap: Heap, smallest: int) -> list[GrownRow]:
         """Return the rows of older containers that are still longer than before an experiment."""
@@ -335,26 +365,24 @@ class Survivors:
         return self.grown.rows(live, heap, self.roots(), smallest)
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
-        """Return the live object of a name that is not defined, or the live arrays that it held.
+        """Return the rows of the live arrays that a deleted name held, or of its object if that is
+        alive and has none.
 
         Args:
-            name: the name.
+            name: a name that is not defined.
             cell: the last cell that bound it; any object from before is another one.
         """
         self._context.garbage.collect()
         with undisturbed():
             heap = Heap()
             self.update(heap)
-            of_deleted, value = self.deleted.of(name, cell)
-            watched = [] if of_deleted is None else [of_deleted]
-            update_numpy(watched, heap)
-            if not any(item.live_arrays() for item in watched):
-                watched = []
-            if value is None and not watched:  # an earlier experiment may have left another object
-                watched = [item for item in self.known if item.record.name == name]
-                update_numpy(watched, heap)
+            watched, value = self.deleted.of(name, cell)
+            names = _with_live_arrays(watched, heap)
+            if value is None and not names:  # an earlier experiment may have left another object
+                names = [item for item in self.names_with_arrays if item.record.name == name]
+                update_numpy(names, heap)
             roots = self.roots()
-            rows = [row for _, row in self.explained(watched, heap, roots)]
+            rows = [row for _, row in self.explained(names, heap, roots)]
             if value is not None and not rows:
                 holder = explain((), heap, roots, more=[value])[object_key(value)]
                 row = row_of([value], Sizes().measure(value))
@@ -366,3 +394,11 @@ class Survivors:
             remarks = other_data.remarks(self._context.config.min_held_bytes, {})
         namespace = self._context.namespace
         return tuple(row.record(namespace) for row in with_remarks(rows, remarks))
+
+
+def _with_live_arrays(watched: WatchedName | None, heap: Heap) -> list[WatchedName]:
+    """Return the watched name if arrays of it are on the ``heap``, else none."""
+    if watched is None:
+        return []
+    update_numpy([watched], heap)
+    return [watched] if watched.live_arrays() else []

@@ -446,7 +446,7 @@ def test_names_are_deleted_even_if_memory_for_reports_is_short(
         else:
             owner, method = {
                 "waiting": (MeasuredScope, "saved_memory"),
-                "watching": (ExperimentEnd, "_watch"),
+                "watching": (ExperimentEnd, "_watch_arrays"),
             }[missing]
             patch.setattr(owner, method, _no_memory)
         loaded.run_cell("%experiment end")
