@@ -29,6 +29,7 @@ from ipygpumem.estimating.assumptions import Assumptions
 from ipygpumem.estimating.autocast import Autocast
 from ipygpumem.estimating.caching_allocator import unfollowed_settings
 from ipygpumem.estimating.card_functions import CardFunctions
+from ipygpumem.estimating.card_operations import CardOperations
 from ipygpumem.estimating.copied_names import copying_names_first, run_code
 from ipygpumem.estimating.devices import HOST, Devices
 from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_without_tensors
@@ -45,7 +46,6 @@ from ipygpumem.estimating.settings import imports_undone
 from ipygpumem.estimating.storages import WORKSPACES, StorageLog
 from ipygpumem.estimating.torch_functions import TorchFunctions
 from ipygpumem.estimating.unfollowed import Unfollowed
-from ipygpumem.estimating.workspaces import Workspaces
 from ipygpumem.introspect import is_exactly
 from ipygpumem.meter.own_growth import growth_for
 
@@ -96,12 +96,12 @@ class Estimation:
         self._places = Places(self.log, self._devices)
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
         properties = self._accelerators.known_properties
-        self._workspaces = Workspaces(self.log, self._devices, properties, self._note)
+        self._operations = CardOperations(self.log, self._devices, properties, self._note)
         self._tracker = AllocationTracker(
             self.log,
             self._devices,
             self._places,
-            self._workspaces,
+            self._operations,
             self.copies,
             self._note,
             self._limits.check,
@@ -265,7 +265,7 @@ class Estimation:
                 f"{line}: memory of a card's kernels for a recurrent layer, such as cuDNN's, is "
                 f"not counted"
             )
-            self._workspaces.unknown.setdefault("_cudnn_rnn")
+            self._operations.unknown.setdefault("_cudnn_rnn")
 
     def _figures_of(
         self, device_name: str, unfollowed: tuple[str, ...]
@@ -281,7 +281,7 @@ class Estimation:
             originals_bytes = self.copies.originals_bytes.get(device.device, 0)
             already_held_bytes = originals_bytes + self._existing_workspaces_bytes(device_name)
         if device.device.startswith("cuda"):
-            unknown_operators = tuple(self._workspaces.unknown)
+            unknown_operators = tuple(self._operations.unknown)
             device = replace(device, unknown_operators=unknown_operators)
         return replace(device, unfollowed=unfollowed), already_held_bytes
 

@@ -24,11 +24,11 @@ from ipygpumem.estimating.caching_allocator import (
     in_whole_steps,
     most_split_bytes,
 )
+from ipygpumem.estimating.cublas import workspace_sizes
 from ipygpumem.estimating.records import DeviceEstimate
 from ipygpumem.estimating.replay import Replay
 from ipygpumem.estimating.room import free_bytes, with_room
 from ipygpumem.estimating.running import Estimation
-from ipygpumem.estimating.workspaces import workspace_sizes
 from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.allocator import Segment, SnapshotBlock
 from ipygpumem.probes.nvml import Nvml
