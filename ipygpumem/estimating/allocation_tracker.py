@@ -22,7 +22,7 @@ from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.guesses import COMPARES, Guesses, KnownValues
 from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
 from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, of_share
-from ipygpumem.estimating.layouts import has_layout, laid_out
+from ipygpumem.estimating.layouts import may_differ_in_layout, with_layout_of_card
 from ipygpumem.estimating.missing_operators import STAND_INS, with_workspace, without_channels_last
 from ipygpumem.estimating.places import Places
 from ipygpumem.estimating.records import Note
@@ -333,7 +333,7 @@ class AllocationTracker(StorageFollower):
             self._assumptions.used[line] = share
             return assumed
         if func is _BINCOUNT:
-            self._unfollowed.counts(line)
+            self._unfollowed.note_counting_line(line)
         else:
             self.upper_bounds[line] = None
         return largest
@@ -342,8 +342,8 @@ class AllocationTracker(StorageFollower):
         """Return a result, corrected where fake tensors differ from the device's kernels."""
         if func is _ATEN.mkldnn_rnn_layer.default:
             return with_workspace(func, args, kwargs, result)
-        if has_layout(func) and self._is_on_card(result):
-            result = laid_out(func, args, result)
+        if may_differ_in_layout(func) and self._is_on_card(result):
+            result = with_layout_of_card(func, args, result)
         if not self._devices.is_elsewhere:
             return result
         if func in _CONVOLUTIONS and not takes_cudnn():

@@ -80,9 +80,7 @@ class OutsideProbe(Probe):
         if size_bytes or self._shm:
             limit_bytes = mount.f_blocks * mount.f_frsize or None
             note = self._segments.note
-            self._shm = (
-                Reading("shm", size_bytes, size_bytes, "sampled", limit_bytes, note=note),
-            )
+            self._shm = (Reading("shm", size_bytes, size_bytes, "sampled", limit_bytes, note=note),)
 
     def _read_children(self, *, detail: bool) -> None:
         """Read the child processes; only with ``detail`` where the kernel does not list them,
