@@ -259,7 +259,7 @@ class AllocationTracker(StorageFollower):
         if device.type == "meta":  # meta tensors have no memory
             return
         is_on_card = self._devices.assumed_for(device).startswith("cuda")
-        self.log.see(
+        self.log.log_tensor(
             tensor,
             self._devices.log_name(device),
             least_bytes=least_bytes(name, args, tensor, is_on_card=is_on_card),

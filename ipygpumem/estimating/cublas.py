@@ -89,7 +89,7 @@ class CublasWorkspaces:
         elif card.capability is None:
             self._note_assumed_hopper(card)
         address = self._assign_existing_block(card.name_in_log, size_bytes)
-        life = self._log.hold(
+        life = self._log.log_block(
             size_bytes, card.name_in_log, WORKSPACES, existed_before=address is not None
         )
         life.address = address or 0

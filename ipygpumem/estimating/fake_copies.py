@@ -213,7 +213,7 @@ class FakeCopies:
 
     def _log_storage(self, tensor: Any, copy: Any) -> None:
         """Log the storage of a tensor's copy, unless another copy has it, and count its bytes."""
-        life = self._log.see(copy, self._devices.log_name(copy.device), existed_before=True)
+        life = self._log.log_tensor(copy, self._devices.log_name(copy.device), existed_before=True)
         if life is None:
             return
         if tensor.is_cuda:

@@ -83,7 +83,9 @@ class Kernel:
     @contextmanager
     def blocks(self, sizes: Iterable[int]) -> Iterator[None]:
         """Allocate blocks, and free them at the end of the ``with`` block."""
-        lives = [self._log.hold(size, self.card.name_in_log, TEMPORARIES) for size in sizes if size]
+        lives = [
+            self._log.log_block(size, self.card.name_in_log, TEMPORARIES) for size in sizes if size
+        ]
         yield
         for life in lives:
             self._log.free(life)

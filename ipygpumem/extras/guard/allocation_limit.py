@@ -141,7 +141,7 @@ class AllocationLimit:
             self._apply()
 
     def lower_by(self, size_bytes: int) -> None:
-        """Lower the limit until the next check, because address space was returned to the system."""
+        """Lower the limit until the next check: address space was returned to the system."""
         with self.lock:
             if self.wanted_bytes != NO_LIMIT:
                 self.wanted_bytes -= size_bytes
