@@ -14,10 +14,10 @@ import torch
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
+from ipygpumem.estimating.card import HOPPERS_PROCESSORS
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import StorageLog
-from ipygpumem.estimating.transients import HOPPERS_PROCESSORS
 from ipygpumem.probes.nvml import Nvml
 
 _NOTHING = (

@@ -14,12 +14,15 @@ from torch.utils._pytree import tree_map_only
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
 from ipygpumem.estimating.assumptions import Assumptions
+from ipygpumem.estimating.card import Operation
+from ipygpumem.estimating.card_operations import CardOperations
+from ipygpumem.estimating.convolutions import takes_cudnn
 from ipygpumem.estimating.devices import CARD, Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.guesses import COMPARES, Guesses, KnownValues
 from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
 from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, of_share
-from ipygpumem.estimating.layouts import has_layout, laid_out
+from ipygpumem.estimating.layouts import may_differ_in_layout, with_layout_of_card
 from ipygpumem.estimating.missing_operators import STAND_INS, with_workspace, without_channels_last
 from ipygpumem.estimating.places import Places
 from ipygpumem.estimating.records import Note
@@ -38,7 +41,6 @@ from ipygpumem.estimating.storages import PARAMETERS, StorageLog, tensors_in
 from ipygpumem.estimating.torch_functions import UNKNOWN
 from ipygpumem.estimating.transients import least_bytes, operator_name
 from ipygpumem.estimating.unfollowed import Unfollowed
-from ipygpumem.estimating.workspaces import Workspaces, takes_cudnn
 
 _ATEN = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -82,7 +84,7 @@ class AllocationTracker(StorageFollower):
         log: StorageLog,
         devices: Devices,
         places: Places,
-        workspaces: Workspaces,
+        operations: CardOperations,
         copies: FakeCopies,
         note: Note,
         check: Callable[[], object],
@@ -94,7 +96,7 @@ class AllocationTracker(StorageFollower):
         self._assumptions = assumptions
         self._devices = devices
         self._places = places
-        self._workspaces = workspaces
+        self._operations = operations
         self._copies = copies
         self._check = check
         self._results = results
@@ -181,7 +183,7 @@ class AllocationTracker(StorageFollower):
         name = operator_name(func)
         if has_sparse and operator is func and func not in OF_PARTS:
             name = f"sparse {name}"
-            self._workspaces.unknown.setdefault(name)
+            self._operations.unknown.setdefault(name)
         if operator is not func or name in _EMPTY or not all(map(_may_be_known, arguments)):
             _forget_values(tensors_in(result))
         recorded = _is_recorded(arguments)
@@ -232,7 +234,8 @@ class AllocationTracker(StorageFollower):
         def log_nothing(_: Any) -> None:
             return
 
-        self._workspaces.log_operation(name, args, {}, [args[0]], log_nothing, in_backward=True)
+        operation = Operation(name, args, {}, results=[args[0]], in_backward=True)
+        self._operations.log(operation, log_nothing)
         return args[0]
 
     def _log_results(
@@ -244,9 +247,7 @@ class AllocationTracker(StorageFollower):
             self._log_result(name, args, tensor, recorded=recorded, in_backward=in_backward)
 
         results = list(tensors_in(result))
-        self._workspaces.log_operation(
-            name, args, kwargs, results, log_result, in_backward=in_backward
-        )
+        self._operations.log(Operation(name, args, kwargs, results, in_backward), log_result)
 
     def _log_result(
         self, name: str, args: Any, tensor: Any, *, recorded: bool, in_backward: bool
@@ -258,7 +259,7 @@ class AllocationTracker(StorageFollower):
         if device.type == "meta":  # meta tensors have no memory
             return
         is_on_card = self._devices.assumed_for(device).startswith("cuda")
-        self.log.see(
+        self.log.log_tensor(
             tensor,
             self._devices.log_name(device),
             least_bytes=least_bytes(name, args, tensor, is_on_card=is_on_card),
@@ -332,7 +333,7 @@ class AllocationTracker(StorageFollower):
             self._assumptions.used[line] = share
             return assumed
         if func is _BINCOUNT:
-            self._unfollowed.counts(line)
+            self._unfollowed.note_counting_line(line)
         else:
             self.upper_bounds[line] = None
         return largest
@@ -341,8 +342,8 @@ class AllocationTracker(StorageFollower):
         """Return a result, corrected where fake tensors differ from the device's kernels."""
         if func is _ATEN.mkldnn_rnn_layer.default:
             return with_workspace(func, args, kwargs, result)
-        if has_layout(func) and self._is_on_card(result):
-            result = laid_out(func, args, result)
+        if may_differ_in_layout(func) and self._is_on_card(result):
+            result = with_layout_of_card(func, args, result)
         if not self._devices.is_elsewhere:
             return result
         if func in _CONVOLUTIONS and not takes_cudnn():

@@ -34,7 +34,7 @@ class Assumptions:
         shares: dict[str, float] = {}
         for text in texts:
             match = _ASSUMPTION.fullmatch(text)
-            share = None if match is None else _share(match["share"])
+            share = None if match is None else _parsed_share(match["share"])
             if match is None or share is None:
                 raise EstimateError(
                     f"the assumption {quoted(text)} is not LINE=FRACTION, such as 5=0.25"
@@ -70,7 +70,7 @@ class Assumptions:
         return notes
 
 
-def _share(text: str) -> float | None:
+def _parsed_share(text: str) -> float | None:
     """Return the number from 0 to 1 in ``0.25`` or ``25%``; None for other texts."""
     number = text.removesuffix("%")
     if not re.fullmatch(r"\d*\.?\d+|\d+\.", number):

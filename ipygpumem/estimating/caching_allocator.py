@@ -110,8 +110,8 @@ class FreePieces:
             size += self.remove(following)
         self.add(address, size)
 
-    def _splits(self, size: int, rest: int) -> bool:
-        """Return True if a block of ``size`` is split from a piece that leaves ``rest``."""
+    def _is_split(self, size: int, rest: int) -> bool:
+        """Return True if torch splits a piece into a block of ``size`` and a free ``rest``."""
         if size <= _SMALL_BYTES or self.is_expandable:
             return rest >= _LEAST_BYTES
         return rest > _SMALL_BYTES and size < self._most_split_bytes
@@ -123,7 +123,7 @@ class FreePieces:
         """
         piece = self.remove(address)
         rest = piece - size
-        if not self._splits(size, rest):
+        if not self._is_split(size, rest):
             return piece
         self.add(address + size, rest)
         return size
@@ -222,14 +222,14 @@ class Allocator:
         """Blocks of ``segments`` that are not free, by address."""
         self.reserved_bytes = 0
         for segment in segments:
-            self._load(segment)
+            self._add_existing(segment)
         self.most_reserved_bytes = self.reserved_bytes
-        self._edge = _edge_of(segments, downwards=downwards)
-        """Where the next segment begins or, downwards, ends."""
+        self._next_address = _first_new_address(segments, downwards=downwards)
+        """The address where the next segment begins or, downwards, ends."""
         if self.reserved_bytes > limit_bytes:
             raise OutOfRoomError
 
-    def _load(self, segment: Segment) -> None:
+    def _add_existing(self, segment: Segment) -> None:
         """Add the blocks of a segment that exists."""
         pool = self._pool(is_small=segment.small)
         size_bytes = sum(block.size_bytes for block in segment.blocks)
@@ -250,7 +250,7 @@ class Allocator:
             return self._small
         return self._large
 
-    def take(self, size_bytes: int) -> SimulatedBlock:
+    def allocate(self, size_bytes: int) -> SimulatedBlock:
         """Allocate a block of ``size_bytes`` or more.
 
         Raises:
@@ -274,16 +274,16 @@ class Allocator:
         self.reserved_bytes += segment_bytes
         self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
         if self._downwards:
-            self._edge -= segment_bytes
-            address = self._edge
+            self._next_address -= segment_bytes
+            address = self._next_address
         else:
-            address = self._edge
-            self._edge += segment_bytes
+            address = self._next_address
+            self._next_address += segment_bytes
         pool.segments[address] = segment_bytes
         pool.add(address, segment_bytes)
         return address
 
-    def give(self, block: SimulatedBlock) -> None:
+    def free(self, block: SimulatedBlock) -> None:
         """Free a block, and join it with its free neighbours."""
         pool = self._pool(is_small=block.is_small)
         pool.free(block.address, block.size)
@@ -298,8 +298,8 @@ def _segment_bytes(size: int) -> int:
     return rounded_up(size, STEP_BYTES)
 
 
-def _edge_of(segments: Sequence[Segment], *, downwards: bool) -> int:
-    """Return the lowest or the highest address of all segments; 0 without any."""
+def _first_new_address(segments: Sequence[Segment], *, downwards: bool) -> int:
+    """Return the end of all segments, or downwards their beginning; 0 without any."""
     blocks = [block for segment in segments for block in segment.blocks]
     if not blocks:
         return 0

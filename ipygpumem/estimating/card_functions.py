@@ -151,7 +151,7 @@ class CardFunctions:
         count = int(largest) + 1
         has_bound = self._values.largest(labels, None) is not None
         if not is_known(largest) and not has_bound:
-            self._unfollowed.classes(user_line(), count)
+            self._unfollowed.note_one_hot_line(user_line(), count)
         return count
 
     def isin(

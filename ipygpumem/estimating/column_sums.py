@@ -22,59 +22,61 @@ _MOST_VALUES = 256
 
 
 def column_sums_bytes(
-    given: Any, dims: Iterable[int | None], itemsize: int, processors: int
+    tensor: Any, dims: Iterable[int | None], itemsize: int, processors: int
 ) -> int:
-    """Return the bytes of the partial sums; 0 if each sum is that of one block.
+    """Return the bytes of the partial sums of a reduction; 0 if one block computes each sum.
 
     Args:
-        given: the tensor to reduce.
+        tensor: the tensor to reduce, such as ``x`` in ``x.sum(0)``.
         dims: the dimensions to reduce.
         itemsize: bytes of a partial sum.
         processors: the card's multiprocessors.
     """
-    if given.dim() == 0:
+    if tensor.dim() == 0:
         return 0
-    reduced = {dim % given.dim() for dim in dims if dim is not None}
-    by_stride = [dim for dim, size in enumerate(given.shape) if size > 1]
-    by_stride.sort(key=given.stride)
-    if not reduced or not by_stride:
+    reduced_dims = {dim % tensor.dim() for dim in dims if dim is not None}
+    dims_by_stride = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+    dims_by_stride.sort(key=tensor.stride)
+    if not reduced_dims or not dims_by_stride:
         return 0
-    innermost = by_stride[0]
-    if innermost in reduced or given.stride(innermost) == 0:
+    innermost = dims_by_stride[0]
+    if innermost in reduced_dims or tensor.stride(innermost) == 0:
         return 0
-    outputs = inputs = 1
-    for dim in by_stride:
-        if dim in reduced:
-            inputs *= given.shape[dim]
+    sums = values_of_sum = 1
+    for dim in dims_by_stride:
+        if dim in reduced_dims:
+            values_of_sum *= tensor.shape[dim]
         else:
-            outputs *= given.shape[dim]
-    vector = _vector(given, by_stride)
-    columns = outputs // vector
-    width, height = _threads_of_block(columns, inputs, _THREADS // vector)
-    shares = _blocks_of_sum(columns, inputs, width, height, processors)
-    if shares <= 1:
+            sums *= tensor.shape[dim]
+    vector = _values_read_at_once(tensor, dims_by_stride)
+    columns = sums // vector
+    width, height = _threads_of_block(columns, values_of_sum, _THREADS // vector)
+    blocks = _blocks_of_sum(columns, values_of_sum, width, height, processors)
+    if blocks <= 1:
         return 0
-    return int(itemsize * outputs * shares * width * vector)
+    return int(itemsize * sums * blocks * width * vector)
 
 
-def _vector(given: Any, by_stride: Sequence[int]) -> int:
+def _values_read_at_once(tensor: Any, dims_by_stride: Sequence[int]) -> int:
     """Return the number of neighbouring values that a thread reads at once: 1, 2 or 4.
 
-    ``by_stride``: the dimensions with more than one position, the innermost first.
+    ``dims_by_stride``: the dimensions with more than one position, the innermost first.
     """
-    innermost, *outer = by_stride
-    if given.stride(innermost) != 1:
+    innermost, *outer = dims_by_stride
+    if tensor.stride(innermost) != 1:
         return 1
-    vector = math.gcd(4, given.shape[innermost])
+    vector = math.gcd(4, tensor.shape[innermost])
     for dim in outer:
-        vector = math.gcd(vector, given.stride(dim))
+        vector = math.gcd(vector, tensor.stride(dim))
     return vector
 
 
-def _threads_of_block(columns: int, inputs: int, threads: int) -> tuple[int, int]:
-    """Return the threads of a block that add up different sums, and those that share a sum."""
+def _threads_of_block(columns: int, values_of_sum: int, threads: int) -> tuple[int, int]:
+    """Return the width and the height of a block of threads: the number of sums that it adds up,
+    and the number of threads that share a sum.
+    """
     most_wide = _power_of_2(columns, threads)
-    most_high = _power_of_2(inputs, threads)
+    most_high = _power_of_2(values_of_sum, threads)
     width = min(most_wide, _WARP)
     height = min(most_high, threads // width)
     width = min(most_wide, threads // height)
@@ -89,11 +91,13 @@ def _power_of_2(size: int, most: int) -> int:
     return 1 << exponent
 
 
-def _blocks_of_sum(columns: int, inputs: int, width: int, height: int, processors: int) -> int:
-    """Return the number of blocks that share one sum."""
-    least_inputs = min(height * _LEAST_VALUES, _MOST_VALUES)
-    values_of_thread = divided_up(inputs, height)
-    if inputs < least_inputs or values_of_thread < _MOST_VALUES:
+def _blocks_of_sum(
+    columns: int, values_of_sum: int, width: int, height: int, processors: int
+) -> int:
+    """Return the number of blocks of ``width`` times ``height`` threads that share one sum."""
+    least_values = min(height * _LEAST_VALUES, _MOST_VALUES)
+    values_of_thread = divided_up(values_of_sum, height)
+    if values_of_sum < least_values or values_of_thread < _MOST_VALUES:
         return 1
     blocks = divided_up(columns, width)
     blocks_of_processor = _THREADS_OF_PROCESSOR // (width * height)

@@ -7,7 +7,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from ipygpumem.estimating.kernels.kernel import Kernel
+
+
+def takes_cudnn() -> bool:
+    """Return True if convolutions use cuDNN, which is assumed if torch is built without CUDA."""
+    cudnn = torch.backends.cudnn
+    if not cudnn.enabled:
+        return False
+    return not torch.backends.cuda.is_built() or bool(cudnn.is_available())
 
 
 class Gradients(NamedTuple):

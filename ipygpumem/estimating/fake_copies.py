@@ -29,7 +29,7 @@ from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.named_devices import from_notebook
 from ipygpumem.estimating.patches import MOST_VALUES, NO_PROCESSES, fake_parameter
 from ipygpumem.estimating.rollback import Rollback
-from ipygpumem.estimating.sparse import is_sparse, made_of, parts_of
+from ipygpumem.estimating.sparse import is_sparse, parts_of, sparse_tensor
 from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLog
 from ipygpumem.estimating.unfollowed import Unfollowed, is_script, runs_eagerly
 from ipygpumem.introspect import (
@@ -213,7 +213,7 @@ class FakeCopies:
 
     def _log_storage(self, tensor: Any, copy: Any) -> None:
         """Log the storage of a tensor's copy, unless another copy has it, and count its bytes."""
-        life = self._log.see(copy, self._devices.log_name(copy.device), existed_before=True)
+        life = self._log.log_tensor(copy, self._devices.log_name(copy.device), existed_before=True)
         if life is None:
             return
         if tensor.is_cuda:
@@ -259,7 +259,9 @@ class FakeCopies:
         with torch.no_grad():
             indices, values = map(self.of, parts)
             with self._quietly():
-                copy = made_of(indices, values, tensor.shape, is_coalesced=tensor.is_coalesced())
+                copy = sparse_tensor(
+                    indices, values, tensor.shape, is_coalesced=tensor.is_coalesced()
+                )
         self._remember(tensor, copy)
         return copy
 
@@ -358,7 +360,7 @@ class FakeCopies:
         cannot be copied.
         """
         if is_script(value):
-            self._unfollowed.scripted()
+            self._unfollowed.note_script()
         if not _can_be_copied(type(value), module_of(value)):
             return self._keep(value, self.share(value))
         model = _compiled_model(value)
@@ -380,7 +382,7 @@ class FakeCopies:
         attributes = instance_dict(value) or {}
         # ``torch.compiler.disable`` wraps a module in the same class.
         if type_name(attributes.get("dynamo_ctx")) != "DisableContext":
-            self._unfollowed.compiled(is_eager=runs_eagerly(value))
+            self._unfollowed.note_compiled(is_eager=runs_eagerly(value))
         return self.of(model)
 
     def _keep_in_estimate(self, value: Any, copy: Any) -> None:
@@ -397,7 +399,7 @@ class FakeCopies:
         attributes = instance_dict(module) or {}
         compiled = attributes.get("_compiled_call_impl")
         if compiled is not None:
-            self._unfollowed.compiled(is_eager=runs_eagerly(compiled))
+            self._unfollowed.note_compiled(is_eager=runs_eagerly(compiled))
             vars(copy)["_compiled_call_impl"] = None
 
     def _copy_attributes(self, value: Any, copy: Any) -> None:
@@ -421,7 +423,7 @@ class FakeCopies:
         compiled = attributes.get("_torchdynamo_orig_callable")
         if compiled is not None:
             if not attributes.get("_torchdynamo_disable"):  # else wrapped to stay uncompiled
-                self._unfollowed.compiled(is_eager=runs_eagerly(value))
+                self._unfollowed.note_compiled(is_eager=runs_eagerly(value))
             return self._keep(value, self.of(compiled))
         self.share(value)
         has_state = value.__closure__ or value.__defaults__ or attributes

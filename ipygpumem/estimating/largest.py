@@ -18,26 +18,28 @@ def is_known(tensor: Any) -> bool:
     return getattr(tensor, "constant", None) is not None
 
 
-def _nonzero(given: Any, *, share: float = 1.0) -> Any:
-    if is_known(given):
-        return _ATEN.nonzero.default(given)
-    shape = (given.dim(), _part_of(given.numel(), share))
-    by_dimension = given.new_empty(shape, dtype=torch.long)
+def _nonzero(tensor: Any, *, share: float = 1.0) -> Any:
+    """Return the positions of all elements, or of a share of them; the true ones if known."""
+    if is_known(tensor):
+        return _ATEN.nonzero.default(tensor)
+    shape = (tensor.dim(), _rounded_share(tensor.numel(), share))
+    by_dimension = tensor.new_empty(shape, dtype=torch.long)
     return by_dimension.t()
 
 
-def _part_of(number: int, share: float) -> int:
+def _rounded_share(number: int, share: float) -> int:
+    """Return a share of a number, rounded up."""
     return math.ceil(number * share)
 
 
-def _masked_select(given: Any, mask: Any, *, share: float = 1.0) -> Any:
+def _masked_select(tensor: Any, mask: Any, *, share: float = 1.0) -> Any:
     """Return as many elements as a mask of true values would select, or a share of them."""
-    shape = torch.broadcast_shapes(given.shape, mask.shape)
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
     positions = _nonzero(mask.expand(shape), share=share)
-    return given.new_empty(len(positions))
+    return tensor.new_empty(len(positions))
 
 
-def _index(given: Any, indices: Any, *, share: float = 1.0) -> Any:
+def _index(tensor: Any, indices: Any, *, share: float = 1.0) -> Any:
     """Return the elements at some indices; a mask among them counts as true, for a share of it."""
     positions: list[Any] = []
     for index in indices:
@@ -45,7 +47,7 @@ def _index(given: Any, indices: Any, *, share: float = 1.0) -> Any:
             positions += _nonzero(index, share=share).unbind(1)
         else:
             positions.append(index)
-    return _ATEN.index.Tensor(given, positions)
+    return _ATEN.index.Tensor(tensor, positions)
 
 
 def is_mask(index: Any) -> bool:
@@ -56,34 +58,35 @@ def is_mask(index: Any) -> bool:
 
 
 def _unique(
-    given: Any,
+    tensor: Any,
     _: bool = True,
     inverse: bool = False,
     counts: bool = False,
     *,
     share: float = 1.0,
 ) -> Any:
-    """Return all elements as if they were different, or a share of them; with positions and
-    numbers.
+    """Return all elements as if they were different, or a share of them.
+
+    ``inverse`` asks for the position of each element's value, ``counts`` for how often it occurs.
     """
-    count = _number_of_different(given, given.numel(), share)
-    positions, numbers = _positions(given, given.shape, count, inverse, counts)
-    return given.new_empty(count), positions, numbers
+    count = _number_of_different(tensor, tensor.numel(), share)
+    positions, numbers = _empty_positions_and_counts(tensor, tensor.shape, count, inverse, counts)
+    return tensor.new_empty(count), positions, numbers
 
 
 _MOST_DIFFERENT = {torch.bool: 2, torch.uint8: 256, torch.int8: 256}
 """The number of different values of small types."""
 
 
-def _number_of_different(given: Any, number: int, share: float) -> int:
-    """Return how many of the values are different: at least one, if there are any."""
-    count = _part_of(number, share)
-    count = min(count, _MOST_DIFFERENT.get(given.dtype, count))
+def _number_of_different(tensor: Any, number: int, share: float) -> int:
+    """Return how many of ``number`` values are different: at least one, if there are any."""
+    count = _rounded_share(number, share)
+    count = min(count, _MOST_DIFFERENT.get(tensor.dtype, count))
     return max(count, min(1, number))
 
 
 def _unique_in(
-    given: Any,
+    tensor: Any,
     dim: int,
     _: bool = True,
     inverse: bool = False,
@@ -91,37 +94,42 @@ def _unique_in(
     *,
     share: float = 1.0,
 ) -> Any:
-    """Return the same for the rows in one dimension."""
-    length = given.shape[dim]
-    count = max(_part_of(length, share), min(1, length))
-    positions, numbers = _positions(given, (length,), count, inverse, counts)
-    shape = list(given.shape)
+    """Return all slices along a dimension as if they were different, or a share of them.
+
+    The other arguments are those of ``_unique``.
+    """
+    length = tensor.shape[dim]
+    count = max(_rounded_share(length, share), min(1, length))
+    positions, numbers = _empty_positions_and_counts(tensor, (length,), count, inverse, counts)
+    shape = list(tensor.shape)
     shape[dim] = count
-    return given.new_empty(shape), positions, numbers
+    return tensor.new_empty(shape), positions, numbers
 
 
-def _positions(given: Any, shape: Any, count: int, inverse: bool, counts: bool) -> tuple[Any, Any]:
-    """Return a value's position for each element, and the number of each value; empty if the code
-    asks for none.
+def _empty_positions_and_counts(
+    tensor: Any, shape: Any, count: int, inverse: bool, counts: bool
+) -> tuple[Any, Any]:
+    """Return tensors of the ``shape`` of positions, and for ``count`` values; empty ones for a
+    result that the code does not ask for.
     """
     if not inverse:
         shape = (0,)
     if not counts:
         count = 0
-    positions = given.new_empty(shape, dtype=torch.long)
-    numbers = given.new_empty(count, dtype=torch.long)
+    positions = tensor.new_empty(shape, dtype=torch.long)
+    numbers = tensor.new_empty(count, dtype=torch.long)
     return positions, numbers
 
 
 def _sorted_unique(
-    given: Any, is_sorted: bool = True, inverse: bool = False, *, share: float = 1.0
+    tensor: Any, is_sorted: bool = True, inverse: bool = False, *, share: float = 1.0
 ) -> Any:
-    values, positions, _ = _unique(given, is_sorted, inverse, share=share)
+    values, positions, _ = _unique(tensor, is_sorted, inverse, share=share)
     return values, positions
 
 
 def _unique_consecutive(
-    given: Any,
+    tensor: Any,
     inverse: bool = False,
     counts: bool = False,
     dim: int | None = None,
@@ -129,25 +137,25 @@ def _unique_consecutive(
     share: float = 1.0,
 ) -> Any:
     if dim is None:
-        return _neighbours(given, inverse, counts, share)
-    return _unique_in(given, dim, True, inverse, counts, share=share)
+        return _unique_neighbours(tensor, inverse, counts, share)
+    return _unique_in(tensor, dim, True, inverse, counts, share=share)
 
 
-def _neighbours(given: Any, inverse: bool, counts: bool, share: float) -> Any:
-    """Return the values that differ from the one before: any number, also of a small type."""
-    count = max(_part_of(given.numel(), share), min(1, given.numel()))
-    positions, numbers = _positions(given, given.shape, count, inverse, counts)
-    return given.new_empty(count), positions, numbers
+def _unique_neighbours(tensor: Any, inverse: bool, counts: bool, share: float) -> Any:
+    """Return the values that differ from the one before, of which a small type has any number."""
+    count = max(_rounded_share(tensor.numel(), share), min(1, tensor.numel()))
+    positions, numbers = _empty_positions_and_counts(tensor, tensor.shape, count, inverse, counts)
+    return tensor.new_empty(count), positions, numbers
 
 
 def _unique_consecutive_in(
-    given: Any, dim: int, *flags: bool, share: float = 1.0, **named_flags: bool
+    tensor: Any, dim: int, *flags: bool, share: float = 1.0, **named_flags: bool
 ) -> Any:
-    return _unique_in(given, dim, True, *flags, share=share, **named_flags)
+    return _unique_in(tensor, dim, True, *flags, share=share, **named_flags)
 
 
 def _bincount(
-    given: Any, weights: Any = None, minlength: int = 0, *, share: float | None = None
+    tensor: Any, weights: Any = None, minlength: int = 0, *, share: float | None = None
 ) -> Any:
     """Return ``minlength`` bins, or one for each value if it is 0: the true number has no upper
     bound.
@@ -160,14 +168,14 @@ def _bincount(
         dtype = weights.dtype
     else:
         dtype = torch.double
-    bins = minlength or given.numel()
+    bins = minlength or tensor.numel()
     if share is not None:
-        bins = max(minlength, _part_of(given.numel(), share))
-    return given.new_empty(bins, dtype=dtype)
+        bins = max(minlength, _rounded_share(tensor.numel(), share))
+    return tensor.new_empty(bins, dtype=dtype)
 
 
 def _ctc_loss(log_probs: Any, targets: Any, *_: Any) -> tuple[Any, Any]:
-    """Return the losses, and the scores for targets of maximum length."""
+    """Return the losses, and the forward variables for targets of maximum length."""
     steps = log_probs.shape[0]
     batch = 1
     if log_probs.dim() > 2:
@@ -178,7 +186,8 @@ def _ctc_loss(log_probs: Any, targets: Any, *_: Any) -> tuple[Any, Any]:
 
 
 def _nms(boxes: Any, *_: Any, share: float = 1.0) -> Any:
-    return boxes.new_empty(_part_of(len(boxes), share), dtype=torch.long)
+    """Return the positions of all boxes, or of a share of them, as if none were suppressed."""
+    return boxes.new_empty(_rounded_share(len(boxes), share), dtype=torch.long)
 
 
 LARGEST: dict[str, Callable[..., Any]] = {
@@ -222,11 +231,10 @@ _RANDOM = frozenset(
 
 
 def largest_value(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, float] | None:
-    """Return the result that has random numbers or positions, and its largest value, which is a
-    valid index; or None.
+    """Return the result of an operator that has random numbers or positions, and their largest
+    value, which is a valid index; None for another operator.
 
-    For the positions that a mask selects it is the first one, because code usually continues from
-    there.
+    For the positions that a mask selects it is 0, because code usually continues from the first.
     """
     if name == "nonzero":
         return result, 0
@@ -238,7 +246,7 @@ def largest_value(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, 
 
 
 def _largest_position(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, int] | None:
-    """Return an operator's positions, and the largest of them."""
+    """Return the positions in an operator's result, and the largest that they can have."""
     source = args[0]
     number = _POSITIONS[name]
     dim = None
@@ -274,7 +282,8 @@ def _largest_random_number(name: str, args: Any, result: Any) -> tuple[Any, floa
     return result, bounds[-1] - 1
 
 
-def _size_of_dimension(given: Any, dim: int) -> int:
-    if given.dim() == 0:
+def _size_of_dimension(tensor: Any, dim: int) -> int:
+    """Return the size of a dimension; 1 for a scalar, which torch lets have one."""
+    if tensor.dim() == 0:
         return 1
-    return int(given.shape[dim])
+    return int(tensor.shape[dim])

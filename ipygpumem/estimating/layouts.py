@@ -50,12 +50,12 @@ Fake tensors convert numbers of 16 bits first, and thereby lose that a dimension
 Strides = tuple[int, ...]
 
 
-def has_layout(func: Any) -> bool:
-    """Return True if fake tensors can differ from an operator's results in their strides."""
+def may_differ_in_layout(func: Any) -> bool:
+    """Return True if a fake result of an operator may have other strides than a card's."""
     return func in _RULES
 
 
-def laid_out(func: Any, args: Any, result: Any) -> Any:
+def with_layout_of_card(func: Any, args: Any, result: Any) -> Any:
     """Return an operation's result with the strides that a card's kernel gives it."""
     rule = _RULES[func]
     if isinstance(result, torch.Tensor):
@@ -70,16 +70,18 @@ def laid_out(func: Any, args: Any, result: Any) -> Any:
 
 
 def _with_strides(tensor: Any, strides: Strides) -> Any:
+    """Return a tensor itself if it has the strides, otherwise a new one with them."""
     if tensor.stride() == strides:
         return tensor
     return tensor.new_empty_strided(tensor.shape, strides)
 
 
 def _contiguous(_: Any, result: Any) -> Strides:
+    """Return the strides of a contiguous result."""
     return tuple(prims.make_contiguous_strides_for(result.shape))
 
 
-def _of_layout(number: int) -> Callable[[Any, Any], Strides]:
+def _rule_of_channels(number: int) -> Callable[[Any, Any], Strides]:
     """Return a rule: the result is channels last if the numbered argument is."""
 
     def rule(args: Any, result: Any) -> Strides:
@@ -91,8 +93,11 @@ def _of_layout(number: int) -> Callable[[Any, Any], Strides]:
     return rule
 
 
-def _of_elements(args: Any, result: Any) -> Strides:
-    """Return the strides that torch's iterator over elements gives to a result."""
+def _elementwise(args: Any, result: Any) -> Strides:
+    """Return the strides that torch's iterator over elements gives to a result.
+
+    It follows the first two arguments, in this order, as far as their dimensions have strides.
+    """
     tensors = [value for value in args[:2] if isinstance(value, torch.Tensor) and value.dim()]
     if not tensors:
         return tuple(result.stride())
@@ -100,36 +105,41 @@ def _of_elements(args: Any, result: Any) -> Strides:
     return tuple(prims.compute_elementwise_output_strides(*operands))
 
 
-def _of_input_first(args: Any, result: Any) -> Strides:
-    gradient, given = args[:2]
-    return _of_elements((given, gradient), result)
+def _elementwise_input_first(args: Any, result: Any) -> Strides:
+    """Return the strides of a gradient that follows the operator's input, then its gradient."""
+    output_gradient, operators_input = args[:2]
+    return _elementwise((operators_input, output_gradient), result)
 
 
-def _of_random_slopes(args: Any, result: Any) -> Strides:
+def _elementwise_of_slopes(args: Any, result: Any) -> Strides:
     """Return the strides of a gradient of randomized ReLU, which has random slopes in training."""
-    gradient, given, slopes, _, _, is_training = args[:6]
-    return _of_elements((slopes if is_training else given, gradient), result)
+    output_gradient, operators_input, slopes, _, _, is_training = args[:6]
+    first = slopes if is_training else operators_input
+    return _elementwise((first, output_gradient), result)
 
 
-def _of_expanded_halves(args: Any, result: Any) -> Strides:
-    """Return the strides of a result of arithmetic; they are right unless a half is expanded."""
+def _elementwise_if_expanded(args: Any, result: Any) -> Strides:
+    """Return the strides of a result of arithmetic, such as ``x + y``.
+
+    Those of the fake result are right, unless an argument is expanded and the result has 16 bits.
+    """
     if result.itemsize != 2 or result.dim() < 2:
         return tuple(result.stride())
     for value in args:
         if isinstance(value, torch.Tensor) and 0 in value.stride():
-            return _of_elements(args, result)
+            return _elementwise(args, result)
     return tuple(result.stride())
 
 
 Rule = Callable[[Any, Any], Strides]
 _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_CONTIGUOUS, _contiguous),
-    **dict.fromkeys(_OF_GRADIENT, _of_elements),
-    **dict.fromkeys(_OF_INPUT, _of_input_first),
-    **dict.fromkeys(_ARITHMETIC, _of_expanded_halves),
-    _ATEN.native_batch_norm_backward.default: _of_layout(1),
-    _ATEN.rrelu_with_noise_backward.default: _of_random_slopes,
-    _ATEN.upsample_bilinear2d.default: _of_layout(0),
+    **dict.fromkeys(_OF_GRADIENT, _elementwise),
+    **dict.fromkeys(_OF_INPUT, _elementwise_input_first),
+    **dict.fromkeys(_ARITHMETIC, _elementwise_if_expanded),
+    _ATEN.native_batch_norm_backward.default: _rule_of_channels(1),
+    _ATEN.rrelu_with_noise_backward.default: _elementwise_of_slopes,
+    _ATEN.upsample_bilinear2d.default: _rule_of_channels(0),
 }
 """Rules by operator: the strides of the first result for the arguments and that result."""
 # Older versions of torch do not have this operator.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,11 +17,12 @@ class PackedSequences:
     """Handlers of torch's functions for packed sequences.
 
     Args:
-        bound: called if the lengths are not known; then every sequence counts as the longest.
+        note_unknown_lengths: called if the lengths are not known; then every sequence counts as
+            the longest.
     """
 
-    def __init__(self, bound: Callable[[], object]) -> None:
-        self._bound = bound
+    def __init__(self, note_unknown_lengths: Callable[[], object]) -> None:
+        self._note_unknown_lengths = note_unknown_lengths
 
     def pack(self, _: Any, input: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:  # noqa: A002
         """Return the steps of all sequences one after the other, and the batch of each step."""
@@ -30,7 +31,7 @@ class PackedSequences:
             batch, steps = input.shape[:2]
         values = values_of(lengths)
         if values is None:
-            self._bound()
+            self._note_unknown_lengths()
             values = [steps] * batch
         batches = _numbers_above(values, max(values))
         data = _Packed.apply(input, batches, batch_first)
@@ -52,10 +53,10 @@ class PackedSequences:
         row_shape = data.shape[1:]
         shape = (steps, largest_batch, *row_shape)
         padded = torch.full(shape, padding_value, dtype=data.dtype, device=data.device)
-        for first, stop, start, batch in _runs(batches):
-            count = stop - first
-            rows = data[start : start + count * batch]
-            part = padded[first:stop, :batch]
+        for first_step, stop, first_row, batch in _runs(batches):
+            count = stop - first_step
+            rows = data[first_row : first_row + count * batch]
+            part = padded[first_step:stop, :batch]
             part.copy_(rows.view(count, batch, *row_shape))
         if batch_first:
             padded = padded.transpose(0, 1)
@@ -64,7 +65,7 @@ class PackedSequences:
 
 
 class _Packed(torch.autograd.Function):  # type: ignore[misc]  # torch declares no type
-    """Packs sequences with the allocations of torch's kernel, forward and backward."""
+    """The function that packs sequences, with the allocations of torch's kernels."""
 
     @staticmethod
     def forward(ctx: Any, source: Any, batches: list[int], batch_first: bool) -> Any:
@@ -84,8 +85,8 @@ class _Packed(torch.autograd.Function):  # type: ignore[misc]  # torch declares 
             by_step = source.transpose(0, 1)
         row_shape = source.shape[2:]
         parts = []
-        for first, stop, _, batch in _runs(batches):
-            rows = by_step[first:stop, :batch].contiguous()
+        for first_step, stop, _, batch in _runs(batches):
+            rows = by_step[first_step:stop, :batch].contiguous()
             parts.append(rows.view(-1, *row_shape))
         return torch.cat(parts)
 
@@ -115,15 +116,26 @@ def _numbers_above(values: list[int], stop: int) -> list[int]:
     return [sum(value > bound for value in values) for bound in range(stop)]
 
 
-def _runs(batches: list[int]) -> list[tuple[int, int, int, int]]:
-    """Return first step, end, first row of the data, and batch of each run of equal batches."""
+class _Run(NamedTuple):
+    """Steps one after the other at which equally many sequences have not ended."""
+
+    first_step: int
+    stop: int
+    """The step after the last one."""
+    first_row: int
+    """The number of the first row of the packed data."""
+    batch: int
+    """The number of sequences."""
+
+
+def _runs(batches: list[int]) -> list[_Run]:
+    """Return the runs of equal batches: of ``[3, 3, 1]``, two steps of 3 and one of 1."""
     runs = []
     step = row = 0
     for batch, members in groupby(batches):
         count = len(list(members))
-        stop = step + count
-        runs.append((step, stop, row, batch))
-        step = stop
+        runs.append(_Run(step, step + count, row, batch))
+        step += count
         row += count * batch
     return runs
 

@@ -242,7 +242,7 @@ class Patches:
         context = _device.DeviceContext
         scaler = torch.amp.GradScaler
         autograd = torch.autograd
-        traces = self._unfollowed.scripts
+        traces = self._unfollowed.call_script_maker
         run_backward = self._run_backward
         gaussian_loss = _without_modes(functional.gaussian_nll_loss)
         stft = _without_modes(torch.stft)
@@ -265,7 +265,7 @@ class Patches:
             Patch(torch, "stft", stft, keeps_arguments),
             Patch(torch.functional, "stft", stft, keeps_arguments),
         ]
-        for owner, name, function in self._unfollowed.transforms():
+        for owner, name, function in self._unfollowed.wrapped_transforms():
             items.append(Wrapper(owner, name, function, "its memory is not known"))
         return items
 
@@ -323,13 +323,13 @@ class Patches:
 
     def _compile(self, _: Any, model: Any = None, **options: Any) -> Any:
         """Return a model, or a decorator, without compiling anything."""
-        self._unfollowed.compiled(is_eager=is_eager(options))
+        self._unfollowed.note_compiled(is_eager=is_eager(options))
         if model is None:
             return _unchanged
         return model
 
     def _compile_module(self, *_: Any, **options: Any) -> None:
-        self._unfollowed.compiled(is_eager=is_eager(options))
+        self._unfollowed.note_compiled(is_eager=is_eager(options))
 
     def _script(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Compile code with torch's own operators.
@@ -341,7 +341,7 @@ class Patches:
         with _undone([*self._others, *self._operators]):
             torch.jit._builtins._get_builtin_table()
         with _undone(self._operators):
-            return self._unfollowed.scripts(original, *args, **kwargs)
+            return self._unfollowed.call_script_maker(original, *args, **kwargs)
 
     def _run_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass in the mode, which ``Tensor.backward`` has left.

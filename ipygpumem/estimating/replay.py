@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -71,15 +72,15 @@ class Replay:
         for number, size in self.events:
             if size:
                 existing = allocator.in_use.get(self.addresses.get(number, -1))
-                block = existing or allocator.take(size)
+                block = existing or allocator.allocate(size)
                 blocks[number] = block
                 yield number, block.size
             else:
                 block = blocks.pop(number)
                 yield number, -block.size
-                allocator.give(block)
+                allocator.free(block)
 
-    def runs(self, limit_bytes: int) -> bool:
+    def fits(self, limit_bytes: int) -> bool:
         """Return True if the replay completes within a limit.
 
         It must do so with new segments above the existing ones, and with new ones below them.
@@ -142,13 +143,20 @@ def _no_limits_known() -> dict[bool, int]:
 
 
 def _size_of(segment: Segment) -> int:
+    """Return the bytes of all blocks of a segment."""
     return sum(block.size_bytes for block in segment.blocks)
 
 
-def device_figures(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]:
-    """Return the figures of one device, and the bytes of existing segments that they include.
+class DeviceFigures(NamedTuple):
+    """The figures of one device, before it is known how much memory it has for the code."""
 
-    RAM is counted without an allocator.
+    estimate: DeviceEstimate
+    already_held_bytes: int
+    """Bytes that the figures include and that this process holds on the device already."""
+
+
+def device_figures(log: StorageLog, device: str, label: str) -> DeviceFigures:
+    """Return the figures of one device, for RAM without an allocator.
 
     Args:
         log: the storages of all devices.
@@ -175,20 +183,26 @@ def device_figures(log: StorageLog, device: str, label: str) -> tuple[DeviceEsti
     for life, size in zip(lives, sizes, strict=True):
         if life.existed_before:
             before_bytes += size
-    figures = DeviceEstimate(
+    estimate = DeviceEstimate(
         device=label,
         before_bytes=before_bytes,
         peak_bytes=peak.size_bytes,
         after_bytes=peak.after_bytes,
         reserved_bytes=reserved_bytes,
         needed_bytes=needed_bytes,
-        parts=_bytes_by_role(log, lives, sizes, peak.moment),
+        parts=_bytes_by_role(log, lives, sizes, peak.clock),
     )
-    return figures, replay.already_held_bytes + freed_bytes
+    return DeviceFigures(estimate, replay.already_held_bytes + freed_bytes)
 
 
-_Moment = tuple[int, bool, int]
-"""Time on the log's clock, True for an allocation, and the number of the storage."""
+class _Moment(NamedTuple):
+    """A moment at which a storage is allocated or freed; moments are sorted by their fields."""
+
+    clock: int
+    """The time on the log's clock."""
+    is_allocation: bool
+    number: int
+    """The number of the storage."""
 
 
 def _moments(lives: Sequence[StorageLife]) -> list[_Moment]:
@@ -196,9 +210,9 @@ def _moments(lives: Sequence[StorageLife]) -> list[_Moment]:
     moments: list[_Moment] = []
     for number, life in enumerate(lives):
         if life.size_bytes:
-            moments.append((life.born, True, number))
+            moments.append(_Moment(life.born, is_allocation=True, number=number))
             if life.died:
-                moments.append((life.died, False, number))
+                moments.append(_Moment(life.died, is_allocation=False, number=number))
     return sorted(moments)
 
 
@@ -207,11 +221,11 @@ def _replay_of(
 ) -> Replay:
     """Return the input of a replay of some storages."""
     events = []
-    for _, is_born, number in moments:
+    for moment in moments:
         size_bytes = 0
-        if is_born:
-            size_bytes = lives[number].size_bytes
-        events.append((number, size_bytes))
+        if moment.is_allocation:
+            size_bytes = lives[moment.number].size_bytes
+        events.append((moment.number, size_bytes))
     existing = set[int]()
     for segment in segments:
         existing.update(block.address for block in segment.blocks)
@@ -238,7 +252,9 @@ class _Peak:
     """The highest moment of a replay."""
 
     size_bytes: int = 0
-    moment: int = 0
+    """Bytes in use at the highest moment."""
+    clock: int = 0
+    """The highest moment on the log's clock."""
     after_bytes: int = 0
     """Bytes in use after the last event."""
 
@@ -246,11 +262,11 @@ class _Peak:
     def of(cls, moments: Iterable[_Moment], changes: Iterable[tuple[int, int]]) -> _Peak:
         """Return the peak of a replay's changes."""
         peak = cls()
-        for (moment, _, _), (_, change) in zip(moments, changes, strict=True):
+        for moment, (_, change) in zip(moments, changes, strict=True):
             peak.after_bytes += change
             if peak.after_bytes > peak.size_bytes:
                 peak.size_bytes = peak.after_bytes
-                peak.moment = moment
+                peak.clock = moment.clock
         return peak
 
 
@@ -259,20 +275,20 @@ def _block_sizes(
 ) -> list[int]:
     """Return the size of each storage's block in a replay; of the storage itself if it got none."""
     sizes = [life.size_bytes for life in lives]
-    for (_, is_born, _), (number, change) in zip(moments, changes, strict=True):
-        if is_born:
+    for moment, (number, change) in zip(moments, changes, strict=True):
+        if moment.is_allocation:
             sizes[number] = change
     return sizes
 
 
 def _bytes_by_role(
-    log: StorageLog, lives: Iterable[StorageLife], sizes: Iterable[int], moment: int
+    log: StorageLog, lives: Iterable[StorageLife], sizes: Iterable[int], clock: int
 ) -> dict[str, int]:
-    """Return the bytes that are alive at one moment, by role."""
+    """Return the bytes that are alive at a time on the log's clock, by role."""
     parts = dict.fromkeys(ROLES, 0)
     for life, size in zip(lives, sizes, strict=True):
-        is_dead = life.died is not None and life.died <= moment
-        if life.born <= moment and not is_dead:
+        is_dead = life.died is not None and life.died <= clock
+        if life.born <= clock and not is_dead:
             parts[log.role(life)] += size
     return parts
 
@@ -307,6 +323,7 @@ def _segments_in_use(device: str, erased: set[int]) -> tuple[list[Segment], int]
 
 
 def _is_free(segment: Segment) -> bool:
+    """Return True if no block of a segment is in use, so that the allocator can free it."""
     return all(block.state == "inactive" for block in segment.blocks)
 
 

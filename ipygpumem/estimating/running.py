@@ -29,6 +29,7 @@ from ipygpumem.estimating.assumptions import Assumptions
 from ipygpumem.estimating.autocast import Autocast
 from ipygpumem.estimating.caching_allocator import unfollowed_settings
 from ipygpumem.estimating.card_functions import CardFunctions
+from ipygpumem.estimating.card_operations import CardOperations
 from ipygpumem.estimating.copied_names import copying_names_first, run_code
 from ipygpumem.estimating.devices import HOST, Devices
 from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_without_tensors
@@ -37,7 +38,7 @@ from ipygpumem.estimating.limits import Limits
 from ipygpumem.estimating.patches import Patches, choose_loop
 from ipygpumem.estimating.places import Places
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
-from ipygpumem.estimating.replay import device_figures
+from ipygpumem.estimating.replay import DeviceFigures, device_figures
 from ipygpumem.estimating.result_cache import ResultCache
 from ipygpumem.estimating.rollback import Rollback
 from ipygpumem.estimating.room import advice, with_room
@@ -45,7 +46,6 @@ from ipygpumem.estimating.settings import imports_undone
 from ipygpumem.estimating.storages import WORKSPACES, StorageLog
 from ipygpumem.estimating.torch_functions import TorchFunctions
 from ipygpumem.estimating.unfollowed import Unfollowed
-from ipygpumem.estimating.workspaces import Workspaces
 from ipygpumem.introspect import is_exactly
 from ipygpumem.meter.own_growth import growth_for
 
@@ -96,12 +96,12 @@ class Estimation:
         self._places = Places(self.log, self._devices)
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
         properties = self._accelerators.known_properties
-        self._workspaces = Workspaces(self.log, self._devices, properties, self._note)
+        self._operations = CardOperations(self.log, self._devices, properties, self._note)
         self._tracker = AllocationTracker(
             self.log,
             self._devices,
             self._places,
-            self._workspaces,
+            self._operations,
             self.copies,
             self._note,
             self._limits.check,
@@ -191,8 +191,11 @@ class Estimation:
         started = time.perf_counter()
         figures = self.with_rollback(lambda: self._figures(run))
         devices = []
-        for device, already_held_bytes in figures:
-            devices.append(with_room(device, already_held_bytes, self._room_of(device, figures)))
+        for estimate, already_held_bytes in figures:
+            room_bytes = self._room_bytes
+            if estimate.device == "cpu" and len(figures) > 1:
+                room_bytes = None  # the user's figure is that of a card, not of the host's RAM
+            devices.append(with_room(estimate, already_held_bytes, room_bytes))
         self._note_advice(devices)
         self._note_all(self._assumptions.notes(self._tracker.upper_bounds))
         return Estimate(
@@ -202,14 +205,6 @@ class Estimation:
             notes=tuple(self._notes),
             upper_bounds=tuple(self._tracker.upper_bounds),
         )
-
-    def _room_of(
-        self, device: DeviceEstimate, figures: list[tuple[DeviceEstimate, int]]
-    ) -> int | None:
-        """Return the memory that the user says a device has; that of a card isn't the RAM's."""
-        if device.device == "cpu" and len(figures) > 1:
-            return None
-        return self._room_bytes
 
     def _note_advice(self, devices: list[DeviceEstimate]) -> None:
         """Note what would help on the devices, and the devices whose size is unknown."""
@@ -221,11 +216,8 @@ class Estimation:
             if device.room_bytes is None:
                 self._note(f"{device.device}: {UNKNOWN_SIZE}")
 
-    def _figures(self, code: Callable[[], Any]) -> list[tuple[DeviceEstimate, int]]:
-        """Run ``code``, and return each device's figures.
-
-        The second of each pair is the number of their bytes that this process holds already.
-        """
+    def _figures(self, code: Callable[[], Any]) -> list[DeviceFigures]:
+        """Run ``code`` on fake tensors, and return each device's figures."""
         self.run_on_fakes(code)
         self._note_assumptions()
         if self._devices.assumed_device == "cpu":
@@ -235,7 +227,7 @@ class Estimation:
         for device_name in devices:
             unfollowed = self._unfollowed_on(device_name, devices)
             figures.append(self._figures_of(device_name, unfollowed))
-        uses_cuda = any(device.device.startswith("cuda") for device, _ in figures)
+        uses_cuda = any(estimate.device.startswith("cuda") for estimate, _ in figures)
         settings = ", ".join(unfollowed_settings())
         if settings and uses_cuda:
             self._note(f"{settings}: not followed, reserved and needed are the figures without it")
@@ -265,25 +257,27 @@ class Estimation:
                 f"{line}: memory of a card's kernels for a recurrent layer, such as cuDNN's, is "
                 f"not counted"
             )
-            self._workspaces.unknown.setdefault("_cudnn_rnn")
+            self._operations.unknown.setdefault("_cudnn_rnn")
 
-    def _figures_of(
-        self, device_name: str, unfollowed: tuple[str, ...]
-    ) -> tuple[DeviceEstimate, int]:
-        """Return the figures of one device of the log, and the bytes that it holds already."""
+    def _figures_of(self, device_name: str, unfollowed: tuple[str, ...]) -> DeviceFigures:
+        """Return the figures of one device of the log.
+
+        ``unfollowed`` are the kinds of code that ran there, and whose memory is not followed.
+        """
         if device_name == HOST:
-            device, _ = device_figures(self.log, HOST, "cpu")
-            return device, 0
-        device, already_held_bytes = device_figures(
+            estimate, _ = device_figures(self.log, HOST, "cpu")
+            return DeviceFigures(estimate, already_held_bytes=0)
+        estimate, already_held_bytes = device_figures(
             self.log, device_name, self._devices.assumed_device or device_name
         )
         if not already_held_bytes:  # no segments: count the originals and the existing workspaces
-            originals_bytes = self.copies.originals_bytes.get(device.device, 0)
+            originals_bytes = self.copies.originals_bytes.get(estimate.device, 0)
             already_held_bytes = originals_bytes + self._existing_workspaces_bytes(device_name)
-        if device.device.startswith("cuda"):
-            unknown_operators = tuple(self._workspaces.unknown)
-            device = replace(device, unknown_operators=unknown_operators)
-        return replace(device, unfollowed=unfollowed), already_held_bytes
+        if estimate.device.startswith("cuda"):
+            unknown_operators = tuple(self._operations.unknown)
+            estimate = replace(estimate, unknown_operators=unknown_operators)
+        estimate = replace(estimate, unfollowed=unfollowed)
+        return DeviceFigures(estimate, already_held_bytes)
 
     def _existing_workspaces_bytes(self, device_name: str) -> int:
         """Return the bytes of the workspaces that a device had before the code ran."""
@@ -379,6 +373,7 @@ class Estimation:
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
+        """Run the block on fake tensors, with their operations and torch's functions handled."""
         # The fake mode is the outermost: it gets the calls that the inner modes do not handle.
         with self._fakes, self._tracker, self._functions:
             yield

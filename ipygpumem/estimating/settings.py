@@ -75,6 +75,7 @@ def _set_autocast(saved: tuple[Any, ...]) -> None:
 
 
 def _default_device() -> Any:
+    """Return the device that ``torch.set_default_device`` has set; None without one."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return getattr(context, "device", None)
 
@@ -97,7 +98,7 @@ def _set_mode_flags(flags: dict[str, bool]) -> None:
         _python_dispatch.set_is_in_mode_without_ignore_compile_internals(compiler_flag)
 
 
-def _of_cudnn(name: str) -> _Setting:
+def _setting_of_cudnn(name: str) -> _Setting:
     """Return the getter and the setter of one of cuDNN's settings."""
     get = functools.partial(getattr, _CUDNN, name)
     put = functools.partial(setattr, _CUDNN, name)
@@ -116,6 +117,6 @@ SETTINGS: tuple[_Setting, ...] = (
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    *map(_of_cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    *map(_setting_of_cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
 )
 """Getters and setters of the settings that code may change."""

@@ -25,25 +25,25 @@ def parts_of(tensor: Any) -> tuple[Any, Any]:
     return tensor._indices(), tensor._values()
 
 
-def made_of(indices: Any, values: Any, shape: Any, *, is_coalesced: bool) -> Any:
-    """Return a sparse tensor of indices and values."""
-    made = torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
-    return made._coalesced_(is_coalesced)
+def sparse_tensor(indices: Any, values: Any, shape: Any, *, is_coalesced: bool) -> Any:
+    """Return a sparse tensor of indices and values; ``is_coalesced``: no index occurs twice."""
+    tensor = torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
+    return tensor._coalesced_(is_coalesced)
 
 
-def _copy(tensor: Any, *_: Any, **__: Any) -> Any:
-    """Return a tensor with as many entries."""
+def _with_as_many_entries(tensor: Any, *_: Any, **__: Any) -> Any:
+    """Return a new sparse tensor with as many entries, such as the result of ``-x``."""
     indices, values = parts_of(tensor)
     new_values = torch.empty_like(values)
     new_indices = torch.empty_like(indices)
     is_coalesced = tensor.is_coalesced()
-    return made_of(new_indices, new_values, tensor.shape, is_coalesced=is_coalesced)
+    return sparse_tensor(new_indices, new_values, tensor.shape, is_coalesced=is_coalesced)
 
 
 def coalesce(tensor: Any, *, share: float = 1.0) -> Any:
-    """Return a tensor whose entries have different indices: all entries, or a share of them.
+    """Return a coalesced tensor on a card: all entries have different indices, or a share of them.
 
-    The indices of one dimension are a part of a tensor for all entries.
+    Indices of one dimension are a view of a tensor with room for all entries.
     """
     indices, values = parts_of(tensor)
     different = _number_of_different(tensor, share)
@@ -53,28 +53,33 @@ def coalesce(tensor: Any, *, share: float = 1.0) -> Any:
     else:
         new_indices = indices.new_empty((dims, different))
     new_values = values.new_empty((different, *values.shape[1:]))
-    return made_of(new_indices, new_values, tensor.shape, is_coalesced=True)
+    return sparse_tensor(new_indices, new_values, tensor.shape, is_coalesced=True)
 
 
 def coalesce_on_host(tensor: Any, *, share: float = 1.0) -> Any:
-    """Return the same for the CPU, which makes parts of tensors for all entries."""
+    """Return a coalesced tensor on the CPU, as ``coalesce`` does for a card.
+
+    There the indices and the values are views of tensors with room for all entries.
+    """
     indices, values = parts_of(tensor)
     different = _number_of_different(tensor, share)
     new_indices = torch.empty_like(indices)[:, :different]
     new_values = torch.empty_like(values)[:different]
-    return made_of(new_indices, new_values, tensor.shape, is_coalesced=True)
+    return sparse_tensor(new_indices, new_values, tensor.shape, is_coalesced=True)
 
 
 def _number_of_different(tensor: Any, share: float) -> int:
+    """Return the entries of a coalesced tensor if a share of all indices are different."""
     count = int(tensor._nnz())
     return max(math.ceil(count * share), min(1, count))
 
 
 def _sparse_mask(dense: Any, mask: Any) -> Any:
+    """Return the values of a dense tensor at the indices of a sparse one."""
     indices, values = parts_of(mask)
     new_values = values.new_empty(values.shape, dtype=dense.dtype)
     new_indices = torch.empty_like(indices)
-    return made_of(new_indices, new_values, mask.shape, is_coalesced=True)
+    return sparse_tensor(new_indices, new_values, mask.shape, is_coalesced=True)
 
 
 def _bag_backward(gradient: Any, indices: Any, *args: Any) -> Any:
@@ -83,46 +88,46 @@ def _bag_backward(gradient: Any, indices: Any, *args: Any) -> Any:
     width = gradient.shape[-1]
     values = gradient.new_empty((indices.numel(), width))
     row_of_indices = indices.reshape(1, -1)
-    return made_of(row_of_indices, values, (rows, width), is_coalesced=False)
+    return sparse_tensor(row_of_indices, values, (rows, width), is_coalesced=False)
 
 
-def _sum(first: Any, second: Any, **_: Any) -> Any:
-    """Return the sum of two tensors: it has the entries of both."""
+def _with_entries_of_both(first: Any, second: Any, **_: Any) -> Any:
+    """Return the sum of two sparse tensors, which has the entries of both."""
     indices, values = parts_of(first)
     count = first._nnz() + second._nnz()
     shape_of_value = values.shape[1:]
     new_indices = indices.new_empty((len(indices), count))
     new_values = values.new_empty((count, *shape_of_value))
-    return made_of(new_indices, new_values, first.shape, is_coalesced=False)
+    return sparse_tensor(new_indices, new_values, first.shape, is_coalesced=False)
 
 
 def _add_in_place(first: Any, second: Any, **_: Any) -> Any:
-    """Give a tensor the entries of another in addition, in new memory."""
-    first.data = _sum(first, second)
+    """Add a sparse tensor to another one in place: the sum is in new memory."""
+    first.data = _with_entries_of_both(first, second)
     return first
 
 
-def _first(first: Any, *_: Any, **__: Any) -> Any:
+def _changed_argument(first: Any, *_: Any, **__: Any) -> Any:
     """Return the tensor that an operator changes in place."""
     return first
 
 
-_OF_SPARSE: dict[Any, Callable[..., Any]] = {
+_BY_FIRST_SPARSE: dict[Any, Callable[..., Any]] = {
     _ATEN._coalesce.default: coalesce,
-    _ATEN.clone.default: _copy,
-    _ATEN.mul.Tensor: _copy,
-    _ATEN.mul.Scalar: _copy,
-    _ATEN.div.Tensor: _copy,
-    _ATEN.div.Scalar: _copy,
-    _ATEN.neg.default: _copy,
+    _ATEN.clone.default: _with_as_many_entries,
+    _ATEN.mul.Tensor: _with_as_many_entries,
+    _ATEN.mul.Scalar: _with_as_many_entries,
+    _ATEN.div.Tensor: _with_as_many_entries,
+    _ATEN.div.Scalar: _with_as_many_entries,
+    _ATEN.neg.default: _with_as_many_entries,
 }
 """Functions that run instead of operators whose first argument is sparse."""
-_OF_TWO: dict[Any, Callable[..., Any]] = {
-    _ATEN.add.Tensor: _sum,
-    _ATEN.sub.Tensor: _sum,
+_BY_TWO_SPARSE: dict[Any, Callable[..., Any]] = {
+    _ATEN.add.Tensor: _with_entries_of_both,
+    _ATEN.sub.Tensor: _with_entries_of_both,
     _ATEN.add_.Tensor: _add_in_place,
 }
-"""The same of operators with two sparse arguments."""
+"""Functions that run instead of operators with two sparse arguments."""
 _ADD_IN_PLACE = (_ATEN.add_.Tensor, _ATEN.sub_.Tensor)
 _BY_TORCH = frozenset(
     {
@@ -150,18 +155,18 @@ def stand_in(func: Any, args: Any) -> Callable[..., Any] | None:
     first, *further = args
     if is_sparse(first):
         if further and is_sparse(further[0]):
-            return _OF_TWO.get(func)
-        return _OF_SPARSE.get(func)
+            return _BY_TWO_SPARSE.get(func)
+        return _BY_FIRST_SPARSE.get(func)
     if func is _ATEN.sparse_mask.default:
         return _sparse_mask
     # torch has no rule for a fake sparse tensor that is added to a dense one.
     if func in _ADD_IN_PLACE:
-        return _first
+        return _changed_argument
     return None
 
 
 def embedding_bag_backward(*args: Any) -> Any:
-    """Stand for the operator whose result may be sparse."""
+    """Return the gradient of bags of embeddings, which is sparse if the code asks for that."""
     is_gradient_sparse = args[9]
     if is_gradient_sparse:
         return _bag_backward(*args)

@@ -58,21 +58,22 @@ class StorageLife:
 
 @dataclass
 class StorageLog:
-    """Storages of a run; the clock counts births and deaths."""
+    """The storages of a run; the clock counts how many of them were allocated or freed."""
 
     lives: list[StorageLife] = field(default_factory=list)
     clock: int = 0
     backwards: list[int] = field(default_factory=list)
     """Clock at the start of each backward pass."""
     now: dict[str, int] = field(default_factory=dict)
+    """Bytes alive by device."""
     peak: dict[str, int] = field(default_factory=dict)
-    """Bytes alive by device, and their maximum so far."""
+    """Maximum so far of the bytes alive, by device."""
     erased: set[int] = field(default_factory=set)
     """Addresses of storages that are to count as freed before the start."""
     alive: dict[int, tuple[StorageLife, Any]] = field(default_factory=dict)
     """The storages that are alive, by their identities: their lives, and weak references."""
 
-    def see(
+    def log_tensor(
         self,
         tensor: Any,
         device: str,
@@ -87,20 +88,20 @@ class StorageLog:
         for storage in storages_of(tensor):
             if storage._cdata not in self.alive:
                 size_bytes = max(least_bytes, storage.nbytes())
-                life = self.see_storage(storage, size_bytes, device, existed_before=existed_before)
+                life = self.log_storage(storage, size_bytes, device, existed_before=existed_before)
                 life.recorded = recorded
                 life.in_backward = in_backward
         return life
 
-    def see_storage(
+    def log_storage(
         self, storage: Any, size_bytes: int, device: str, *, existed_before: bool = False
     ) -> StorageLife:
         """Log a new storage, and return its life."""
         key = storage._cdata
-        life = self._born(size_bytes, device, existed_before=existed_before)
+        life = self._log_birth(size_bytes, device, existed_before=existed_before)
         # The Python object lives as long as the storage, even if only autograd's C++ code refers to
         # the storage.
-        self.alive[key] = life, weakref.ref(storage, functools.partial(self._gone, key))
+        self.alive[key] = life, weakref.ref(storage, functools.partial(self._log_death, key))
         return life
 
     def log_growth(self, tensor: Any, device: str) -> StorageLife | None:
@@ -116,21 +117,21 @@ class StorageLog:
             size_bytes = storage.nbytes()
             if size_bytes > earlier.size_bytes:
                 self.free(earlier)
-                life = self._born(size_bytes, device, existed_before=False)
+                life = self._log_birth(size_bytes, device, existed_before=False)
                 life.role = earlier.role
                 self.alive[key] = life, reference
         return life
 
-    def hold(
+    def log_block(
         self, size_bytes: int, device: str, role: str, *, existed_before: bool = False
     ) -> StorageLife:
-        """Log memory that belongs to no tensor and is not freed."""
-        life = self._born(size_bytes, device, existed_before=existed_before)
+        """Log memory that belongs to no tensor; it is alive until ``free``."""
+        life = self._log_birth(size_bytes, device, existed_before=existed_before)
         life.role = role
         return life
 
-    def _born(self, size_bytes: int, device: str, *, existed_before: bool) -> StorageLife:
-        """Log the birth of memory, and raise the peak of its device."""
+    def _log_birth(self, size_bytes: int, device: str, *, existed_before: bool) -> StorageLife:
+        """Log memory that is allocated now, and raise the peak of its device."""
         born = 0
         if not existed_before:
             self.clock += 1
@@ -143,18 +144,18 @@ class StorageLog:
             self.peak[device] = now
         return life
 
-    def _gone(self, key: int, _: Any) -> None:
+    def _log_death(self, key: int, _: Any) -> None:
         """Log that a storage was freed: the callback of its weak reference."""
         life, _ = self.alive.pop(key)
         self.free(life)
         if life.address:
-            self.note_gone(life)
+            self.note_freed(life)
 
-    def note_gone(self, life: StorageLife) -> None:
+    def note_freed(self, life: StorageLife) -> None:
         """Do nothing; a subclass notes what it wants to know of a freed storage with an address."""
 
     def free(self, life: StorageLife) -> None:
-        """Log that memory is freed."""
+        """Log that memory is freed now."""
         self.clock += 1
         life.died = self.clock
         self.now[life.device] -= life.size_bytes
@@ -207,12 +208,12 @@ class StorageLog:
         self.alive.clear()
 
     def role(self, life: StorageLife) -> str:
-        """Return the role of a storage; the first of these that applies.
+        """Return the role of a storage: in this table, that of the first line that applies.
 
         ===============================================  ===========================
         a hook has marked it                             the mark, such as gradients
         it existed before the run                        other
-        autograd recorded it for backward, see below     activations
+        autograd recorded it for backward, log_tensor below     activations
         a backward pass allocated it                     temporaries
         it lives on until a backward pass, or the end    other
         all else: it dies in its forward pass            temporaries
@@ -261,22 +262,21 @@ def storages_of(tensor: Any) -> Iterator[Any]:
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """Return the tensors in an operation's arguments or results.
-
-    They may be in nested lists, tuples and mappings.
+    """Return the tensors in an operation's arguments or results, also in nested lists, tuples and
+    mappings.
     """
     tensors: list[Any] = []
-    _collect(value, tensors)
+    _append_tensors(value, tensors)
     return iter(tensors)
 
 
-def _collect(value: Any, tensors: list[Any]) -> None:
+def _append_tensors(value: Any, tensors: list[Any]) -> None:
     """Append the tensors in a value to ``tensors``."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            _collect(item, tensors)
+            _append_tensors(item, tensors)
     elif not is_atom(value) and isinstance(value, Mapping):
         for item in value.values():
-            _collect(item, tensors)
+            _append_tensors(item, tensors)

@@ -19,29 +19,29 @@ from ipygpumem.introspect import is_instance, type_name
 class _Calls:
     """Calls of a module."""
 
-    begun: list[int] = field(default_factory=list)
+    starts_of_open_calls: list[int] = field(default_factory=list)
     """When the calls that have not ended began, on the log's clock."""
     spans: list[tuple[int, int]] = field(default_factory=list)
     """When each call began and ended."""
     output_shape: tuple[int, ...] | None = None
     """Shape of the first tensor in the last output."""
 
-    def listen(self, module: Any, log: StorageLog) -> None:
-        """Note the calls of a module from now on."""
+    def follow(self, module: Any, log: StorageLog) -> None:
+        """Note the calls of a module from now on, by hooks that stay on it."""
 
-        def begins(module: Any, args: Any) -> None:
-            self.begun.append(log.clock)
+        def note_start(module: Any, args: Any) -> None:
+            self.starts_of_open_calls.append(log.clock)
 
-        def ends(module: Any, args: Any, output: Any) -> None:
-            span = (self.begun.pop(), log.clock)
+        def note_end(module: Any, args: Any, output: Any) -> None:
+            span = (self.starts_of_open_calls.pop(), log.clock)
             self.spans.append(span)
             self.output_shape = None
             for tensor in tensors_in(output):
                 self.output_shape = tuple(tensor.shape)
                 break
 
-        module.register_forward_pre_hook(begins)
-        module.register_forward_hook(ends)
+        module.register_forward_pre_hook(note_start)
+        module.register_forward_hook(note_end)
 
     def allocated(self, life: StorageLife) -> bool:
         """Return True if one of the calls allocated a storage."""
@@ -65,7 +65,7 @@ def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> M
         copy = copy_of(model)
         for name, module in copy.named_modules():
             calls[name] = _Calls()
-            calls[name].listen(module, estimation.log)
+            calls[name].follow(module, estimation.log)
         with torch.enable_grad():
             return copy(*copy_of(args), **copy_of(dict(kwargs)))
 
@@ -84,7 +84,7 @@ def _summary(model: Any, calls: Mapping[str, _Calls], log: StorageLog) -> ModelS
     for name, module in model.named_modules():
         rows.append(_module_row(name, module, calls[name], activations))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return ModelSummary(tuple(rows), _elements(trainable))
+    return ModelSummary(tuple(rows), _number_of_elements(trainable))
 
 
 def _module_row(name: str, module: Any, calls: _Calls, activations: list[StorageLife]) -> ModuleRow:
@@ -106,17 +106,17 @@ def _module_row(name: str, module: Any, calls: _Calls, activations: list[Storage
         type_name=type_name(module),
         depth=depth,
         output_shape=calls.output_shape,
-        parameters=_elements(parameters),
-        parameter_bytes=_bytes(parameters),
-        buffer_bytes=_bytes(buffers),
+        parameters=_number_of_elements(parameters),
+        parameter_bytes=_size_bytes(parameters),
+        buffer_bytes=_size_bytes(buffers),
         activation_bytes=calls.allocated_bytes(activations),
         calls=len(calls.spans),
     )
 
 
-def _elements(tensors: Iterable[Any]) -> int:
+def _number_of_elements(tensors: Iterable[Any]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def _bytes(tensors: Iterable[Any]) -> int:
+def _size_bytes(tensors: Iterable[Any]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -47,8 +47,6 @@ _UNKNOWN = frozenset((*_CUDNN, *_CUFFT, *_CUSOLVER, *_OTHER_PRODUCTS))
 """Operators whose kernels' memory cannot be derived from shapes."""
 _TORCHS = frozenset({"aten", "prim", "prims", "quantized", "rngprims", "torchvision"})
 """Namespaces of torch's own operators."""
-HOPPERS_PROCESSORS = 132
-"""Multiprocessors of an H100."""
 
 
 def operator_name(func: Any) -> str:

@@ -51,23 +51,26 @@ class Unfollowed:
         """The kinds in the order of their first run, such as ``torch.compile``."""
         return tuple(self._kinds)
 
-    def compiled(self, *, is_eager: bool) -> None:
-        """Note compiled code; ``is_eager``: it runs the operations of eager code."""
+    def note_compiled(self, *, is_eager: bool) -> None:
+        """Note compiled code.
+
+        ``is_eager``: it runs the operations of eager code, so that its memory is followed.
+        """
         self._note(_COMPILED)
         if not is_eager:
             self._kinds[COMPILER] = None
 
-    def scripted(self) -> None:
+    def note_script(self) -> None:
         """Note a function or module of ``torch.jit``, which fuses operations on a card."""
         self._kinds[_SCRIPTS] = None
         self._note(f"{_SCRIPTS}: the figures are those of code whose operations are not fused")
 
-    def scripts(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function that makes code of ``torch.jit``."""
-        self.scripted()
+    def call_script_maker(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function that makes code of ``torch.jit``, such as ``torch.jit.trace``."""
+        self.note_script()
         return original(*args, **kwargs)
 
-    def counts(self, line: str) -> None:
+    def note_counting_line(self, line: str) -> None:
         """Note a line that counts values; the largest value is unknown, and has no bound."""
         self._kinds[_COUNTS] = None
         self._note(
@@ -75,7 +78,7 @@ class Unfollowed:
             f"value; --assume says how many, as a share of the values"
         )
 
-    def classes(self, line: str, count: int) -> None:
+    def note_one_hot_line(self, line: str, count: int) -> None:
         """Note a line whose one-hot vectors are as long as an unknown largest value says."""
         self._kinds[_ONE_HOT] = None
         self._note(
@@ -83,20 +86,24 @@ class Unfollowed:
             f"num_classes= makes it exact"
         )
 
-    def transforms(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-        """Yield owner and name of functions to wrap, and the functions that wrap them."""
+    def wrapped_transforms(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        """Yield owner and name of each function with which a transform begins, and a wrapper of it
+        that notes the transform.
+        """
         for module_name, name, kind in _TRANSFORMS:
             module = sys.modules.get(module_name)
-            yield module, name, self._noting(kind)
+            yield module, name, self._wrapper_that_notes(kind)
 
-    def _noting(self, kind: str) -> Callable[..., Any]:
-        def begins(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _wrapper_that_notes(self, kind: str) -> Callable[..., Any]:
+        """Return a function that notes a kind of code, and calls its own first argument."""
+
+        def call_and_note(original: Any, *args: Any, **kwargs: Any) -> Any:
             self._kinds[kind] = None
             line = user_line()
             self._note(f"{line}: {kind} may copy arguments, which is not counted")
             return original(*args, **kwargs)
 
-        return begins
+        return call_and_note
 
 
 def is_script(value: Any) -> bool:

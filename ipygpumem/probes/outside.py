@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from ipygpumem.probes import Probe
 from ipygpumem.probes.children import NOT_SHARED_OUT, children, descendants, pages, size_of
@@ -17,10 +18,19 @@ from ipygpumem.probes.segments import Segments
 from ipygpumem.records import Reading
 from ipygpumem.units import MIB
 
-_LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT if hasattr(os, "waitid") else 0
-"""How ``waitid`` looks at a child and leaves it as it is."""
-_State = tuple[int, bytes, int]
-"""Used blocks of the mount, pages of address space if there are any, and number of open files."""
+_ANY_CHILD_AS_IT_IS = os.WEXITED | os.WNOHANG | os.WNOWAIT if hasattr(os, "waitid") else 0
+"""Options with which ``waitid`` returns at once, and leaves an ended child to the user's code."""
+
+
+class _SharedMemoryState(NamedTuple):
+    """Figures of which one changes whenever the segments of this process may have changed."""
+
+    used_blocks: int
+    """Blocks of /dev/shm that any process uses."""
+    address_space_pages: bytes
+    """The size of this process, if blocks are used: a mapping need not leave an open file."""
+    open_files: int
+    """The size of the folder of open files, which is their number since Linux 6.2."""
 
 
 class OutsideProbe(Probe):
@@ -37,50 +47,51 @@ class OutsideProbe(Probe):
     def __init__(self) -> None:
         self._segments = Segments()
         self._lists_children = Path(f"/proc/self/task/{os.getpid()}/children").exists()
-        self._state: _State | None = None
+        self._shm_state: _SharedMemoryState | None = None
+        """The state at the last scan of the segments; None if they are to be scanned again."""
         self._children_state: list[object] = []
         self._shm: tuple[Reading, ...] = ()
         self._children: tuple[Reading, ...] = ()
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
-        # The screens are here, because every boundary of a span takes them.
         if self._segments.descriptor is not None:
-            mount = os.fstatvfs(self._segments.descriptor)
-            used = mount.f_blocks - mount.f_bfree
-            size = b""
-            if used:  # a mapping need not leave an open file
-                file = os.open("/proc/self/statm", os.O_RDONLY)
-                size = os.read(file, 200).partition(b" ")[0]
-                os.close(file)
-            # The size of the folder is the number of open files, since Linux 6.2.
-            state = (used, size, os.stat("/proc/self/fd").st_size)  # noqa: PTH116  # slower
-            if state != self._state:
-                self._read_segments(mount, state)
-        try:
-            os.waitid(os.P_ALL, 0, _LOOK)
-        except ChildProcessError:  # no thread of this process has a child
-            if not self._children:
-                return self._shm
-        except AttributeError:  # Windows
-            pass
-        if self._lists_children:
-            self._read_children()
-        elif detail:  # a walk over all processes
-            self._note_children([(child.memory_bytes, child.is_shared_out) for child in children()])
+            self._read_changed_segments(self._segments.descriptor)
+        if self._children or _may_have_child():
+            self._read_children(detail=detail)
         return self._shm + self._children
 
-    def _read_segments(self, mount: os.statvfs_result, state: _State) -> None:
-        """Read the segments, because ``state`` has changed since they were last read."""
-        used_blocks, _, _ = state
-        limit_bytes = mount.f_blocks * mount.f_frsize
-        used_bytes = used_blocks * mount.f_frsize
-        size, in_memfds = self._segments.scan(used_bytes)
-        self._state = None if in_memfds else state  # memfds grow unseen
-        if size or self._shm:
+    def _read_changed_segments(self, descriptor: int) -> None:
+        """Scan the segments if they may have changed; ``descriptor`` is that of /dev/shm."""
+        mount = os.fstatvfs(descriptor)
+        used_blocks = mount.f_blocks - mount.f_bfree
+        address_space_pages = b""
+        if used_blocks:
+            statm = os.open("/proc/self/statm", os.O_RDONLY)
+            address_space_pages = os.read(statm, 200).partition(b" ")[0]
+            os.close(statm)
+        open_files = os.stat("/proc/self/fd").st_size  # noqa: PTH116  # slower
+        state = _SharedMemoryState(used_blocks, address_space_pages, open_files)
+        if state == self._shm_state:
+            return
+        size_bytes, memfd_bytes = self._segments.scan(used_blocks * mount.f_frsize)
+        self._shm_state = state
+        if memfd_bytes:  # memfds grow without a change of the state
+            self._shm_state = None
+        if size_bytes or self._shm:
+            limit_bytes = mount.f_blocks * mount.f_frsize or None
             note = self._segments.note
-            self._shm = (Reading("shm", size, size, "sampled", limit_bytes or None, note=note),)
+            self._shm = (Reading("shm", size_bytes, size_bytes, "sampled", limit_bytes, note=note),)
 
-    def _read_children(self) -> None:
+    def _read_children(self, *, detail: bool) -> None:
+        """Read the child processes; only with ``detail`` where the kernel does not list them,
+        because then it is a walk over all processes.
+        """
+        if self._lists_children:
+            self._read_changed_children()
+        elif detail:
+            self._set_children([(child.memory_bytes, child.is_shared_out) for child in children()])
+
+    def _read_changed_children(self) -> None:
         """Read the child processes of Linux, if one has started, ended or changed its size."""
         pids = descendants()
         # PSS takes long for large processes: it is read again if one of them, or this one, has
@@ -90,16 +101,28 @@ class OutsideProbe(Probe):
             return
         self._children_state = state
         sizes = map(size_of, pids)
-        self._note_children([size for size in sizes if size is not None])
+        self._set_children([size for size in sizes if size is not None])
 
-    def _note_children(self, sizes: list[tuple[int, bool]]) -> None:
+    def _set_children(self, sizes: list[tuple[int, bool]]) -> None:
         """Make one reading of the sizes of all child processes; each says if it is their PSS."""
-        total = sum(size for size, _ in sizes)
-        if not total and not self._children:
+        total_bytes = sum(size for size, _ in sizes)
+        if not total_bytes and not self._children:
             return
-        are_shared_out = all(is_shared_out for _, is_shared_out in sizes)
-        note = "" if are_shared_out else NOT_SHARED_OUT
-        self._children = (Reading("children", total, total, "sampled", note=note),)
+        note = ""
+        if not all(is_shared_out for _, is_shared_out in sizes):
+            note = NOT_SHARED_OUT
+        self._children = (Reading("children", total_bytes, total_bytes, "sampled", note=note),)
 
     def close(self) -> None:
         self._segments.close()
+
+
+def _may_have_child() -> bool:
+    """Return False if no thread of this process has a child process."""
+    try:
+        os.waitid(os.P_ALL, 0, _ANY_CHILD_AS_IT_IS)
+    except ChildProcessError:
+        return False
+    except AttributeError:  # Windows
+        pass
+    return True

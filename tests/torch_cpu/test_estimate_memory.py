@@ -24,11 +24,11 @@ from ipygpumem.estimating.caching_allocator import (
     in_whole_steps,
     most_split_bytes,
 )
+from ipygpumem.estimating.cublas import workspace_sizes
 from ipygpumem.estimating.records import DeviceEstimate
 from ipygpumem.estimating.replay import Replay
 from ipygpumem.estimating.room import free_bytes, with_room
 from ipygpumem.estimating.running import Estimation
-from ipygpumem.estimating.workspaces import workspace_sizes
 from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.allocator import Segment, SnapshotBlock
 from ipygpumem.probes.nvml import Nvml
@@ -62,39 +62,39 @@ def test_a_block_and_its_segment_are_as_large_as_the_allocators(
     asked: int, block: int, segment: int
 ) -> None:
     allocator = Allocator()
-    assert (allocator.take(asked).size, allocator.reserved_bytes) == (block, segment)
+    assert (allocator.allocate(asked).size, allocator.reserved_bytes) == (block, segment)
 
 
 def test_the_best_free_block_is_taken_and_neighbours_join() -> None:
     allocator = Allocator()
-    first, second, _ = (allocator.take(size * MIB) for size in (4, 6, 12))
+    first, second, _ = (allocator.allocate(size * MIB) for size in (4, 6, 12))
     assert allocator.reserved_bytes == 20 * MIB + 12 * MIB
-    allocator.give(first)
-    assert allocator.take(3 * MIB).address == first.address
-    allocator.give(second)
-    assert allocator.take(16 * MIB).address == second.address  # with the rest of their segment
+    allocator.free(first)
+    assert allocator.allocate(3 * MIB).address == first.address
+    allocator.free(second)
+    assert allocator.allocate(16 * MIB).address == second.address  # with the rest of their segment
     assert allocator.reserved_bytes == 32 * MIB
 
 
 def test_the_cache_is_emptied_but_for_segments_in_use() -> None:
     allocator = Allocator(limit_bytes=50 * MIB)
-    allocator.give(allocator.take(30 * MIB))
-    whole = allocator.take(40 * MIB)
+    allocator.free(allocator.allocate(30 * MIB))
+    whole = allocator.allocate(40 * MIB)
     assert (allocator.reserved_bytes, allocator.most_reserved_bytes) == (40 * MIB, 40 * MIB)
     with pytest.raises(OutOfRoomError):
-        allocator.take(12 * MIB)
-    allocator.give(whole)
-    allocator.take(6 * MIB)  # of the same segment
+        allocator.allocate(12 * MIB)
+    allocator.free(whole)
+    allocator.allocate(6 * MIB)  # of the same segment
     with pytest.raises(OutOfRoomError):
-        allocator.take(36 * MIB)
-    assert allocator.take(30 * MIB).size == 30 * MIB  # that fits in beside it
+        allocator.allocate(36 * MIB)
+    assert allocator.allocate(30 * MIB).size == 30 * MIB  # that fits in beside it
 
 
 def test_the_least_memory_is_between_used_and_reserved_memory() -> None:
     events = [(0, 30 * MIB), (0, 0), (1, 40 * MIB), (1, 0), (2, 50 * MIB)]
     allocator = Allocator()
     for size in (30, 40, 50):
-        allocator.give(allocator.take(size * MIB))
+        allocator.free(allocator.allocate(size * MIB))
     assert allocator.most_reserved_bytes == 120 * MIB
     assert 50 * MIB <= Replay(events).least_bytes(50 * MIB, 120 * MIB) <= 52 * MIB
 
@@ -105,7 +105,7 @@ def test_the_least_memory_and_any_larger_size_are_enough() -> None:
     """
     sizes = [(0, 40), (0, 0), (1, 50), (2, 12), (1, 0), (3, 60), (3, 0), (2, 0), (4, 61)]
     replay = Replay([(number, size * MIB) for number, size in sizes])
-    runs = [replay.runs(limit * MIB) for limit in (71, 72, 89, 90, 99, 100)]
+    runs = [replay.fits(limit * MIB) for limit in (71, 72, 89, 90, 99, 100)]
     assert runs == [False, True, True, False, False, True]
     assert 100 * MIB <= replay.least_bytes(72 * MIB, 212 * MIB) <= 103 * MIB
 
@@ -143,7 +143,7 @@ def test_limits_that_change_nothing_are_not_replayed() -> None:
         least_bytes = replay.least_bytes(used_bytes, reserved_bytes)
         step = max(STEP_BYTES, int(reserved_bytes * 0.005), (reserved_bytes - used_bytes) // 40)
         limits = range(reserved_bytes - step, used_bytes - 1, -step)
-        enough = list(takewhile(Replay(replay.events).runs, limits))
+        enough = list(takewhile(Replay(replay.events).fits, limits))
         assert least_bytes == [reserved_bytes, *enough][-1]
         tried += len(enough) + (len(enough) < len(limits))
     assert CountedReplay.replays < tried  # of both directions together
@@ -176,8 +176,8 @@ def test_a_replay_starts_with_the_segments_of_the_card() -> None:
     changes = replay.changes(allocator)
     assert [next(changes)[1] for _ in range(3)] == [8 * MIB, 6 * MIB, -8 * MIB]
     assert allocator.reserved_bytes == 46 * MIB
-    assert not replay.runs(29 * MIB)
-    assert replay.runs(30 * MIB)
+    assert not replay.fits(29 * MIB)
+    assert replay.fits(30 * MIB)
 
 
 def test_allocator_settings_that_are_not_followed_are_reported(
@@ -195,10 +195,10 @@ def test_allocator_settings_that_are_not_followed_are_reported(
 
 def test_the_largest_block_to_split_counts() -> None:
     allocator = Allocator(20 * MIB)
-    allocator.give(allocator.take(40 * MIB))
-    assert allocator.take(12 * MIB).size == 12 * MIB
+    allocator.free(allocator.allocate(40 * MIB))
+    assert allocator.allocate(12 * MIB).size == 12 * MIB
     assert allocator.reserved_bytes == 52 * MIB
-    assert allocator.take(30 * MIB).size == 40 * MIB
+    assert allocator.allocate(30 * MIB).size == 40 * MIB
 
 
 @pytest.mark.parametrize(

@@ -857,14 +857,14 @@ def test_a_ctrl_c_during_the_rollback_comes_after_it(monkeypatch: pytest.MonkeyP
 
 
 def test_a_ctrl_c_while_a_tensor_dies_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    died = storages.StorageLog._gone
+    died = storages.StorageLog._log_death
 
     def struck(self: storages.StorageLog, key: int, reference: Any) -> None:
         died(self, key, reference)
         signal.raise_signal(signal.SIGINT)
         sum(range(3))
 
-    monkeypatch.setattr(storages.StorageLog, "_gone", struck)
+    monkeypatch.setattr(storages.StorageLog, "_log_death", struck)
     with pytest.raises(KeyboardInterrupt):
         ipygpumem.estimate(lambda: float(torch.ones(3).sum().shape.numel()))
 

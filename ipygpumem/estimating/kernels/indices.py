@@ -28,7 +28,7 @@ def _count_nonzero(kernel: Kernel, args: Any) -> None:
         kernel.results()
         if dims and dims[0] is not None:
             summed = list(dims[0]) if isinstance(dims[0], (list, tuple)) else [dims[0]]
-            kernel.allocate_briefly(column_sums_bytes(source, summed, 8, kernel.processors))
+            kernel.allocate_briefly(column_sums_bytes(source, summed, 8, kernel.card.processors))
 
 
 class _Indices(NamedTuple):

@@ -7,52 +7,48 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from ipygpumem.estimating.card import Card, Operation
+from ipygpumem.estimating.cublas import CublasWorkspaces
 from ipygpumem.estimating.storages import TEMPORARIES, StorageLog
-from ipygpumem.estimating.transients import (
-    is_contiguous,
-)
+from ipygpumem.estimating.transients import is_contiguous
 
 
 class Kernel:
-    """Logs what one operation allocates on a device, in the order in which its rule says so.
+    """Logs what one operation allocates on a card, in the order in which its rule says so.
 
     Args:
+        operation: the operation.
+        card: the card on which it runs.
         log: the log of storages.
-        device: the device's name in the log.
-        results: the tensors that the operation returns.
-        log_result: logs one of them.
-        keep_workspaces: logs the workspace of cuBLAS, unless the thread has it.
-        processors: the number of the device's multiprocessors.
-        options: the arguments that the operation gets by name.
+        workspaces: the workspaces of cuBLAS that the code has.
+        log_result: logs one of the operation's results.
     """
 
     def __init__(
         self,
+        operation: Operation,
+        card: Card,
         log: StorageLog,
-        device: str,
-        results: list[Any],
+        workspaces: CublasWorkspaces,
         log_result: Callable[[Any], object],
-        keep_workspaces: Callable[[], object],
-        processors: int,
-        options: Mapping[str, Any],
     ) -> None:
+        self._operation = operation
+        self.card = card
         self._log = log
-        self._device = device
-        self._results = results
+        self._workspaces = workspaces
         self._log_result = log_result
         self._logged: set[int] = set()
-        """Numbers of the results that are logged or have no memory on the device."""
-        self.workspace = keep_workspaces
-        """Logs the workspace of cuBLAS, unless the thread has it."""
-        self.processors = processors
-        """The number of the device's multiprocessors."""
-        self.options = options
+        """Numbers of the results that are logged or have no memory on the card."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
         """The arguments that the operation gets by name."""
+        return self._operation.kwargs
 
     @property
     def first_result(self) -> Any:
         """The first tensor that the operation returns."""
-        return self._results[0]
+        return self._operation.results[0]
 
     @property
     def result_bytes(self) -> int:
@@ -61,10 +57,11 @@ class Kernel:
 
     def result(self, number: int) -> None:
         """Log a result, unless the operation does not have it."""
-        if number in self._logged or number >= len(self._results):
+        results = self._operation.results
+        if number in self._logged or number >= len(results):
             return
         self._logged.add(number)
-        self._log_result(self._results[number])
+        self._log_result(results[number])
 
     def part(self, tensor: Any) -> None:
         """Log a part of a sparse result."""
@@ -72,17 +69,23 @@ class Kernel:
 
     def results(self) -> None:
         """Log the results that are not logged yet."""
-        for number in range(len(self._results)):
+        for number in range(len(self._operation.results)):
             self.result(number)
 
     def on_host(self, *numbers: int) -> None:
         """Leave out results that the kernel allocates in RAM."""
         self._logged.update(numbers)
 
+    def workspace(self) -> None:
+        """Log the workspaces of cuBLAS that the operation needs, unless its thread has them."""
+        self._workspaces.log_missing(self._operation, self.card)
+
     @contextmanager
     def blocks(self, sizes: Iterable[int]) -> Iterator[None]:
         """Allocate blocks, and free them at the end of the ``with`` block."""
-        lives = [self._log.hold(size, self._device, TEMPORARIES) for size in sizes if size]
+        lives = [
+            self._log.log_block(size, self.card.name_in_log, TEMPORARIES) for size in sizes if size
+        ]
         yield
         for life in lives:
             self._log.free(life)

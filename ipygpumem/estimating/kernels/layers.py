@@ -33,9 +33,9 @@ def _layer_norm_backward(kernel: Kernel, args: Any) -> None:
 def _logsumexp(kernel: Kernel, args: Any) -> None:
     """Log maxima, their absolute values and a mask of infinite ones, then exponentials."""
     source, dims = args[:2]
-    partial_maxima = column_sums_bytes(source, dims, source.itemsize, kernel.processors)
+    partial_maxima = column_sums_bytes(source, dims, source.itemsize, kernel.card.processors)
     itemsize = max(4, source.itemsize)
-    partial_sums = column_sums_bytes(source, dims, itemsize, kernel.processors)
+    partial_sums = column_sums_bytes(source, dims, itemsize, kernel.card.processors)
     result_bytes = kernel.result_bytes
     with kernel.blocks([result_bytes]):
         kernel.allocate_briefly(partial_maxima)

@@ -27,6 +27,7 @@ def _sum_of_product(kernel: Kernel, args: Any) -> None:
 
 
 def _multiply(kernel: Kernel, *matrices: Any) -> None:
+    """Log a product of two matrices, and copies of the matrices that cuBLAS cannot read."""
     kernel.results()
     with kernel.blocks(_unreadable_bytes(*matrices)):
         kernel.workspace()
@@ -43,7 +44,11 @@ def _unreadable_bytes(*matrices: Any) -> list[int]:
 
 @order_of("_euclidean_dist")
 def _distances(kernel: Kernel, args: Any) -> None:
-    """Log squares, norms and ones of both matrices, and the product of the matrices with these."""
+    """Log distances of rows, which torch computes by one product.
+
+    Both matrices get two more columns, the squared norms of their rows and ones: for ``x`` and
+    ``y`` the product sums up ``-2 * x * y``, ``x**2`` and ``y**2``.
+    """
     first, second = args
     with ExitStack() as factors:
         with ExitStack() as columns_of_second:
@@ -51,28 +56,28 @@ def _distances(kernel: Kernel, args: Any) -> None:
                 _log_norms(kernel, first, columns_of_first)
                 _log_norms(kernel, second, columns_of_second)
                 with kernel.blocks([first.nbytes]):  # times -2
-                    factors.enter_context(kernel.blocks([_with_two_columns(first)]))
-            factors.enter_context(kernel.blocks([_with_two_columns(second)]))
+                    factors.enter_context(kernel.blocks([_bytes_with_two_columns(first)]))
+            factors.enter_context(kernel.blocks([_bytes_with_two_columns(second)]))
         kernel.results()
         kernel.workspace()
 
 
 def _log_norms(kernel: Kernel, matrix: Any, columns: ExitStack) -> None:
-    """Log a matrix's squares, and its norms and as many ones, which ``columns`` keeps."""
+    """Log a matrix's squares, which are freed, and its norms and ones, which ``columns`` keeps."""
     column_bytes = matrix.nbytes // matrix.shape[-1]
     with kernel.blocks([matrix.nbytes]):
         columns.enter_context(kernel.blocks([column_bytes]))
     columns.enter_context(kernel.blocks([column_bytes]))
 
 
-def _with_two_columns(matrix: Any) -> int:
+def _bytes_with_two_columns(matrix: Any) -> int:
     """Return the bytes of a matrix with two more columns."""
     return int(matrix.nbytes + 2 * matrix.nbytes // matrix.shape[-1])
 
 
 @order_of("_trilinear")
 def _trilinear(kernel: Kernel, args: Any) -> None:
-    """Log the sums of products of three tensors, a product for each position of a dimension.
+    """Log the sums of products of three tensors, for one position of ``looped_dim`` at a time.
 
     Bilinear layers and their gradients are such sums. It follows ATen/native/Linear.cpp.
     """
@@ -93,9 +98,15 @@ def _trilinear(kernel: Kernel, args: Any) -> None:
         positions = max(positions, tensor.shape[looped_dim])
         factors.append(tensor.narrow(looped_dim, 0, 1))
     first, second, third = factors
-    sums = [dim for dim in summed_dims if dim != looped_dim]
-    early_sums = [dim for dim in sums if dim in missing_dims[2]]
-    late_sums = [dim for dim in sums if dim not in missing_dims[2]]
+    early_sums: list[int] = []
+    late_sums: list[int] = []
+    for dim in summed_dims:
+        if dim == looped_dim:
+            continue
+        if dim in missing_dims[2]:  # the third tensor does not have it
+            early_sums.append(dim)
+        else:
+            late_sums.append(dim)
     product = _product_sums(first, second, early_sums)
     last_product = _product_sums(product.result, third, late_sums)
     for _ in range(positions):
@@ -122,37 +133,54 @@ class _ProductSums(NamedTuple):
                     kernel.workspace()
 
 
-def _product_sums(left: Any, right: Any, sums: Sequence[int]) -> _ProductSums:
-    """Return the products of two tensors, summed over some dimensions, as torch computes them."""
-    if not sums:
+def _product_sums(left: Any, right: Any, summed_dims: Sequence[int]) -> _ProductSums:
+    """Return the products of two tensors, summed over some dimensions, as torch computes them.
+
+    With ``summed_dims`` that is a product of matrices, as in ``torch.einsum``: its rows are the
+    dimensions of the left tensor, its columns those of the right one, and it is made for each
+    position of the dimensions of both.
+    """
+    if not summed_dims:
         return _ProductSums(left * right)
-    of_both: list[int] = []
-    of_left: list[int] = []
-    of_right: list[int] = []
+    dims_of_both: list[int] = []
+    dims_of_left: list[int] = []
+    dims_of_right: list[int] = []
     for dim in range(left.dim()):
-        if dim in sums:
+        if dim in summed_dims:
             continue
         if left.shape[dim] == 1:
-            of_right.append(dim)
+            dims_of_right.append(dim)
         elif right.shape[dim] == 1:
-            of_left.append(dim)
+            dims_of_left.append(dim)
         else:
-            of_both.append(dim)
-    rows = left.permute(*of_both, *of_left, *sums, *of_right)
-    rows = rows.reshape(
-        number_of_positions(left, of_both),
-        number_of_positions(left, of_left),
-        number_of_positions(left, sums),
-    )
-    columns = right.permute(*of_both, *sums, *of_right, *of_left)
-    columns = columns.reshape(
-        number_of_positions(right, of_both),
-        number_of_positions(right, sums),
-        number_of_positions(right, of_right),
-    )
-    order = [*of_both, *of_left, *sums, *of_right]
-    sizes = [1 if dim in sums else max(left.shape[dim], right.shape[dim]) for dim in order]
+            dims_of_both.append(dim)
+    rows = _matrices(left, dims_of_both, dims_of_left, summed_dims, dims_of_right)
+    columns = _matrices(right, dims_of_both, summed_dims, dims_of_right, dims_of_left)
+    order = [*dims_of_both, *dims_of_left, *summed_dims, *dims_of_right]
+    sizes = []
+    for dim in order:
+        size = max(left.shape[dim], right.shape[dim])
+        sizes.append(1 if dim in summed_dims else size)
     product = torch.bmm(rows, columns).view(sizes)
     result = product.permute([order.index(dim) for dim in range(len(order))])
     copied = [*copy_bytes(rows, left), *copy_bytes(columns, right)]
     return _ProductSums(result, copied, _unreadable_bytes(rows, columns))
+
+
+def _matrices(
+    tensor: Any,
+    batch_dims: Sequence[int],
+    row_dims: Sequence[int],
+    column_dims: Sequence[int],
+    unit_dims: Sequence[int],
+) -> Any:
+    """Return a tensor as one matrix for each position of its ``batch_dims``.
+
+    Its size in the ``unit_dims`` is 1.
+    """
+    ordered = tensor.permute(*batch_dims, *row_dims, *column_dims, *unit_dims)
+    return ordered.reshape(
+        number_of_positions(tensor, batch_dims),
+        number_of_positions(tensor, row_dims),
+        number_of_positions(tensor, column_dims),
+    )

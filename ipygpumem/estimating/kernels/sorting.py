@@ -251,7 +251,7 @@ def _log_sorted_results(kernel: Kernel, dim: int) -> None:
 
 def _search_sizes(kernel: Kernel, source: Any, rows: int, length: int) -> list[int]:
     """Return the bytes of the state of each row, and of the counts of each block and digit."""
-    values = divided_up(rows * length, kernel.processors * _THREADS_OF_SEARCH)
+    values = divided_up(rows * length, kernel.card.processors * _THREADS_OF_SEARCH)
     values = max(4, min(values, 64))  # of a thread
     blocks = rows * divided_up(length, 256 * values)
     of_rows = [source.itemsize * rows, 8 * rows, 8 * rows]

@@ -68,12 +68,12 @@ class AllocationLimit:
         self._renew = renew
         self.threads = CellThreads(data_bytes)
         if resource is None:
-            self._users = NO_LIMIT
+            self._users_limit = NO_LIMIT
         else:
-            self._users = int(resource.getrlimit(resource.RLIMIT_DATA)[0])
-        """The limit before ours."""
-        self._room_bytes = 0
-        """Added for an error and its traceback."""
+            self._users_limit = int(resource.getrlimit(resource.RLIMIT_DATA)[0])
+        """The user's own limit, which was in force before ours."""
+        self._error_bytes = 0
+        """Bytes added to the limit for an error and its traceback."""
         self._cushion_bytes = 0
         """Bytes that may be added while the limit is raised."""
         self._raised_bytes = 0
@@ -86,21 +86,26 @@ class AllocationLimit:
         """Number of calls for which it is raised now."""
         self._raised_until = 0.0
 
-    def is_users(self) -> bool:
-        """Return True if other code has set a limit since this guard was switched on; it may also
-        lift the user's.
+    def is_set_by_user(self) -> bool:
+        """Return True if other code has set a limit since this guard was switched on.
+
+        That code may also have lifted the user's limit, which is then forgotten.
         """
-        soft = self._users if resource is None else int(resource.getrlimit(resource.RLIMIT_DATA)[0])
+        soft = (
+            self._users_limit
+            if resource is None
+            else int(resource.getrlimit(resource.RLIMIT_DATA)[0])
+        )
         if soft == NO_LIMIT:
-            self._users = NO_LIMIT
-        return soft != self._users and soft % PAGE_BYTES != _MARK
+            self._users_limit = NO_LIMIT
+        return soft != self._users_limit and soft % PAGE_BYTES != _MARK
 
     def switch_on(self) -> None:
         """Begin to limit a cell's code at the next ``set_bounds``."""
         with self.lock:
             self.is_on = True
             self.is_failing = False
-            self._room_bytes = 0
+            self._error_bytes = 0
             self._raised_until = 0.0
 
     def switch_off(self) -> None:
@@ -123,20 +128,20 @@ class AllocationLimit:
             self.wanted_bytes = wanted_bytes
             self._cushion_bytes = cushion_bytes
             if not self.is_failing:
-                self._room_bytes = 0
+                self._error_bytes = 0
             if self.is_on:
                 self._apply()
 
     def raise_to_allocated(self) -> None:
         """Raise the limit to the memory allocated now: threads may have gone on since the last
-        look.
+        check.
         """
         with self.lock:
             self.wanted_bytes = max(self.wanted_bytes, self._data_bytes() or 0)
             self._apply()
 
     def lower_by(self, size_bytes: int) -> None:
-        """Lower the limit until the next look: address space that was hardly used is given back."""
+        """Lower the limit until the next check: address space was returned to the system."""
         with self.lock:
             if self.wanted_bytes != NO_LIMIT:
                 self.wanted_bytes -= size_bytes
@@ -147,7 +152,7 @@ class AllocationLimit:
         not keep it.
         """
         with self.lock:
-            self._room_bytes = room_bytes
+            self._error_bytes = room_bytes
             self._apply()
 
     def reset_in_child(self) -> None:
@@ -203,7 +208,7 @@ class AllocationLimit:
         """
         if not self.is_on or self.wanted_bytes == NO_LIMIT:
             return False
-        return (self._data_bytes() or 0) + needed_bytes > self._most()
+        return (self._data_bytes() or 0) + needed_bytes > self._highest_bytes()
 
     def end_raise(self, *, renew: bool) -> None:
         """Undo ``begin_raise``; ``renew`` where the call has taken address space for long, which it
@@ -218,8 +223,9 @@ class AllocationLimit:
             self._renew()
 
     def _raise(self, data_bytes: int, needed_bytes: int) -> None:
-        if data_bytes + needed_bytes > self._most():
-            self._renew()  # other threads have used up the cushion since the last look
+        """Raise the limit by ``needed_bytes`` above ``data_bytes``, the memory allocated now."""
+        if data_bytes + needed_bytes > self._highest_bytes():
+            self._renew()  # other threads have used up the cushion since the last check
         self._least_bytes = data_bytes + _LEAST_BYTES
         self._raise_to(max(data_bytes + needed_bytes, self._least_bytes))
 
@@ -228,32 +234,31 @@ class AllocationLimit:
         self._raised_until = time.monotonic() + _RAISED_SECONDS
         self._apply()
 
-    def _most(self) -> int:
-        """Return the limit that is never exceeded while it is raised."""
-        return self.wanted_bytes + self._room_bytes + self._cushion_bytes
+    def _highest_bytes(self) -> int:
+        """Return the highest limit of a raise; only ``_least_bytes`` may be above it."""
+        return self.wanted_bytes + self._error_bytes + self._cushion_bytes
 
-    def _size(self) -> int:
-        """Return the limit that is right now."""
+    def _limit_now(self) -> int:
+        """Return the limit that should be in force now, or ``NO_LIMIT``."""
         if not self.is_on or self._lifts or self.wanted_bytes == NO_LIMIT:
             return NO_LIMIT
-        size = self.wanted_bytes + self._room_bytes
+        size = self.wanted_bytes + self._error_bytes
         if self._raises and time.monotonic() < self._raised_until:
-            # other threads may have used up the memory since: the raised limit must fall with it,
-            # or calls of 40 threads, of which one is always under way, would keep it where it once
-            # was
-            most_bytes = max(self._most(), self._least_bytes)
+            # Other threads may have used up the memory since: the raised limit must fall with it.
+            # Otherwise calls of 40 threads, of which one is always under way, would keep it high.
+            most_bytes = max(self._highest_bytes(), self._least_bytes)
             size = max(size, min(self._raised_bytes, most_bytes))
         return size
 
     def _apply(self) -> None:
-        self._set(self._size())
+        self._set(self._limit_now())
 
     def _set(self, size_bytes: int) -> None:
-        """Set the limit, or restore the user's, which is never exceeded."""
-        if resource is None or self.is_users():
+        """Set the limit, or restore the user's with ``NO_LIMIT``; the user's is never exceeded."""
+        if resource is None or self.is_set_by_user():
             return
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        bounds = [bound for bound in (self._users, hard) if bound != NO_LIMIT]
+        bounds = [bound for bound in (self._users_limit, hard) if bound != NO_LIMIT]
         if size_bytes != NO_LIMIT:
             bounds.append(size_bytes // PAGE_BYTES * PAGE_BYTES + _MARK)
         resource.setrlimit(resource.RLIMIT_DATA, (min(bounds, default=NO_LIMIT), hard))

@@ -40,7 +40,7 @@ class Causes:
         errors = list(chain(error))
         if any(is_instance(item, MemoryGuardError) for item in errors):
             return stop_of_cell(self._interrupt.left_bytes, self._memory.shares.whose)
-        if self._memory.limit.is_users():
+        if self._memory.limit.is_set_by_user():
             return None
         for item in errors:
             refusal = refusal_in(item)

@@ -47,7 +47,7 @@ class Counting(Protocol):
         """How the memory is guarded, in words."""
 
     def limit_bytes(self, figures: Figures) -> int:
-        """Return the limit on allocations that is right now, or ``NO_LIMIT``."""
+        """Return the limit that allocations should have now, or ``NO_LIMIT``."""
 
     def shortest_pause_seconds(self, figures: Figures) -> float:
         """Return the shortest time until the watching thread checks again."""
@@ -80,12 +80,12 @@ class CountAllocated:
         self._given_bytes = 0
         """Bytes that the cell could allocate when it began."""
         self._private_bytes = 0
-        """Private pages when it began."""
+        """Private pages in RAM when the cell began."""
 
     @property
     def how(self) -> str:
         """How the memory is guarded, in words."""
-        if self._limit.is_users():
+        if self._limit.is_set_by_user():
             return "only memory in use is watched: other code has set RLIMIT_DATA, which is kept"
         return "allocations are limited (RLIMIT_DATA), and memory in use is watched"
 
@@ -95,7 +95,7 @@ class CountAllocated:
         self._private_bytes = figures.private_bytes
 
     def limit_bytes(self, figures: Figures) -> int:
-        """Return the limit on allocations that is right now."""
+        """Return the limit that allocations should have now: the memory left to the cell."""
         return self._shares.limit_bytes(figures)
 
     def shortest_pause_seconds(self, figures: Figures) -> float:
@@ -107,26 +107,28 @@ class CountAllocated:
 
     def explain(self, refusal: Refusal, data_bytes: int) -> GuardAction | None:
         """Return how the limit refused an allocation; None if something else refused it."""
-        left = self._left_bytes(data_bytes)
-        asked = refusal.asked_bytes
-        remaining = f"{format_bytes(max(0, left))} of {self._shares.whose} were left for this cell"
-        if asked is not None:
-            if asked <= left - LEAST_ROOM_BYTES:
+        left_bytes = self._left_bytes(data_bytes)
+        was_refused = refusal.kind in ("refused", "internal")
+        if refusal.asked_bytes is not None:
+            if refusal.asked_bytes <= left_bytes - LEAST_ROOM_BYTES:
                 return None
-            is_sure = refusal.kind in ("refused", "internal")
-            what = format_bytes(asked)
+            is_sure = was_refused
+            request = format_bytes(refusal.asked_bytes)
         else:
-            is_plenty = left > max(LEAST_ROOM_BYTES, self._given_bytes // 8)
-            if is_plenty and refusal.kind in ("raised", "internal"):
+            is_plenty_left = left_bytes > max(LEAST_ROOM_BYTES, self._given_bytes // 8)
+            if is_plenty_left and refusal.kind in ("raised", "internal"):
                 return None
-            is_sure = not is_plenty and refusal.kind in ("refused", "internal")
-            what = "a request"
+            is_sure = was_refused and not is_plenty_left
+            request = "a request"
         verb = "refused" if is_sure else "perhaps refused"
-        return GuardAction(f"{verb} {what}: {remaining}", _ADVICE, is_sure)
+        left = format_bytes(max(0, left_bytes))
+        text = f"{verb} {request}: {left} of {self._shares.whose} were left for this cell"
+        return GuardAction(text, _ADVICE, is_sure)
 
     def _left_bytes(self, data_bytes: int) -> int:
-        """Return the bytes left at a failed allocation: unwinding may have freed much, but the peak
-        is known.
+        """Return the bytes that were left to the cell when an allocation failed.
+
+        ``data_bytes`` is the address space now, after the error has freed much; the peak is known.
         """
         left = self._limit.wanted_bytes - data_bytes - self._reserve.freed_bytes
         if not self._knows_peak():
@@ -154,7 +156,7 @@ class CountTouched:
         self._left_bytes = None
 
     def limit_bytes(self, figures: Figures) -> int:
-        """Return the limit on allocations that is right now; none while memory is left."""
+        """Return the limit that allocations should have now; ``NO_LIMIT`` while memory is left."""
         if self._shares.free_bytes(figures):
             return NO_LIMIT
         self._left_bytes = self._shares.left_bytes(figures)

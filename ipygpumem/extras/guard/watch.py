@@ -12,6 +12,7 @@ from ipygpumem.extras.guard.allocation_limit import SMALL_BYTES
 from ipygpumem.extras.guard.counting import CHECK_SECONDS, LIMITED_CHECK_SECONDS
 from ipygpumem.extras.guard.interrupt import CellInterrupt
 from ipygpumem.extras.guard.memory import GuardedMemory
+from ipygpumem.extras.guard.memory_left import Figures
 from ipygpumem.meter.worker import Worker
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.error_isolation import ErrorIsolation
@@ -19,7 +20,8 @@ from ipygpumem.shell.error_isolation import ErrorIsolation
 _LONGEST_PAUSE_SECONDS = 1.0
 """Longest time between two checks."""
 _IDLE_SECONDS = 0.1
-"""Shortest time between two checks between cells; with less time the next cell wakes the thread."""
+"""Shortest time between two checks while no cell runs; with less the thread sleeps until one does.
+"""
 _SEARCH_SECONDS = 0.001
 """Shortest time between two checks while objects are examined."""
 _BYTES_PER_SECOND = 4 << 30
@@ -43,7 +45,7 @@ class Watch:
         """The cell whose code runs."""
         self.is_on = True
         self._sleeps = False
-        """True while the thread does not check."""
+        """True while the thread does not check: the next cell wakes it."""
         self._struck_at = 0.0
         """Time of the last interrupt; 0 once enough is left again."""
         self._searched_at = 0.0
@@ -91,6 +93,7 @@ class Watch:
             self.interrupt.cancel(thread)
 
     def _is_used_up(self) -> bool:
+        """Return True if the cell may use no further byte before it is interrupted."""
         return self._memory.shares.until_interrupt_bytes(self._memory.now()) <= 0
 
     def _tick(self) -> float | None:
@@ -98,16 +101,17 @@ class Watch:
         if self._memory.limit.is_failing:
             return LIMITED_CHECK_SECONDS
         try:
-            return self._check_with_memory()
+            return self._check_despite_limit()
         except MemoryError:  # other threads were faster
             return CHECK_SECONDS
         except Exception as error:
             self._isolation.failed("the memory guard", error, "memory in use is watched no longer")
             return None
 
-    def _check_with_memory(self) -> float | None:
-        """Check; raise the limit if it refuses memory to this thread, too: else the cell would not
-        be interrupted.
+    def _check_despite_limit(self) -> float | None:
+        """Check; if the limit refuses memory to this thread, too, raise it and check again.
+
+        Otherwise nothing would interrupt the cell.
         """
         try:
             return self._check()
@@ -119,9 +123,9 @@ class Watch:
                 self._memory.limit.end_raise(renew=False)
 
     def _check(self) -> float | None:
-        """Look at the memory once, and interrupt the cell if too little is left.
+        """Measure the memory left once, and interrupt the cell if it is used up.
 
-        Return the seconds until the next look; None if no look is needed until a cell begins.
+        Return the seconds until the next check; None if none is needed until a cell begins.
         """
         cell = self.cell
         with self.lock:
@@ -129,29 +133,40 @@ class Watch:
                 return None
             figures = self._memory.now()
         self._memory.renew(figures)
-        shares = self._memory.shares
-        limit = self._memory.limit
-        left = shares.until_interrupt_bytes(figures)
-        shortest_pause = self._memory.counting.shortest_pause_seconds(figures)
-        # Code that writes to memory as fast as it can must not use up what is left in one pause.
-        seconds_left = (left + shares.least_left_bytes // 2) / _BYTES_PER_SECOND
-        pause = min(seconds_left, _LONGEST_PAUSE_SECONDS)
-        self._sleeps = cell is None and pause < _IDLE_SECONDS and not limit.is_on
-        if cell is None and limit.is_on and not limit.threads.are_busy():
-            self._end_limit()
-        if left > 0:
+        pause_seconds = self._pause_seconds(figures)
+        shortest_pause_seconds = self._memory.counting.shortest_pause_seconds(figures)
+        # With little memory left between cells, the checks would be frequent, and for nothing.
+        self._sleeps = (
+            cell is None and pause_seconds < _IDLE_SECONDS and not self._memory.limit.is_on
+        )
+        if cell is None:
+            self._end_limit_after_threads()
+        if self._memory.shares.until_interrupt_bytes(figures) > 0:
             self._struck_at = 0.0
         elif cell is not None and time.monotonic() - self._struck_at > _GRACE_SECONDS:
             self._strike_unless_trimming_helps(cell)
         if self._sleeps and self.cell is None:  # a cell may have begun since
             return None
-        return max(pause, shortest_pause)
+        return max(pause_seconds, shortest_pause_seconds)
 
-    def _end_limit(self) -> None:
-        """Restore the user's limit after the last thread of a cell, if no other cell has begun."""
-        with self._memory.limit.lock:
+    def _pause_seconds(self, figures: Figures) -> float:
+        """Return the time in which code that writes to memory as fast as it can does not use up
+        what is left.
+        """
+        shares = self._memory.shares
+        usable_bytes = shares.until_interrupt_bytes(figures) + shares.least_left_bytes // 2
+        return min(usable_bytes / _BYTES_PER_SECOND, _LONGEST_PAUSE_SECONDS)
+
+    def _end_limit_after_threads(self) -> None:
+        """Restore the user's limit once the last thread of an ended cell has ended, if no other
+        cell has begun.
+        """
+        limit = self._memory.limit
+        if not limit.is_on or limit.threads.are_busy():
+            return
+        with limit.lock:
             if self.cell is None:
-                self._memory.limit.switch_off()
+                limit.switch_off()
 
     def _strike_unless_trimming_helps(self, cell: Cell) -> None:
         """Interrupt the cell, unless enough is left without the pages that ended threads have left

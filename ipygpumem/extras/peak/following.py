@@ -419,10 +419,10 @@ class Follower(StorageFollower):
         # Before the storage is logged: it is allocated after the backward pass has begun.
         in_backward = not existed_before and self.backward_is_running()
         if not is_strided:  # sparse: it has several storages, and no address
-            return self.log.see(
+            return self.log.log_tensor(
                 tensor, device, existed_before=existed_before, in_backward=in_backward
             )
-        life = self.log.see_storage(
+        life = self.log.log_storage(
             storage, storage.nbytes(), device, existed_before=existed_before
         )
         life.in_backward = in_backward

@@ -15,7 +15,7 @@ LEAST_COUNTED_BYTES = 8 * MIB
 class PagesLog(StorageLog):
     """Logs storages, and splits the bytes of large ones in RAM into used and reserved ones."""
 
-    def note_gone(self, life: StorageLife) -> None:
+    def note_freed(self, life: StorageLife) -> None:
         """Count the pages of a large storage in RAM that is freed."""
         if life.device == "cpu":
             # torch frees the bytes only after this callback. No page at all: resize_ has freed them

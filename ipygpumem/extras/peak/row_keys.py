@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipygpumem.estimating.cublas import workspace_sizes
 from ipygpumem.estimating.storages import (
     GRADIENTS,
     OPTIMIZER,
@@ -12,7 +13,6 @@ from ipygpumem.estimating.storages import (
     StorageLife,
     StorageLog,
 )
-from ipygpumem.estimating.workspaces import workspace_sizes
 from ipygpumem.extras.peak.cuda import BlockOrigin
 from ipygpumem.extras.peak.origins import BEFORE, Origin, is_owned
 from ipygpumem.extras.peak.timeline import RowKey

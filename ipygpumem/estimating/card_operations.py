@@ -1,0 +1,142 @@
+"""Logs all memory that operations on a card allocate: results, workspaces, and transient blocks.
+
+cuBLAS keeps its workspaces; the other blocks are freed before the operation returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ipygpumem.estimating.card import Card, Operation
+from ipygpumem.estimating.convolutions import Convolution, takes_cudnn
+from ipygpumem.estimating.cublas import CublasWorkspaces
+from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.kernels.kernel import Kernel
+from ipygpumem.estimating.kernels.orders import ORDERS
+from ipygpumem.estimating.records import Note
+from ipygpumem.estimating.storages import StorageLog
+from ipygpumem.estimating.transients import has_rule, is_unknown, transient_sizes
+
+_MULTIPLY = frozenset(
+    {
+        "_addmm_activation",
+        "_euclidean_dist",
+        "_int_mm",
+        "_linalg_solve_ex",
+        "_native_multi_head_attention",
+        "_scaled_mm",
+        "_transformer_encoder_layer_fwd",
+        "_trilinear",
+        "addbmm",
+        "addmm",
+        "addmv",
+        "affine_grid_generator",
+        "baddbmm",
+        "bmm",
+        "dot",
+        "linalg_inv_ex",
+        "linalg_lu_solve",
+        "linalg_solve_triangular",
+        "linear",
+        "matmul",
+        "mm",
+        "mv",
+        "vdot",
+    }
+)
+"""Operators that always call cuBLAS.
+
+A few more call it for some shapes only, which their order knows (``kernels/``).
+"""
+_CONVOLVE = frozenset({"convolution", "convolution_backward"})
+_CUDNN = (
+    "convolutions: cuDNN's workspaces are not counted. cuDNN chooses them; if memory is short, "
+    "torch tries a way that needs less"
+)
+
+
+class CardOperations:
+    """Logs the memory that operations allocate, on CUDA devices with all that is not a result.
+
+    ``known_properties`` returns the properties of a device, None if they are unknown.
+    """
+
+    def __init__(
+        self, log: StorageLog, devices: Devices, known_properties: Callable[[Any], Any], note: Note
+    ) -> None:
+        self._log = log
+        self._devices = devices
+        self._known_properties = known_properties
+        self._note = note
+        self._workspaces = CublasWorkspaces(log, note)
+        self.unknown: dict[str, None] = {}
+        """Operators that ran on CUDA with memory that cannot be derived from shapes, in order."""
+
+    def log(self, operation: Operation, log_result: Callable[[Any], object]) -> None:
+        """Log the results and the other memory of an operation of this thread, or of autograd's.
+
+        ``log_result`` logs one of the results.
+        """
+        is_on_card = self._assumed_device(operation).startswith("cuda")
+        if is_on_card and is_unknown(operation.name):
+            self.unknown.setdefault(operation.name)
+        if not is_on_card or not _takes_more_than_results(operation.name):
+            for tensor in operation.results:
+                log_result(tensor)
+            return
+        card = self._card_of(operation)
+        kernel = Kernel(operation, card, self._log, self._workspaces, log_result)
+        if operation.name in _CONVOLVE:
+            self._log_convolution(kernel, operation)
+        else:
+            _log_in_order(kernel, operation)
+
+    def _assumed_device(self, operation: Operation) -> str:
+        """Return the device on which an operation is assumed to run: that of its first result."""
+        if not operation.results:
+            return "cpu"
+        return self._devices.assumed_for(operation.results[0].device)
+
+    def _card_of(self, operation: Operation) -> Card:
+        """Return the card on which an operation is assumed to run."""
+        assumed_device = torch.device(self._assumed_device(operation))
+        return Card(
+            f"cuda:{assumed_device.index or 0}",
+            self._devices.log_name(operation.results[0].device),
+            self._known_properties(assumed_device),
+        )
+
+    def _log_convolution(self, kernel: Kernel, operation: Operation) -> None:
+        """Log what a convolution allocates, without the workspaces of cuDNN."""
+        if takes_cudnn():
+            self._note(_CUDNN)
+        else:
+            convolution = Convolution.of(operation.name, operation.args, kernel.first_result)
+            convolution.log(kernel)
+        kernel.results()
+
+
+def _takes_more_than_results(name: str) -> bool:
+    """Return True if an operator on a card may allocate more than its results, or other blocks
+    before them.
+    """
+    return name in _MULTIPLY or name in _CONVOLVE or name in ORDERS or has_rule(name)
+
+
+def _log_in_order(kernel: Kernel, operation: Operation) -> None:
+    """Log what an operation that is no convolution allocates: its results, workspaces and transient
+    blocks, in the order of its own rule if it has one.
+    """
+    order = ORDERS.get(operation.name)
+    if order is not None:
+        order(kernel, operation.args)
+    kernel.results()
+    if operation.name in _MULTIPLY:
+        kernel.workspace()
+    sizes = transient_sizes(
+        operation.name, operation.args, kernel.first_result, kernel.card.processors
+    )
+    kernel.allocate_briefly(*sizes)
