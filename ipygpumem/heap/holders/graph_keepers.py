@@ -50,7 +50,7 @@ def all_keepers(
     return of_storage
 
 
-def tensors_by_gradient(
+def tensors_with_gradients(
     tensors: Iterable[Any], keys: Container[StorageKey]
 ) -> dict[StorageKey, list[Any]]:
     """Return the tensors whose gradients are on each of some storages: those of a model may be

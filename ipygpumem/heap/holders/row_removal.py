@@ -5,17 +5,16 @@ library around them, or each array by itself.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 
-from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
+from ipygpumem.heap.arrays import flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.holders.open_figures import OpenFigures, are_axes, has_only_axes_of
 from ipygpumem.heap.holders.received_records import ReceivedRecords
 from ipygpumem.heap.holders.referrer_graph import Chain, Steps
 from ipygpumem.heap.holders.registries import figure_of
 from ipygpumem.heap.holders.removal import Removal
-from ipygpumem.heap.holders.rows import Row, RowHolders
+from ipygpumem.heap.holders.rows import HolderOfRow, Row, RowHolders
 from ipygpumem.heap.paths.cuts import Kind
 from ipygpumem.heap.paths.items_and_attributes import is_opaque, is_private, items_of
 from ipygpumem.heap.paths.path_writer import PathWriter
@@ -61,30 +60,31 @@ class RowRemovals:
         self._is_older = roots.is_older
         self._removed_as_whole = roots.removed_by_lines.modules_and_figures
 
-    def removal(
-        self, key: StorageKey, objects: Sequence[object], chain: Chain, way: Way
-    ) -> Removal:
-        """Return how to remove the row for which a storage stands, or else the objects of the
-        storage.
+    def removal(self, row: Row, holder: HolderOfRow, chain: Chain, way: Way) -> Removal:
+        """Return how to remove a row.
 
         Args:
-            key: the storage.
-            objects: its objects.
-            chain: the nearest chain to one of these.
+            row: the row.
+            holder: its holder, which is on the chain.
+            chain: the nearest chain to one of the row's arrays.
             way: the way along this chain.
         """
-        root, steps = chain
-        row = self._rows.row(key)
-        if row is None:
-            removal = Removal.of(steps[-1], objects, way)
-        else:
-            to_holder = tuple(self._rows.shortened(key, steps))
-            by_copy = _removal_by_copy(to_holder, row, way)
-            removal = by_copy or self._removal_of_row(row, root, steps, to_holder, way)
-        module = self.new_module(root, steps, removal.way)
-        if module is not None:
-            removal = Removal.of(module[0], removal.objects, module[1])
-        return removal
+        by_copy = _removal_by_copy(holder.to_holder, row, way)
+        return by_copy or self._removal_of_row(row, holder, chain, way)
+
+    def with_new_module(self, removal: Removal, root: Root, steps: Steps) -> Removal:
+        """Return a removal, or that of the new module around its objects (``new_module``).
+
+        Args:
+            removal: the removal.
+            root: the root of the chain to one of its objects.
+            steps: the steps of the chain.
+        """
+        module_and_way = self.new_module(root, steps, removal.way)
+        if module_and_way is None:
+            return removal
+        module, way = module_and_way
+        return Removal.of(module, removal.objects, way)
 
     def new_module(self, root: Root, steps: Steps, way: Way) -> tuple[object, Way] | None:
         """Find the outermost module of torch that is new and has nothing but rows' arrays: note
@@ -105,7 +105,7 @@ class RowRemovals:
         return None
 
     def _removal_of_row(
-        self, row: Row, root: Root, steps: Steps, to_holder: Steps, way: Way
+        self, row: Row, holder_of_row: HolderOfRow, chain: Chain, way: Way
     ) -> Removal:
         """Return how to remove a whole row.
 
@@ -116,11 +116,12 @@ class RowRemovals:
 
         Args:
             row: the row.
-            root: the root of both chains.
-            steps: the chain to one of the row's arrays.
-            to_holder: the chain to the nearest object that has all of them.
+            holder_of_row: the nearest object that has all of its arrays.
+            chain: the root of both chains, and the steps to one of the arrays.
             way: the way to the array.
         """
+        root, steps = chain
+        to_holder = holder_of_row.to_holder
         holder = to_holder[-1]
         held_objects = row.held_objects()
         record = self._records.removal(root, to_holder, held_objects)
@@ -134,7 +135,7 @@ class RowRemovals:
             return Removal.of(item, held_objects, way_to_item)
         if len(to_holder) == len(steps):
             return Removal.of(holder, held_objects, way)
-        if row.is_inside_item and is_instance(holder, dict):
+        if holder_of_row.is_inside_item and is_instance(holder, dict):
             # Such as a pandas object in a dict: it is removed as a whole.
             item = steps[len(to_holder)]
             return Removal.of(item, held_objects, self._writer.way(root, (*to_holder, item)))

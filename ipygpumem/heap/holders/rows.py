@@ -6,6 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from operator import not_
+from typing import NamedTuple
 
 from ipygpumem.heap.arrays import (
     StorageKey,
@@ -20,6 +21,7 @@ from ipygpumem.heap.arrays import (
 from ipygpumem.heap.bulk import by_identity, chunks, of_types, types_of, without_types
 from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.referrer_graph import Steps
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.paths.items_and_attributes import items_of
@@ -59,10 +61,8 @@ class Row:
         self.objects: dict[int, object] = {}
         """The same objects, by identity."""
         self.held_storages: set[StorageKey] = set(self.storages)
-        """The storages to which the holder of the first object leads."""
-        self.is_inside_item = False
-        """True if the holder has the objects by one item for which users write no name, such as a
-        block of a data frame.
+        """The storages to which the holder of the row leads; all of them until a search for this
+        holder (``explain``) replaces them.
         """
 
     @classmethod
@@ -106,6 +106,19 @@ class Row:
         return {self.storage_by_object_id[id(item)] for item in self.held_objects()}
 
 
+class HolderOfRow(NamedTuple):
+    """The nearest object that leads to a row's arrays."""
+
+    to_holder: Steps
+    """The chain of objects from a root to the holder, which is the last of them."""
+    held_storages: set[StorageKey]
+    """The storages of the row to which the holder leads."""
+    is_inside_item: bool
+    """True if the holder has the arrays by one item for which users write no name, such as a block
+    of a data frame.
+    """
+
+
 def objects_of_storages(
     heap: Heap, wanted: Container[StorageKey]
 ) -> Iterator[tuple[StorageKey, object]]:
@@ -123,7 +136,7 @@ def objects_of_storages(
 
 
 class RowHolders:
-    """Shortens chains of references so that they end at the holder of a whole row.
+    """Finds the holder of each row on a chain of references, and the items of it to remove.
 
     Args:
         rows: the rows by the storage that is explained.
@@ -171,27 +184,30 @@ class RowHolders:
         """Add a row for which a storage stands."""
         self._rows[key] = row
 
-    def shortened(self, key: StorageKey, chain: Sequence[object]) -> Sequence[object]:
-        """Return the chain up to the nearest object that leads to all arrays of the row, or to most
-        of them.
+    def nearest_holder(self, row: Row, chain: Steps) -> HolderOfRow:
+        """Return the nearest object on a chain that leads to all arrays of a row, or to most of
+        them.
 
-        The storages to which that object leads become the row's ``held_storages``.
+        Args:
+            row: the row.
+            chain: the objects from a root to one of the row's arrays.
         """
-        row = self._rows.get(key)
-        if row is None:
-            return chain
-        position = self._nearest(row, chain)
+        position, held_storages = self._nearest_on(chain, row)
+        is_inside_item = False
         for number, item in enumerate(chain[:position]):
             if id(item) == row.object_id and not is_instance(item, BaseException):
-                return chain[: number + 1]  # all of the name's object is alive
+                # All of the name's object is alive.
+                return HolderOfRow(chain[: number + 1], held_storages, is_inside_item)
         if _are_parts_of_module(chain[: position + 1]):
             position -= 1
         while position > 0 and _is_inner(chain[position - 1], chain[position]):
             position -= 1
-            row.is_inside_item = True
-        if is_instance(chain[position], BaseException):
-            return chain  # the advice for what an exception holds names its attribute or local name
-        return chain[: position + 1]
+            is_inside_item = True
+        to_holder = chain[: position + 1]
+        if is_instance(to_holder[-1], BaseException):
+            # The advice for what an exception holds names its attribute or local name.
+            to_holder = chain
+        return HolderOfRow(to_holder, held_storages, is_inside_item)
 
     def has_little_else(self, item: object) -> bool:
         """Return True if nearly all arrays to which an object leads belong to rows."""
@@ -288,29 +304,28 @@ class RowHolders:
         self._reach(item, _NO_OBJECT, reached)
         return reached
 
-    def _nearest(self, row: Row, chain: Sequence[object]) -> int:
-        """Return the position of the nearest holder of a row in a chain; set its ``held_storages``.
+    def _nearest_on(self, chain: Steps, row: Row) -> tuple[int, set[StorageKey]]:
+        """Return the position of the nearest holder of a row on a chain, and the row's storages to
+        which it leads: most of them if no object on the chain leads to all.
 
         It need not lead to all arrays on a storage: further holders are found one by one.
         """
+        storage_of = row.storage_by_object_id
         nearest = len(chain) - 1
-        missing = set(row.storage_by_object_id.values())
-        seen = set[int]()
+        missing = set(storage_of.values())
+        reached_ids = set[int]()
         for position in reversed(range(len(chain))):
-            wanted = {
-                key for key, storage in row.storage_by_object_id.items() if storage in missing
-            }
-            self._reach(chain[position], wanted, seen)
-            reached = wanted & seen
-            if reached:
+            wanted = {key for key, storage in storage_of.items() if storage in missing}
+            self._reach(chain[position], wanted, reached_ids)
+            newly_reached = wanted & reached_ids
+            if newly_reached:
                 nearest = position
-            missing.difference_update(map(row.storage_by_object_id.__getitem__, reached))
+            missing.difference_update(map(storage_of.__getitem__, newly_reached))
             if not missing:
-                return nearest
+                return nearest, row.storages
             if self._visits_left <= 0:
-                return len(chain) - 1
-        row.held_storages = row.storages & set(row.storage_by_object_id.values()) - missing
-        return nearest
+                return len(chain) - 1, row.storages
+        return nearest, row.storages & (set(storage_of.values()) - missing)
 
     def _reach(self, item: object, wanted: Collection[int], seen: set[int]) -> None:
         """Add the identities of all objects to which an item leads to ``seen``; stop once all

@@ -15,7 +15,7 @@ from ipygpumem.heap.holders.explanation import (
     NO_OBJECT,
     NOT_REACHED,
     OUT_OF_SIGHT,
-    Explanation,
+    HolderSearch,
 )
 from ipygpumem.heap.holders.kept_by_graphs import (
     holders_of_saving_graphs,
@@ -56,9 +56,9 @@ def explain(
     for key, item in objects_of_storages(heap, wanted):
         objects.setdefault(key, []).append(item)
     # Python's references.
-    explanation = Explanation(objects, heap, roots, max_visits)
-    of_rows = RowHolders(rows or {}, heap, roots.namespaces)
-    explanation.explain(rows=of_rows, all_places=all_places)
+    row_holders = RowHolders(rows or {}, heap, roots.namespaces)
+    search = HolderSearch(objects, heap, roots, max_visits, rows=row_holders)
+    explanation = search.explain(all_places=all_places)
     holders = explanation.named
     is_limited = explanation.is_limited
     # The references of autograd graphs.
