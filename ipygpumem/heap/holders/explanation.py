@@ -1,5 +1,4 @@
-"""Explains which holders keep some objects, and by which lines these are removed from all of
-them.
+"""Explains which holders keep objects alive, and which lines remove the objects from all of them.
 
 First each object gets its nearest holder. A row of many arrays then gets the holder of all of them
 (``row_removal``), and, if asked for, all other places that hold the same objects (``all_places``).
@@ -350,28 +349,30 @@ def _holder_of_places(places: Places, nearest: Way) -> Holder:
 
 
 def _shortest(chains: Sequence[Chain]) -> list[Chain]:
-    """Return the shortest chains of those from the best roots."""
-    distance = min((root.rank, len(steps)) for root, steps in chains)
-    return [(root, steps) for root, steps in chains if (root.rank, len(steps)) == distance]
+    """Return the shortest of the chains whose roots have the lowest rank."""
+    least = min((root.rank, len(steps)) for root, steps in chains)
+    return [(root, steps) for root, steps in chains if (root.rank, len(steps)) == least]
 
 
 def _some_of_each_holder(chains: Sequence[Chain]) -> list[Chain]:
-    """Return the chains; of those to many items of one holder only that to its first item.
+    """Return chains, but of the chains to many items of one holder only that to its first item.
 
     Writing one for each of 20,000 views of an array in a list takes 25 s.
     """
-    by_holder = dict[tuple[int, ...], list[Chain]]()
+    chains_by_holder = dict[tuple[int, ...], list[Chain]]()
     for root, steps in chains:
-        by_holder.setdefault(tuple(map(id, (root, *steps[:-1]))), []).append((root, steps))
-    some = list[Chain]()
-    for of_holder in by_holder.values():
-        root, steps = of_holder[0]
-        if len(of_holder) > _FEW_ITEMS and len(steps) > 1:
-            first = first_in(steps[-2], [chain[1][-1] for chain in of_holder])
-            some.append((root, (*steps[:-1], first)))
+        ids_to_holder = tuple(map(id, (root, *steps[:-1])))
+        chains_by_holder.setdefault(ids_to_holder, []).append((root, steps))
+    chosen = list[Chain]()
+    for chains_of_holder in chains_by_holder.values():
+        root, steps = chains_of_holder[0]
+        if len(chains_of_holder) > _FEW_ITEMS and len(steps) > 1:
+            items = [steps_to_item[-1] for _, steps_to_item in chains_of_holder]
+            first_item = first_in(steps[-2], items)
+            chosen.append((root, (*steps[:-1], first_item)))
         else:
-            some += of_holder
-    return some
+            chosen += chains_of_holder
+    return chosen
 
 
 def order_of_holder(holder: Holder) -> tuple[bool, bool, int, str]:

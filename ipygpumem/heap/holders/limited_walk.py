@@ -53,7 +53,7 @@ class LimitedWalk:
 
     @property
     def is_at_limit(self) -> bool:
-        """True if no more objects may be visited, so that the answers since then are incomplete."""
+        """True if the limit was reached: answers since then are incomplete."""
         return self._visits_left <= 0
 
     def all_reached(self, item: object) -> set[int]:
