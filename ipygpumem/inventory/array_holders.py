@@ -33,8 +33,8 @@ _LEAST_PART = 0.03
 
 Explained = tuple[WatchedName, HeldRow]
 """A name's arrays in one place, and their row with the holder."""
-Scattered = tuple[WatchedName, Holder]
-"""A name's arrays in several places, and the holder of the first."""
+NameAndHolder = tuple[WatchedName, Holder]
+"""A name's arrays, and their holder: that of the first one if they are in several places."""
 
 
 @dataclass
@@ -61,8 +61,9 @@ def explained(
 ) -> list[Explained]:
     """Return the live arrays of each name, largest first, with the object that holds all of them.
 
-    Arrays of one name in several places make several rows. Those to which only names to keep lead
-    are left out.
+    Arrays of one name in several places make several rows: each search finds the holder of some of
+    them, and the next one that of the remaining ones. Arrays to which only names to keep lead are
+    left out.
 
     Args:
         watched: the names.
@@ -71,28 +72,25 @@ def explained(
         smallest: minimum bytes of a row for arrays in a further place.
         questions: questions that the first search answers, too.
     """
-    rows = list[Explained]()
-    scattered = list[Scattered]()
-    waiting = list(watched)
+    with_one_holder = list[NameAndHolder]()
+    scattered = list[NameAndHolder]()
+    to_search = list(watched)
     for number in range(_MOST_PLACES):
-        new_questions = questions if number == 0 else None
-        search = _Search(waiting, heap, roots, new_questions)
+        search = _Search(to_search, heap, roots, questions if number == 0 else None)
+        to_search = []
         may_divide = number < _MOST_PLACES - 1
-        waiting = []
         for item, arrays in search.alive:
-            parts = search.parts(item, arrays, smallest) if may_divide else [item]
-            first, *further = parts
-            waiting += further
+            nearest, *remaining = search.parts(item, arrays, smallest) if may_divide else [item]
+            to_search += remaining
             holder = search.holder(arrays)
-            if holder is not None and not further and not search.is_whole(arrays):
-                scattered.append((first, holder))
-                continue
-            row = _row_of(first, holder or NOT_REACHED)
-            if row is not None:
-                rows.append((first, row))
-        if not waiting:
+            if holder is not None and not remaining and not search.is_whole(arrays):
+                scattered.append((nearest, holder))
+            else:
+                with_one_holder.append((nearest, holder or NOT_REACHED))
+        if not to_search:
             break
-    for item, holder in _with_all_holders(scattered, heap, roots):
+    rows = list[Explained]()
+    for item, holder in [*with_one_holder, *_with_all_holders(scattered, heap, roots)]:
         row = _row_of(item, holder)
         if row is not None:
             rows.append((item, row))
@@ -129,9 +127,13 @@ class _Search:
             questions.holders.update(self._holders)
 
     def parts(self, item: WatchedName, arrays: Sequence[Array], smallest: int) -> list[WatchedName]:
-        """Return the arrays to which the holder of a name's arrays leads, and the remaining ones.
+        """Return a name with the arrays to which their holder leads, and one with the remaining
+        arrays; the name itself if it has no remaining ones, or a part less than ``smallest`` bytes.
 
-        They are not divided if a part has less than ``smallest`` bytes.
+        Args:
+            item: the name.
+            arrays: its live arrays.
+            smallest: minimum bytes of each part.
         """
         row = self._rows.get(arrays[0].storage)
         if row is None or row.is_whole:
@@ -151,19 +153,19 @@ class _Search:
 
 
 def _with_all_holders(
-    scattered: Sequence[Scattered], heap: Heap, roots: Roots
-) -> Iterator[Scattered]:
+    scattered: Sequence[NameAndHolder], heap: Heap, roots: Roots
+) -> Iterator[NameAndHolder]:
     """Yield names whose arrays are in several places, with one holder for all of these."""
-    few = [item for item, _ in scattered if len(item.live_arrays()) <= _MOST_SCATTERED]
-    storages = list(chain.from_iterable(item.live_storages() for item in few))
+    with_few_arrays = [item for item, _ in scattered if len(item.live_arrays()) <= _MOST_SCATTERED]
+    storages = list(chain.from_iterable(item.live_storages() for item in with_few_arrays))
     holders = explain(storages, heap, roots, all_places=True) if storages else {}
-    for item, first in scattered:
-        of_arrays = [holders[key] for key in item.live_storages() if key in holders]
-        if of_arrays:
-            yield item, holder_of_all(of_arrays)
+    for item, first_holder in scattered:
+        holders_of_arrays = [holders[key] for key in item.live_storages() if key in holders]
+        if holders_of_arrays:
+            yield item, holder_of_all(holders_of_arrays)
         else:
-            path = f"{first.path}, and other places"
-            yield item, replace(first, path=path, remedy=REMOVE_THEM)
+            path = f"{first_holder.path}, and other places"
+            yield item, replace(first_holder, path=path, remedy=REMOVE_THEM)
 
 
 def _live_arrays_of_names(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, list[Array]]]:

@@ -1,5 +1,7 @@
-"""Finds all places that hold some objects, with the line for each: an object dies only if all of
-its places are emptied.
+"""Finds all places that hold an object, with the line for each: the object dies only if all of its
+places are emptied.
+
+After ``runs.append(x); cache["x"] = x``, these are ``del runs[0]`` and ``del cache["x"]``.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ _MOST_HOLDERS = 1000
 
 
 class Places(NamedTuple):
-    """All places that hold some objects."""
+    """All places that hold the objects of a storage or a row."""
 
     ways: list[Way]
-    """The ways to the objects, one for each line."""
+    """The ways to these places, one for each line."""
     unwritten: int
     """The number of further places, which are too many to write."""
 
@@ -83,22 +85,22 @@ class AllPlaces:
     def of_removals(
         self, removals: Mapping[StorageKey, Removal], max_visits: int
     ) -> dict[StorageKey, Places]:
-        """Return all places that hold the objects of some removals, by their keys.
+        """Return all places that hold the objects of each storage.
 
         Args:
-            removals: how to remove objects from the nearest places.
+            removals: how to remove the objects of each storage from the nearest place.
             max_visits: maximum number of objects to examine.
         """
-        searched = list[object]()
+        all_targets = list[object]()
         for removal in removals.values():
-            searched += removal.targets
-        self._search.search_for_all(searched, max_visits)
+            all_targets += removal.targets
+        self._search.search_for_all(all_targets, max_visits)
         parts_of = dict[StorageKey, list[object]]()
         for key, removal in removals.items():
             parts_of[key] = self._parts(removal, self._object_id(key))
-        parts = list(itertools.chain.from_iterable(parts_of.values()))
-        if parts:
-            self._search.search_for_all(parts, max_visits)
+        all_parts = list(itertools.chain.from_iterable(parts_of.values()))
+        if all_parts:
+            self._search.search_for_all(all_parts, max_visits)
         places = dict[StorageKey, Places]()
         for key, removal in removals.items():
             targets = [*removal.targets, *parts_of[key]]
@@ -112,20 +114,23 @@ class AllPlaces:
         return self._rows.object_id(key)
 
     def _parts(self, removal: Removal, object_id: int) -> list[object]:
-        """Return further objects that must die, because they lead to the arrays: those that the
-        line removes, and parts of these.
+        """Return further objects that must die, because they lead to the arrays: the objects that
+        the line removes, and parts of these.
+
+        An example is ``del runs[0]`` for an array in ``runs[0]["x"]``: the dict must die, too, and
+        ``best = runs[0]`` holds it.
 
         Args:
-            removal: what the line removes.
+            removal: the objects that the line removes.
             object_id: identity of the object of the row; 0 if there is none.
         """
-        above = removal.way.ids_above()
+        ids_above = removal.way.ids_above()
 
         def stays(item: object) -> bool:
             figure = figure_of(item)
             if figure is not None and not self._figures.is_new(figure, object_id):
                 return True
-            return id(item) in above  # an older object around it, such as its parent
+            return id(item) in ids_above  # an older object around it, such as its parent
 
         graph = self._search.graph
         parts = list[object]()
@@ -137,10 +142,10 @@ class AllPlaces:
         return list(by_identity(parts).values())
 
     def _places_of(self, targets: Sequence[object], nearest: Way, object_id: int) -> Places:
-        """Return all places that hold some objects.
+        """Return all places that hold the objects that must die.
 
         Args:
-            targets: the objects.
+            targets: these objects, the one to remove first.
             nearest: the nearest way to one of them.
             object_id: identity of the object of their row; 0 if there is none.
         """
@@ -148,9 +153,9 @@ class AllPlaces:
         if root is not None and root.is_only_place:
             return Places([nearest], 0)
         chains = self._chains_left_by(nearest, targets)
-        holders = [self._holder(chain, object_id) for chain in chains[:_MOST_HOLDERS]]
-        closing = self._figures.ways_to_close(targets, nearest, object_id, self._rows)
-        holders += [HolderWays(None, [way], []) for way in closing]
+        holders = [self._holder_with_ways(chain, object_id) for chain in chains[:_MOST_HOLDERS]]
+        ways_to_close = self._figures.ways_to_close(targets, nearest, object_id, self._rows)
+        holders += [HolderWays(None, [way], []) for way in ways_to_close]
         ways = _one_way_for_each_line(nearest_first(holders, nearest))
         return Places(ways, max(0, len(chains) - _MOST_HOLDERS))
 
@@ -172,8 +177,8 @@ class AllPlaces:
 
     # -- ways through one holder ------------------------------------------------------------------
 
-    def _holder(self, found_chain: FoundChain, object_id: int) -> HolderWays:
-        """Return a holder of an object, with the ways through its items.
+    def _holder_with_ways(self, found_chain: FoundChain, object_id: int) -> HolderWays:
+        """Return a holder of an object, with the ways through its items that lead to the object.
 
         Args:
             found_chain: the chain through the holder.
@@ -182,18 +187,17 @@ class AllPlaces:
         root, steps, left_out = self._figures.inside_older(
             found_chain.roots[0], found_chain.steps, object_id
         )
-        end = found_chain.holder_at + 1 - left_out
+        to_holder = steps[: max(0, found_chain.holder_at + 1 - left_out)]
         record = self._records.removal(root, steps, steps[-1:])
-        if record is not None and record.way.step_ids[-1] in map(id, steps[:end]):
+        if record is not None and record.way.step_ids[-1] in map(id, to_holder):
             return HolderWays(None, [record.way], [])  # the holder is inside it
         ways = [self._way_through_item(root, steps, record)]
-        if end <= 0 or found_chain.references == 1:
+        if not to_holder or found_chain.references == 1:
             return HolderWays(None, ways, [])
-        to_holder = steps[:end]
         if found_chain.many_items:
             way = self._way_to_many(root, to_holder, found_chain.many_items)
             return HolderWays(None, [way], [])
-        items = [steps[end]]
+        items = [steps[len(to_holder)]]
         for chain_down in found_chain.further_down:
             chain = (*to_holder, *chain_down)
             record = self._records.removal(root, chain, chain[-1:])
@@ -216,41 +220,42 @@ class AllPlaces:
         return way if module is None else module[1]
 
     def _way_to_many(self, root: Root, steps: Steps, items: Sequence[object]) -> Way:
-        """Return the way to many items of the last object of a chain."""
+        """Return one way to many items of the last object of a chain: the path of the first item,
+        and the line that removes all of them, or words.
+        """
         holder = steps[-1]
+        remedy = REMOVE_THEM
         cuts = self._writer.cuts_of_items(root, steps, items)
-        if any(cut.owner_id != id(holder) for cut in cuts):
-            cuts = []
-        line = statement_of(cuts)
-        if not line:
-            cuts = []
-        first = first_in(holder, items)
-        of_first = self._writer.way(root, (*steps, first)).holder
-        remedy = Remedy(line, cuts=tuple(cuts)) if line else REMOVE_THEM
+        if all(cut.owner_id == id(holder) for cut in cuts):
+            line = statement_of(cuts)
+            if line:
+                remedy = Remedy(line, cuts=tuple(cuts))
+        first_item = first_in(holder, items)
+        holder_of_first = self._writer.way(root, (*steps, first_item)).holder
         return Way(
-            replace(of_first.with_more(str(len(items) - 1)), remedy=remedy),
+            replace(holder_of_first.with_more(str(len(items) - 1)), remedy=remedy),
             removed_references=frozenset((id(holder), id(item)) for item in items),
         )
 
 
 def _one_way_for_each_line(holders: Sequence[HolderWays]) -> list[Way]:
-    """Return the ways through holders, without those that an earlier line ends, and one of those
-    with the same line.
+    """Return the ways through holders, one for each line. Ways which the line of an earlier holder
+    ends are left out.
     """
     removed_references = set[tuple[int, int]]()
-    by_advice = dict[Remedy | str, Way]()
+    way_by_advice = dict[Remedy | str, Way]()
     for holder in holders:
         remaining = holder.without(removed_references)
         for way in remaining.ways:
             removed_references.update(way.removed_references)
         for way in remaining.together():
-            key: Remedy | str = way.holder.remedy
-            if key == REMOVE_THEM:
-                key = way.holder.path  # the same words for each place
-            first = by_advice.setdefault(key, way)
-            if first.words and not way.words:  # a model has the parameter of an optimizer, too
-                by_advice[key] = replace(first, words="")
-    return list(by_advice.values())
+            advice: Remedy | str = way.holder.remedy
+            if advice == REMOVE_THEM:
+                advice = way.holder.path  # the same words for each place
+            first_way = way_by_advice.setdefault(advice, way)
+            if first_way.words and not way.words:  # a model has the parameter of an optimizer, too
+                way_by_advice[advice] = replace(first_way, words="")
+    return list(way_by_advice.values())
 
 
 def _is_removed(found_chain: FoundChain, removed: Set[tuple[int, int]]) -> bool:

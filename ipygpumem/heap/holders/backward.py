@@ -1,4 +1,5 @@
-"""Searches for the holders of objects, against the direction of the references.
+"""Searches for the holders of objects, against the direction of the references: from an array to
+the list that refers to it, from the list to the variable ``runs``.
 
 The search goes one level of referrers at a time, each level one pass of the collector over the heap
 in C. It ends at roots: namespaces, modules, threads, running functions. Only objects that were
@@ -31,7 +32,9 @@ from ipygpumem.introspect import (
 )
 
 MOST_VISITS = 20_000_000
+"""Maximum number of objects to examine in one search: each level examines the whole heap."""
 _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
+"""True if this Python creates the dict of an object's attributes when the dict is read."""
 
 
 class BackwardSearch:
@@ -47,14 +50,16 @@ class BackwardSearch:
     Attributes:
         graph: the references that the search has seen.
         holders: finds the holders of objects in these.
-        roots_at: all roots that refer to an object directly, by its identity.
+        roots_at: all roots that refer to an object directly, by the object's identity.
         up_to_roots: the ways from roots to objects.
         up_to_unheld: the ways to all objects from those to which nothing visible refers.
         is_limited: True if the search ended somewhere before it had seen everything.
     """
 
     _MOST_LEVELS = 40
+    """Maximum number of references between a root and a target."""
     _WIDEST_LEVEL = 100_000
+    """Maximum number of objects of one level whose referrers are searched."""
 
     def __init__(
         self,
@@ -82,19 +87,19 @@ class BackwardSearch:
         self._unheld: list[int] = []
         """Referrers to which nothing visible refers."""
         self._add_own_dicts(targets)
-        self._run(list(self.graph.objects), max_visits)
-        self._finish()
+        self._search_levels(list(self.graph.objects), max_visits)
+        self._find_ways()
 
     def search_for_all(self, targets: Sequence[object], max_visits: int = MOST_VISITS) -> None:
         """Go on until all holders of some objects are known."""
         self._for_all = True
         was_limited = self.is_limited
-        new = [target for target in targets if id(target) not in self.graph.objects]
-        self._add_own_dicts(new)
-        self.graph.objects.update((id(target), target) for target in new)
-        self._run(list(map(id, targets)), max_visits)
+        unseen_targets = [target for target in targets if id(target) not in self.graph.objects]
+        self._add_own_dicts(unseen_targets)
+        self.graph.objects.update((id(target), target) for target in unseen_targets)
+        self._search_levels(list(map(id, targets)), max_visits)
         self.is_limited = was_limited
-        self._finish()
+        self._find_ways()
 
     def _add_own_dicts(self, targets: Sequence[object]) -> None:
         """Add the dicts of the targets' attributes to the heap.
@@ -106,8 +111,14 @@ class BackwardSearch:
             if _has_managed_dict(target):
                 self._heap.add(instance_dict(target), target)
 
-    def _run(self, targets: list[int], max_visits: int) -> None:
-        """Examine level after level until nothing is left that may lead to a variable."""
+    def _search_levels(self, targets: list[int], max_visits: int) -> None:
+        """Examine the referrers of level after level until no object is left that may lead from a
+        variable to a target, or a limit is reached.
+
+        Args:
+            targets: identities of the objects whose holders are searched.
+            max_visits: as in the class.
+        """
         if targets:
             self._finder.read_values()
         for number in itertools.count():
@@ -121,8 +132,8 @@ class BackwardSearch:
             self._record_referrers(level)
             self.up_to_roots = self.graph.next_up(self._references_of_variables())
 
-    def _finish(self) -> None:
-        """Find the ways from all roots, now that the search is over."""
+    def _find_ways(self) -> None:
+        """Fill ``up_to_roots``, ``roots_at`` and ``up_to_unheld``, now that the search is over."""
         # An output, the last error or a module may also hold, by a longer path, an object of a
         # variable: no leak.
         self.up_to_roots = {
@@ -144,14 +155,14 @@ class BackwardSearch:
         """
         candidates: Iterable[int]
         if self._for_all:
-            candidates = self._that_lead_to_holders(targets)
+            candidates = self._dying_and_leading_to_holders(targets)
         else:
             without_way = [key for key in targets if key not in self.up_to_roots]
             candidates = dict.fromkeys(self.graph.leading_to(without_way))
         return [key for key in candidates if key not in self.graph.referrers]
 
-    def _that_lead_to_holders(self, targets: list[int]) -> Iterable[int]:
-        """Return all objects that must die with some targets, and those that may lead from a
+    def _dying_and_leading_to_holders(self, targets: list[int]) -> Iterable[int]:
+        """Return all objects that must die with some targets, and all objects that may lead from a
         variable to one of their holders.
         """
         next_down, items = self.holders.holders_of(targets)
@@ -167,8 +178,8 @@ class BackwardSearch:
         return [pair for pair in self._references_of_roots if pair[0].rank is Rank.VARIABLE]
 
     def _record_values(self, level: list[int]) -> None:
-        """Record the roots of the objects of a level that registries, context variables and
-        running functions keep.
+        """Record the roots of the objects of a level to which registries, context variables and
+        running functions refer.
         """
         values = self._finder.values
         for key in level:
@@ -179,27 +190,25 @@ class BackwardSearch:
         """Record all objects that refer to those of a level."""
         self.graph.referrers.update((key, []) for key in level)
         objects = self._with_unknown_referrers(level)
-        referred = set[int]()
+        ids_with_referrer = set[int]()
         for referrer, children in self._heap.referrers(objects):
             owned = self._owned_by(referrer, children)
             if not owned or self._is_ours(referrer):
                 continue
-            referred.update(owned)
-            for holder, of_holder in _with_own_dict(referrer, owned):
-                self._record(holder, of_holder)
+            ids_with_referrer.update(owned)
+            for holder, held_children in _with_own_dict(referrer, owned):
+                self._record(holder, held_children)
                 if holder is not referrer:
                     # Else the next search would end at the dict that this one has created.
                     self._heap.add(holder, referrer)
         for key in objects:
             is_referrer = key in self.graph.children
-            if is_referrer and key not in referred:
+            if is_referrer and key not in ids_with_referrer:
                 self._unheld.append(key)
 
     def _with_unknown_referrers(self, level: list[int]) -> dict[int, object]:
-        """Return the objects of a level whose referrers are searched, by identity.
-
-        No object needs to refer to one that a permanent root keeps. Of a very wide level, the
-        search takes only the first objects.
+        """Return the objects of a level whose referrers are searched, by identity: only the first
+        ones of a very wide level, and none that a permanent root keeps, because it does not die.
         """
         if len(level) > self._WIDEST_LEVEL:
             self.is_limited = True
@@ -211,7 +220,9 @@ class BackwardSearch:
         return objects
 
     def _owned_by(self, referrer: object, children: list[int]) -> list[int]:
-        """Return the objects that a referrer owns: it may lead to more than its own."""
+        """Return the children of a referrer that it keeps alive by itself: not the task that a
+        callback wakes, the values of context variables, or the class of an instance.
+        """
         if wakes_task(referrer):
             return [key for key in children if key in self._targets]
         if type_name(referrer).startswith("hamt"):  # part of a context
@@ -223,7 +234,9 @@ class BackwardSearch:
         return children
 
     def _is_ours(self, referrer: object) -> bool:
-        """Return True for a running frame, and for an object that we have made for a while."""
+        """Return True for a running frame, a hidden object of ``Roots``, and a signal handler of
+        this package.
+        """
         is_hidden = id(referrer) in self._roots.hidden or id(referrer) in self._running
         return is_hidden or is_listener(referrer)
 
@@ -268,23 +281,24 @@ def _is_in_its_module(kind: type) -> bool:
 
 
 def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:
-    """Yield the holder of ``children``: an object itself, or the dict of its attributes.
+    """Yield the holders of ``children`` with their children: an object, or the dict of its
+    attributes, or both.
 
-    CPython 3.11 and 3.12 create that dict when it is read, and reading it here must not make paths
-    longer.
+    CPython 3.11 and 3.12 create that dict when it is read. Before, the object itself refers to the
+    values of its attributes; the path leads through the dict in either case.
     """
     if not _has_managed_dict(referrer):
         yield referrer, children
         return
-    names = instance_dict(referrer) or {}
-    values = set(map(id, list(names.values())))
-    attributes = [child for child in children if child in values]
-    if attributes:
-        yield names, attributes
-    if len(attributes) < len(children):
-        yield referrer, [child for child in children if child not in values]
+    attributes = instance_dict(referrer) or {}
+    value_ids = set(map(id, list(attributes.values())))
+    children_in_dict = [child for child in children if child in value_ids]
+    if children_in_dict:
+        yield attributes, children_in_dict
+    if len(children_in_dict) < len(children):
+        yield referrer, [child for child in children if child not in value_ids]
 
 
 def _has_managed_dict(item: object) -> bool:
-    """Return True for an object whose attributes get a dict only when it is read."""
+    """Return True for an object whose attributes get a dict only when the dict is read."""
     return _MAKES_DICTS and has_nameless_attributes(item)

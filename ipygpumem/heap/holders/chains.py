@@ -41,7 +41,9 @@ class FoundChain(NamedTuple):
     further_down: tuple[Steps, ...] = ()
     """The chains down from the holder's other items to the object."""
     many_items: Sequence[object] = ()
-    """All items that lead to the object, if they are too many for a chain of each."""
+    """All items that lead to the object, if there are too many for a chain through each; else
+    empty.
+    """
 
     @property
     def to_holder(self) -> Steps:
@@ -49,12 +51,12 @@ class FoundChain(NamedTuple):
         return self.steps[: self.holder_at + 1]
 
     def steps_through_items(self) -> list[Steps]:
-        """Return the steps through each item of the holder, as far as they are known."""
+        """Return the whole chain through each item of the holder, as far as these are known."""
         to_holder = self.to_holder
         return [self.steps, *((*to_holder, *chain_down) for chain_down in self.further_down)]
 
     def has_all_steps(self) -> bool:
-        """Return True if ``steps_through_items`` has the steps of all the holder's references."""
+        """Return True if ``steps_through_items`` has a chain for each reference of the holder."""
         return self.references == 1 + len(self.further_down)
 
 
@@ -62,7 +64,7 @@ class HolderChains:
     """The chains through the holders of objects, as a search has seen them so far.
 
     Args:
-        search: the search, which may go on.
+        search: the search; it may go on between two questions.
     """
 
     def __init__(self, search: BackwardSearch) -> None:
@@ -72,9 +74,9 @@ class HolderChains:
         """Number of references from each holder to each object, by their identities."""
 
     def chains_to(self, targets: Sequence[object]) -> list[FoundChain]:
-        """Return a chain from each holder of some objects, those of variables first.
+        """Return a chain through each holder of some objects, the chains from variables first.
 
-        Only a search ``for_all`` knows all of them.
+        Only a search ``for_all`` knows all holders.
         """
         holders = self._search.holders.holders_of(list(map(id, targets)))
         chains = self._chains_without_holder(holders)
@@ -119,9 +121,9 @@ class HolderChains:
         root, steps = chain
         item_ids = holders.items[key]
         first_down, *further_down = self._chains_down(item_ids[:_MOST_ITEMS], holders)
-        many = list[object]()
+        many_items = list[object]()
         if len(item_ids) > _MOST_ITEMS:
-            many = list(map(self._graph.objects.__getitem__, item_ids))
+            many_items = list(map(self._graph.objects.__getitem__, item_ids))
         # Another thread may have removed the reference by now, as the end of a thread does. And the
         # dict of a holder's attributes is one reference, which has several.
         number = self._number_of_references(holder, holders.next_down.keys())
@@ -132,12 +134,18 @@ class HolderChains:
             references=number,
             holder_at=len(steps) - 1,
             further_down=tuple(further_down),
-            many_items=many,
+            many_items=many_items,
         )
 
     def _chain_to_holder(self, key: int, holders: Holders) -> Chain | None:
-        """Return a root and the chain from it to a holder, not through objects that must die with
-        the targets if there is another chain; None without a way.
+        """Return a root and the chain from it to a holder; None if no root leads to the holder.
+
+        A chain through objects that must die with the targets is only taken if there is no other
+        one.
+
+        Args:
+            key: identity of the holder.
+            holders: all holders of the targets, and the objects that must die.
         """
         dying = holders.next_down
         chain = self._graph.chain(self._graph.objects[key], self._search.up_to_roots)
@@ -160,14 +168,19 @@ class HolderChains:
     def _chains_down(self, item_ids: Sequence[int], holders: Holders) -> Iterator[Steps]:
         """Yield the chains from items of a holder to targets, one for each attribute if an item is
         the dict of the holder's attributes.
+
+        Args:
+            item_ids: the identities of the items.
+            holders: all holders of the targets, and the objects between them.
         """
         for key in item_ids:
-            below = holders.next_down[key]
-            if below is None or type(self._graph.objects[key]) is not dict:
-                for steps in self._chains_to_whole_arrays(key, holders):
-                    yield from self._chains_of_attributes(steps, holders)
-            else:
-                steps = (self._graph.objects[key], self._graph.objects[below])
+            item = self._graph.objects[key]
+            key_below = holders.next_down[key]
+            if type(item) is dict and key_below is not None:
+                to_attribute: Steps = (item, self._graph.objects[key_below])
+                yield from self._chains_of_attributes(to_attribute, holders)
+                continue
+            for steps in self._chains_to_whole_arrays(key, holders):
                 yield from self._chains_of_attributes(steps, holders)
 
     def _chains_of_attributes(self, steps: Steps, holders: Holders) -> Iterator[Steps]:
@@ -192,18 +205,23 @@ class HolderChains:
         yield steps
 
     def _chains_of_children(self, steps: Steps, position: int, holders: Holders) -> Iterator[Steps]:
-        """Yield the chain through each child that leads to a target, of one object on a chain; the
+        """Yield a chain through each child that leads to a target, of one object on a chain; the
         chain itself first.
+
+        Args:
+            steps: the chain.
+            position: the position of the object among the steps.
+            holders: knows which children lead to a target.
         """
-        on_chain = id(steps[position + 1])
-        children = [on_chain, *self._graph.children.get(id(steps[position]), ())]
+        id_on_chain = id(steps[position + 1])
+        children = [id_on_chain, *self._graph.children.get(id(steps[position]), ())]
         for child in dict.fromkeys(children):
             if child in holders.next_down:
                 yield (*steps[: position + 1], *self._steps_down(child, holders.next_down))
 
     def _chains_to_whole_arrays(self, key: int, holders: Holders) -> list[Steps]:
-        """Return the chains from an object to targets, but only the object if it is an array all of
-        whose elements lead to targets: it is removed as a whole.
+        """Return the chains from an object to targets; only the object itself if it is an array of
+        objects, all of which lead to targets: it is removed as a whole.
         """
         item = self._graph.objects[key]
         chains = self._chains_of_elements(key, holders)
@@ -225,7 +243,7 @@ class HolderChains:
         return [(item, *self._steps_down(child, next_down)) for child in dict.fromkeys(leading)]
 
     def _steps_down(self, key: int | None, next_down: Mapping[int, int | None]) -> Steps:
-        """Return the chain down from an object."""
+        """Return the chain down from an object to its target."""
         steps = list[object]()
         while key is not None:
             steps.append(self._graph.objects[key])
@@ -260,7 +278,12 @@ class HolderChains:
         return [root]
 
     def _number_of_references(self, holder: object, keys: Set[int]) -> int:
-        """Return the number of references from an object, which may be large, to some objects."""
+        """Return the number of references from a holder, which may be large, to some objects.
+
+        Args:
+            holder: the holder; its references are counted once.
+            keys: the identities of the objects.
+        """
         counts = self._reference_counts.get(id(holder))
         if counts is None:
             counts = Counter(map(id, referents_with_keys(holder)))
@@ -272,16 +295,18 @@ class HolderChains:
 def _leads_through_dying(
     found_chain: FoundChain, targets: Sequence[object], holders: Holders
 ) -> bool:
-    """Return True for a chain to a holder through an object that dies with the targets: this object
-    has holders of its own.
+    """Return True for a chain that leads to its holder through an object that dies with the
+    targets: this object has holders of its own.
     """
-    dying = [step for step in found_chain.to_holder if id(step) in holders.next_down]
-    return any(_dies_without_item(step, targets) for step in dying)
+    for step in found_chain.to_holder:
+        if id(step) in holders.next_down and _dies_without_item(step, targets):
+            return True
+    return False
 
 
 def _dies_without_item(item: object, targets: Sequence[object]) -> bool:
-    """Return True for an object that is removed as a whole if one of its items is; not for the dict
-    of an object's attributes, or an array of objects that is none of some targets.
+    """Return True for an object that is removed as a whole if one of its items is, such as a tuple;
+    False for a dict, and for an array of objects that is none of the targets.
     """
     if type(item) is dict:
         return False

@@ -1,5 +1,4 @@
-"""Explains which holders keep some objects, and by which lines these are removed from all of
-them.
+"""Explains which holders keep objects alive, and which lines remove the objects from all of them.
 
 First each object gets its nearest holder. A row of many arrays then gets the holder of all of them
 (``row_removal``), and, if asked for, all other places that hold the same objects (``all_places``).
@@ -7,8 +6,9 @@ First each object gets its nearest holder. A row of many arrays then gets the ho
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.heap import Heap
@@ -17,14 +17,14 @@ from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.gradients import ClearableGradients
 from ipygpumem.heap.holders.open_figures import OpenFigures
 from ipygpumem.heap.holders.received_records import ReceivedRecords
-from ipygpumem.heap.holders.referrer_graph import Chain, NextUp
+from ipygpumem.heap.holders.referrer_graph import Chain, NextUp, Steps
 from ipygpumem.heap.holders.removal import Removal
 from ipygpumem.heap.holders.row_removal import RowRemovals
 from ipygpumem.heap.holders.rows import Row, RowHolders
 from ipygpumem.heap.paths.items_and_attributes import first_in
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy
-from ipygpumem.heap.paths.roots import Roots
+from ipygpumem.heap.paths.roots import Root, Roots
 from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.ways import Way, joined
 
@@ -56,13 +56,45 @@ HIDDEN_CYCLE = Holder(
 )
 
 
+@dataclass(frozen=True)
 class Explanation:
     """The holders of some storages, each of which belongs to some objects.
 
     Attributes:
-        named: the holders to which a root leads.
-        unnamed: the other holders, to which nothing visible refers.
+        named: the holders to which a root leads, by storage.
+        unnamed: the holders to which nothing visible refers, of the other storages.
+        removals: how to remove the objects of each storage from the nearest place; not of a
+            storage that is freed with another one's row.
         is_limited: True if some holders may not have been reached.
+    """
+
+    named: dict[StorageKey, Holder]
+    unnamed: dict[StorageKey, Holder]
+    removals: dict[StorageKey, Removal]
+    is_limited: bool
+
+
+class _NearestPlaces(NamedTuple):
+    """The nearest places of storages to which a root leads."""
+
+    removals: dict[StorageKey, Removal]
+    """How to remove the objects of each storage from its nearest place."""
+    freed_with_row: dict[StorageKey, StorageKey]
+    """Further storages, which the line of a row frees, with the storage that stands for the row."""
+    are_some_left_out: bool
+    """True if storages were left out, because there are more than ``_MOST_NAMED``."""
+
+
+class HolderSearch:
+    """Searches for the holders of objects, and explains how each is removed from its holders.
+
+    Args:
+        objects: the objects that belong to each storage; a storage is freed if they die.
+        heap: the live objects.
+        roots: the names and objects from which the user can reach objects.
+        max_visits: maximum number of objects to examine.
+        rows: rows of storages, each of which gets one holder if possible; None for no rows.
+        of_graphs: True if the objects are tensors whose graphs are unwanted, not the tensors.
     """
 
     def __init__(
@@ -72,58 +104,57 @@ class Explanation:
         roots: Roots,
         max_visits: int,
         *,
+        rows: RowHolders | None = None,
         of_graphs: bool = False,
     ) -> None:
-        self.named: dict[StorageKey, Holder] = {}
-        self.unnamed: dict[StorageKey, Holder] = {}
-        self.is_limited = False
         self._objects = objects
         self._roots = roots
         self._max_visits = max_visits
         self._of_graphs = of_graphs
-        """True if the objects are tensors whose graphs are unwanted, not the tensors."""
         targets = [item for items in objects.values() for item in items]
         self._search = BackwardSearch(targets, heap, roots, max_visits)
         self._writer = PathWriter(roots, of_leaks=True)
         self._records = ReceivedRecords(roots, self._writer)
         self._figures = OpenFigures(roots, self._writer)
-        self._rows: RowHolders | None = None
+        self._rows = rows
         self._row_removals: RowRemovals | None = None
-        self._removals: dict[StorageKey, Removal] = {}
-        """How to remove the objects of each storage from the nearest place."""
-        self._number_divided = 0
-        """Number of times that a row's holder did not lead to all of it."""
+        if rows is not None:
+            self._row_removals = RowRemovals(
+                rows, roots, self._writer, self._records, self._figures
+            )
 
-    def explain(self, *, rows: RowHolders | None = None, all_places: bool = False) -> None:
-        """Find the holders.
+    def explain(self, *, all_places: bool = False) -> Explanation:
+        """Return the holders of all storages.
 
         Args:
-            rows: rows of storages, each of which gets one holder if possible.
-            all_places: True to name all places that hold an object.
+            all_places: True to name all places that hold an object, not only the nearest one.
         """
-        if rows is not None:
-            self._rows = rows
-            self._row_removals = RowRemovals(
-                rows, self._roots, self._writer, self._records, self._figures
-            )
-        freed_with_row, are_some_left_out = self._name_nearest()
+        removals, freed_with_row, are_some_left_out = self._nearest_places()
+        named = {key: removal.way.holder for key, removal in removals.items()}
+        unnamed = dict[StorageKey, Holder]()
         for key, items in self._objects.items():
-            if key not in self.named and key not in freed_with_row:
-                self._name_unheld(key, items)
-        number_named = len(self.named) + len(freed_with_row)
-        self.is_limited = (self._search.is_limited or are_some_left_out) and number_named < len(
-            self._objects
-        )
+            if key in removals or key in freed_with_row:
+                continue
+            holder = self._holder_without_root(items)
+            if holder is not None:
+                unnamed[key] = holder
+        are_some_not_named = len(removals) + len(freed_with_row) < len(self._objects)
+        is_limited = are_some_not_named and (self._search.is_limited or are_some_left_out)
         if all_places:
-            self.add_other_holders(self._removals.keys())
+            named.update(self.holders_in_all_places(removals))
         for key, row_key in freed_with_row.items():
-            self.named[key] = self.named[row_key]
+            named[key] = named[row_key]
+        return Explanation(named, unnamed, removals, is_limited)
 
-    def add_other_holders(self, keys: Container[StorageKey]) -> None:
-        """Name all places that hold some objects: each dies only if all of its places are
-        emptied.
+    def holders_in_all_places(
+        self, removals: Mapping[StorageKey, Removal]
+    ) -> dict[StorageKey, Holder]:
+        """Return one holder for each storage that names all places of its objects: an object dies
+        only if all of its places are emptied.
+
+        Args:
+            removals: how to remove the objects of each storage from the nearest place.
         """
-        removals = {key: removal for key, removal in self._removals.items() if key in keys}
         all_places = AllPlaces(
             self._search,
             self._roots,
@@ -134,8 +165,10 @@ class Explanation:
             self._row_removals,
             of_graphs=self._of_graphs,
         )
+        holders = dict[StorageKey, Holder]()
         for key, places in all_places.of_removals(removals, self._max_visits).items():
-            self._name_all(key, removals[key].way, places)
+            holders[key] = _holder_of_places(places, removals[key].way)
+        return holders
 
     def path_of_trained(self, tensors: Sequence[object], gradients: ClearableGradients) -> str:
         """Return the path to the outermost module or optimizer that may clear the gradients of some
@@ -157,46 +190,51 @@ class Explanation:
 
     # -- nearest holders --------------------------------------------------------------------------
 
-    def _name_nearest(self) -> tuple[dict[StorageKey, StorageKey], bool]:
-        """Name the holders of all storages to which a root leads, but not of too many.
-
-        Returns:
-            The storages that the line of another one's row frees, with the key of that row; and
-            True if some storages were left out.
-        """
+    def _nearest_places(self) -> _NearestPlaces:
+        """Return the nearest places of all storages to which a root leads, but not of too many."""
+        removals = dict[StorageKey, Removal]()
         freed_with_row = dict[StorageKey, StorageKey]()
         are_some_left_out = False
+        number_divided = 0
         for key, items in self._objects.items():
             if key in freed_with_row:
                 continue
-            is_row = self._rows is not None and self._rows.row(key) is not None
-            if len(self.named) >= _MOST_NAMED and not is_row:
+            row = self._row(key)
+            if len(removals) >= _MOST_NAMED and row is None:
                 are_some_left_out = True
                 continue
-            nearest = self._nearest(self._search.up_to_roots, items, object_id=self._object_id(key))
+            object_id = 0 if row is None else row.object_id
+            nearest = self._nearest(self._search.up_to_roots, items, object_id=object_id)
             if nearest is None:
                 continue
-            removal = self._removal(key, items, *nearest)
-            self._removals[key] = removal
-            self.named[key] = removal.way.holder
-            for freed in self._freed_with_row(key, removal.way):
-                freed_with_row[freed] = key
-        return freed_with_row, are_some_left_out
+            chain, way = nearest
+            removals[key] = removal = self._removal(row, items, chain, way)
+            if row is None or not removal.way.cuts:
+                continue
+            if not row.is_whole:
+                if number_divided == _MOST_DIVIDED or not _is_divisible(key, row, removal.way):
+                    continue
+                self._add_row_of_remaining(row)
+                number_divided += 1
+            for freed_key in self._freed_with(row):
+                freed_with_row[freed_key] = key
+        return _NearestPlaces(removals, freed_with_row, are_some_left_out)
 
-    def _name_unheld(self, key: StorageKey, items: Sequence[object]) -> None:
-        """Name the holder of a storage to which no root leads, if there is one."""
+    def _holder_without_root(self, items: Sequence[object]) -> Holder | None:
+        """Return the holder of objects to which no root leads; None if nothing refers to them."""
         if any(map(self._search.is_in_hidden_cycle, items)):
-            self.unnamed[key] = HIDDEN_CYCLE
-            return
+            return HIDDEN_CYCLE
         nearest = self._nearest(self._search.up_to_unheld, items)
-        if nearest is not None:
-            _, way = nearest
-            self.unnamed[key] = way.holder
+        if nearest is None:
+            return None
+        _, way = nearest
+        return way.holder
 
     def _nearest(
         self, next_up: NextUp, items: Sequence[object], *, object_id: int = 0
     ) -> tuple[Chain, Way] | None:
-        """Return the shortest chain from a root to one of some objects, and its text.
+        """Return the shortest chain from a root to one of some objects, and the way along it; None
+        if no root leads to them.
 
         Args:
             next_up: the ways from roots.
@@ -215,116 +253,126 @@ class Explanation:
         chains_through = [chain for chain in chains if object_id in map(id, chain[1])]
         candidates = list[tuple[Chain, Way]]()
         for root, steps in _some_of_each_holder(_shortest(chains_through or chains)):
-            way = self._writer.way(root, steps, of_graph=self._of_graphs)
-            record = self._records.removal(root, steps, steps[-1:]) if self._of_graphs else None
-            if record is not None:
-                remedy = record.way.holder.remedy
-                way = replace(way, holder=replace(way.holder, remedy=remedy))
-            candidates.append(((root, steps), way))
+            candidates.append(((root, steps), self._way(root, steps)))
         return min(candidates, key=lambda candidate: order_of_holder(candidate[1].holder))
+
+    def _way(self, root: Root, steps: Steps) -> Way:
+        """Return the way along a chain; the line for a graph removes the record with its tensor."""
+        way = self._writer.way(root, steps, of_graph=self._of_graphs)
+        if not self._of_graphs:
+            return way
+        record = self._records.removal(root, steps, steps[-1:])
+        if record is None:
+            return way
+        return replace(way, holder=replace(way.holder, remedy=record.way.holder.remedy))
 
     # -- rows -------------------------------------------------------------------------------------
 
-    def _removal(self, key: StorageKey, items: Sequence[object], chain: Chain, way: Way) -> Removal:
-        """Return how to remove the row of a storage, or the objects of the storage if it has none.
+    def _row(self, key: StorageKey) -> Row | None:
+        """Return the row for which a storage stands; None if it stands for none."""
+        return None if self._rows is None else self._rows.row(key)
+
+    def _removal(self, row: Row | None, items: Sequence[object], chain: Chain, way: Way) -> Removal:
+        """Return how to remove a row, or the objects of a storage without one.
+
+        It sets ``held_storages`` of the row.
 
         Args:
-            key: the storage.
-            items: its objects.
+            row: the row, if there is one.
+            items: the objects of the storage.
             chain: the nearest chain to one of these.
             way: the way along this chain.
         """
-        if self._row_removals is None:
-            _, steps = chain
+        root, steps = chain
+        if self._rows is None or self._row_removals is None:
             return Removal.of(steps[-1], items, way)
-        return self._row_removals.removal(key, items, chain, way)
+        if row is None:
+            removal = Removal.of(steps[-1], items, way)
+        else:
+            holder = self._rows.nearest_holder(row, steps)
+            row.held_storages = holder.held_storages
+            removal = self._row_removals.removal(row, holder, chain, way)
+        return self._row_removals.with_new_module(removal, root, steps)
 
-    def _object_id(self, key: StorageKey) -> int:
-        """Return the identity of the object of a storage's row; 0 if there is none."""
-        if self._rows is None:
-            return 0
-        return self._rows.object_id(key)
-
-    def _freed_with_row(self, key: StorageKey, way: Way) -> set[StorageKey]:
-        """Return the storages of the row of ``key`` that the line of its holder frees: writing the
-        way to each of thousands takes seconds.
-
-        If the holder does not lead to the whole row, the rest is made a row of its own, if it can
-        be; else no storage is freed with this one.
+    def _add_row_of_remaining(self, row: Row) -> None:
+        """Make the storages to which a row's holder does not lead a row of its own, which their
+        first one stands for.
         """
-        row = None if self._rows is None else self._rows.row(key)
-        if self._rows is None or row is None or not way.cuts:
-            return set()
-        if not row.is_whole:
-            if not self._is_divisible(key, row, way):
-                return set()
-            left = row.storages - row.held_storages
-            keys_left = [other for other in self._objects if other in left]
-            self._rows.add(keys_left[0], row.part(keys_left))
-            self._number_divided += 1
-        without_row = {other for other in row.held_storages if self._rows.row(other) is None}
-        return without_row & self._objects.keys()
+        remaining = row.storages - row.held_storages
+        keys = [key for key in self._objects if key in remaining]
+        if self._rows is not None:
+            self._rows.add(keys[0], row.part(keys))
 
-    def _is_divisible(self, key: StorageKey, row: Row, way: Way) -> bool:
-        """Return True if a row of many objects that are no arrays may be divided, because one line
-        frees all objects to which its holder leads.
+    def _freed_with(self, row: Row) -> list[StorageKey]:
+        """Return the storages that are freed with a row, because they stand for no row themselves:
+        writing the way to each of thousands takes seconds.
         """
-        is_line_of_held = len(way.cuts) > 1 or len(row.held_storages) == 1
-        is_long_row = key[0] == "object" and len(row.storages) > _FEW_ITEMS
-        return is_line_of_held and is_long_row and self._number_divided < _MOST_DIVIDED
+        storages = row.held_storages & self._objects.keys()
+        return [key for key in storages if self._row(key) is None]
 
-    # -- all places -------------------------------------------------------------------------------
 
-    def _name_all(self, key: StorageKey, nearest: Way, places: Places) -> None:
-        """Name all places that hold the objects of a storage.
+def _is_divisible(key: StorageKey, row: Row, way: Way) -> bool:
+    """Return True if a row of many objects that are no arrays may be divided, because one line
+    frees all objects to which its holder leads.
 
-        Args:
-            key: the storage.
-            nearest: the way to the holder that is named already, and stays if its line removes the
-                object from all places.
-            places: the places.
-        """
-        ways, unwritten = places
-        first = ways[0]
-        are_several = len(ways) > 1 or unwritten > 0
-        if are_several:
-            ways.sort(key=lambda way: order_of_holder(way.holder))
-            self.named[key] = joined(ways, unwritten).holder
-            return
-        if len(first.cuts) > 1 or first.holder.remedy == REMOVE_THEM:
-            self.named[key] = first.holder
-            return
-        if nearest.holder.remedy.text:
-            return
-        line = first.words
-        if nearest.cut is not None:
-            line = statement_of([nearest.cut])
-        self.named[key] = replace(nearest.holder, remedy=Remedy(line))
+    Args:
+        key: the storage that stands for the row.
+        row: the row.
+        way: the way to the objects to which the holder leads, with the line.
+    """
+    if key[0] != "object" or len(row.storages) <= _FEW_ITEMS:
+        return False
+    return len(way.cuts) > 1 or len(row.held_storages) == 1
+
+
+def _holder_of_places(places: Places, nearest: Way) -> Holder:
+    """Return one holder that names all places of some objects.
+
+    Args:
+        places: the places.
+        nearest: the way from the nearest of them, whose holder is returned if its line removes the
+            objects from all places.
+    """
+    ways, unwritten = places
+    if len(ways) > 1 or unwritten:
+        ordered = sorted(ways, key=lambda way: order_of_holder(way.holder))
+        return joined(ordered, unwritten).holder
+    only = ways[0]
+    if len(only.cuts) > 1 or only.holder.remedy == REMOVE_THEM:
+        return only.holder
+    if nearest.holder.remedy.text:
+        return nearest.holder
+    line = only.words
+    if nearest.cut is not None:
+        line = statement_of([nearest.cut])
+    return replace(nearest.holder, remedy=Remedy(line))
 
 
 def _shortest(chains: Sequence[Chain]) -> list[Chain]:
-    """Return the shortest chains of those from the best roots."""
-    distance = min((root.rank, len(steps)) for root, steps in chains)
-    return [(root, steps) for root, steps in chains if (root.rank, len(steps)) == distance]
+    """Return the shortest of the chains whose roots have the lowest rank."""
+    least = min((root.rank, len(steps)) for root, steps in chains)
+    return [(root, steps) for root, steps in chains if (root.rank, len(steps)) == least]
 
 
 def _some_of_each_holder(chains: Sequence[Chain]) -> list[Chain]:
-    """Return the chains; of those to many items of one holder only that to its first item.
+    """Return chains, but of the chains to many items of one holder only that to its first item.
 
     Writing one for each of 20,000 views of an array in a list takes 25 s.
     """
-    by_holder = dict[tuple[int, ...], list[Chain]]()
+    chains_by_holder = dict[tuple[int, ...], list[Chain]]()
     for root, steps in chains:
-        by_holder.setdefault(tuple(map(id, (root, *steps[:-1]))), []).append((root, steps))
-    some = list[Chain]()
-    for of_holder in by_holder.values():
-        root, steps = of_holder[0]
-        if len(of_holder) > _FEW_ITEMS and len(steps) > 1:
-            first = first_in(steps[-2], [chain[1][-1] for chain in of_holder])
-            some.append((root, (*steps[:-1], first)))
+        ids_to_holder = tuple(map(id, (root, *steps[:-1])))
+        chains_by_holder.setdefault(ids_to_holder, []).append((root, steps))
+    chosen = list[Chain]()
+    for chains_of_holder in chains_by_holder.values():
+        root, steps = chains_of_holder[0]
+        if len(chains_of_holder) > _FEW_ITEMS and len(steps) > 1:
+            items = [steps_to_item[-1] for _, steps_to_item in chains_of_holder]
+            first_item = first_in(steps[-2], items)
+            chosen.append((root, (*steps[:-1], first_item)))
         else:
-            some += of_holder
-    return some
+            chosen += chains_of_holder
+    return chosen
 
 
 def order_of_holder(holder: Holder) -> tuple[bool, bool, int, str]:

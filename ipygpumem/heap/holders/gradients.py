@@ -23,7 +23,7 @@ biases are too small for rows.
 
 
 class ClearableGradients:
-    """The gradients that modules and optimizers may clear.
+    """Decides whether a module or optimizer may clear all of its gradients.
 
     Args:
         wanted: the storages of the gradients to free.
@@ -51,7 +51,9 @@ class ClearableGradients:
         return self._clearable[id(owner)].issuperset(map(id, tensors))
 
     def _parameters_to_clear(self, owner: object) -> frozenset[int]:
-        """Return the identities of an owner's parameters; none if a gradient must stay."""
+        """Return the identities of the parameters of a module or optimizer; none if the gradient of
+        one must stay.
+        """
         torch: Any = sys.modules["torch"]
         parameters = instances_among(list(_parameters_of(owner)), torch.Tensor)
         with torch._C.DisableTorchFunction():
@@ -70,8 +72,8 @@ class ClearableGradients:
         return frozenset() if must_stay else frozenset(map(id, parameters))
 
     def _is_older(self, gradient: object, array: Array) -> bool:
-        """Return True if a gradient is older than the memory to free; note it for later looks,
-        which do not know its age.
+        """Return True if a gradient is older than the memory to free, and note such a gradient for
+        later looks, which do not know its age.
         """
         if id(gradient) in self._older:
             return True
@@ -88,9 +90,9 @@ _WITH_GRADIENTS = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
 
 def _parameters_of(owner: object) -> Iterator[Any]:
     """Yield the tensors whose gradients ``zero_grad()`` of a module or optimizer clears."""
-    attributes = instance_dict(owner) or {}
-    groups: Any = attributes.get("param_groups")
     if is_of_library(owner, "torch.optim", "Optimizer"):
+        attributes = instance_dict(owner) or {}
+        groups: Any = attributes.get("param_groups")
         for group in groups if type(groups) is list else ():
             parameters: Any = group.get("params") if type(group) is dict else None
             if type(parameters) is list:
@@ -107,7 +109,7 @@ def _parameters_of(owner: object) -> Iterator[Any]:
 
 
 def _parts(module: object, name: str) -> Iterator[Any]:
-    """Yield the parts of a module in one of its dicts."""
+    """Yield the values of one of a module's dicts, such as ``_parameters``."""
     parts: Any = (instance_dict(module) or {}).get(name)
     if is_instance(parts, dict):
         yield from list(dict.values(parts))

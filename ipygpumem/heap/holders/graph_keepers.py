@@ -23,8 +23,10 @@ _MOST_PAIRS = 100_000
 def all_keepers(
     tensors: Sequence[Any], keys: Iterable[StorageKey]
 ) -> dict[StorageKey, list[Any]] | None:
-    """Return the tensors whose graphs or gradients keep each of some storages, or None if there is
-    too much to know all of them.
+    """Return the tensors whose graphs or gradients keep each of some storages; None if the graphs
+    have too many nodes, or too many tensors keep a storage.
+
+    Each storage has one bit, so that one number tells which storages a node keeps.
     """
     bits = {key: 1 << number for number, key in enumerate(keys)}
     with sys.modules["torch"]._C.DisableTorchFunction():
@@ -34,11 +36,11 @@ def all_keepers(
                 pass
         if nodes.is_full or len(nodes.finished) * len(bits) > _MOST_BITS:
             return None
-        kept = _kept_behind(nodes, bits)
-        of_storage: dict[StorageKey, list[Any]] = {key: [] for key in bits}
+        kept_by_node = _kept_behind(nodes, bits)
+        tensors_of: dict[StorageKey, list[Any]] = {key: [] for key in bits}
         number_of_pairs = 0
         for tensor in tensors:
-            kept_by_tensor = kept.get(id(nodes.first(tensor)), 0)
+            kept_by_tensor = kept_by_node.get(id(nodes.first(tensor)), 0)
             for gradient in gradient_of(tensor):
                 kept_by_tensor |= bits.get(memory_key(gradient), 0)
             number_of_pairs += kept_by_tensor.bit_count()
@@ -46,29 +48,33 @@ def all_keepers(
                 return None
             for key, bit in bits.items() if kept_by_tensor else ():
                 if kept_by_tensor & bit:
-                    of_storage[key].append(tensor)
-    return of_storage
+                    tensors_of[key].append(tensor)
+    return tensors_of
 
 
-def tensors_by_gradient(
+def tensors_with_gradients(
     tensors: Iterable[Any], keys: Container[StorageKey]
 ) -> dict[StorageKey, list[Any]]:
     """Return the tensors whose gradients are on each of some storages: those of a model may be
     parts of one.
     """
-    of_storage = dict[StorageKey, list[Any]]()
+    tensors_of = dict[StorageKey, list[Any]]()
     with sys.modules["torch"]._C.DisableTorchFunction():
         for tensor in tensors:
             for gradient in gradient_of(tensor):
                 key = memory_key(gradient)
                 if key in keys:
-                    of_storage.setdefault(key, []).append(tensor)
-    return of_storage
+                    tensors_of.setdefault(key, []).append(tensor)
+    return tensors_of
 
 
 def _kept_behind(nodes: Nodes, bits: Mapping[StorageKey, int]) -> dict[int, int]:
-    """Return the storages that each node and those behind it keep, as a sum of bits, by the node's
-    identity.
+    """Return the storages that each node and the nodes behind it keep, as a sum of bits, by the
+    node's identity.
+
+    Args:
+        nodes: the nodes, which have been read; a node comes after those behind it.
+        bits: the bit of each storage.
     """
     kept = dict[int, int]()
     following = dict[int, list[Any]]()

@@ -1,4 +1,7 @@
-"""Finds the holders of objects: lists and other objects from which users can remove an item."""
+"""Finds the holders of objects: lists and other objects from which users can remove an item.
+
+From a tuple nothing can be removed: it dies with its items, and the holder is the list around it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from ipygpumem.heap.paths.items_and_attributes import owns
 from ipygpumem.introspect import is_exactly, is_instance, is_users_class
 
 _OF_FIXED_DICTS = {MappingProxyType, functools.partial, FunctionType}
-"""Types of objects with a dict from which users remove no items, such as keyword arguments."""
+"""Types of objects that have a dict, such as keyword arguments, from which users remove no items.
+"""
 
 
 class Holders(NamedTuple):
@@ -40,7 +44,7 @@ class HolderFinder:
     """Finds the holders of objects among their referrers.
 
     Args:
-        graph: the references that are known, which may become more.
+        graph: the references that a search has seen so far; all objects are given by identity.
     """
 
     def __init__(self, graph: ReferrerGraph) -> None:
@@ -71,7 +75,7 @@ class HolderFinder:
         return Holders(next_down, items)
 
     def _is_holder(self, key: int) -> bool:
-        """Return True for an object from which a user can remove what it refers to."""
+        """Return True for an object from which a user can remove the objects to which it refers."""
         item: Any = self._graph.objects[key]
         if is_instance(item, dict):
             return self._is_holding_dict(key, item)
@@ -80,9 +84,11 @@ class HolderFinder:
         return self._are_holders[key]
 
     def _is_holding_dict(self, key: int, item: dict[str, object]) -> bool:
-        """Return True for a dict from which a user can remove an item, as far as is known yet."""
+        """Return True for a dict from which a user can remove an item; False for the dict of an
+        object's attributes, which dies with the object, and as long as its referrers are not known.
+        """
         if key not in self._graph.referrers:
-            return False  # an object's own dict dies with the object: its referrers tell
+            return False
         owners = [self._graph.objects[referrer] for referrer in self._graph.referrers[key]]
         if owners and all(type(owner) in _OF_FIXED_DICTS for owner in owners):
             return False  # only a name of the dict itself could remove an item
@@ -90,7 +96,9 @@ class HolderFinder:
 
 
 def _can_remove_from(item: Any) -> bool:
-    """Return True for an object, no dict, from which a user can remove what it refers to."""
+    """Return True for an object except a dict if a user can remove the objects to which it refers:
+    a generator is closed, a list loses an item, an instance of the user's class an attribute.
+    """
     if is_exactly(item, *SUSPENDED):
         return True
     if any(is_instance(item, kind) for kind in (list, set, deque, type, SimpleNamespace)):

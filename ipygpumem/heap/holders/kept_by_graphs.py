@@ -1,9 +1,13 @@
-"""Finds the tensors whose autograd graph or gradient keeps a storage alive."""
+"""Names the tensors whose autograd graph or gradient keeps a storage alive.
+
+After ``losses.append(model(x).sum())``, no Python object refers to what the model has saved for
+``backward()``: the graph of ``losses[0]`` keeps it.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +17,11 @@ from ipygpumem.heap.holders.backward import MOST_VISITS
 from ipygpumem.heap.holders.explanation import (
     NOT_REACHED,
     Explanation,
+    HolderSearch,
     order_of_holder,
 )
 from ipygpumem.heap.holders.gradients import ClearableGradients
-from ipygpumem.heap.holders.graph_keepers import all_keepers, tensors_by_gradient
+from ipygpumem.heap.holders.graph_keepers import all_keepers, tensors_with_gradients
 from ipygpumem.heap.knowledge.graphs import behind, with_graph_or_gradient, with_graphs
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.paths.cuts import Cut, in_sequence
@@ -51,35 +56,43 @@ _CYCLE = Holder(
 
 @dataclass(frozen=True)
 class GraphKeeper:
-    """A tensor that keeps a storage alive through C++, and how: ``how`` follows the
-    tensor's path.
+    """A tensor that keeps a storage alive through C++.
+
+    Attributes:
+        tensor: the tensor.
+        how: the text that follows its path: ``.grad``, or ``: its autograd graph (MulBackward0)``.
+        advice: how to free the storage if no line removes the tensor; empty for a gradient.
     """
 
     tensor: Any
     how: str
     advice: str
 
+    @property
+    def is_by_gradient(self) -> bool:
+        """True if the storage is that of the tensor's own gradient."""
+        return self.how == GRADIENT
+
 
 def keepers(
     tensors: Iterable[Any], wanted: set[StorageKey]
 ) -> tuple[dict[StorageKey, GraphKeeper], bool]:
-    """Return the tensor that keeps each of the ``wanted`` storages alive, and True if all graphs
-    were seen.
+    """Return one tensor that keeps each of the ``wanted`` storages alive, if there is one, and True
+    if all graphs were seen.
     """
     torch: Any = sys.modules["torch"]
-    by_storage: dict[StorageKey, GraphKeeper] = {}
+    is_leaf = torch.Tensor.is_leaf.__get__
+    by_storage = dict[StorageKey, GraphKeeper]()
     seen = Nodes()
     with torch._C.DisableTorchFunction():
         # Leaves first: a leaf with a name is a better answer than a graph that leads to it.
-        for tensor in sorted(
-            with_graph_or_gradient(tensors),
-            key=lambda tensor: not torch.Tensor.is_leaf.__get__(tensor),
-        ):
+        candidates = sorted(with_graph_or_gradient(tensors), key=lambda tensor: not is_leaf(tensor))
+        for tensor in candidates:
             if len(by_storage) == len(wanted):
                 continue
             own_key = storage_key(tensor)
-            for node, kept in behind(tensor, seen):
-                key = memory_key(kept)
+            for node, kept_tensor in behind(tensor, seen):
+                key = memory_key(kept_tensor)
                 if key not in wanted or key in by_storage:
                     continue
                 if key == own_key:  # it holds it itself: a view, or ``exp`` has saved its result
@@ -120,29 +133,46 @@ def search_graph_holders(
         holders_that_free: holders whose lines remove tensors from all places, by the tensors'
             storages: the gradients of these tensors die with them.
     """
-    # A tensor saved by a graph may also be a Python object that only the graph refers to, which is
-    # no answer.
     candidates = with_graph_or_gradient(heap.tensors)
-    owners = {object_key(tensor): [tensor] for tensor in candidates[:_MOST_OWNERS]}
-    explanation = Explanation(owners, heap, roots, max_visits, of_graphs=True)
-    explanation.explain()
+    tensors_by_key = {object_key(tensor): [tensor] for tensor in candidates[:_MOST_OWNERS]}
+    search = HolderSearch(tensors_by_key, heap, roots, max_visits, of_graphs=True)
+    explanation = search.explain()
+    # A tensor saved by a graph may also be a Python object that only the graph refers to, which is
+    # no answer: only tensors with holders of their own are.
     named = explanation.named
-    ordered = sorted(named, key=lambda owner: order_of_holder(named[owner]))
-    tensors = [owners[owner][0] for owner in ordered]
-    kept, is_complete = keepers(tensors, missing)
-    in_graphs = [key for key, keeper in kept.items() if keeper.how != GRADIENT]
-    keepers_of = all_keepers(tensors, in_graphs)
-    explanation.add_other_holders(_owners_of_graphs(kept, keepers_of or {}))
-    trained = tensors_by_gradient(tensors, kept)
-    gradients = ClearableGradients(missing, roots.ages)
-    holders = _holders_of_storages(
-        kept, keepers_of, trained, explanation, gradients, holders_that_free or {}
+    named_keys = sorted(named, key=lambda key: order_of_holder(named[key]))
+    named_tensors = [tensors_by_key[key][0] for key in named_keys]
+    keeper_by_storage, is_complete = keepers(named_tensors, missing)
+    in_graphs = [key for key, keeper in keeper_by_storage.items() if not keeper.is_by_gradient]
+    all_keepers_of = all_keepers(named_tensors, in_graphs)
+    owner_keys = _keys_of_owners(keeper_by_storage, all_keepers_of or {})
+    namer = _KeptStorages(
+        search,
+        _with_all_places(owner_keys, explanation, search),
+        ClearableGradients(missing, roots.ages),
+        holders_that_free or {},
     )
+    tensors_by_gradient = tensors_with_gradients(named_tensors, keeper_by_storage)
+    holders = dict[StorageKey, Holder]()
+    for key, keeper in keeper_by_storage.items():
+        if keeper.is_by_gradient:
+            holders[key] = namer.holder_by_gradient(keeper, tensors_by_gradient[key])
+        else:
+            all_of_storage = None if all_keepers_of is None else all_keepers_of[key]
+            holders[key] = namer.holder_by_graph(keeper, all_of_storage)
     if explanation.is_limited or not is_complete or len(candidates) > _MOST_OWNERS:
         is_limited = True
-    for key in _storages_in_cycles(heap, missing - kept.keys()):
+    for key in _storages_in_cycles(heap, missing - keeper_by_storage.keys()):
         holders[key] = NOT_REACHED if is_limited else _CYCLE
     return holders, is_limited
+
+
+def _with_all_places(
+    keys: Set[StorageKey], explanation: Explanation, search: HolderSearch
+) -> dict[StorageKey, Holder]:
+    """Return the named holders of an explanation, with all places of the objects of some keys."""
+    removals = {key: removal for key, removal in explanation.removals.items() if key in keys}
+    return {**explanation.named, **search.holders_in_all_places(removals)}
 
 
 def holders_of_saving_graphs(
@@ -156,18 +186,21 @@ def holders_of_saving_graphs(
     candidates = with_graphs(heap.tensors) if keys else []
     if len(candidates) > _MOST_GRAPHS:
         return {}
-    saved_by = dict[StorageKey, list[object]]()
+    tensors_by_storage = dict[StorageKey, list[object]]()
     for tensor in candidates:
-        for key, keeper in keepers([tensor], keys)[0].items():
-            if keeper.how != GRADIENT:
-                saved_by.setdefault(key, []).append(tensor)
-    owners = {object_key(item): [item] for items in saved_by.values() for item in items}
-    explanation = Explanation(owners, heap, roots, max_visits, of_graphs=True)
-    explanation.explain()
+        keeper_by_storage, _ = keepers([tensor], keys)
+        for key, keeper in keeper_by_storage.items():
+            if not keeper.is_by_gradient:
+                tensors_by_storage.setdefault(key, []).append(tensor)
+    tensors_by_key = dict[StorageKey, list[object]]()
+    for tensors in tensors_by_storage.values():
+        tensors_by_key.update((object_key(tensor), [tensor]) for tensor in tensors)
+    search = HolderSearch(tensors_by_key, heap, roots, max_visits, of_graphs=True)
+    named = search.explain().named
     holders = dict[StorageKey, list[Holder]]()
-    for key, items in saved_by.items():
-        named = [explanation.named.get(object_key(item)) for item in items]
-        holders[key] = [holder for holder in named if holder is not None]
+    for key, tensors in tensors_by_storage.items():
+        tensor_keys = map(object_key, tensors)
+        holders[key] = [named[tensor_key] for tensor_key in tensor_keys if tensor_key in named]
     return holders
 
 
@@ -184,80 +217,127 @@ def with_graph_holders(holder: Holder, of_graphs: Sequence[Holder]) -> Holder:
     path = f"{holder.path}, {of_graphs[0].path}: its autograd graph"
     if len(of_graphs) > 1:
         path += f", and {len(of_graphs) - 1} more"
-    roots = holder.roots + of_graphs[0].roots
-    of_all = [each.remedy for each in (holder, *of_graphs)]
-    by_line = {remedy.line: remedy for remedy in of_all}
+    remedy = _remedy_of_all([each.remedy for each in (holder, *of_graphs)])
+    return Holder(path, remedy, holder.roots + of_graphs[0].roots)
+
+
+def _remedy_of_all(remedies: Sequence[Remedy]) -> Remedy:
+    """Return the remedy that does the work of several: one line, with words in its comment for the
+    remedies without a line; words alone if there is no such line.
+
+    An example is ``del runs[0]["pred"], x  # and call tensor.detach()``.
+    """
+    by_line = {remedy.line: remedy for remedy in remedies}
     if "" in by_line:  # a model needs it: the other lines would free nothing
-        return Holder(path, NO_REMEDY, roots)
-    remedies = [remedy for remedy in by_line.values() if remedy.is_simple]
+        return NO_REMEDY
+    statements = [remedy for remedy in by_line.values() if remedy.is_simple]
     words = [line for line, remedy in by_line.items() if not remedy.is_code]
-    if not remedies or len(remedies) + len(words) < len(by_line):
-        return Holder(path, Remedy("remove it from all of these"), roots)
-    cuts = _cuts_of(remedies)
-    line = statement_of(cuts) or in_sequence([remedy.line for remedy in remedies])
-    first = f"and {', and '.join(words)}" if words else ""
-    return Holder(path, Remedy(line, comments_of(of_all, first=first), tuple(cuts)), roots)
+    has_magic_or_loop = len(statements) + len(words) < len(by_line)
+    if not statements or has_magic_or_loop:
+        return Remedy("remove it from all of these")
+    cuts = _cuts_of(statements)
+    line = statement_of(cuts) or in_sequence([remedy.line for remedy in statements])
+    first_comment = f"and {', and '.join(words)}" if words else ""
+    return Remedy(line, comments_of(remedies, first=first_comment), tuple(cuts))
 
 
-def _holders_of_storages(
-    kept: Mapping[StorageKey, GraphKeeper],
-    keepers_of: Mapping[StorageKey, Sequence[object]] | None,
-    trained: Mapping[StorageKey, Sequence[object]],
-    explanation: Explanation,
-    gradients: ClearableGradients,
-    holders_that_free: Mapping[StorageKey, Holder],
-) -> dict[StorageKey, Holder]:
-    """Return the holders of storages that graphs and gradients keep.
+class _KeptStorages:
+    """Names the holders of storages that tensors keep by their graphs or gradients.
 
     Args:
-        kept: one tensor that keeps each storage.
-        keepers_of: all tensors that keep each storage in a graph; None if they are not known.
-        trained: the tensors whose gradients are on a storage.
-        explanation: has the holders of these tensors.
-        gradients: tells which gradients lines may clear.
+        search: the search for the holders of the tensors.
+        tensor_holders: the holder of each tensor, by its key.
+        gradients: decides which gradients lines may clear.
         holders_that_free: as in ``search_graph_holders``.
     """
-    holders = dict[StorageKey, Holder]()
-    for key, keeper in kept.items():
+
+    def __init__(
+        self,
+        search: HolderSearch,
+        tensor_holders: Mapping[StorageKey, Holder],
+        gradients: ClearableGradients,
+        holders_that_free: Mapping[StorageKey, Holder],
+    ) -> None:
+        self._search = search
+        self._tensor_holders = tensor_holders
+        self._gradients = gradients
+        self._holders_that_free = holders_that_free
+
+    def holder_by_graph(self, keeper: GraphKeeper, tensors: Sequence[object] | None) -> Holder:
+        """Return the holder of a storage that graphs keep.
+
+        Args:
+            keeper: one tensor with such a graph.
+            tensors: all tensors with such a graph; None if they are not known.
+        """
+        owner = self._tensor_holders[object_key(keeper.tensor)]
+        remedy = owner.remedy if owner.remedy.text else Remedy(keeper.advice)
+        holder = replace(owner, path=owner.path + keeper.how, remedy=remedy)
+        if tensors is None:
+            return replace(holder, remedy=remedy.with_comment(_MORE_GRAPHS))
+        all_owners = [self._tensor_holders[object_key(tensor)] for tensor in tensors]
+        return _with_other_keepers(holder, owner, all_owners)
+
+    def holder_by_gradient(self, keeper: GraphKeeper, tensors: Sequence[object]) -> Holder:
+        """Return the holder of a storage on which gradients are.
+
+        Args:
+            keeper: one tensor with such a gradient.
+            tensors: all tensors with such a gradient.
+        """
         tensor_key = storage_key(keeper.tensor)
-        if keeper.how == GRADIENT and tensor_key is not None and tensor_key in holders_that_free:
-            holders[key] = holders_that_free[tensor_key]
-            continue
-        if keeper.how == GRADIENT:
-            holders[key] = _holder_of_gradients(trained[key], explanation, gradients)
-            continue
-        owner = explanation.named[object_key(keeper.tensor)]
-        owners_of_all = list[Holder]()
-        for tensor in (keepers_of or {}).get(key, ()):
-            owners_of_all.append(explanation.named[object_key(tensor)])
-        holder = _holder_of_graph(keeper, owner)
-        holders[key] = _with_other_keepers(holder, owner, owners_of_all)
-        if keepers_of is None:
-            remedy = holders[key].remedy.with_comment(_MORE_GRAPHS)
-            holders[key] = replace(holders[key], remedy=remedy)
-    return holders
+        if tensor_key is not None and tensor_key in self._holders_that_free:
+            return self._holders_that_free[tensor_key]
+        owners = [self._tensor_holders[object_key(tensor)] for tensor in tensors]
+        path = owners[0].path + GRADIENT
+        if len(owners) > 1:
+            path += f", and {len(owners) - 1} more"
+        return replace(owners[0], path=path, remedy=Remedy(self._clearing_line(tensors, owners)))
+
+    def _clearing_line(self, tensors: Sequence[object], owners: Sequence[Holder]) -> str:
+        """Return the line that clears the gradients of some tensors; words if they are many, and
+        nothing if there is no code for one.
+
+        Args:
+            tensors: the tensors.
+            owners: their holders, in the same order.
+        """
+        # One step makes all gradients of a module or optimizer.
+        path_to_trained = self._search.path_of_trained(tensors, self._gradients)
+        line = _statement_on(path_to_trained, ".zero_grad()")
+        if line:
+            return line
+        lines = [_statement_on(owner.path, f"{GRADIENT} = None") for owner in owners]
+        if len(lines) <= _MOST_LINES and all(lines):
+            return in_sequence(lines)
+        return _CLEAR_THEM if len(lines) > 1 else ""
 
 
 def _storages_in_cycles(heap: Heap, keys: set[StorageKey]) -> Iterable[StorageKey]:
-    """Return the storages that tensors keep to which nothing refers: a cycle in torch's own code
-    with a gradient in it.
+    """Return the storages that are kept only by tensors to which nothing refers: a cycle in torch's
+    own code with a gradient in it.
+
+    Args:
+        heap: the live objects, with all tensors.
+        keys: the storages that no tensor with a holder keeps.
     """
-    among_themselves, _ = keepers(heap.tensors, keys)
-    if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
-        return among_themselves
+    keeper_by_storage, _ = keepers(heap.tensors, keys)
+    if any(keeper.is_by_gradient for keeper in keeper_by_storage.values()):
+        return keeper_by_storage
     return ()
 
 
-def _owners_of_graphs(
-    kept: Mapping[StorageKey, GraphKeeper], keepers_of: Mapping[StorageKey, Sequence[object]]
+def _keys_of_owners(
+    keeper_by_storage: Mapping[StorageKey, GraphKeeper],
+    all_keepers_of: Mapping[StorageKey, Sequence[object]],
 ) -> set[StorageKey]:
     """Return the keys of all tensors that must lose their graphs, so that these keep nothing."""
-    owners = set[StorageKey]()
-    for key, keeper in kept.items():
-        if keeper.how != GRADIENT:
-            tensors = [keeper.tensor, *keepers_of.get(key, ())]
-            owners.update(object_key(tensor) for tensor in tensors)
-    return owners
+    owner_keys = set[StorageKey]()
+    for key, keeper in keeper_by_storage.items():
+        if not keeper.is_by_gradient:
+            tensors = [keeper.tensor, *all_keepers_of.get(key, ())]
+            owner_keys.update(object_key(tensor) for tensor in tensors)
+    return owner_keys
 
 
 def _with_other_keepers(holder: Holder, owner: Holder, owners: Sequence[Holder]) -> Holder:
@@ -295,42 +375,6 @@ def _cuts_of(remedies: Iterable[Remedy]) -> list[Cut]:
             return []
         cuts += remedy.removed
     return cuts
-
-
-def _holder_of_graph(keeper: GraphKeeper, owner: Holder) -> Holder:
-    """Return the holder of a storage that the graph of a tensor keeps.
-
-    Args:
-        keeper: the tensor.
-        owner: the holder of the tensor.
-    """
-    remedy = owner.remedy if owner.remedy.text else Remedy(keeper.advice)
-    return replace(owner, path=owner.path + keeper.how, remedy=remedy)
-
-
-def _holder_of_gradients(
-    tensors: Sequence[object], explanation: Explanation, gradients: ClearableGradients
-) -> Holder:
-    """Return the holder of a storage on which are the gradients of some tensors.
-
-    Args:
-        tensors: the tensors.
-        explanation: has their holders.
-        gradients: tells which gradients lines may clear.
-    """
-    owners = [explanation.named[object_key(tensor)] for tensor in tensors]
-    path = owners[0].path + GRADIENT
-    if len(owners) > 1:
-        path += f", and {len(owners) - 1} more"
-    # One step makes all gradients of a module or optimizer.
-    line = _statement_on(explanation.path_of_trained(tensors, gradients), ".zero_grad()")
-    if not line:
-        lines = [_statement_on(owner.path, f"{GRADIENT} = None") for owner in owners]
-        if len(lines) <= _MOST_LINES and all(lines):
-            line = in_sequence(lines)
-        elif len(lines) > 1:
-            line = _CLEAR_THEM
-    return replace(owners[0], path=path, remedy=Remedy(line))
 
 
 def _statement_on(path: str, ending: str) -> str:

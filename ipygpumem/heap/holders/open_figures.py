@@ -1,4 +1,6 @@
-"""Open figures of pyplot, which a line closes only if they are new; else it takes artists out."""
+"""Decides which of pyplot's open figures a line closes: only new ones. From an older figure, a line
+takes artists out, such as the image of ``ax.imshow(array)``.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ class OpenFigures:
         return id(figure) == object_id or id(figure) in self._ages.new()
 
     def stays_open(self, figure: object, object_id: int) -> bool:
-        """Return True if an open figure is older than the row to free; note it for later looks,
-        which do not know its age.
+        """Return True if an open figure is older than the row to free. A figure that is not is
+        noted as removed, for later looks, which do not know its age.
         """
         if self.is_new(figure, object_id):
             self.note_removed(figure)
@@ -50,8 +52,8 @@ class OpenFigures:
         self._removed_as_whole.append(weakref.ref(figure))
 
     def inside_older(self, root: Root, steps: Steps, object_id: int) -> tuple[Root, Steps, int]:
-        """Return a chain from pyplot, but from the figure if that stays open. Also return the
-        number of steps that are left out.
+        """Return a chain that begins at pyplot so that it begins at its figure if that stays open;
+        any other chain as it is. Also return the number of steps that are left out.
         """
         for position, item in enumerate(steps[:-1]):
             roots = self._figures.get(id(item))
@@ -129,7 +131,9 @@ def has_only_axes_of(figure: object, array: object) -> bool:
 
 
 def _around(artist: object, figure: object) -> set[int]:
-    """Return the identities of the axes and the figure around an artist, and of their lists."""
+    """Return the identities of the axes and the figure around an artist, and of the values of their
+    attributes, such as the list of lines.
+    """
     ids = set[int]()
     for owner in ((instance_dict(artist) or {}).get("axes"), figure):
         if owner is not None and owner is not artist:

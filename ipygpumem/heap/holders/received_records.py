@@ -1,7 +1,7 @@
 """Removes the records that older objects have received, each as a whole.
 
-An experiment puts the state of a model into a dict of checkpoints, or a trainer into an attribute:
-users remove these, not the arrays inside.
+A record is an object that an experiment has put into an older one: ``checkpoints["epoch 1"] =
+model.state_dict()``, or ``app.trainer = Trainer()``. Users remove these, not the arrays inside.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_user
 _OF_CONTAINERS = {Kind.ITEM, Kind.KEY}
 """References to items of containers."""
 _EMPTIED = (list, dict, set, deque, OrderedDict)
-"""Containers that may be emptied."""
+"""Types of containers that may be emptied."""
 _NO_RECORDS = (
     ("torch.nn", "Module"),
     ("torch.optim", "Optimizer"),
@@ -37,9 +37,9 @@ _NO_RECORDS = (
     ("matplotlib.artist", "Artist"),
     ("unittest.mock", "NonCallableMock"),
 )
-"""Classes of libraries whose objects leave in ways of their own."""
+"""Classes of libraries whose objects are no records: other parts of the search remove them."""
 _OF_PYTHON = (BaseException, FunctionType, ModuleType)
-"""Classes of Python whose objects do."""
+"""Classes of Python whose objects are no records either."""
 
 
 class ReceivedRecords:
@@ -56,16 +56,13 @@ class ReceivedRecords:
         self._writer = writer
 
     def removal(self, root: Root, steps: Steps, targets: Sequence[object]) -> Removal | None:
-        """Return how to remove the record on a chain that an older object has received; None if
-        there is none.
-
-        An example is the state of a model in a dict of checkpoints: it leaves as a whole, also with
-        arrays that are too small for a row.
+        """Return how to remove the first record on a chain as a whole, also with arrays in it that
+        are too small for a row; note that it is removed. None if there is no record to remove.
 
         Args:
             root: the root of the chain.
-            steps: its objects.
-            targets: the objects to free in it.
+            steps: the objects of the chain.
+            targets: the objects to free in the record.
         """
         target_ids = set(map(id, targets))
         received_ids = self._received()
@@ -87,23 +84,37 @@ class ReceivedRecords:
         return None
 
     def are_behind(self, holder: object, row: Row, rows: RowHolders) -> bool:
-        """Return True if an older object leads to arrays of a row by records that it has got."""
+        """Return True if the holder of a row is older and leads to the row's arrays by records that
+        it has received.
+
+        Args:
+            holder: the holder.
+            row: the row.
+            rows: tells which items of the holder lead to the row's arrays.
+        """
         received_ids = self._received()
         if not received_ids or id(holder) in received_ids:
             return False
         return bool(self._records_of(row, rows.leading_items(row, items_of(holder))))
 
     def way_to_all(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
-        """Return the line that removes the records with arrays of a row, and arrays of the row,
-        from a container; a way without one if it is no container or leads to them in other ways,
-        too.
+        """Return the line that removes all records with arrays of a row, and all arrays of the row,
+        from a container; note that these records are removed. A way without a line if the object is
+        no container, or leads to arrays of the row by items of other kinds, too.
+
+        Args:
+            root: the root of the chain to the container.
+            steps: the objects of that chain, the container last.
+            row: the row.
+            rows: tells which items of the container lead to the row's arrays.
         """
         container = steps[-1]
         leading = rows.leading_items(row, items_of(container))
         records = self._records_of(row, leading)
-        of_row = [item for item in leading if id(item) in row.objects]
+        arrays_of_row = [item for item in leading if id(item) in row.objects]
+        are_all_removable = len(records) + len(arrays_of_row) == len(leading)
         cuts = list[Cut]()
-        if is_exactly(container, *_EMPTIED) and len(records) + len(of_row) == len(leading):
+        if are_all_removable and is_exactly(container, *_EMPTIED):
             cuts = self._writer.cuts_of_items(root, steps, leading)
         statement = statement_of(cuts)
         if not statement:
@@ -114,14 +125,14 @@ class ReceivedRecords:
         return Way(Holder("", remedy), removed_references=references)
 
     def _records_of(self, row: Row, items: Sequence[object]) -> list[object]:
-        """Return the records that an older object has received, without objects of the row."""
+        """Return the records among items, without objects of the row."""
         received_ids = self._received()  # a call for each item took seconds
         received = [item for item in items if id(item) in received_ids]
         return [item for item in received if id(item) not in row.objects and _may_be_record(item)]
 
     def _way_that_empties(self, root: Root, steps: Steps, way: Way) -> Way | None:
         """Return the way to the container at the end of a chain, with the line that removes all of
-        its items; None if no line does.
+        its items, such as ``app.records.clear()``; note that it is removed. None without a line.
 
         Args:
             root: the root of the chain.

@@ -53,16 +53,17 @@ class ReferrerGraph:
             self.referrers[key].append(id(referrer))
 
     def leading_to(self, keys: Iterable[int], without: Iterable[int] = ()) -> list[int]:
-        """Return some objects, and all that lead to them; not the objects ``without``, and none
-        that leads to them only through these.
+        """Return some objects, and all objects that lead to them; not the objects ``without``, and
+        none that leads to them only through these.
         """
-        waiting = list(keys)
-        met = {*waiting, *without}
-        for key in waiting:  # the list grows
-            new = [referrer for referrer in self.referrers.get(key, ()) if referrer not in met]
-            waiting += new
-            met.update(new)
-        return waiting
+        leading = list(keys)
+        met = {*leading, *without}
+        for key in leading:  # the list grows
+            referrers = self.referrers.get(key, ())
+            new_referrers = [referrer for referrer in referrers if referrer not in met]
+            leading += new_referrers
+            met.update(new_referrers)
+        return leading
 
     def all_leading_to(self, key: int) -> set[int]:
         """Return all objects that lead to an object; it is one of them if it is in a cycle."""
@@ -71,7 +72,7 @@ class ReferrerGraph:
     # -- ways from roots --------------------------------------------------------------------------
 
     def next_up(self, references: list[tuple[Root, int]], without: Collection[int] = ()) -> NextUp:
-        """Return the shortest ways from roots to all objects.
+        """Return the shortest ways from roots to all objects to which they lead.
 
         A way through a mappingproxy is only taken if there is no other one: nothing can be removed
         through it.
@@ -145,7 +146,7 @@ class ReferrerGraph:
     ) -> list[object]:
         """Return the parts of an object through which it leads to some targets.
 
-        Those that lead back to the object itself are no parts of it, such as its parent.
+        Objects that lead back to the object itself are no parts of it, such as its parent.
 
         Args:
             item: the object.
@@ -189,7 +190,7 @@ class ReferrerGraph:
         return [item, *self.parts_of(item, target_ids, stays)]
 
     def _behind(self, item: object, stays: Callable[[object], bool]) -> dict[int, None]:
-        """Return the objects to which one leads, but not through those that stay."""
+        """Return the objects to which an object leads, but not through an object that stays."""
         waiting = [id(item)]
         behind = dict[int, None]()
         for key in waiting:  # the list grows
@@ -203,12 +204,12 @@ class ReferrerGraph:
     def _reached(
         edges: Mapping[int, Sequence[int]], starts: Iterable[int], within: Container[int]
     ) -> dict[int, None]:
-        """Return the objects to which edges lead from the first ones.
+        """Return the objects to which edges lead from some start objects.
 
         Args:
             edges: the objects to which an edge leads from each object.
-            starts: the first ones.
-            within: the objects to go to.
+            starts: the start objects.
+            within: the only objects that edges may lead to.
         """
         waiting = list(starts)
         reached = dict[int, None]()

@@ -147,8 +147,12 @@ class Registries:
             self.registered.update(figures.roots_of_widgets())
 
     def _add_timers(self, loop: object, code: str) -> None:
-        """Add what ``call_later`` and ``call_at`` have scheduled; a cancelled timer drops its
-        callback.
+        """Add the timers that ``call_later`` and ``call_at`` have scheduled; a cancelled timer
+        drops its callback.
+
+        Args:
+            loop: the event loop.
+            code: the user's expression for it.
         """
         imports, loop_code = split(code)
         timers = timers_of(loop)
@@ -173,7 +177,13 @@ class Registries:
             self._add_timer(timer, f'the timer "{timer.name}"', cancelling_timer(timer))
 
     def _add_timer(self, timer: object, text: str, call: str) -> None:
-        """Add a timer, with the ``call`` that cancels it."""
+        """Add a timer.
+
+        Args:
+            timer: the timer.
+            text: its name in a report.
+            call: the statement that cancels it.
+        """
         cut = Cut(Kind.CALL, 0, "", call)
         self.registered[id(timer)] = Root(
             text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True
@@ -199,6 +209,7 @@ class Registries:
 
 
 _FIGURES = "matplotlib figures"
+"""The noun for several figures."""
 
 
 class OpenFigures(NamedTuple):
@@ -258,7 +269,14 @@ def figure_of(item: object) -> object:
 
 
 class _Figures:
-    """The figures that pyplot keeps open."""
+    """The figures that pyplot keeps open.
+
+    Args:
+        managers: their managers by number.
+        plt: the user's expression for pyplot, after an import if the user has no name for it.
+        registry: the widgets, some of which may belong to figures (``%matplotlib widget``); None
+            without ipywidgets.
+    """
 
     def __init__(
         self,
@@ -289,7 +307,7 @@ class _Figures:
         return cls(figures, plt, registry)
 
     def root(self, number: object) -> Root:
-        """Return the root of a figure."""
+        """Return the root of a figure, with the line that closes the figure."""
         position = list(self.managers).index(number)
         call = f"{self._plt}.close({number})"
         if self._widgets_of(self.managers[number]):
@@ -314,12 +332,12 @@ class _Figures:
         )
 
     def root_inside(self, number: object) -> Root:
-        """Return the root of a figure from which something is removed."""
+        """Return the root of a figure that stays open, for paths to objects in it."""
         code = f"{self._plt}.figure({number})"
         return Root(f"matplotlib figure {number}", Rank.MODULE, "", code, plural=_FIGURES)
 
     def registered(self) -> list[Registered]:
-        """Return the figures with their roots."""
+        """Return the figures, as the objects of this registry."""
         figures = list[Registered]()
         for number, manager in list(self.managers.items()):
             figure = figure_of_manager(manager)
@@ -339,7 +357,9 @@ class _Figures:
         )
 
     def roots_of_widgets(self) -> dict[int, Root]:
-        """Return the roots of the widgets of figures, which are those of the figures."""
+        """Return the roots of the widgets of figures, by the widgets' identities. These are the
+        roots of the figures, whose lines close the widgets.
+        """
         roots = dict[int, Root]()
         for number, manager in self.managers.items():
             root = self.root(number)

@@ -1,4 +1,6 @@
-"""Objects to remove so that the memory of a row is freed, and the ways through their holders."""
+"""Plain data about a removal: the objects to remove so that the memory of a row is freed, and the
+ways through their holders.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class HolderWays(NamedTuple):
         return HolderWays(self.item, ways, items)
 
     def together(self) -> list[Way]:
-        """Return one way that removes all references of a container, or the ways if none can."""
+        """Return one way that removes all references of the holder; ``ways`` if one line cannot do
+        so. An example is ``del runs[1], runs[0]`` for an object that is twice in a list.
+        """
         cuts_of_items = list[list[Cut]]()
         for way, item in zip(self.ways, self.items, strict=True):
             if self.item is None or way.cut is None or way.cut.owner_id != id(self.item):
@@ -74,22 +78,24 @@ class HolderWays(NamedTuple):
         cuts = list(itertools.chain.from_iterable(cuts_of_items))
         if len(cuts) < 2:
             return self.ways
-        statement = statement_of(cuts)
         if len(cuts_of_items) == 1:
             statement = removal_of_repeated(cuts, self.item)
+        else:
+            statement = statement_of(cuts)
         if not statement:
             return self.ways
-        first = self.ways[0].holder
         comment = comments_of([way.holder.remedy for way in self.ways])
         remedy = Remedy(statement, comment, tuple(cuts))
-        return [Way(replace(first.with_more(str(len(cuts) - 1)), remedy=remedy))]
+        holder = self.ways[0].holder.with_more(str(len(cuts) - 1))
+        return [Way(replace(holder, remedy=remedy))]
 
 
 def nearest_first(holders: Sequence[HolderWays], nearest: Way) -> list[HolderWays]:
-    """Return holders, the one with the nearest way first.
+    """Return holders, the one with the nearest way first; a nearest way that leads through none of
+    them gets a holder of its own.
 
-    That may have been found as the way to a part: a proxy in a dict, of which one line removes all
-    entries, leads to an array.
+    The nearest way may have been found as the way to a part: a proxy in a dict, of which one line
+    removes all entries, leads to an array.
     """
     for position, holder in enumerate(holders):
         for number, way in enumerate(holder.ways):
@@ -97,6 +103,6 @@ def nearest_first(holders: Sequence[HolderWays], nearest: Way) -> list[HolderWay
                 return [holder, *holders[:position], *holders[position + 1 :]]
             if way == nearest or (way.cuts and way.cuts == nearest.cuts):
                 ways = [*holder.ways[:number], nearest, *holder.ways[number + 1 :]]
-                first = holder._replace(ways=ways)
-                return [first, *holders[:position], *holders[position + 1 :]]
+                with_nearest = holder._replace(ways=ways)
+                return [with_nearest, *holders[:position], *holders[position + 1 :]]
     return [HolderWays(None, [nearest], []), *holders]

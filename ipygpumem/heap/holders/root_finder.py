@@ -31,13 +31,13 @@ class RootFinder:
         self._keys: dict[int, dict[int, list[object]]] = {}
         """For each namespace, the keys of its values by the values' identities."""
         self._codes: dict[str, str] = {}
-        """The user's expressions for modules."""
+        """The user's expression for each module, by the module's name."""
         self.values: dict[int, Root] = {}
         self._threads = set(map(id, threading.enumerate()))
         """The threads that have not ended."""
 
     def read_values(self) -> None:
-        """Read ``values`` as they are now."""
+        """Fill ``values`` with the objects that are in use now."""
         self.values = dict(self._roots.registered)
         for variable in context_values(self._roots.names):
             self.values[id(variable.value)] = Root.of_context(variable)
@@ -51,7 +51,9 @@ class RootFinder:
                     self.values[id(value)] = Root.of_running(frame, thread, name)
 
     def is_namespace(self, item: object) -> bool:
-        """Return True for a dict of names, which holds no object by a key of its own."""
+        """Return True for a dict of a notebook's or a module's names: each name is a root, so the
+        dict is no holder.
+        """
         return id(item) in self._roots.namespaces or id(item) in self._modules
 
     def roots_in(self, referrer: object, child: object) -> list[Root]:
@@ -81,7 +83,9 @@ class RootFinder:
         return []
 
     def _code_of(self, module: str) -> str:
-        """Return the user's expression for a module; thousands of objects may be in one."""
+        """Return the user's expression for a module, which is written once: thousands of objects
+        may be in one module.
+        """
         code = self._codes.get(module)
         if code is None:
             code = self._codes[module] = module_code(module, self._roots.names)
@@ -98,7 +102,7 @@ class RootFinder:
 
 
 def _of_thread(thread: object) -> Root:
-    """Return the root of a thread that has not ended, which its own functions hold."""
+    """Return the root of a thread that has not ended: its own running functions refer to it."""
     name = text_of(attribute_of(thread, "_name"))
     return Root(f'thread "{name}"', Rank.PLACE, "let it end, then join() it")
 
@@ -114,5 +118,6 @@ def _of_state_of_module(module: ModuleType) -> list[Root]:
 
 
 def _modules() -> list[tuple[str, ModuleType]]:
+    """Return the imported modules with their names, in the order of import."""
     modules = list(sys.modules.items())
     return [(name, module) for name, module in modules if is_instance(module, ModuleType)]

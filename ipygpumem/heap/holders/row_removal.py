@@ -1,21 +1,20 @@
-"""Finds what to remove so that all arrays of a row are freed: their holder, a new object of a
+"""Finds the object to remove so that all arrays of a row are freed: their holder, a new object of a
 library around them, or each array by itself.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 
-from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
+from ipygpumem.heap.arrays import flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.holders.open_figures import OpenFigures, are_axes, has_only_axes_of
 from ipygpumem.heap.holders.received_records import ReceivedRecords
 from ipygpumem.heap.holders.referrer_graph import Chain, Steps
 from ipygpumem.heap.holders.registries import figure_of
 from ipygpumem.heap.holders.removal import Removal
-from ipygpumem.heap.holders.rows import Row, RowHolders
+from ipygpumem.heap.holders.rows import HolderOfRow, Row, RowHolders
 from ipygpumem.heap.paths.cuts import Kind
 from ipygpumem.heap.paths.items_and_attributes import is_opaque, is_private, items_of
 from ipygpumem.heap.paths.path_writer import PathWriter
@@ -32,6 +31,7 @@ holder of more is removed as a whole if it has little else.
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
 """References that are removed by a call, with all that is registered there."""
 _NO_WAY = Way(Holder("", NO_REMEDY))
+"""Stands for a way without a line."""
 
 
 class RowRemovals:
@@ -60,36 +60,43 @@ class RowRemovals:
         self._ages = roots.ages
         self._removed_as_whole = roots.removed_by_lines.modules_and_figures
 
-    def removal(
-        self, key: StorageKey, objects: Sequence[object], chain: Chain, way: Way
-    ) -> Removal:
-        """Return how to remove the row for which a storage stands, or else the objects of the
-        storage.
+    def removal(self, row: Row, holder: HolderOfRow, chain: Chain, way: Way) -> Removal:
+        """Return how to remove a row.
 
         Args:
-            key: the storage.
-            objects: its objects.
-            chain: the nearest chain to one of these.
+            row: the row.
+            holder: its holder, which is on the chain.
+            chain: the nearest chain to one of the row's arrays.
             way: the way along this chain.
         """
-        root, steps = chain
-        row = self._rows.row(key)
-        if row is None:
-            removal = Removal.of(steps[-1], objects, way)
-        else:
-            to_holder = tuple(self._rows.shortened(key, steps))
-            by_copy = _removal_by_copy(to_holder, row, way)
-            removal = by_copy or self._removal_of_row(row, root, steps, to_holder, way)
-        module = self.new_module(root, steps, removal.way)
-        if module is not None:
-            removal = Removal.of(module[0], removal.objects, module[1])
-        return removal
+        by_copy = _removal_by_copy(holder.to_holder, row, way)
+        return by_copy or self._removal_of_row(row, holder, chain, way)
+
+    def with_new_module(self, removal: Removal, root: Root, steps: Steps) -> Removal:
+        """Return a removal, or that of the new module around its objects (``new_module``).
+
+        Args:
+            removal: the removal.
+            root: the root of the chain to one of its objects.
+            steps: the steps of the chain.
+        """
+        module_and_way = self.new_module(root, steps, removal.way)
+        if module_and_way is None:
+            return removal
+        module, way = module_and_way
+        return Removal.of(module, removal.objects, way)
 
     def new_module(self, root: Root, steps: Steps, way: Way) -> tuple[object, Way] | None:
         """Find the outermost module of torch that is new and has nothing but rows' arrays: note
         that it is removed as a whole, and return it with its way.
 
-        Returns None if there is none, or if a line removes the last object itself.
+        An example is ``layers.append(nn.Linear(9, 9))``: no line removes the weight from its layer.
+        Returns None if there is no such module, or if a line removes the last object itself.
+
+        Args:
+            root: the root of a chain.
+            steps: the objects of the chain, such as list, layer, dict of parameters, weight.
+            way: the way along this chain.
         """
         if way.holder.remedy.is_simple:
             return None
@@ -104,7 +111,7 @@ class RowRemovals:
         return None
 
     def _removal_of_row(
-        self, row: Row, root: Root, steps: Steps, to_holder: Steps, way: Way
+        self, row: Row, holder_of_row: HolderOfRow, chain: Chain, way: Way
     ) -> Removal:
         """Return how to remove a whole row.
 
@@ -115,73 +122,86 @@ class RowRemovals:
 
         Args:
             row: the row.
-            root: the root of both chains.
-            steps: the chain to one of the row's arrays.
-            to_holder: the chain to the nearest object that has all of them.
+            holder_of_row: the nearest object that has all of its arrays.
+            chain: the root of both chains, and the steps to one of the arrays.
             way: the way to the array.
         """
+        root, steps = chain
+        to_holder = holder_of_row.to_holder
         holder = to_holder[-1]
         held_objects = row.held_objects()
         record = self._records.removal(root, to_holder, held_objects)
-        if record is not None:
+        if record is not None:  # checkpoints["epoch 1"] = model.state_dict()
             return record
-        if id(holder) == row.object_id:
+        if id(holder) == row.object_id:  # history.append(model)
             return Removal.of(holder, held_objects, self._writer.way(root, to_holder))
         library_object = self._library_object(root, to_holder, row)
-        if library_object is not None:
+        if library_object is not None:  # results["group"] = zarr.group()
             item, way_to_item = library_object
             return Removal.of(item, held_objects, way_to_item)
-        if len(to_holder) == len(steps):
+        if len(to_holder) == len(steps):  # results["x"] = array
             return Removal.of(holder, held_objects, way)
-        if row.is_inside_item and is_instance(holder, dict):
-            # Such as a pandas object in a dict: it is removed as a whole.
+        if holder_of_row.is_inside_item and is_instance(holder, dict):  # results["df"] = df
             item = steps[len(to_holder)]
             return Removal.of(item, held_objects, self._writer.way(root, (*to_holder, item)))
         removal = self._removal_with_holder(row, root, to_holder)
         if removal is not None:
             return removal
         if len(held_objects) > _MOST_LINES and self._rows.has_little_else(holder):
-            whole = self._writer.way(root, to_holder)
-            if whole.cut is not None and whole.holder.remedy.is_simple:
-                return Removal.of(holder, held_objects, whole)
+            way_to_holder = self._writer.way(root, to_holder)
+            if way_to_holder.cut is not None and way_to_holder.holder.remedy.is_simple:
+                return Removal.of(holder, held_objects, way_to_holder)
         # Each array is removed from all places by itself.
         return Removal(None, held_objects, way)
 
     def _removal_with_holder(self, row: Row, root: Root, to_holder: Steps) -> Removal | None:
         """Return how to remove the arrays of a row together with the object that has all of them,
         or from it; None if one line cannot do so.
+
+        Args:
+            row: the row.
+            root: the root of the chain to the object that has all of its arrays.
+            to_holder: the objects of that chain.
         """
         holder = to_holder[-1]
         held_objects = row.held_objects()
-        whole = self._writer.way(root, to_holder)
-        if root.is_removed_as_whole and whole.cut is not None:
-            return Removal.of(holder, held_objects, whole)  # such as ``plt.close(1)``
-        is_column = whole.cut is not None and whole.cut.kind is Kind.COLUMN
-        is_in_cells = is_column and _are_in_older_cells(row, holder, whole)
-        is_removed_as_whole = whole.cut is None or (whole.is_advised and not is_in_cells)
-        if is_removed_as_whole and whole.holder.remedy not in (NO_REMEDY, REMOVE):
-            return Removal(None, held_objects, whole)  # such as ``load.cache_clear()``
-        inner = _NO_WAY
-        if is_in_cells or not is_column:
-            inner = self._way_inside(root, to_holder, row)
+        way_to_holder = self._writer.way(root, to_holder)
+        cut = way_to_holder.cut
+        if root.is_removed_as_whole and cut is not None:
+            return Removal.of(holder, held_objects, way_to_holder)  # such as ``plt.close(1)``
+        is_column = cut is not None and cut.kind is Kind.COLUMN
+        is_in_older_cells = is_column and _are_in_older_cells(row, holder, way_to_holder)
+        has_advice_for_all = cut is None or (way_to_holder.is_advised and not is_in_older_cells)
+        if has_advice_for_all and way_to_holder.holder.remedy not in (NO_REMEDY, REMOVE):
+            return Removal(None, held_objects, way_to_holder)  # such as ``load.cache_clear()``
+        way_inside = _NO_WAY
+        if is_in_older_cells or not is_column:
+            way_inside = self._way_inside(root, to_holder, row)
         if self._records.are_behind(holder, row, self._rows):
-            inner = self._records.way_to_all(root, to_holder, row, self._rows)
-            if not inner.cuts:
+            way_inside = self._records.way_to_all(root, to_holder, row, self._rows)
+            if not way_inside.cuts:
                 return None
-        if inner.cuts:
-            shown = replace(whole.holder, remedy=inner.holder.remedy)
-            return Removal(None, held_objects, replace(inner, holder=shown))
-        if whole.cut is not None and whole.cut.kind in _REGISTRATIONS:
+        if way_inside.cuts:  # such as ``runs[2:] = []``
+            shown_holder = replace(way_to_holder.holder, remedy=way_inside.holder.remedy)
+            return Removal(None, held_objects, replace(way_inside, holder=shown_holder))
+        if cut is not None and cut.kind in _REGISTRATIONS:
             # Such as a matplotlib figure: users close it and type nothing that is inside.
-            return Removal.of(holder, held_objects, whole)
+            return Removal.of(holder, held_objects, way_to_holder)
         return None
 
     def _way_inside(self, root: Root, to_holder: Steps, row: Row) -> Way:
-        """Return the line that takes the arrays of a row out of their holder."""
+        """Return the line that takes the arrays of a row out of their holder, without a path to
+        them; ``_NO_WAY`` if there is none.
+
+        Args:
+            root: the root of the chain to the holder.
+            to_holder: the objects of that chain.
+            row: the row.
+        """
         inside = self._writer.cuts_inside(root, to_holder, row.storage_by_object_id)
         cuts, removed_references = inside.cuts, inside.removed_references
-        reached = set(map(row.storage_by_object_id.__getitem__, inside.object_ids))
-        if not row.held_storages <= reached:
+        reached_storages = set(map(row.storage_by_object_id.__getitem__, inside.object_ids))
+        if not row.held_storages <= reached_storages:
             holder = to_holder[-1]
             leading = self._rows.removable_items(row, items_of(holder))
             if any(is_of_library(item, "matplotlib.artist", "Artist") for item in leading):
@@ -198,10 +218,15 @@ class RowRemovals:
 
     def _library_object(self, root: Root, steps: Steps, row: Row) -> tuple[object, Way] | None:
         """Return the outermost object of a library on a chain that has nothing but rows' arrays,
-        or an array of such objects; and the way to it.
+        or an array of such objects, and the way to it; None without one.
 
         Users remove it as a whole: they write no names of what is inside. An example is a group of
         zarr in a dict. IPython's own objects stay: it needs them.
+
+        Args:
+            root: the root of the chain.
+            steps: the objects of the chain.
+            row: the row.
         """
         if root.rank is Rank.IPYTHON:
             return None
@@ -226,11 +251,13 @@ class RowRemovals:
         return None
 
     def _is_array_of_row(self, item: object, row: Row) -> bool:
-        """Return True for an array of several objects, all of which lead to arrays of a row."""
+        """Return True for an array of several objects, such as that of ``plt.subplots(2, 2)``, all
+        of which lead to arrays of a row.
+        """
         elements = by_identity(flat_elements(item) or ())
         elements.pop(id(None), None)
         leading = self._rows.leading_items(row, list(elements.values()))
-        return 1 < len(leading) == len(elements)
+        return len(elements) > 1 and len(leading) == len(elements)
 
     def _figure_around(self, root: Root, steps: Steps, row: Row) -> tuple[object, Way] | None:
         """Note that the figure of the axes at which a chain ends is removed as a whole, and return

@@ -1,11 +1,13 @@
-"""Names one holder for a row of several arrays: the nearest object that leads to all of them."""
+"""Names one holder for a row of several arrays: the nearest object that leads to all of them.
+
+Of the 40 arrays in ``runs = {"losses": [...]}``, it is the list, not the dict around it.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import compress
-from operator import not_
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ipygpumem.heap.arrays import (
     StorageKey,
@@ -17,32 +19,25 @@ from ipygpumem.heap.arrays import (
     object_key,
     other_owner_of,
 )
-from ipygpumem.heap.bulk import by_identity, chunks, of_types, types_of, without_types
+from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.knowledge.barriers import Barriers
-from ipygpumem.heap.knowledge.references import ReferenceReader
+from ipygpumem.heap.holders.limited_walk import LimitedWalk
+from ipygpumem.heap.holders.referrer_graph import Steps
 from ipygpumem.heap.paths.items_and_attributes import items_of
 from ipygpumem.introspect import instance_dict, is_atom, is_exactly, is_instance, type_name
 
-_MOST_VISITED = 2_000_000
-"""Maximum number of objects to look at for all rows of a report: a second of work."""
 _LITTLE = 0.1
 """Maximum share of other arrays in an object that is removed as a whole, by their bytes."""
 _SMALL = 0.01
 """Share of a row's bytes that may stay alive in other places."""
-_MOST_PARTS = 10_000
-"""Maximum number of objects in an item that is removed as a whole."""
-_DATA = set(map(id, (int, float, complex, bool, type(None), str, bytes)))
-"""Types of numbers and text."""
-_NO_OBJECT = (0,)
-"""The identity of no object."""
 _OF_PANDAS = {"DataFrame", "Series", "Index"}
 """Names of pandas' classes that users know; a name ends in ``Index`` for the rest."""
 
 
 class Row:
-    """The objects of one row, such as arrays: the first of them gets the holder of all.
+    """The objects that a report lists in one row, such as all arrays of a list: the first of them
+    gets the holder of all.
 
     Args:
         storages: the storages of the objects; that of an object that is no array is "object" and
@@ -55,14 +50,14 @@ class Row:
         self.storages = set(storages)
         self.object_id = object_id
         self.storage_by_object_id: dict[int, StorageKey] = {}
-        """The storage of each object, by the object's identity."""
+        """The storage of each live object, by the object's identity; of arrays these are filled in
+        by ``RowHolders``, which finds the objects that keep each storage.
+        """
         self.objects: dict[int, object] = {}
-        """The same objects, by identity."""
+        """The same live objects, by identity."""
         self.held_storages: set[StorageKey] = set(self.storages)
-        """The storages to which the holder of the first object leads."""
-        self.is_inside_item = False
-        """True if the holder has the objects by one item for which users write no name, such as a
-        block of a data frame.
+        """The storages to which the holder of the row leads; all of them until a search for this
+        holder (``explain``) replaces them.
         """
 
     @classmethod
@@ -78,8 +73,8 @@ class Row:
         """True if the holder leads to all objects."""
         return self.held_storages == self.storages
 
-    def part(self, storages: Collection[StorageKey]) -> Row:
-        """Return a row of some of its storages."""
+    def part(self, storages: Iterable[StorageKey]) -> Row:
+        """Return a row of some of its storages, with the objects on these."""
         part = Row(storages)
         for key, storage in self.storage_by_object_id.items():
             if storage in part.storages:
@@ -88,7 +83,7 @@ class Row:
         return part
 
     def held_objects(self) -> list[object]:
-        """Return the objects on the storages to which the holder leads, without small arrays.
+        """Return the objects on ``held_storages``, without small arrays.
 
         Small arrays of a figure are constants of matplotlib, to which other figures lead, too.
         """
@@ -104,6 +99,19 @@ class Row:
         although its graph may be large.
         """
         return {self.storage_by_object_id[id(item)] for item in self.held_objects()}
+
+
+class HolderOfRow(NamedTuple):
+    """The nearest object that leads to a row's arrays."""
+
+    to_holder: Steps
+    """The chain of objects from a root to the holder, which is the last of them."""
+    held_storages: set[StorageKey]
+    """The storages of the row to which the holder leads."""
+    is_inside_item: bool
+    """True if the holder has the arrays by one item for which users write no name, such as a block
+    of a data frame.
+    """
 
 
 def objects_of_storages(
@@ -123,7 +131,7 @@ def objects_of_storages(
 
 
 class RowHolders:
-    """Shortens chains of references so that they end at the holder of a whole row.
+    """Finds the holder of each row on a chain of references, and the items of it to remove.
 
     Args:
         rows: the rows by the storage that is explained.
@@ -136,17 +144,8 @@ class RowHolders:
     ) -> None:
         self._rows = dict(rows)
         self._heap = heap
-        self._barriers = Barriers(namespaces)
-        self._references = ReferenceReader(self._barriers, has_text_keys=False)
-        self._visits_left = _MOST_VISITED
-        """Number of objects that may still be visited, for all rows together."""
-        in_rows = [item for row in rows.values() for item in row.objects.values()]
-        self._data_types = _DATA & types_of(in_rows)
-        """Types of the numbers and texts that are objects of rows."""
-        self._data_ids = set(map(id, of_types(self._data_types, in_rows)))
-        """Identities of these numbers and texts. ``_reach`` notes no other ones, because they lead
-        to nothing.
-        """
+        objects_of_rows = [item for row in rows.values() for item in row.objects.values()]
+        self._walk = LimitedWalk(namespaces, objects_of_rows)
         by_storage: dict[StorageKey, list[Row]] = {}
         for row in rows.values():
             for storage in row.storages:
@@ -168,57 +167,64 @@ class RowHolders:
         return 0 if row is None else row.object_id
 
     def add(self, key: StorageKey, row: Row) -> None:
-        """Add a row for which a storage stands."""
+        """Add a row for which a storage stands from now on."""
         self._rows[key] = row
 
-    def shortened(self, key: StorageKey, chain: Sequence[object]) -> Sequence[object]:
-        """Return the chain up to the nearest object that leads to all arrays of the row, or to most
-        of them.
+    def nearest_holder(self, row: Row, chain: Steps) -> HolderOfRow:
+        """Return the nearest object on a chain that leads to all arrays of a row, or to most of
+        them.
 
-        The storages to which that object leads become the row's ``held_storages``.
+        Args:
+            row: the row.
+            chain: the objects from a root to one of the row's arrays.
         """
-        row = self._rows.get(key)
-        if row is None:
-            return chain
-        position = self._nearest(row, chain)
+        position, held_storages = self._nearest_on(chain, row)
+        is_inside_item = False
         for number, item in enumerate(chain[:position]):
             if id(item) == row.object_id and not is_instance(item, BaseException):
-                return chain[: number + 1]  # all of the name's object is alive
+                # All of the name's object is alive.
+                return HolderOfRow(chain[: number + 1], held_storages, is_inside_item)
         if _are_parts_of_module(chain[: position + 1]):
             position -= 1
         while position > 0 and _is_inner(chain[position - 1], chain[position]):
             position -= 1
-            row.is_inside_item = True
-        if is_instance(chain[position], BaseException):
-            return chain  # the advice for what an exception holds names its attribute or local name
-        return chain[: position + 1]
+            is_inside_item = True
+        to_holder = chain[: position + 1]
+        if is_instance(to_holder[-1], BaseException):
+            # The advice for what an exception holds names its attribute or local name.
+            to_holder = chain
+        return HolderOfRow(to_holder, held_storages, is_inside_item)
 
     def has_little_else(self, item: object) -> bool:
         """Return True if nearly all arrays to which an object leads belong to rows."""
-        reached = self._all_reached(item)
-        if self._visits_left <= 0:
+        reached_ids = self._walk.all_reached(item)
+        if self._walk.is_at_limit:
             return False
         sizes = dict[StorageKey, int]()
         arrays = by_identity([*self._heap.tensors, *self._heap.ndarrays])
-        for _, array in described([arrays[key] for key in reached & arrays.keys()]):
+        for _, array in described([arrays[key] for key in reached_ids & arrays.keys()]):
             sizes[array.storage] = array.size_bytes
-        of_rows = sum(size for storage, size in sizes.items() if storage in self._storages_of_rows)
-        if not of_rows:  # a row of other objects: it may have any of these
+        bytes_of_rows = 0
+        for storage, size_bytes in sizes.items():
+            if storage in self._storages_of_rows:
+                bytes_of_rows += size_bytes
+        if not bytes_of_rows:  # a row of objects that are no arrays: it may have any of these
             return False
-        return sum(sizes.values()) - of_rows <= _LITTLE * of_rows
+        other_bytes = sum(sizes.values()) - bytes_of_rows
+        return other_bytes <= _LITTLE * bytes_of_rows
 
     def removable_items(self, row: Row, items: Sequence[object]) -> list[object]:
-        """Return the items of a container that lead to arrays of a row; nothing if one of them has
-        other objects of the user, which must stay.
+        """Return the items of a container that lead to arrays of a row and may be removed with
+        them; none if one of these items has other objects of the user, which must stay.
         """
         wanted = row.storage_by_object_id.keys()
-        of_row = set[int]()
+        ids_in_row = set[int]()
         for array in row.objects.values():
-            self._reach(array, _NO_OBJECT, of_row)
+            self._walk.reach(array, ids_in_row)
         leading = self.leading_items(row, items)
-        if self._visits_left <= 0:
+        if self._walk.is_at_limit:
             return []
-        if all(self._leads_only_to(item, wanted, of_row) for item in leading):
+        if all(self._leads_only_to(item, wanted, ids_in_row) for item in leading):
             return leading
         return []
 
@@ -227,13 +233,15 @@ class RowHolders:
         wanted = row.storage_by_object_id.keys()
         leading = list[object]()
         for item in items:
-            if self._visits_left <= 0:
+            if self._walk.is_at_limit:
                 break
-            if not wanted.isdisjoint(self._all_reached(item)):
+            if not wanted.isdisjoint(self._walk.all_reached(item)):
                 leading.append(item)
         return leading
 
-    def _leads_only_to(self, item: object, wanted: Container[int], of_row: Container[int]) -> bool:
+    def _leads_only_to(
+        self, item: object, wanted: Container[int], ids_in_row: Container[int]
+    ) -> bool:
         """Return True if all objects of an item lead to ``wanted`` ones.
 
         Numbers, text and empty containers need not, such as those of a module of torch; but those
@@ -242,131 +250,78 @@ class RowHolders:
         Args:
             item: the item.
             wanted: the identities of the arrays of a row.
-            of_row: the identities of these and of all objects in them.
+            ids_in_row: the identities of these and of all objects in them.
         """
-        inside = self._objects_inside(item, of_row)
+        inside = self._walk.objects_inside(item, ids_in_row)
         if inside is None:
             return False
-        objects, parents = inside
-        leading = _ids_leading_to(wanted, parents)
+        leading_ids = _ids_leading_to(wanted, inside.owners)
         if is_instance(item, list) or is_instance(item, deque) or type(item) is dict:
             # Its numbers and text are data, too; an older dict may be as new as what it has got.
-            return all(key in leading or key in wanted for key in map(id, items_of(item)))
+            item_ids = map(id, items_of(item))
+            return all(key in leading_ids or key in wanted for key in item_ids)
         return all(
-            key in leading or is_atom(value) or _is_empty(value) for key, value in objects.items()
+            key in leading_ids or is_atom(value) or _is_empty(value)
+            for key, value in inside.objects.items()
         )
 
-    def _objects_inside(
-        self, item: object, without: Container[int]
-    ) -> tuple[dict[int, object], dict[int, list[int]]] | None:
-        """Return an item and all objects to which it leads by identity, and the identities of the
-        owners that refer to each object; None if these are too many.
-
-        Args:
-            item: the item.
-            without: the identities of objects that are not entered.
-        """
-        parents = dict[int, list[int]]()
-        objects = {id(item): item}
-        waiting = [item]
-        for owner in waiting:  # the list grows
-            references = self._references.of([owner])
-            below = [*references.of_python, *(tensor for _, tensor in references.of_torch)]
-            for child in below:
-                parents.setdefault(id(child), []).append(id(owner))
-                if id(child) in objects or id(child) in without:
-                    continue
-                objects[id(child)] = child
-                waiting.append(child)
-            if len(waiting) > _MOST_PARTS:
-                return None
-        return objects, parents
-
-    def _all_reached(self, item: object) -> set[int]:
-        """Return the identities of all objects to which an item leads."""
-        reached = set[int]()
-        self._reach(item, _NO_OBJECT, reached)
-        return reached
-
-    def _nearest(self, row: Row, chain: Sequence[object]) -> int:
-        """Return the position of the nearest holder of a row in a chain; set its ``held_storages``.
+    def _nearest_on(self, chain: Steps, row: Row) -> tuple[int, set[StorageKey]]:
+        """Return the position of the nearest holder of a row on a chain, and the row's storages to
+        which it leads: most of them if no object on the chain leads to all.
 
         It need not lead to all arrays on a storage: further holders are found one by one.
         """
+        storage_of = row.storage_by_object_id
         nearest = len(chain) - 1
-        missing = set(row.storage_by_object_id.values())
-        seen = set[int]()
+        missing = set(storage_of.values())
+        reached_ids = set[int]()
         for position in reversed(range(len(chain))):
-            wanted = {
-                key for key, storage in row.storage_by_object_id.items() if storage in missing
-            }
-            self._reach(chain[position], wanted, seen)
-            reached = wanted & seen
-            if reached:
+            wanted = {key for key, storage in storage_of.items() if storage in missing}
+            self._walk.reach(chain[position], reached_ids, wanted=wanted)
+            newly_reached = wanted & reached_ids
+            if newly_reached:
                 nearest = position
-            missing.difference_update(map(row.storage_by_object_id.__getitem__, reached))
+            missing.difference_update(map(storage_of.__getitem__, newly_reached))
             if not missing:
-                return nearest
-            if self._visits_left <= 0:
-                return len(chain) - 1
-        row.held_storages = row.storages & set(row.storage_by_object_id.values()) - missing
-        return nearest
-
-    def _reach(self, item: object, wanted: Collection[int], seen: set[int]) -> None:
-        """Add the identities of all objects to which an item leads to ``seen``; stop once all
-        ``wanted`` ones are in it.
-        """
-        waiting: list[Sequence[object]] = [[item]]
-        while waiting and self._visits_left > 0:
-            by_key = by_identity(waiting.pop())
-            new = list(compress(by_key.values(), map(not_, map(seen.__contains__, by_key))))
-            seen.update(by_key)
-            self._visits_left -= len(new)
-            if not new:
-                continue
-            references = self._references.of(new)
-            waiting += chunks(without_types(_DATA, references.of_python))
-            data = of_types(self._data_types, references.of_python)
-            seen.update(self._data_ids.intersection(map(id, data)))
-            if references.of_torch:
-                waiting.append([tensor for _, tensor in references.of_torch])
-            if all(map(seen.__contains__, wanted)):
-                return
+                return nearest, row.storages
+            if self._walk.is_at_limit:
+                return len(chain) - 1, row.storages
+        return nearest, row.storages & (set(storage_of.values()) - missing)
 
 
-def _ids_leading_to(wanted: Container[int], parents: Mapping[int, Sequence[int]]) -> set[int]:
+def _ids_leading_to(wanted: Container[int], owners_of: Mapping[int, Sequence[int]]) -> set[int]:
     """Return the identities of the objects that lead to ``wanted`` ones.
 
     Args:
         wanted: the identities of these.
-        parents: the identities of the owners that refer to each object.
+        owners_of: the identities of the objects that refer to each object, by its identity.
     """
-    leading = set[int]()
-    searched = [key for key in parents if key in wanted]
-    for key in searched:  # the list grows
-        new = [owner for owner in parents.get(key, ()) if owner not in leading]
-        leading.update(new)
-        searched += new
-    return leading
+    leading_ids = set[int]()
+    waiting = [key for key in owners_of if key in wanted]
+    for key in waiting:  # the list grows
+        new_owners = [owner for owner in owners_of.get(key, ()) if owner not in leading_ids]
+        leading_ids.update(new_owners)
+        waiting += new_owners
+    return leading_ids
 
 
-def _without_small(arrays: Sequence[object]) -> list[object]:
-    """Return arrays without those on the smallest storages, which have at most a small share of
-    all bytes; other objects are not small.
+def _without_small(objects: Sequence[object]) -> list[object]:
+    """Return objects without the arrays on the smallest storages, which together have at most a
+    small share of the bytes of all arrays. All objects that are no arrays stay.
     """
-    storages = dict[int, StorageKey]()
+    storage_of = dict[int, StorageKey]()
     sizes = dict[StorageKey, int]()
-    for item, array in described(arrays):
-        storages[id(item)] = array.storage
+    for item, array in described(objects):
+        storage_of[id(item)] = array.storage
         sizes[array.storage] = array.size_bytes
-    dispensable = _SMALL * sum(sizes.values())
-    small = set[StorageKey]()
+    dispensable_bytes = _SMALL * sum(sizes.values())
+    small_storages = set[StorageKey]()
     for storage in sorted(sizes, key=sizes.__getitem__):
-        dispensable -= sizes[storage]
-        if dispensable < 0:
+        dispensable_bytes -= sizes[storage]
+        if dispensable_bytes < 0:
             break
-        small.add(storage)
-    return [array for array in arrays if storages.get(id(array)) not in small]
+        small_storages.add(storage)
+    return [item for item in objects if storage_of.get(id(item)) not in small_storages]
 
 
 def _is_empty(value: object) -> bool:
@@ -385,8 +340,8 @@ def _are_parts_of_module(chain: Sequence[object]) -> bool:
 
 
 def _is_inner(owner: object, item: object) -> bool:
-    """Return True for an object for which users write no name: attributes' dicts, and what is
-    inside a data frame.
+    """Return True for an object for which users write no name: the dict of its owner's attributes,
+    and a part of a data frame, such as a block.
     """
     if type(item) is dict:
         return instance_dict(owner) is item

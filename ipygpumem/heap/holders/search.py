@@ -1,4 +1,5 @@
-"""Names the holder that keeps each storage or object alive, with the line that frees it.
+"""Names the holder that keeps each storage or object alive, with the line that frees it, such as
+``notebook variable runs[3]["loss"]`` with ``del runs[3]["loss"]``.
 
 Attributes are found by identity in instance dicts and slots, and keys are shown if they are plain
 text or numbers, so that no user code runs.
@@ -15,7 +16,7 @@ from ipygpumem.heap.holders.explanation import (
     NO_OBJECT,
     NOT_REACHED,
     OUT_OF_SIGHT,
-    Explanation,
+    HolderSearch,
 )
 from ipygpumem.heap.holders.kept_by_graphs import (
     holders_of_saving_graphs,
@@ -37,77 +38,78 @@ def explain(
     all_places: bool = False,
     max_visits: int = MOST_VISITS,
 ) -> dict[StorageKey, Holder]:
-    """Return the holder that keeps each storage or object alive.
+    """Return the holder that keeps each storage or object alive, by its key.
 
     Args:
         keys: the storages.
         heap: the live objects.
         roots: the names and objects from which the user can reach objects.
         more: further objects; the key of each is "object" and its identity.
-        rows: the rows for which storages stand. The holder of such a storage is the nearest one of
-            all the row's arrays; it sets ``held_storages`` of the row.
+        rows: the rows for which storages or objects stand, by their keys. The holder of such a key
+            is the nearest one of all the row's arrays; the search sets ``held_storages`` of the
+            row.
         all_places: True if the advice must remove an object from all places that hold it.
         max_visits: maximum number of objects to examine.
     """
     wanted = set(keys)
     objects = {object_key(item): [item] for item in more}
     # An array's memory belongs to a Python object, which lives as long as the memory does.
-    of_python = {key for key in wanted if key[0] == "numpy"} | (objects.keys() - wanted)
+    kept_by_python = {key for key in wanted if key[0] == "numpy"} | (objects.keys() - wanted)
     for key, item in objects_of_storages(heap, wanted):
         objects.setdefault(key, []).append(item)
-    # Python's references.
-    explanation = Explanation(objects, heap, roots, max_visits)
-    of_rows = RowHolders(rows or {}, heap, roots.namespaces)
-    explanation.explain(rows=of_rows, all_places=all_places)
-    holders = explanation.named
+    row_holders = RowHolders(rows or {}, heap, roots.namespaces)
+    search = HolderSearch(objects, heap, roots, max_visits, rows=row_holders)
+    explanation = search.explain(all_places=all_places)
+    holders = dict(explanation.named)
     is_limited = explanation.is_limited
-    # The references of autograd graphs.
+    # To the storages that are still without a holder, only autograd graphs may refer.
     missing = wanted - holders.keys()
     if missing and heap.tensors:
-        holders_that_free = _holders_that_free(holders, rows or {}) if all_places else {}
-        of_graphs, is_limited = search_graph_holders(
+        graph_holders, is_limited = search_graph_holders(
             missing,
             heap,
             roots,
             max_visits,
             is_limited=is_limited,
-            holders_that_free=holders_that_free,
+            holders_that_free=_holders_that_free(holders, rows or {}) if all_places else {},
         )
-        holders.update(of_graphs)
-    in_graphs = holders_of_saving_graphs(wanted - missing, heap, roots, max_visits)
-    for key, of_graphs_too in in_graphs.items():
-        holders[key] = with_graph_holders(holders[key], of_graphs_too)
-    unknown = _unknown_holders(wanted, of_python, is_limited=is_limited)
+        holders.update(graph_holders)
+    # To the storages that have a holder, graphs may refer, too.
+    saving_graphs = holders_of_saving_graphs(wanted - missing, heap, roots, max_visits)
+    for key, graph_holders_of_key in saving_graphs.items():
+        holders[key] = with_graph_holders(holders[key], graph_holders_of_key)
+    unknown = _unknown_holders(wanted, kept_by_python, is_limited=is_limited)
     return {**unknown, **explanation.unnamed, **holders}
 
 
 def _unknown_holders(
-    wanted: Set[StorageKey], of_python: Set[StorageKey], *, is_limited: bool
+    wanted: Set[StorageKey], kept_by_python: Set[StorageKey], *, is_limited: bool
 ) -> dict[StorageKey, Holder]:
-    """Return the words for each storage or object whose holder was not found.
+    """Return a holder in words for each storage and object, for those to which no search leads.
 
     Args:
         wanted: the storages.
-        of_python: the storages of these that Python objects keep, and the other objects.
+        kept_by_python: the storages that belong to Python objects, and the keys of the further
+            objects.
         is_limited: True if the search has not reached everything.
     """
     if is_limited:
-        return dict.fromkeys(wanted | of_python, NOT_REACHED)
+        return dict.fromkeys(wanted | kept_by_python, NOT_REACHED)
     return {
         **dict.fromkeys(wanted, NO_OBJECT),
-        **dict.fromkeys(of_python, OUT_OF_SIGHT),
+        **dict.fromkeys(kept_by_python, OUT_OF_SIGHT),
     }
 
 
 def _holders_that_free(
     holders: Mapping[StorageKey, Holder], rows: Mapping[StorageKey, Row]
 ) -> dict[StorageKey, Holder]:
-    """Return the holder of each storage that one line frees.
+    """Return the holder of each storage that one line frees, by the storage.
 
     Args:
-        holders: the holders that were found.
-        rows: the rows of several storages, by the storage that was searched for each: the row's
-            holder frees all of them.
+        holders: the holder of each storage that was searched.
+        rows: the rows by the storage that was searched for each: the line of its holder frees all
+            storages of the row to which the holder leads.
     """
     holders_that_free = dict[StorageKey, Holder]()
     for key, holder in holders.items():

@@ -27,8 +27,13 @@ class WidgetRegistry:
     Widgets that show each other are a family, which is closed as a whole: a box does not close its
     children, and these may refer to the box.
 
-    Attributes:
+    Args:
         by_model: the widgets by the identifiers of their models: the registry itself.
+        code: the user's expression for the registry.
+        widgets_code: the user's expression for ipywidgets.
+
+    Attributes:
+        by_model: as above.
     """
 
     def __init__(self, by_model: dict[object, object], code: str, widgets_code: str) -> None:
@@ -62,10 +67,13 @@ class WidgetRegistry:
         return id(item) in self._models
 
     def has_no_more_than(self, widgets: Collection[int]) -> bool:
-        """Return True if all open widgets are some widgets, by identity, and their styles."""
-        return all(
-            id(widget) in widgets or _is_style(widget) for widget in list(self.by_model.values())
-        )
+        """Return True if all open widgets are among some widgets, given by identity, or style
+        them.
+        """
+        for widget in list(self.by_model.values()):
+            if id(widget) not in widgets and not _is_style(widget):
+                return False
+        return True
 
     def roots(self) -> dict[int, Root]:
         """Return the root of each open widget, by its identity."""
@@ -82,7 +90,7 @@ class WidgetRegistry:
             yield self._root(family, position, len(families)), family
 
     def _families(self) -> list[list[object]]:
-        """Return the open widgets by family, each from its outermost widget on."""
+        """Return the families of open widgets, the outermost widget of each family first."""
         family_of = dict[int, list[object]]()
         for widget in list(self.by_model.values()):
             family = family_of.setdefault(id(widget), [widget])
@@ -100,7 +108,13 @@ class WidgetRegistry:
         return [family for family in unique.values() if not _is_style(family[0])]
 
     def _root(self, family: list[object], position: int, number_of_families: int) -> Root:
-        """Return the root of the widgets of a family."""
+        """Return the root of the widgets of a family, with the line that closes all of them.
+
+        Args:
+            family: the widgets, the outermost one first.
+            position: the number of the family among all families.
+            number_of_families: the number of all families.
+        """
         first = family[0]
         model = str(self._models[id(first)])
         text = f"the registry of widgets, {type_name(first)} {model[:8]}"
@@ -150,7 +164,7 @@ def _children_of(widget: object) -> tuple[object, ...]:
 
 
 def _shown_by(widget: object) -> Iterator[object]:
-    """Yield the objects to which a widget's traits refer, directly or in a tuple."""
+    """Yield the objects to which a widget's traits refer, directly or in a tuple or list."""
     for value in list(_traits(widget).values()):
         if type(value) is tuple or type(value) is list:
             yield from value
