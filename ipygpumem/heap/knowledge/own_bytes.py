@@ -222,7 +222,9 @@ class OwnBytes:
         if not type_ids <= self._libraries.keys():
             for type_id, example in one_of_each(items).items():
                 if type_id not in self._libraries:
-                    self._libraries[type_id] = self._uncounted_libraries.of(type(example), example)
+                    self._libraries[type_id] = self._uncounted_libraries.library_of(
+                        type(example), example
+                    )
         return {self._libraries.get(type_id, "") for type_id in type_ids} - {""}
 
     def _of_special(self, items: Sequence[Any]) -> int:
