@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.attributes import MODULE_PARTS, slots
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each, types_of
-from ipygpumem.heap.knowledge.frames import SUSPENDED, in_traceback, locals_of
+from ipygpumem.heap.knowledge.frames import SUSPENDED, locals_in_traceback, locals_of
 from ipygpumem.heap.libraries import library_of, polars_column, polars_columns
 from ipygpumem.introspect import (
     ATOMS,
@@ -141,7 +141,7 @@ def _variables(value: Any) -> Iterator[ObjectPart]:
     if is_exactly(value, *SUSPENDED):
         variables = list(locals_of(value).items())
     else:
-        variables = list(in_traceback(value))
+        variables = list(locals_in_traceback(value))
     for name, item in variables:
         yield ObjectPart("variables", [name], [item])
 

@@ -13,7 +13,7 @@ from operator import itemgetter
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.knowledge.graphs import kept_behind
+from ipygpumem.heap.knowledge.graphs import kept_by_many
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.libraries import BUFFERS, Piece, sharing_kinds, with_memory
 from ipygpumem.heap.region import Region
@@ -85,7 +85,7 @@ def _saved_by_graphs(tensors: Sequence[object]) -> set[tuple[str, int] | None]:
     nodes = Nodes()
     storages = set[tuple[str, int] | None]()
     for leaves in (True, False):
-        storages.update(map(storage_key, kept_behind(tensors, nodes, leaves=leaves)))
+        storages.update(map(storage_key, kept_by_many(tensors, nodes, leaves=leaves)))
     return storages
 
 

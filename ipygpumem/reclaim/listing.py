@@ -18,7 +18,7 @@ from ipygpumem.heap.array_search import ArraySearch, summed
 from ipygpumem.heap.arrays import describe, library_type
 from ipygpumem.heap.bulk import chunks, kinds_of, of_types
 from ipygpumem.heap.containers import CONTAINERS
-from ipygpumem.heap.knowledge.graphs import kept_behind
+from ipygpumem.heap.knowledge.graphs import kept_by_many
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS
@@ -423,7 +423,7 @@ class _ArrayCollector(ArraySearch):
         """
         if self._nodes is None:
             self._nodes = Nodes()
-        graph = kept_behind(tensors, self._nodes, leaves=leaves, allowance=allowance)
+        graph = kept_by_many(tensors, self._nodes, leaves=leaves, allowance=allowance)
         self.graphs.append(graph)
         entry = self.retained_by(name, graph, function=place.function, line=place.line)
         if entry is not None and place.name:
