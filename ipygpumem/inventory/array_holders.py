@@ -73,24 +73,25 @@ def explained(
     """
     rows = list[Explained]()
     scattered = list[Scattered]()
-    waiting = list(watched)
+    # Each search finds one place of each name's arrays; the next one searches what is not there.
+    unexplained = list(watched)
     for number in range(_MOST_PLACES):
-        new_questions = questions if number == 0 else None
-        search = _Search(waiting, heap, roots, new_questions)
+        search = _Search(unexplained, heap, roots, questions if number == 0 else None)
         may_divide = number < _MOST_PLACES - 1
-        waiting = []
+        unexplained = []
         for item, arrays in search.alive:
-            parts = search.parts(item, arrays, smallest) if may_divide else [item]
-            first, *further = parts
-            waiting += further
+            in_place, *elsewhere = [item]
+            if may_divide:
+                in_place, *elsewhere = search.parts(item, arrays, smallest)
+            unexplained += elsewhere
             holder = search.holder(arrays)
-            if holder is not None and not further and not search.is_whole(arrays):
-                scattered.append((first, holder))
+            if holder is not None and not elsewhere and not search.is_whole(arrays):
+                scattered.append((in_place, holder))
                 continue
-            row = _row_of(first, holder or NOT_REACHED)
+            row = _row_of(in_place, holder or NOT_REACHED)
             if row is not None:
-                rows.append((first, row))
-        if not waiting:
+                rows.append((in_place, row))
+        if not unexplained:
             break
     for item, holder in _with_all_holders(scattered, heap, roots):
         row = _row_of(item, holder)
@@ -129,9 +130,8 @@ class _Search:
             questions.holders.update(self._holders)
 
     def parts(self, item: WatchedName, arrays: Sequence[Array], smallest: int) -> list[WatchedName]:
-        """Return the arrays to which the holder of a name's arrays leads, and the remaining ones.
-
-        They are not divided if a part has less than ``smallest`` bytes.
+        """Return a name's arrays in two parts: those to which their holder leads, and the remaining
+        ones. They are not divided if a part has less than ``smallest`` bytes.
         """
         row = self._rows.get(arrays[0].storage)
         if row is None or row.is_whole:
@@ -154,8 +154,8 @@ def _with_all_holders(
     scattered: Sequence[Scattered], heap: Heap, roots: Roots
 ) -> Iterator[Scattered]:
     """Yield names whose arrays are in several places, with one holder for all of these."""
-    few = [item for item, _ in scattered if len(item.live_arrays()) <= _MOST_SCATTERED]
-    storages = list(chain.from_iterable(item.live_storages() for item in few))
+    with_few_arrays = [item for item, _ in scattered if len(item.live_arrays()) <= _MOST_SCATTERED]
+    storages = list(chain.from_iterable(item.live_storages() for item in with_few_arrays))
     holders = explain(storages, heap, roots, all_places=True) if storages else {}
     for item, first in scattered:
         of_arrays = [holders[key] for key in item.live_storages() if key in holders]
@@ -216,6 +216,7 @@ def storages_with_holder_of(row: HeldRow, explained_rows: Iterable[Explained]) -
 
 
 def _path_of(row: HeldRow) -> str:
+    """Return the path to a row's holder; empty if that was not searched."""
     return "" if row.holder is None else row.holder.path
 
 
