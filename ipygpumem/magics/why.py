@@ -14,8 +14,9 @@ from ipygpumem.errors import describe_error, ellipsize, quoted
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.ownership import ownership_of
 from ipygpumem.magics import completions, tensors
-from ipygpumem.report.layout import Report, clean
+from ipygpumem.report.layout import Report
 from ipygpumem.report.why import left_report, of_ipython_report, outputs_report, why_report
+from ipygpumem.report.words import clean
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, argument, command, did_you_mean
 from ipygpumem.shell.ipython.caches import made_by_ipython, outputs_of

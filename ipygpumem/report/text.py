@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ipygpumem.records import COMMENT
-from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, listed
+from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table
+from ipygpumem.report.words import clean, listed
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from ipygpumem.failures import failures_told
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.records import CellRecord, packed
 from ipygpumem.report import html, text
-from ipygpumem.report.layout import Report, Scales
+from ipygpumem.report.layout import Report
+from ipygpumem.report.scales import Scales
 from ipygpumem.shell.advised_lines import AdvisedLines
 
 if TYPE_CHECKING:

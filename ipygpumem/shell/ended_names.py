@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ipygpumem.heap.knowledge.frames import last_step
 from ipygpumem.notebook import running_cell
 from ipygpumem.reclaim.exceptions import traceback_of
-from ipygpumem.report.layout import clean_name
+from ipygpumem.report.words import clean_name
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell_deletes

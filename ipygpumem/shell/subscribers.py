@@ -11,7 +11,7 @@ from typing import Any
 from ipygpumem.introspect import type_name
 from ipygpumem.reclaim.failure import classify
 from ipygpumem.records import CellRecord, ExperimentRecord
-from ipygpumem.report.layout import clean
+from ipygpumem.report.words import clean
 
 Subscriber = Callable[[CellRecord | ExperimentRecord], object]
 

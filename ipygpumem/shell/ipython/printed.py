@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.bulk import of_types, types_of
-from ipygpumem.report.layout import count
 from ipygpumem.report.leaks import ReclaimableItem
+from ipygpumem.report.words import count
 
 REMEDY = "%gpumem free"
 _OUTPUTS = "outputs"
