@@ -23,8 +23,10 @@ from ipygpumem.extras.fit.applying import EQUAL, Change, ChangedRun
 from ipygpumem.extras.fit.changes import batch_in_parts, candidates, untried
 from ipygpumem.extras.fit.observing import Observed
 from ipygpumem.probes.accelerators import parse_device
+from ipygpumem.report.devices import device_label
 from ipygpumem.report.estimate import estimate_report
-from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label
+from ipygpumem.report.layout import Fact, Listing, Report, Table
+from ipygpumem.report.words import clean, count
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options
 from ipygpumem.units import MIB, as_typed, checked_bytes, format_bytes, format_in

@@ -39,7 +39,7 @@ from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reclaim.failure import classify
 from ipygpumem.records import open_plain
 from ipygpumem.report.export import place_of, write
-from ipygpumem.report.layout import listed
+from ipygpumem.report.words import listed
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
