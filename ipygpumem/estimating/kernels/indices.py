@@ -62,7 +62,7 @@ class _Indices(NamedTuple):
 
     @property
     def positions_count(self) -> int:
-        """The positions_count of positions that the indices have together."""
+        """The number of positions that the indices have together."""
         return math.prod(torch.broadcast_shapes(*(index.shape for index in self.positions)))
 
 
@@ -134,7 +134,7 @@ def _masked_select(kernel: Kernel, args: Any) -> None:
 @order_of("index")
 def _index(kernel: Kernel, args: Any) -> None:
     """Log the values at some indices. Masks become positions, and indices with different strides
-    are copied_bytes; both are freed at the end.
+    are copied; both are freed at the end.
     """
     source, index_tensors = args[:2]
     indices = _indices_of(source, index_tensors, kernel.first_result)
