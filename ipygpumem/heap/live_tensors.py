@@ -1,4 +1,4 @@
-"""Finds all live tensors, also those that only graphs, leaves and TorchScript keep alive.
+"""Finds all live tensors, also the tensors that only graphs, leaves and TorchScript keep alive.
 
 The garbage collector cannot see these references. They are found from the other end: from the nodes
 of every live tensor's graph to their saved tensors.

@@ -41,8 +41,8 @@ def partners(region: Region, heap: Heap, held: Collection[NodeKey]) -> Partners:
     Args:
         region: has read some objects, with ``keeps_folded``.
         heap: the live objects, and those of the ``types_to_compare``.
-        held: objects and storages of the region that are held from outside. A tensor's storage is
-            a partner of these only, because torch keeps its Python object while the tensor lives.
+        held: objects and storages of the region that are held from outside. Only these have the
+            Python object of a storage as a partner: torch keeps that object while a tensor lives.
     """
     own_pieces = _own_pieces(region)
     if not own_pieces:
@@ -77,6 +77,7 @@ def _own_pieces(region: Region) -> Sequence[tuple[NodeKey, Piece]]:
 
 
 def _place(piece: Piece) -> tuple[object, int]:
+    """Return a piece's address, or its key if that is not known, and its size."""
     return piece.address or piece.key, piece.size_bytes
 
 
@@ -90,7 +91,7 @@ def _saved_by_graphs(tensors: Sequence[object]) -> set[tuple[str, int] | None]:
 
 
 class _Outside:
-    """Objects with memory, by its address or key."""
+    """Objects outside of a region, which are found by the addresses or keys of their memory."""
 
     def __init__(self, objects_with_pieces: Sequence[tuple[object, Piece]]) -> None:
         self._objects = list(map(itemgetter(0), objects_with_pieces))
