@@ -113,15 +113,10 @@ class ReferenceReader:
         if _REFERS_TO_FRAME and not _SUSPENDED.isdisjoint(type_ids):
             self._barriers.open_suspended(of_types(_SUSPENDED, objects))
         owners = objects
-        callbacks = list[Any]()
+        wakeups = list[Any]()
         if not BUILTIN.isdisjoint(type_ids):
-            owners, callbacks = without_wakeups(objects)
-        of_contexts = list[Any]()
-        if not CONTEXT_NODES.isdisjoint(type_ids):
-            of_contexts = own_references_of_contexts(of_types(CONTEXT_NODES, owners))
-            owners = without_types(CONTEXT_NODES, owners)
-        of_python: list[Any] = gc.get_referents(*owners)
-        of_python += of_contexts
+            owners, wakeups = without_wakeups(objects)
+        of_python = _reported(owners, type_ids)
         if self._has_text_keys and not self._dicts.isdisjoint(type_ids):
             of_python += self._text_keys(owners, self._dicts & type_ids)
         unreported, is_complete = self._unreported(objects, type_ids)
@@ -129,7 +124,7 @@ class ReferenceReader:
         graphs = _Graphs([], [])
         if not self._special["tensor"].isdisjoint(type_ids):
             self._read_tensors(of_types(self._special["tensor"], objects), graphs)
-        waking = [callback.__self__ for callback in callbacks]
+        waking = [wakeup.__self__ for wakeup in wakeups]
         return References(
             self._barriers.enterable(of_python), graphs.tensors, graphs.nodes, waking, is_complete
         )
@@ -206,12 +201,22 @@ class ReferenceReader:
                     graphs.add_tensors(owner, [viewed])
                 if is_of_library(tensor, *_JAGGED):
                     graphs.add_tensors(owner, _parts_of_jagged(tensor, viewed))
-                first = self._nodes.first(tensor)
-                if first is not None:
-                    graphs.add_nodes(owner, [first])
+                first_node = self._nodes.first(tensor)
+                if first_node is not None:
+                    graphs.add_nodes(owner, [first_node])
                 for node in self._nodes.of(tensor):
                     graphs.add_tensors(_key_of_node(node), saved_by(node))
                     graphs.add_nodes(_key_of_node(node), self._nodes.following(node))
+
+
+def _reported(objects: Sequence[Any], type_ids: set[int]) -> list[Any]:
+    """Return the references that the collector reports, without the values that contexts only
+    share.
+    """
+    if CONTEXT_NODES.isdisjoint(type_ids):
+        return gc.get_referents(*objects)
+    of_contexts = own_references_of_contexts(of_types(CONTEXT_NODES, objects))
+    return gc.get_referents(*without_types(CONTEXT_NODES, objects)) + of_contexts
 
 
 _JAGGED = ("torch.nested._internal.nested_tensor", "NestedTensor")

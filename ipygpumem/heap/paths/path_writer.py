@@ -172,29 +172,28 @@ class PathWriter:
             path.remedy = _remedy_for_task(steps[0])
         ended_id = self._append_steps(path, steps)
         if of_graph:
-            if path.remedy.line:
-                return Way(path.holder(path.remedy))
-            return Way(path.holder(remedy_for_graph(steps, path)))
+            remedy = path.remedy if path.remedy.line else remedy_for_graph(steps, path)
+            return Way(path.holder(remedy))
         if path.is_freed_by_command and is_instance(steps[-1], BaseException):
             # %gpumem free clears frames, not what the error itself refers to.
             path.remedy = Remedy(FORGET_LAST_ERROR)
         way = path.way(root, is_root_itself=len(steps) == 1, ended_id=ended_id)
-        cut = way.cut
+        removed = way.cut
         if not path.remedy.line:
-            remedy = self._remedy_for_needed(steps, path, way.holder.remedy)
+            remedy = self._remedy_unless_needed(steps, path, way.holder.remedy)
             if remedy.line != way.holder.remedy.line:
-                cut = None  # words remove no reference
+                removed = None  # words remove no reference
             if remedy != way.holder.remedy:
                 way = Way(replace(way.holder, remedy=remedy), words=words_for_parameter(steps))
         return replace(
             way,
             step_ids=tuple(map(id, steps)),
-            removed_references=_references_removed_by(cut, ended_id, steps),
+            removed_references=_references_removed_by(removed, ended_id, steps),
         )
 
-    def _remedy_for_needed(self, steps: Sequence[object], path: Path, remedy: Remedy) -> Remedy:
-        """Return the remedy of a path; or words, or none, if a model or an optimizer needs the last
-        object of its chain.
+    def _remedy_unless_needed(self, steps: Sequence[object], path: Path, remedy: Remedy) -> Remedy:
+        """Return the remedy of a path, unless a model or an optimizer needs the last object of its
+        chain: then words, or no remedy.
         """
         words = words_for_needed(steps, path)
         if not path.is_in_model:
@@ -236,8 +235,11 @@ class PathWriter:
                 return ended_id
 
     def _is_replaced_by_clone(self, steps: Sequence[object]) -> bool:
-        """Return True if the lines for an object forget the fit of an older estimator, from which
-        some steps lead to it.
+        """Return True if the line for an object replaces an older estimator by a clone, which has
+        no fit.
+
+        Args:
+            steps: the estimator, and the objects from it to the object.
         """
         is_fit = is_forgotten_by_clone(steps) or (self._of_leaks and is_estimator(steps[-1]))
         return is_fit and has_only_a_fit(steps[0]) and self._ages.is_older(steps[0])

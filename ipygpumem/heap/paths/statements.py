@@ -280,16 +280,27 @@ def _loop_over_items(groups: list[list[Cut]]) -> str:
         start, end = 0, first.size
     if len(statements) != 1 or not all(statements):
         return ""
-    span = f"[{start}:]" if end == first.size else f"[{start}:{end}]"
-    if (start, end) == (0, first.size):
-        span = ""
-    items_code = without_import(first.owner)
-    if span and not first.has_slices:
-        items_code = f"list({items_code})"
     # The loop takes none of the user's names, and leaves none that keeps the last item.
     variable = variable_for(first.target, _ITEM)
     body = in_sequence([*statements, f"del {variable}"])
-    return f"for {variable} in {items_code}{span}: {body}"
+    return f"for {variable} in {_code_of_items(first, start, end)}: {body}"
+
+
+def _code_of_items(item: Cut, start: int, end: int) -> str:
+    """Return the code of neighbouring items of a container, for a loop: ``runs[3:7]`` of a list,
+    ``list(runs)[3:7]`` of a deque, or ``runs`` for all items.
+
+    Args:
+        item: the reference to one of the items.
+        start: the position of the first item.
+        end: the position after the last one.
+    """
+    container = without_import(item.owner)
+    if (start, end) == (0, item.size):
+        return container
+    if not item.has_slices:
+        container = f"list({container})"
+    return f"{container}[{start}:]" if end == item.size else f"{container}[{start}:{end}]"
 
 
 def _references_to_items(groups: list[list[Cut]]) -> list[Cut]:
