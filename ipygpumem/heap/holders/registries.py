@@ -21,7 +21,7 @@ from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.loggers import handlers_and_filters, loggers
 from ipygpumem.heap.paths.patches import started_patches
 from ipygpumem.heap.paths.roots import Rank, Root, RootOf
-from ipygpumem.heap.paths.task_endings import cancelling_timer, event_loops
+from ipygpumem.heap.paths.task_endings import event_loops, line_that_cancels_timer
 from ipygpumem.interrupts import original_handler
 from ipygpumem.introspect import (
     attribute_of,
@@ -174,7 +174,7 @@ class Registries:
         queues = loaded_object("concurrent.futures.thread", "_threads_queues")
         self.hidden.add(id(attribute_of(queues, "data")))
         for timer in waiting_thread_timers():
-            self._add_timer(timer, f'the timer "{timer.name}"', cancelling_timer(timer))
+            self._add_timer(timer, f'the timer "{timer.name}"', line_that_cancels_timer(timer))
 
     def _add_timer(self, timer: object, text: str, call: str) -> None:
         """Add a timer.

@@ -130,7 +130,7 @@ def _deleting(items: str, positions: Sequence[int], ending: str) -> str:
 
 
 def tuple_of(values: Sequence[object]) -> str:
-    """Return the code of a tuple of numbers."""
+    """Return the code of a tuple of numbers: ``(3,)`` or ``(3, 4)``."""
     return f"({values[0]},)" if len(values) == 1 else f"({', '.join(map(str, values))})"
 
 
@@ -138,11 +138,15 @@ def tuple_of(values: Sequence[object]) -> str:
 class Cut:
     """A reference that a user can remove.
 
+    That of ``runs[3]["x"]`` to an array has the dict as its owner, with the code ``runs[3]``; its
+    target is ``runs[3]["x"]``, and its outer reference is that of the list to the dict.
+
     Attributes:
         kind: its kind.
-        owner_id: identity of the object that refers.
-        owner: code of that object; empty for a variable.
-        target: code of the object that it refers to, or the call that removes it.
+        owner_id: identity of the owner, the object that refers.
+        owner: code of the owner; empty for a variable.
+        target: code of the object to which the owner refers, or the call that removes the
+            reference.
         position: position among the references of a container.
         size: number of references of the container; 0 if its object has other references.
         outer: the reference to the owner itself, if that is an item of a container.
@@ -209,7 +213,7 @@ class Cut:
         vars(cut).update(attributes)
         return cut
 
-    def of_other_item(
+    def of_same_field(
         self, position: int, item: object, part: object, place: int, size: int
     ) -> Cut:
         """Return the same reference of another item of a list: if this is that of
@@ -241,8 +245,8 @@ class Cut:
 
     @property
     def statement_if_there(self) -> str:
-        """The statement that removes a key or attribute of an owner if it has one; empty if there
-        is none.
+        """The statement that removes a key or attribute of an owner that may have none,
+        ``_item.pop("tokens", None)``; empty if there is no such statement.
         """
         name = self.target.removeprefix(self.owner)
         if self.repeated or self.ending or self.copied_by or name == self.target:
@@ -356,7 +360,9 @@ def split(code: str) -> tuple[str, str]:
 
 
 def without_import(code: str) -> str:
-    """Return an expression for ``import m; m.x``, because no loop can follow an import."""
+    """Return code without the import with which it begins, ``__import__("m").x`` instead of
+    ``import m; m.x``: a loop cannot follow an import.
+    """
     match = _IMPORT.match(code)
     if match is None:
         return code

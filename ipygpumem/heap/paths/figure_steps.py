@@ -26,7 +26,7 @@ def append_figure_step(path: Path, steps: Sequence[object]) -> int:
         steps: the figure or axes, and the objects after it.
     """
     if is_of_library(steps[0], "matplotlib.axes", "Axes"):
-        return _append_artist(path, steps) or _append_mappable(path, steps)
+        return _append_artist(path, steps) or _append_artist_of_colorbar(path, steps)
     if is_of_library(steps[0], "matplotlib.figure", "FigureBase"):
         return _append_axes(path, steps)
     return 0
@@ -93,7 +93,7 @@ def _append_artist(path: Path, steps: Sequence[object]) -> int:
     return 0
 
 
-def _append_mappable(path: Path, steps: Sequence[object]) -> int:
+def _append_artist_of_colorbar(path: Path, steps: Sequence[object]) -> int:
     """Append the artist, such as an image, to which the colorbar in axes belongs; return 2, the
     number of references, or 0 if the chain leads to none.
     """

@@ -28,7 +28,7 @@ _MOST_ITEMS = 100
 """Maximum number of items of a list or dict whose attributes are examined."""
 
 
-def lines_that_end(
+def lines_that_end_cycles(
     objects: Iterable[tuple[str, object]], arrays: Sequence[Any], barriers: Barriers
 ) -> list[str]:
     """Return the lines that end cycles before objects are deleted, ``x.rows = None`` before

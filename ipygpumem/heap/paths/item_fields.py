@@ -97,7 +97,7 @@ class ItemField:
                 return None
             place, size = places[0], len(item)
         self.number_found += 1
-        return self._cut.of_other_item(position, item, part, place, size)
+        return self._cut.of_same_field(position, item, part, place, size)
 
     def can_be_popped(self, items: Iterable[Any]) -> bool:
         """Return True if a loop over all items may remove the field from those that have it,

@@ -39,7 +39,7 @@ from ipygpumem.heap.paths.data_frame_steps import (
 from ipygpumem.heap.paths.dataset_steps import append_dataset_step
 from ipygpumem.heap.paths.estimator_steps import (
     clone_code,
-    has_only_a_fit,
+    has_only_parameters_and_fit,
     is_estimator,
     is_forgotten_by_clone,
 )
@@ -74,7 +74,7 @@ from ipygpumem.heap.paths.roots import (
     module_code,
 )
 from ipygpumem.heap.paths.statements import statement_of
-from ipygpumem.heap.paths.suspended_steps import append_suspended_step, line_that_ends
+from ipygpumem.heap.paths.suspended_steps import append_suspended_step, line_that_removes
 from ipygpumem.heap.paths.torch_steps import (
     append_torch_step,
     is_needed_by_optimizer,
@@ -242,7 +242,7 @@ class PathWriter:
             steps: the estimator, and the objects from it to the object.
         """
         is_fit = is_forgotten_by_clone(steps) or (self._of_leaks and is_estimator(steps[-1]))
-        return is_fit and has_only_a_fit(steps[0]) and self._ages.is_older(steps[0])
+        return is_fit and has_only_parameters_and_fit(steps[0]) and self._ages.is_older(steps[0])
 
     def _other_names(self, path: Path, item: object) -> list[Cut]:
         """Return the references of further variables to the object of a variable, which is the
@@ -287,7 +287,7 @@ class PathWriter:
         if is_started_patch(item) and path.code:
             path.advise(in_sequence([path.statement("{}.stop()"), path.removal]), "")
         if (is_uncancelled_asyncio_timer(item) or is_waiting_thread_timer(item)) and path.code:
-            path.advise(line_that_ends(item, path), "")
+            path.advise(line_that_removes(item, path), "")
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> Holder:
         """Return the path from a notebook's name along ``chain``, which begins with the name's

@@ -17,7 +17,7 @@ from typing import Any
 from ipygpumem.heap.paths.ages import Ages
 from ipygpumem.heap.paths.attributes_to_remove import is_in_code, is_in_source, is_users_callable
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
-from ipygpumem.heap.paths.patches import patch_of, stopping
+from ipygpumem.heap.paths.patches import line_that_stops, patch_of
 from ipygpumem.heap.paths.task_endings import ContextValue
 from ipygpumem.introspect import (
     is_instance,
@@ -144,7 +144,7 @@ class Root:
     @classmethod
     def of_patch(cls, patch: object) -> Root:
         """Return the root of a started patch of ``unittest.mock``."""
-        cut = Cut(Kind.CALL, 0, "", stopping(patch))
+        cut = Cut(Kind.CALL, 0, "", line_that_stops(patch))
         text = "a started patch of unittest.mock"
         return cls(text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True)
 
@@ -313,7 +313,7 @@ _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
 """Matches text as the key of an item."""
 
 
-def without_quoted(path: str) -> str:
+def without_keys(path: str) -> str:
     """Return a path without the text of keys, which may be anything: ``runs[]`` for
     ``runs["a: b"]``.
     """

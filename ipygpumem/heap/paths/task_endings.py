@@ -41,7 +41,7 @@ def ending_of(item: object) -> str:
     return ""
 
 
-def cancelling(tasks: Sequence[object]) -> str:
+def line_that_cancels(tasks: Sequence[object]) -> str:
     """Return the line that cancels pending tasks, by the name of their function; words if the tasks
     run several functions, or if a further task runs this one.
     """
@@ -89,7 +89,7 @@ def event_loops(names: Mapping[str, object]) -> Iterator[tuple[object, str]]:
             yield value, target_of(name)
 
 
-def cancelling_timer(timer: threading.Timer) -> str:
+def line_that_cancels_timer(timer: threading.Timer) -> str:
     """Return the line that cancels a timer and waits until its thread has ended."""
     name = text_of(timer.name)
     names = [thread.name for thread in threading.enumerate()]
