@@ -203,16 +203,17 @@ def _number_of_steps_inside(steps: Sequence[object]) -> int:
     An array counts as pandas' own if it has objects. The next object is in a cell, even if it is of
     a type that pandas has inside, too: a list, or another frame.
     """
-    number = 0
-    is_in_array = False
-    for item in steps[:-1]:
-        is_in_cell = is_in_array
-        is_in_array = is_array(item) and elements(item) is not None
+    is_after_array = False
+    for number, item in enumerate(steps[:-1]):
+        is_in_cell = is_after_array
+        is_after_array = is_array(item) and elements(item) is not None
+        if is_after_array:
+            continue
         is_cache = type(item) is dict and number > 0 and _is_manager(steps[number - 1])
-        if not is_in_array and (is_in_cell or not (is_cache or _is_inside(item))):
-            break
-        number += 1
-    return number
+        is_of_frame = is_cache or _is_inside(item)
+        if is_in_cell or not is_of_frame:
+            return number
+    return len(steps) - 1
 
 
 def _is_inside(item: object) -> bool:

@@ -218,16 +218,17 @@ class PathWriter:
         while True:
             parent = steps[position]
             is_last = position == len(steps) - 1
+            # The object itself, to which the path leads so far, may have to be ended or replaced.
             self._advise_to_end(path, parent)
             if is_estimator(parent) and self._is_replaced_by_clone(steps[position:]):
                 path.replace_by_copy(clone_code(self._names), self._other_names(path, parent))
-            if not is_last:
+            if not is_last:  # the step on to the next object
                 cut_before = path.cut
                 position += self._append_step(path, steps[position:])
                 if path.cut is not cut_before:
                     self._mark_if_replaced(path, parent)
                     self._record_removed(path, steps[position])
-            if path.is_ending and ended_id == 0:
+            if path.is_ending and ended_id == 0:  # the first advice is the one that counts
                 ended_object = parent if path.ended_object is None else path.ended_object
                 ended_id = id(ended_object)
                 self._removed_objects[ended_id] = ended_object
@@ -367,12 +368,13 @@ class PathWriter:
         number_written = 0
         for position, item, part in _wanted_parts(items, wanted):
             cut = cut_by_field(fields, position, item, part)
+            # Enough references have code of their own.
             if cut is not None and number_written >= _MOST_WRITTEN:
                 self._removed_objects[id(part)] = part
                 inside.add(cut, part, {(id(item), id(part))})
                 continue
             number_written += 1
-            if number_written > _MOST_INSIDE:
+            if number_written > _MOST_INSIDE:  # too many that are by no common field
                 return CutsInside.empty()
             way = self.way(root, (*chain, item, part))
             if way.cut is None:

@@ -95,13 +95,13 @@ def joined(ways: Sequence[Way], unwritten: int = 0) -> Way:
     # One statement for all: a line of each reference would move the items of the next one's list.
     statement = statement_of(cuts)
     remedies = [way.holder.remedy for way in ways]
-    if statement and len(removable) == len(ways):
+    if statement and len(removable) == len(ways):  # del a["x"]; b.clear()
         remedy = Remedy(statement, comments_of(remedies), tuple(cuts))
         return Way(replace(holder, remedy=remedy))
     if len(ways) > _MOST_WAYS:
         return Way(holder)
     lines, words = _lines_and_words([way for way in ways if not (statement and way.cuts)])
-    if statement and not lines:
+    if statement and not lines:  # del a["x"]  # and remove it from b
         comment = comments_of(remedies, first=f"and {', and '.join(words)}")
         return Way(replace(holder, remedy=Remedy(statement, comment, tuple(cuts))))
     if statement:
