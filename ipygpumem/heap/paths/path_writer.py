@@ -405,6 +405,7 @@ class PathWriter:
         if len(unique) > 1 and has_objects(container):
             return self._cuts_of_elements(root, chain, unique)
         cuts = list[Cut]()
+        # Of very many items, the code of the first few shows if they can be removed.
         for item in list(unique.values())[:_MOST_WRITTEN]:
             way = self.way(root, (*chain, item))
             if way.cut is None or not way.is_direct:
@@ -477,6 +478,9 @@ class PathWriter:
     def _append_step(self, path: Path, steps: Sequence[object]) -> int:
         """Append the step through the first object, by its type; return the number of references
         that the step takes.
+
+        Each function returns 0 for objects that it does not know. Their order matters: a queue
+        comes before its deque, and attributes of any object come last.
         """
         parent, child = steps[0], steps[1]
         return (
