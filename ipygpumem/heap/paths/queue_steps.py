@@ -31,6 +31,7 @@ from ipygpumem.introspect import (
     text_of,
 )
 
+# Parts of statements, in which ``{0}`` is the code of the owner.
 _TAKING = "{0}.get_nowait(){ending}"
 _EVERY = "for _ in range({0}.qsize())"
 _TAKING_COUNTED = f"[({_TAKING}, {{0}}.task_done()) {_EVERY}];"
@@ -38,6 +39,7 @@ _TAKING_ALL = f"[{_TAKING} {_EVERY}];"
 _HEAPIFYING = "import heapq; heapq.heapify({items})"
 _LEFT_OUT = "if position not in {positions}"
 
+# The calls of each kind of owner: those that remove all items, then those that remove some items.
 _SIMPLE_QUEUE = Protocol(
     _TAKING_ALL,
     "[{0}.put(item) for position, item in enumerate("

@@ -71,7 +71,7 @@ class Root:
     cut: Cut | None = None
     """The root's reference to its object, if that can be removed."""
     is_only_place: bool = False
-    """True if its line frees the object: no other place that holds the object is searched."""
+    """True if no other place that holds its object has to be searched."""
     is_permanent: bool = False
     """True if its object stays alive without all names: no other holder of it matters."""
     name: str = ""
