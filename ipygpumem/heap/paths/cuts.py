@@ -94,21 +94,21 @@ class Protocol:
         if self.is_compound:  # no block can follow an import
             imports, owner, items = "", without_import(cut.owner), without_import(cut.items)
         if len(positions) == cut.size:
-            ending = f".{cut.ending}" if cut.ending else ""
-            if ending and "{ending}" not in self.removing_all:
+            if cut.ending and "{ending}" not in self.removing_all:
                 return ""
+            ending = f".{cut.ending}" if cut.ending else ""
             statement = self.removing_all.format(owner, items=items, ending=ending)
-            return statement and imports + statement
-        if cut.ending and "{deleting}" not in self.removing_some:
-            return ""
-        statement = self.removing_some.format(
-            owner,
-            items=items,
-            deleting=_deleting(items, positions, cut.ending),
-            number=len(positions),
-            positions=tuple_of(positions),
-            keys=tuple_of([self.keys[place] for place in positions]) if self.keys else "",
-        )
+        else:
+            if cut.ending and "{deleting}" not in self.removing_some:
+                return ""
+            statement = self.removing_some.format(
+                owner,
+                items=items,
+                deleting=_deleting(items, positions, cut.ending),
+                number=len(positions),
+                positions=tuple_of(positions),
+                keys=tuple_of([self.keys[place] for place in positions]) if self.keys else "",
+            )
         return statement and imports + statement
 
 

@@ -405,6 +405,7 @@ class PathWriter:
         if len(unique) > 1 and has_objects(container):
             return self._cuts_of_elements(root, chain, unique)
         cuts = list[Cut]()
+        # Of very many items, the code of the first few shows if they can be removed.
         for item in list(unique.values())[:_MOST_WRITTEN]:
             way = self.way(root, (*chain, item))
             if way.cut is None or not way.is_direct:
@@ -453,13 +454,15 @@ class PathWriter:
         root, steps = self._root_and_steps(name, chain)
         holder = self.way(root, steps).holder
         cuts = self.cuts_of_items(root, steps, items)
-        line = statement_of(cuts)
-        if cuts and len(by_identity(items)) == 1:
-            line = removal_of_repeated(cuts, steps[-1])
-        if not cuts and len(by_identity(items)) >= len(by_identity(items_of(steps[-1]))):
+        number_of_items = len(by_identity(items))
+        if not cuts and number_of_items >= len(by_identity(items_of(steps[-1]))):
             to_item = self.way(root, (*steps, items[0]))
             if to_item.is_advised:  # such as ``load.cache_clear()``
                 return replace(holder, remedy=to_item.holder.remedy)
+        if number_of_items == 1 and cuts:
+            line = removal_of_repeated(cuts, steps[-1])
+        else:
+            line = statement_of(cuts)
         return replace(holder, remedy=Remedy(line, cuts=tuple(cuts)) if line else REMOVE_THEM)
 
     def _words_without_root(self, item: object) -> str:
@@ -477,6 +480,9 @@ class PathWriter:
     def _append_step(self, path: Path, steps: Sequence[object]) -> int:
         """Append the step through the first object, by its type; return the number of references
         that the step takes.
+
+        Each function returns 0 for objects that it does not know. Their order matters: a queue
+        comes before its deque, and attributes of any object come last.
         """
         parent, child = steps[0], steps[1]
         return (

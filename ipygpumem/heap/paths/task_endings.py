@@ -93,9 +93,9 @@ def line_that_cancels_timer(timer: threading.Timer) -> str:
     """Return the line that cancels a timer and waits until its thread has ended."""
     name = text_of(timer.name)
     names = [thread.name for thread in threading.enumerate()]
-    condition = (
-        f"timer.name == {literal(name)}" if names.count(name) == 1 else f"id(timer) == {id(timer)}"
-    )
+    condition = f"timer.name == {literal(name)}"
+    if names.count(name) != 1:
+        condition = f"id(timer) == {id(timer)}"
     timers = f"timer in threading.enumerate() if {condition}"
     return f"import threading; [(timer.cancel(), timer.join()) for {timers}];"
 
