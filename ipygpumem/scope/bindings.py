@@ -96,7 +96,7 @@ def _assigned_name(node: ast.AST) -> str | None:
 
 
 def _children_in_scope(node: ast.AST) -> Iterable[ast.AST]:
-    """Return the children of ``node`` that run in the same scope as it: not the body of a function."""
+    """Return the children of ``node`` that run in the same scope: not the body of a function."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         # Decorators, defaults and annotations run in the enclosing scope; the body does not.
         parts: list[ast.AST] = [*node.decorator_list, node.args]

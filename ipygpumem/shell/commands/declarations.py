@@ -59,7 +59,7 @@ class Argument:
     """Converts the text; raises ``WrongValue``."""
     default: object = None
     choices: tuple[str, ...] = ()
-    """The only values that it accepts; empty if it accepts others, too."""
+    """The only values that it accepts; empty if there is no such list."""
     offers: Offers | tuple[str, ...] = ()
     """Completions."""
     also: tuple[str, ...] = ()
