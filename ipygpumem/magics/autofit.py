@@ -90,6 +90,18 @@ def of_cell(app: App, options: Options) -> list[Report]:
     return []
 
 
+def _plan_of(options: Options, namespace: dict[str, Any]) -> Plan:
+    """Return the plan of the tries that a line describes; an AutofitError names a mistake in it."""
+    variables = dict(_variable(word, namespace) for word in options.variables)
+    return Plan(
+        variables,
+        smallest=_minima(options.min),
+        step=options.step,
+        headroom=options.headroom,
+        max_tries=options.max_tries,
+    )
+
+
 def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
     """Return the variable that a word such as ``batch_size=1024`` names, and the value with which
     to start: the variable's present one if the word has none.
@@ -250,14 +262,7 @@ class CellFit:
         self._context = app.context
         self._experiments = app.experiments
         self._namespace = namespace = app.context.namespace
-        variables = dict(_variable(word, namespace) for word in options.variables)
-        plan = Plan(
-            variables,
-            smallest=_minima(options.min),
-            step=options.step,
-            headroom=options.headroom,
-            max_tries=options.max_tries,
-        )
+        plan = _plan_of(options, namespace)
         self._source = _source_of(cell)
         ran_out = self._experiments.ran_out_in_try
         self._fit = Fit(plan, self._context.meter, ran_out, self._context.garbage)

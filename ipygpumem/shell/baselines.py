@@ -59,14 +59,7 @@ class Baseline:
         self._has_failed = False
         """True if the arrays could not be listed: then every array may have been there."""
         if {"torch", "numpy"} & sys.modules.keys():
-            try:
-                self._arrays = BaselineSnapshot(context.namespace, context.garbage, known)
-            except Exception as error:  # only needed for the report
-                if is_from_signal(error):
-                    raise
-                self._has_failed = True
-                why = f"because the baseline at the start failed: {describe_error(error)}"
-                remarks.append(f"objects still alive will not be listed, {why}")
+            self._list_arrays(context, remarks, known)
         self._names = NameSnapshot(context.namespace, names)
         """The objects of the names, by identity."""
         self.contents = Contents(context.namespace, _names_of_users_modules(context.namespace))
@@ -90,6 +83,21 @@ class Baseline:
         self._mark = context.garbage.mark()
         """The start, for the collector."""
         context.garbage.list_from_now(self._objects_since)
+
+    def _list_arrays(
+        self, context: ShellContext, remarks: list[str], known: Iterable[Span]
+    ) -> None:
+        """List the arrays at the start; a failure becomes a remark. The arguments are those of the
+        constructor.
+        """
+        try:
+            self._arrays = BaselineSnapshot(context.namespace, context.garbage, known)
+        except Exception as error:  # only needed for the report
+            if is_from_signal(error):
+                raise
+            self._has_failed = True
+            why = f"because the baseline at the start failed: {describe_error(error)}"
+            remarks.append(f"objects still alive will not be listed, {why}")
 
     @property
     def is_complete(self) -> bool:

@@ -262,18 +262,18 @@ class Session:
         if not (measured.at_end or cell.is_nested):  # else it was collected already, or will be
             self._collect(cell, seconds)
         usages, measured.span = measured.span.stop(), None
-        now = {usage.device: usage.after_bytes for usage in usages}
+        bytes_now = {usage.device: usage.after_bytes for usage in usages}
         if cell.children.peak_bytes is None:
             _note_ended_children(cell, usages)
         error = error_of(result) if cell.failed else None
         source = cell.source
         recovery = cell.errors.recovery
         if recovery is not None:
-            recovery = replace(recovery, now=now)
+            recovery = replace(recovery, now=bytes_now)
         freed = dict[str, int]()
         if measured.at_end:
-            at_end = {usage.device: usage.after_bytes for usage in measured.at_end}
-            freed = decrease(at_end, now)
+            bytes_at_end = {usage.device: usage.after_bytes for usage in measured.at_end}
+            freed = decrease(bytes_at_end, bytes_now)
         return CellRecord(
             execution_count=measured.number,
             cell_id=getattr(cell.info, "cell_id", None),

@@ -412,30 +412,45 @@ class SurvivorSearch:
     def rows_without_arrays(self, heap: Heap, roots: Roots) -> list[tuple[Remaining, HeldRow]]:
         """Return the memory that is in no array, each part with its row, which has the holder."""
         remaining = self._remaining(heap)
-        searched = list[object]()
+        objects_to_search = list[object]()
         rows_of_several = dict[StorageKey, Row]()
+        """The rows of parts with several objects, by the key of the first object."""
         for part in remaining:
-            if is_searched_together(part.items, len(searched)):
+            if is_searched_together(part.items, len(objects_to_search)):
                 rows_of_several[object_key(part.items[0])] = part.row()
-                searched += part.items
+                objects_to_search += part.items
             else:
-                searched.append(part.items[0])
-        holders = explain((), heap, roots, more=searched, rows=rows_of_several, all_places=True)
+                objects_to_search.append(part.items[0])
+        holders = explain(
+            (), heap, roots, more=objects_to_search, rows=rows_of_several, all_places=True
+        )
         rows = list[tuple[Remaining, HeldRow]]()
         for part in remaining:
-            row_of_several = rows_of_several.get(object_key(part.items[0]))
-            if row_of_several is not None and not row_of_several.is_whole and not part.chain:
-                # No object leads to all of them: the row has those in the largest place alone.
-                in_one_place = part.largest_place(holders, self.smallest)
-                if in_one_place is not None:
-                    part = in_one_place
-                    rows_of_several[object_key(part.items[0])] = part.row()
+            part = self._in_one_place(part, rows_of_several, holders)
             if len(part.items) > 1:
                 holder = _holder_of_several(part, rows_of_several, holders, roots)
             else:
                 holder = _holder_of_one(part, holders, roots)
             rows.append((part, self._row_of(part, holder)))
         return rows
+
+    def _in_one_place(
+        self,
+        part: Remaining,
+        rows_of_several: dict[StorageKey, Row],
+        holders: Mapping[StorageKey, Holder],
+    ) -> Remaining:
+        """Return a part, or only its objects in the largest place if no object leads to all of
+        them; their row is added to ``rows_of_several``.
+        """
+        row = rows_of_several.get(object_key(part.items[0]))
+        if row is None or row.is_whole or part.chain:
+            return part
+        in_one_place = part.largest_place(holders, self.smallest)
+        if in_one_place is None:
+            return part
+        rows_of_several[object_key(in_one_place.items[0])] = in_one_place.row()
+        return in_one_place
 
     def _row_of(self, part: Remaining, holder: Holder) -> HeldRow:
         """Return the row of a part of the memory, given its holder. A single object's row has its

@@ -383,7 +383,7 @@ class Survivors:
                 update_numpy(names, heap)
             roots = self.roots()
             rows = [row for _, row in self.explained(names, heap, roots)]
-            if value is not None and not rows:
+            if value is not None and not rows:  # it has no arrays
                 holder = explain((), heap, roots, more=[value])[object_key(value)]
                 row = row_of([value], Sizes().measure(value))
                 rows.append(HeldRow(replace(row, name=name), holder))
