@@ -277,7 +277,7 @@ class Baseline:
         """Return the number of modules that were imported since."""
         return len(sys.modules) - self._number_of_modules
 
-    def elsewhere(self) -> list[object]:
+    def new_objects_elsewhere(self) -> list[object]:
         """Return new objects to which no tracked object refers: text and numbers in local names of
         new threads, and new values of context variables.
 

@@ -13,7 +13,9 @@ from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell_deletes
 
 
-def remarks(error: NameError, context: ShellContext, experiments: ExperimentManager) -> list[str]:
+def remarks_on_missing_name(
+    error: NameError, context: ShellContext, experiments: ExperimentManager
+) -> list[str]:
     """Return a remark if an experiment has deleted the missing name, or if it has ended in another
     way; none for a name that user code has bound again, and deleted, since.
 

@@ -416,7 +416,7 @@ class ExperimentEnd:
             ),
             first_cell=min(numbers, default=None),
         )
-        return self._survivors.of_experiment(ended)
+        return self._survivors.rows_of_experiment(ended)
 
     def _kept_arrays(self, keepers: Iterable[str]) -> _KeptArrays:
         """Return the arrays that the names ``keepers`` keep on purpose."""

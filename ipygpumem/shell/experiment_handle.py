@@ -155,7 +155,7 @@ class Experiment(ManagedExperiment, GuardedBlock):
             return
         if self.is_open:
             self.log.failed = True
-            remark = self._experiments.recovery.failed_inside(error, self)
+            remark = self._experiments.recovery.recover_in_block(error, self)
             if remark:
                 self.log.remarks.append(remark)
 

@@ -1,8 +1,8 @@
 """Searches for the objects that one experiment has left, and for their holders.
 
-``Survivors.of_experiment`` calls the methods of ``SurvivorSearch`` in order: first those that need
-no heap, then ``finds_nothing``, then those that search a heap. Each of them explains a part of the
-RAM that the experiment leaves in use; the search ends when no part worth a row is unexplained.
+``Survivors.rows_of_experiment`` calls the methods of ``SurvivorSearch`` in order: first those that
+need no heap, then ``finds_nothing``, then those that search a heap. Each of them explains a part of
+the RAM that the experiment leaves in use; the search ends when no part worth a row is unexplained.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class SurvivorSearch:
         baseline = self._ended.baseline
         made = made - self._kept_ids
         made -= {id(self._kept_ids), id(baseline.objects_at_end)}  # ours
-        elsewhere = baseline.elsewhere()
+        elsewhere = baseline.new_objects_elsewhere()
         names = ownable_objects(self._context.namespace)
         return Changes(
             names,

@@ -1,7 +1,8 @@
 """Records the objects that outlive experiments, to search for their holders again later.
 
-The report of an experiment lists them when it ends (``of_experiment``), ``%gpumem leaks`` lists
-those that are still alive, and ``%gpumem why NAME`` those of a deleted name (``left_by``).
+The report of an experiment lists them when it ends (``rows_of_experiment``), ``%gpumem leaks``
+lists those that are still alive, and ``%gpumem why NAME`` those of a deleted name
+(``rows_of_deleted_name``).
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ class Survivors:
 
     # -- at the end of an experiment --------------------------------------------------------------
 
-    def of_experiment(self, ended: EndedExperiment) -> tuple[RetainedArray, ...]:
+    def rows_of_experiment(self, ended: EndedExperiment) -> tuple[RetainedArray, ...]:
         """Return the rows of objects that outlive an experiment, largest first, with their holders;
         remember the objects for %gpumem leaks.
         """
@@ -328,7 +329,7 @@ class Survivors:
         self._removed_as_whole = [item for item in self._removed_as_whole if item() is not None]
         self._learned_ages.forget_dead()
 
-    def objects_alive(self, heap: Heap) -> list[ReportedObjects]:
+    def reported_objects_alive(self, heap: Heap) -> list[ReportedObjects]:
         """Return the reported objects without arrays that are still alive. Forget those that have
         died, and dead older objects and records, because one look at the heap tells of all.
         """
@@ -364,7 +365,7 @@ class Survivors:
         live = heap.with_identities(self.grown.identities())
         return self.grown.rows(live, heap, self.roots(), smallest)
 
-    def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
+    def rows_of_deleted_name(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the rows of the live arrays that a deleted name held, or of its object if that is
         alive and has none.
 
