@@ -174,7 +174,7 @@ _LARGEST_SHOWN = 3
 
 @command("%gpumem", "show a short status and the largest names")
 def short_status(app: App, options: Options) -> list[Report]:
-    """Return a short status, the largest names, what changed since the last look, and the next
+    """Return a short status, the largest names, the changes since the last look, and the next
     commands to try.
     """
     on_or_off, measured = _settings_headline(app)

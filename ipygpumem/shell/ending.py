@@ -87,7 +87,8 @@ class Surroundings(NamedTuple):
 
 
 class ExperimentEnd:
-    """The end of one experiment. ``run`` does the steps, or those that an interrupt has left.
+    """The end of one experiment. ``run`` does its steps; called again after an interrupt, it does
+    the steps that are left.
 
     Args:
         context: the shell's services.
@@ -131,7 +132,7 @@ class ExperimentEnd:
         self._before = MemoryBefore()
         """Set by ``_measure_before``."""
         self._after = MemoryAfter(ram=scope.ram_at_start)
-        """Set by the steps that free memory, measure it and search for the rest."""
+        """Set by the steps that free memory, measure it and search for survivors."""
         self.record: ExperimentRecord | None = None
 
     def _all_steps(self) -> list[EndStep]:

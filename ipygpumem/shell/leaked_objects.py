@@ -190,7 +190,7 @@ class SurvivingObjects:
             self.to_explain.append(items[0])
 
     def rows(self, holders: Holders, of_arrays: Sequence[Explained]) -> Iterator[HeldRow]:
-        """Yield the rows of the large ones.
+        """Yield the rows of the objects that are large.
 
         Args:
             holders: the holders of the objects ``to_explain``.

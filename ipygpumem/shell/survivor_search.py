@@ -77,7 +77,7 @@ _MOST_OLD = 20_000_000
 
 
 class HostGrowth(NamedTuple):
-    """RAM that an experiment leaves in use, and what is known about it."""
+    """RAM that an experiment leaves in use, and the names whose objects may explain it."""
 
     size_bytes: int
     """Upper bound: the experiment may have used pages that were free before."""
@@ -135,7 +135,7 @@ class SurvivorSearch:
         self.unnamed_bytes = ended.growth.size_bytes
         self._explained: list[Explained] = []
         """The names with live arrays and their rows."""
-        self._made: set[int] | None = None
+        self._new_ids: set[int] | None = None
         """Identities of the objects made since the start; None until they are asked for."""
         self._kept_ids = set[int]()
         """Identities of objects that names keep on purpose."""
@@ -193,8 +193,8 @@ class SurvivorSearch:
         if not large:
             return []
         # An older object of a name is more than the leak.
-        self._made = made = ended.baseline.objects_since()
-        object_ids = {name: key for key, name in ended.growth.names.items() if key in made}
+        self._new_ids = new_ids = ended.baseline.objects_since()
+        object_ids = {name: key for key, name in ended.growth.names.items() if key in new_ids}
         named = list[WatchedName]()
         for part in large:
             name = part.record.name
@@ -226,9 +226,9 @@ class SurvivorSearch:
 
     def received(self) -> set[int]:
         """Return the identities of the new objects that older ones have received."""
-        if self._made is None:
-            self._made = self._ended.baseline.objects_since()
-        return self._ended.baseline.received(self._made, self._test_of_older_arrays())
+        if self._new_ids is None:
+            self._new_ids = self._ended.baseline.objects_since()
+        return self._ended.baseline.received(self._new_ids, self._test_of_older_arrays())
 
     def _arrays_within_reach(self, storages_found: Container[StorageKey]) -> list[WatchedName]:
         """Return the large new NumPy arrays behind the user's names, however deep, and note the
@@ -302,22 +302,22 @@ class SurvivorSearch:
         with undisturbed():
             return most_bytes(self._changes(self._ended.baseline.objects_at_end))
 
-    def _changes(self, made: set[int]) -> Changes:
+    def _changes(self, new_ids: set[int]) -> Changes:
         """Return the notebook's names, and the objects that are new since the start, without kept
         ones.
 
         Args:
-            made: identities of the tracked objects made since then.
+            new_ids: identities of the tracked objects made since then.
         """
         baseline = self._ended.baseline
-        made = made - self._kept_ids
-        made -= {id(self._kept_ids), id(baseline.objects_at_end)}  # ours
+        new_ids = new_ids - self._kept_ids
+        new_ids -= {id(self._kept_ids), id(baseline.objects_at_end)}  # ours
         elsewhere = baseline.new_objects_elsewhere()
         names = ownable_objects(self._context.namespace)
         return Changes(
             names,
             baseline.contents,
-            made,
+            new_ids,
             elsewhere,
             baseline.modules_imported(),
             self._test_of_older_arrays(),
@@ -359,7 +359,7 @@ class SurvivorSearch:
         if not arrays:
             return
         baseline = self._ended.baseline
-        # The search has given further tensors a Python object since ``_made``.
+        # The search has given further tensors a Python object since ``_new_ids``.
         remarks = baseline.remarks_on_grown(arrays, heap, baseline.objects_since())
         if remarks:
             self.alive = [replace(name, remarks=remarks) for name in self.alive]

@@ -146,24 +146,25 @@ class Survivors:
     def _roots_at_end(
         self,
         keepers: Container[str],
-        made: Callable[[], set[int]],
+        find_new_ids: Callable[[], set[int]],
         received: set[int],
         baseline: Baseline,
         removed: RemovedByLines,
     ) -> Roots:
-        """Return the namespaces and objects from which the user can reach what an experiment has
-        left, with the knowledge of its end: which objects are older, and what these have received.
+        """Return the namespaces and objects from which the user can reach the objects that an
+        experiment has left. At its end, it is known of each object if it is older, and of older
+        ones the objects that they have received.
 
         Args:
             keepers: the names that stay on purpose, which come last.
-            made: returns the identities of the objects made since its start.
+            find_new_ids: returns the identities of the objects made since its start.
             received: the identities of the made objects that older ones have received.
             baseline: the objects at its start.
             removed: receives the objects that lines remove.
         """
         ages = Ages(
             are_known=True,
-            new=made,
+            new=find_new_ids,
             may_be_older_array=baseline.was_there,
             length_before=baseline.contents.length_of,
             columns_before=baseline.contents.columns_of,
@@ -280,14 +281,14 @@ class Survivors:
             progress: shows how far it is.
         """
         baseline = ended.baseline
-        made = functools.cache(baseline.objects_since)
+        find_new_ids = functools.cache(baseline.objects_since)
         removed = RemovedByLines(modules_and_figures=self._removed_as_whole)
-        roots = self._roots_at_end(self.keepers(), made, received, baseline, removed)
+        roots = self._roots_at_end(self.keepers(), find_new_ids, received, baseline, removed)
         rows = search.rows_of_arrays(heap, roots)
         without_arrays = list[object]()
         if search.unnamed_bytes >= search.smallest:
             progress(0.6)
-            roots = self._roots_at_end((), made, received, baseline, removed)
+            roots = self._roots_at_end((), find_new_ids, received, baseline, removed)
             further_rows, without_arrays = self._rows_without_arrays(search, heap, roots)
             rows += further_rows
         self._removed_records.append(Remembered(list(removed.records.values())))

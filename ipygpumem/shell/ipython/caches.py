@@ -132,7 +132,7 @@ _OF_IPYTHON = {
     "quit": _COMMAND,
     "get_ipython": "the function that returns IPython's shell, which holds none of your data",
 }
-"""IPython's own names, with what they are."""
+"""IPython's own names → their descriptions."""
 _NO_OUTPUT = "IPython's name for one of the last three outputs: there is none yet"
 _INPUT = "IPython's copy of the text of a cell"
 
