@@ -1,4 +1,4 @@
-"""The commands of ``%gpumem`` that need no file of their own."""
+"""The short commands of ``%gpumem``: ``on``, ``free``, ``history``, ``export``, ``status``, ..."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Finds the names that a cell binds, in its syntax tree and by Python's scoping rules.
 
+``import os.path; x, *y = [z := 1, 2]`` imports ``os``, and assigns ``x``, ``y`` and ``z``.
+
 ``symtable`` is close but reports ``del x`` and a bare ``x: int`` as assignments, and misses a
 walrus inside a comprehension; hence this walk. It uses its own stack, because a long ``a + b + c +
 ...`` that Python compiles without trouble nests deeper than Python's recursion limit.

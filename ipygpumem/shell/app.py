@@ -1,4 +1,4 @@
-"""Builds and wires the services of one shell."""
+"""Builds the services of one shell, and passes to each the services that it needs: ``App``."""
 
 from __future__ import annotations
 

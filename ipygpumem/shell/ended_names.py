@@ -1,4 +1,7 @@
-"""Explains a ``NameError`` whose name an experiment has deleted, or that has ended elsewhere."""
+"""Explains a ``NameError`` of a name that an experiment, or a child process, has ended.
+
+Below the cell's line: ``x belonged to experiment demo, which has ended: --keep x keeps it``
+"""
 
 from __future__ import annotations
 

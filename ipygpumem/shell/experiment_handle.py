@@ -1,5 +1,7 @@
 """The object that a user holds of an experiment: starts, ends and measures it.
 
+``with ipygpumem.experiment("demo") as demo: ...``, and then ``demo.record``.
+
 Our own failures are isolated from the user's code: if a start fails, the code runs without a scope;
 if an end fails, the experiment's names are kept.
 """
