@@ -1,4 +1,4 @@
-"""``%gpumem tensors`` and ``top``."""
+"""``%gpumem tensors`` lists tensors and arrays, ``%gpumem top`` the names with most memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports the tries of an autofit."""
+"""The report of an autofit: the value that fits, and a row for each try."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _experiment_facts(record: ExperimentRecord) -> list[Fact]:
 
 
 def name_facts(record: ExperimentRecord) -> list[Fact]:
-    """Return the facts on an experiment's names: deleted, restored and kept ones."""
+    """Return the facts on an experiment's names: the deleted, the restored and the kept names."""
     names = {"deleted": record.deleted, "restored": record.restored}
     facts = []
     for title, values in names.items():

@@ -41,7 +41,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
 
 
 def _recovery_head(record: RecoveryRecord) -> list[str]:
-    """Return the headline: the error, the bytes that it asked for, the free and the freed ones."""
+    """Return the headline: the error, the requested bytes, the free bytes and the freed bytes."""
     head = [f"{_KINDS[record.kind]} ({clean_name(record.error)})"]
     if record.requested_bytes is not None:
         head.append(f"asked for {format_bytes(record.requested_bytes)}")

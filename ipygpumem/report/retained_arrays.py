@@ -11,7 +11,7 @@ from ipygpumem.report.words import clean_name, count, shape_label
 from ipygpumem.units import format_bytes
 
 ROWS_SHOWN = 20
-"""Maximum number of rows of a table; one more has the rest."""
+"""Maximum number of rows of a table; a further row sums up the memory that has none."""
 ROWS_OPEN = 8
 """Maximum number of rows of a details table that is shown open."""
 _LEAST_SHARE = 0.01

@@ -1,4 +1,4 @@
-"""Builds the report of ``%gpumem status``."""
+"""The report of ``%gpumem status``: devices, the parts of their memory, child processes, kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reports tensors and arrays: those of an inventory, in groups, and the difference of two."""
+"""The reports of ``%gpumem tensors``: an inventory of tensors and arrays, its groups, and the
+difference of two inventories.
+"""
 
 from __future__ import annotations
 

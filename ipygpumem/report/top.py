@@ -36,14 +36,39 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
         small: names that the user has asked for and that hold hardly any memory.
     """
     shares = _shares(names)
+    rows_by_name = {share.row.name: share.row for share in shares[:top]}
+    shown = list(rows_by_name.values())  # a name on two devices has two shares
+    table = _table_of_names(names, shares, top)
+    lines = _lines_on_names(names, shown, small)
+    deletions = [f"del {row.name}" for row in shown]
+    return Report("top", _top_head(names), lines, [table], records=[names], advised=deletions)
+
+
+def _table_of_names(names: LargestNames, shares: Sequence[_DeviceShare], top: int) -> Table:
+    """Return the table of the ``top`` largest shares, with one row that sums up the smaller ones,
+    and the rows of memory in no name.
+    """
     rows = [_name_row(share, names.used_bytes) for share in shares[:top]]
     not_shown = shares[top:]
     if not_shown:
         size_bytes = sum(share.size_bytes for share in not_shown)
         rows.append(row_of_more(len(not_shown), size_bytes, "name"))
     rows += _rows_without_name(names)
-    rows_by_name = {share.row.name: share.row for share in shares[:top]}
-    shown = list(rows_by_name.values())  # a name on two devices has two shares
+    numbers = {"cell", "size", "share", "del frees"}
+    expendable = ("share", "cell", "type", "content")
+    return Table.of(rows, numbers, code={TO_FREE}, whole={TO_FREE}, expendable=expendable)
+
+
+def _lines_on_names(
+    names: LargestNames, shown: Sequence[NamedSize], small: Sequence[str]
+) -> list[str]:
+    """Return the lines below the table.
+
+    Args:
+        names: the memory of all names.
+        shown: the names with a row.
+        small: names that the user has asked for and that hold hardly any memory.
+    """
     lines = list(map(clean, names.notes))
     if any(row.held_by for row in shown):
         lines.append(_COUNTED_ONCE)
@@ -53,11 +78,7 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
         lines.append(clean(f"{listed(small)}: less than {format_bytes(SMALLEST)}"))
     for row in shown:
         lines += [clean(f"{row.name}: {note}") for note in row.notes]
-    numbers = {"cell", "size", "share", "del frees"}
-    expendable = ("share", "cell", "type", "content")
-    table = Table.of(rows, numbers, code={TO_FREE}, whole={TO_FREE}, expendable=expendable)
-    deletions = [f"del {row.name}" for row in shown]
-    return Report("top", _top_head(names), lines, [table], records=[names], advised=deletions)
+    return lines
 
 
 def _top_head(names: LargestNames) -> list[str]:
