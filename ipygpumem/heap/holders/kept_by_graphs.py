@@ -120,9 +120,8 @@ def search_graph_holders(
     is_limited: bool,
     holders_that_free: Mapping[StorageKey, Holder] | None = None,
 ) -> tuple[dict[StorageKey, Holder], bool]:
-    """Return the holders of the ``missing`` storages that autograd keeps.
-
-    The second item is True if some holders may not have been reached: ``is_limited``, or now.
+    """Return the holders of the ``missing`` storages that autograd keeps, and True if some holders
+    may not have been reached: by an earlier search (``is_limited``), or by this one.
 
     Args:
         missing: the storages.
@@ -331,7 +330,13 @@ def _keys_of_owners(
     keeper_by_storage: Mapping[StorageKey, GraphKeeper],
     all_keepers_of: Mapping[StorageKey, Sequence[object]],
 ) -> set[StorageKey]:
-    """Return the keys of all tensors that must lose their graphs, so that these keep nothing."""
+    """Return the keys of all tensors that must lose their graphs, so that the graphs keep none of
+    the storages.
+
+    Args:
+        keeper_by_storage: one tensor that keeps each storage.
+        all_keepers_of: all tensors whose graphs keep each storage, as far as they are known.
+    """
     owner_keys = set[StorageKey]()
     for key, keeper in keeper_by_storage.items():
         if not keeper.is_by_gradient:
@@ -368,7 +373,9 @@ def _with_other_keepers(holder: Holder, owner: Holder, owners: Sequence[Holder])
 
 
 def _cuts_of(remedies: Iterable[Remedy]) -> list[Cut]:
-    """Return the references that some lines remove; none if those of one line are not known."""
+    """Return the references that the lines of some remedies remove together; none if it is not
+    known for one of them.
+    """
     cuts = list[Cut]()
     for remedy in remedies:
         if not remedy.removed:
@@ -378,7 +385,9 @@ def _cuts_of(remedies: Iterable[Remedy]) -> list[Cut]:
 
 
 def _statement_on(path: str, ending: str) -> str:
-    """Return the code at a path with an ending; empty if there is no code."""
+    """Return the code for the object at the path of a holder, followed by an ending; empty if the
+    path is no code. An example is ``model.zero_grad()`` for "notebook variable model".
+    """
     code = path.removeprefix(NOTEBOOK)
     is_code = code != path or OUTPUT.match(code) is not None
     if is_code and ": " not in code and " (" not in code and "…" not in code:

@@ -109,7 +109,7 @@ class Registries:
             self.registered[id(logger)] = root
 
     def _add_signal_handlers(self) -> None:
-        """Add the functions that handle signals; only the interpreter refers to them."""
+        """Add the user's functions that handle signals: only the interpreter refers to them."""
         for number in signal.Signals:
             handler = original_handler(signal.getsignal(number))
             if not is_users_callable(handler):
@@ -120,10 +120,11 @@ class Registries:
             self.registered[id(handler)] = root
 
     def _add_tracers(self) -> None:
-        """Add the user's functions that trace or profile the code; only the interpreter refers to
+        """Add the user's functions that trace or profile the code: only the interpreter refers to
         them.
 
-        Those of debuggers and of coverage are left out: these would stop working unnoticed.
+        The functions of debuggers and of coverage are left out, because these tools would stop
+        working unnoticed.
         """
         for name in ("trace", "profile"):
             function = getattr(sys, f"get{name}")()
@@ -190,7 +191,9 @@ class Registries:
         )
 
     def _add_patches(self) -> None:
-        """Add the patches of ``unittest.mock`` that were started; the class refers to them."""
+        """Add the patches of ``unittest.mock`` that were started: a class of the library refers to
+        them.
+        """
         kind = library_type("unittest.mock", "_patch")
         self.hidden.add(id(attribute_of(kind, "_active_patches")))
         for patch in started_patches():

@@ -85,7 +85,7 @@ def explain(
 def _unknown_holders(
     wanted: Set[StorageKey], kept_by_python: Set[StorageKey], *, is_limited: bool
 ) -> dict[StorageKey, Holder]:
-    """Return a holder in words for each storage and object, for those to which no search leads.
+    """Return, for each storage and object, the words to show if no search has found its holder.
 
     Args:
         wanted: the storages.
