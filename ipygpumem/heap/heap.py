@@ -329,7 +329,7 @@ class Heap:
             number_before = len(behind)
             for part in chunks([*containers, *contents, *_contents(arrays)]):
                 behind.update(self._arrays_and_containers_among(_untracked_behind(part)))
-            new = list(islice(behind.values(), number_before, None))
+            new = list(islice(behind.values(), number_before, None))  # a dict keeps the order
             contents = []
 
     # -- objects ---------------------------------------------------------------------------------

@@ -344,9 +344,7 @@ class Sizes:
         number = len(part.names)
         row_bytes = [0] * number
         if number > 1:
-            for array in filter(_is_rows_of_objects, values):
-                for position, row in enumerate(array):
-                    row_bytes[position] += _bytes_of_row(row)
+            row_bytes = _bytes_of_rows(values, number)
         size = measurement.add(values) + measurement.add_pieces(pieces)
         common_bytes = max(0, size - sum(row_bytes))
         bytes_of_each = common_bytes // number
@@ -433,6 +431,18 @@ class _Measurement:
         self.met |= region.reader.met
         self.notes.update(region.graph.notes)
         return region.read_bytes(nodes).total() + leaf_bytes
+
+
+def _bytes_of_rows(values: Sequence[object], number: int) -> list[int]:
+    """Return the bytes of the objects in each of ``number`` rows of arrays of objects: each name of
+    a part has a row in each of its arrays.
+    """
+    row_bytes = [0] * number
+    arrays: Iterable[Any] = filter(_is_rows_of_objects, values)
+    for array in arrays:
+        for position, row in enumerate(array):
+            row_bytes[position] += _bytes_of_row(row)
+    return row_bytes
 
 
 def _bytes_of_row(row: Any) -> int:
