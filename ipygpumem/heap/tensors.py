@@ -509,6 +509,7 @@ class Storages:
         key = id(self._keys)
         if key in ENDS_OF_STORAGES:
             return
+        # The same as ``for key in self._keys: free(key)``, and then ``ENDS_OF_STORAGES.pop(key)``.
         each_key = chain.from_iterable((self._keys,))  # of the keys at the end
         steps = chain(map(free, each_key), map(ENDS_OF_STORAGES.pop, (key,)))
         # It counts the results that equal the reference, which are none, but takes all steps.

@@ -288,8 +288,12 @@ class Walk:
                 self.complete = False
 
     def _to_enter_now(self, objects: Sequence[Any], path: str) -> Sequence[Any]:
-        """Return the objects to enter now; long containers wait, and so do all objects if they
-        contain too many items for one list.
+        """Return the objects to enter now. Long containers wait in ``_long``; if the objects have
+        too many items for one list, all of them are queued again, in two halves.
+
+        Args:
+            objects: some objects of the queue.
+            path: their path.
         """
         if not BUILTIN.isdisjoint(map(id, map(type, objects))):
             objects, _ = without_wakeups(objects)
