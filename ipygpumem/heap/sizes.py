@@ -235,7 +235,7 @@ class Sizes:
         shares = list[Share]()
         unread_parts = list[ObjectPart]()
         is_container = container_base(type(value)) is not None
-        for part in self._parts(value):
+        for part in self._parts_unless_long(value):
             if part.objects is None:
                 unread_parts.append(part)
             elif is_container and part.kind == "items":
@@ -315,7 +315,7 @@ class Sizes:
         reached = self.region.reach(common) & nodes
         return self.region.bytes_of(reached).total() >= _LARGE
 
-    def _parts(self, value: object) -> list[ObjectPart]:
+    def _parts_unless_long(self, value: object) -> list[ObjectPart]:
         """Return the parts of an object; none if it is too long to sort, or cannot be read."""
         base = container_base(type(value))
         if self.allowance is not None and base is not None:
