@@ -383,8 +383,8 @@ class Heap:
         return self._large.leaves.values()
 
     def is_referred(self, item: object) -> bool:
-        """Return True if an object of the heap refers to ``item``; our running functions, which
-        refer to it too, do not count.
+        """Return True if an object of the heap refers to ``item``. Our running functions do not
+        count, although they refer to it.
         """
         key = id(item)
         referrers = self.referrers_of({key: item})

@@ -684,7 +684,9 @@ def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
 
 
 def _memory_of_buffers(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
-    """Yield all but small plain bytes, whose memory an object of a library may show."""
+    """Yield the ``bytes`` and ``bytearray`` objects that are not small, with their memory, which an
+    object of a library may show.
+    """
     for data, start, end in places_of_buffers(items, _LEAST_SHARED):
         yield data, Piece(object_key(data), end - start, address=start)
 
@@ -701,7 +703,7 @@ def places_of_buffers(items: Sequence[Any], least: int) -> Iterator[tuple[Any, i
 
 
 def _memory_of_tensors(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
-    """Yield each tensor with its storages."""
+    """Yield each tensor with a piece for each of its storages."""
     base: Any = library_type("torch", "Tensor")
     tensors = instances_among(items, base)
     if not tensors:

@@ -226,7 +226,9 @@ class Sizes:
         )
 
     def _measure_parts(self, value: object, measurement: _Measurement) -> list[Share]:
-        """Read an object's parts one after the other, then the object itself."""
+        """Measure an object's parts one after the other, then the object itself; return the share
+        of each part.
+        """
         reader = self.region.reader
         # A part may lead back to the object: a trainer's callback refers to the trainer, and does
         # not own its data.

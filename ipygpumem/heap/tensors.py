@@ -157,7 +157,9 @@ class Reader:
         return tuple(storages)
 
     def has_storage(self, tensor: object) -> bool:
-        """Return False for a tensor in another layout than strided, such as a sparse one."""
+        """Return True for a tensor with one storage; False for one in another layout, such as a
+        sparse tensor.
+        """
         return self._layout(tensor) is self._strided
 
     def is_foreign(self, tensor: object) -> bool:
