@@ -31,7 +31,9 @@ from ipygpumem.introspect import (
 )
 
 StorageKey = tuple[str, int]
-"""Identity of a storage while it is alive."""
+"""Identity of a storage while it is alive: ``("torch", address)``, ``("numpy", id(owner))``, or
+``("object", id(item))`` for an object that stands for itself.
+"""
 
 _MOST_ELEMENTS = 10_000_000
 """Maximum number of elements of an object array to list at once."""

@@ -326,7 +326,7 @@ class IdentityTable(Generic[T]):
         return self._by_identity
 
     def has_at_least(self, number: int) -> bool:
-        """Return True if it has so many different objects."""
+        """Return True if the table has at least ``number`` different objects."""
         in_rows = sum(len(row) for row, _ in self._rows) // ID_BYTES
         if len(self._by_identity) + in_rows < number:
             return False

@@ -190,7 +190,9 @@ class Folder:
         self._context.frontier.add(nodes)
 
     def _add_references_of_torch(self, references: References) -> None:
-        """Add the edges of tensors and graphs, and the tensors to which they lead."""
+        """Add the references that only torch knows: edges to tensors and to nodes of graphs, and
+        these tensors as nodes that are read later.
+        """
         graph = self._graph
         tensors = [tensor for _, tensor in references.of_torch]
         self._types.learn(tensors)

@@ -329,7 +329,7 @@ class Heap:
             number_before = len(behind)
             for part in chunks([*containers, *contents, *_contents(arrays)]):
                 behind.update(self._arrays_and_containers_among(_untracked_behind(part)))
-            new = list(islice(behind.values(), number_before, None))
+            new = list(islice(behind.values(), number_before, None))  # a dict keeps the order
             contents = []
 
     # -- objects ---------------------------------------------------------------------------------
@@ -383,8 +383,8 @@ class Heap:
         return self._large.leaves.values()
 
     def is_referred(self, item: object) -> bool:
-        """Return True if an object of the heap refers to ``item``; our running functions, which
-        refer to it too, do not count.
+        """Return True if an object of the heap refers to ``item``. Our running functions do not
+        count, although they refer to it.
         """
         key = id(item)
         referrers = self.referrers_of({key: item})

@@ -176,7 +176,7 @@ class HolderSearch:
 
         Args:
             tensors: the tensors.
-            gradients: tells what may be cleared.
+            gradients: decides which modules and optimizers may clear their gradients.
         """
         for tensor in tensors:
             chain = self._search.graph.chain(tensor, self._search.up_to_roots)
