@@ -1,4 +1,4 @@
-"""The report of ``%gpumem status``: devices, the parts of their memory, child processes, kernels."""
+"""The report of ``%gpumem status``: devices, parts of their memory, child processes, kernels."""
 
 from __future__ import annotations
 
