@@ -43,7 +43,7 @@ MOST = {
     "a recovery, each name": 0.019,
     "a recovery, each frame": 150,
     "with torch, the first experiment": 3126,
-    "with torch, an empty experiment": 2990,
+    "with torch, an empty experiment": 3020,
     "with torch, a trivial cell": 249,
     "a guarded cell": 344,
     "%gpumem tensors, each tensor": 1.1,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
+from typing import NamedTuple
 
 from ipygpumem.report import text
 from ipygpumem.report.colours import IN_USE, PEAK
@@ -237,8 +238,15 @@ def _collapsible(title: str, content: str, *, shown: bool) -> str:
     return _COLLAPSIBLE.format(state, _escaped(title), content)
 
 
-Look = tuple[str, str, str]
-"""A column's width, alignment and extra style."""
+class _Look(NamedTuple):
+    """The style of a column's cells."""
+
+    width: str
+    """The value of ``flex``."""
+    side: str
+    """The value of ``text-align``."""
+    style: str
+    """Further style, which begins with a semicolon; may be empty."""
 
 
 def _html_table(table: Table, *, bars: bool) -> str:
@@ -266,7 +274,7 @@ def _html_table(table: Table, *, bars: bool) -> str:
 
 
 def _table_of(
-    rows: Sequence[Sequence[str]], looks: Sequence[Look], first_letters: int, width: str
+    rows: Sequence[Sequence[str]], looks: Sequence[_Look], first_letters: int, width: str
 ) -> str:
     """Return the HTML of a table.
 
@@ -280,8 +288,9 @@ def _table_of(
     indent = f"{_GAP}em"
     if first_letters <= _DEEP:
         indent = _em(first_letters, _GAP)
-    width_of_first, side, style = looks[0]
-    hanging = (width_of_first, side, f"{style}; margin-left: -{indent}")
+    first_look = looks[0]
+    # The first cell begins at the left margin, although the row is indented.
+    hanging = first_look._replace(style=f"{first_look.style}; margin-left: -{indent}")
     looks = [hanging, *looks[1:]]
     head = _html_row(rows[0], looks, indent, is_head=True)
     body = [_html_row(row, looks, indent, is_head=False) for row in rows[1:]]
@@ -303,7 +312,7 @@ def _room_for_wide_letters(table: Table, letters: Sequence[int]) -> list[int]:
     return wider
 
 
-def _looks(table: Table, letters: Sequence[int]) -> list[Look]:
+def _looks(table: Table, letters: Sequence[int]) -> list[_Look]:
     """Return the look of each column, given its letters."""
     looks = []
     for place, (name, size) in enumerate(zip(table.columns, letters, strict=True)):
@@ -313,13 +322,13 @@ def _looks(table: Table, letters: Sequence[int]) -> list[Look]:
     return looks
 
 
-def _insert_bars(table: Table, rows: list[list[str]], looks: list[Look]) -> None:
+def _insert_bars(table: Table, rows: list[list[str]], looks: list[_Look]) -> None:
     """Insert a column of bars after the last column of numbers."""
     place = 0
     for number, name in enumerate(table.columns, 1):
         if name in table.numbers:
             place = number
-    looks.insert(place, ("0 0 auto", "left", "; min-width: 66px"))
+    looks.insert(place, _Look("0 0 auto", "left", "; min-width: 66px"))
     for row, bar in zip(rows, (None, *table.bars), strict=True):
         cell = "" if bar is None else html_bar(bar)
         row.insert(place, cell)
@@ -330,11 +339,11 @@ def _em(letters: float, more: float = 0) -> str:
     return f"{letters * _LETTER + more:.4g}em"
 
 
-def _look_of_column(letters: int, *, number: bool, code: bool, is_second: bool) -> Look:
+def _look_of_column(letters: int, *, number: bool, code: bool, is_second: bool) -> _Look:
     """Return the look of a column with texts of at most so many letters."""
     font = f"; white-space: pre-wrap; {_CODE}" if code else ""
     if number:
-        return f"0 0 {_em(letters)}", "right", f"; white-space: nowrap{font}"
+        return _Look(f"0 0 {_em(letters)}", "right", f"; white-space: nowrap{font}")
     wanted_letters: float = letters
     if not code:
         # Letters are narrower than digits, by a factor that depends on the font.
@@ -346,10 +355,10 @@ def _look_of_column(letters: int, *, number: bool, code: bool, is_second: bool) 
         most_letters = _WIDE_SECOND
     width = f"{growth} 1 {_em(min(wanted_letters, most_letters))}"
     style = f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
-    return width, "left", style
+    return _Look(width, "left", style)
 
 
-def _html_row(row: Sequence[str], looks: Sequence[Look], indent: str, *, is_head: bool) -> str:
+def _html_row(row: Sequence[str], looks: Sequence[_Look], indent: str, *, is_head: bool) -> str:
     """Return a row of cells, or the headings."""
     kind = "td"
     heading = ""
@@ -360,9 +369,13 @@ def _html_row(row: Sequence[str], looks: Sequence[Look], indent: str, *, is_head
         line = 0.4
     cells = []
     for content, look in zip(row, looks, strict=True):
-        width, side, style = look
         cell = _CELL.format(
-            kind=kind, gap=_GAP, width=width, side=side, more=style + heading, content=content
+            kind=kind,
+            gap=_GAP,
+            width=look.width,
+            side=look.side,
+            more=look.style + heading,
+            content=content,
         )
         cells.append(cell)
     return _ROW.format(indent=indent, line=line, cells="".join(cells))

@@ -1,4 +1,4 @@
-"""The report of ``%gpumem status``: devices, their parts, child processes, other kernels."""
+"""The report of ``%gpumem status``: devices, parts of their memory, child processes, kernels."""
 
 from __future__ import annotations
 

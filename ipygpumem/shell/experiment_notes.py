@@ -82,6 +82,8 @@ class ExperimentNotes:
 
     def _notes_on_replaced_objects(self) -> list[str]:
         """Return notes on large objects that its code has replaced: they stayed in memory."""
+        if not self._before.saved:
+            return []
         restored = list[RetainedArray]()
         of_kept_names = list[RetainedArray]()
         for row in self._before.saved:
