@@ -30,17 +30,19 @@ def user_line(frame: types.FrameType | None = None) -> str:
     Autograd's thread has no such line; there, it is the line that waits for the backward pass.
     """
     first = frame or sys._getframe(1)
-    here = _innermost(first, is_users)
+    here = _innermost_frame(first, is_users)
     if here is None:
-        here = _innermost_of_estimates()
+        here = _innermost_frame_of_estimates()
     if here is None:
-        here = _innermost(first, _is_not_ours)
+        here = _innermost_frame(first, _is_not_ours)
     if here is None:
         return "an unknown line"
     return line_text(here.f_code.co_filename, here.f_lineno)
 
 
-def _innermost(first: types.FrameType, is_wanted: Callable[[str], bool]) -> types.FrameType | None:
+def _innermost_frame(
+    first: types.FrameType, is_wanted: Callable[[str], bool]
+) -> types.FrameType | None:
     """Return the innermost frame, from ``first`` on, whose file is wanted."""
     for frame in stack(first):
         if is_wanted(frame.f_code.co_filename):
@@ -49,13 +51,14 @@ def _innermost(first: types.FrameType, is_wanted: Callable[[str], bool]) -> type
 
 
 def _is_not_ours(name: str) -> bool:
+    """Return True for a file that is not one of ipygpumem's."""
     return not is_ours(name)
 
 
-def _innermost_of_estimates() -> types.FrameType | None:
+def _innermost_frame_of_estimates() -> types.FrameType | None:
     """Return the innermost frame of the user's code in another thread, which runs an estimate."""
     for top in frames_of_other_threads().values():
-        here = _innermost(top, is_users)
+        here = _innermost_frame(top, is_users)
         if here is None:
             continue
         if any(frame.f_code.co_filename == _RUNNER for frame in stack(top)):

@@ -201,7 +201,7 @@ class Accelerators:
     def _name_in_log(self, device: Any) -> str:
         """Return the name that the log has for a device, by its index or name."""
         named = torch.device("cuda", self._index_of(device))
-        return self._devices.log_name(named)
+        return self._devices.name_in_log(named)
 
     def memory_allocated(self, device: Any = None) -> int:
         name = self._name_in_log(device)

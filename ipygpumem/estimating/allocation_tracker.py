@@ -23,7 +23,11 @@ from ipygpumem.estimating.guesses import COMPARES, Guesses, KnownValues
 from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
 from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, of_share
 from ipygpumem.estimating.layouts import may_differ_in_layout, with_layout_of_card
-from ipygpumem.estimating.missing_operators import STAND_INS, with_workspace, without_channels_last
+from ipygpumem.estimating.missing_operators import (
+    STAND_INS,
+    with_saved_workspace,
+    without_channels_last,
+)
 from ipygpumem.estimating.places import Places
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.result_cache import ResultCache
@@ -261,7 +265,7 @@ class AllocationTracker(StorageFollower):
         is_on_card = self._devices.assumed_for(device).startswith("cuda")
         self.log.log_tensor(
             tensor,
-            self._devices.log_name(device),
+            self._devices.name_in_log(device),
             least_bytes=least_bytes(name, args, tensor, is_on_card=is_on_card),
             recorded=recorded,
             in_backward=in_backward,
@@ -341,7 +345,7 @@ class AllocationTracker(StorageFollower):
     def _correct(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """Return a result, corrected where fake tensors differ from the device's kernels."""
         if func is _ATEN.mkldnn_rnn_layer.default:
-            return with_workspace(func, args, kwargs, result)
+            return with_saved_workspace(func, args, kwargs, result)
         if may_differ_in_layout(func) and self._is_on_card(result):
             result = with_layout_of_card(func, args, result)
         if not self._devices.is_elsewhere:

@@ -105,7 +105,7 @@ class CardOperations:
         assumed_device = torch.device(self._assumed_device(operation))
         return Card(
             f"cuda:{assumed_device.index or 0}",
-            self._devices.log_name(operation.results[0].device),
+            self._devices.name_in_log(operation.results[0].device),
             self._known_properties(assumed_device),
         )
 

@@ -40,12 +40,12 @@ class Namespace(dict[str, Any]):
         self._original = original
         self._copies = copies
         self._deleted: set[str] = set()
-        self.changed: dict[str, Callable[[Any], Any]] = {}
+        self.value_changes: dict[str, Callable[[Any], Any]] = {}
         """Functions that change the values that code binds to a name, by name."""
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name in self.changed:
-            value = self.changed[name](value)
+        if name in self.value_changes:
+            value = self.value_changes[name](value)
         super().__setitem__(name, value)
 
     def __missing__(self, name: str) -> Any:
@@ -95,7 +95,7 @@ def copying_names_first(run: Any) -> Any:
             if names is None:
                 names = frame.f_locals
         if type(space) is Namespace:
-            _look_up_all(space, source)
+            _copy_names_in(space, source)
         if names is None:
             return run(source, space, **more)
         return run(source, space, names, **more)
@@ -103,7 +103,7 @@ def copying_names_first(run: Any) -> Any:
     return call
 
 
-def _look_up_all(space: Namespace, source: Any) -> None:
+def _copy_names_in(space: Namespace, source: Any) -> None:
     """Copy the values of all names in a source text, or in a code object."""
     for name in _words_in_code(source):
         if name in space:
@@ -120,6 +120,7 @@ def _words_in_code(source: Any) -> Iterable[str]:
 
 
 def _names_in_code(code: types.CodeType) -> list[str]:
+    """Return the names in a code object, and in the code of functions inside it."""
     names = list(code.co_names)
     for constant in code.co_consts:
         if is_instance(constant, types.CodeType):

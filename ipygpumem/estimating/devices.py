@@ -67,7 +67,7 @@ class Devices:
 
     @property
     def is_elsewhere(self) -> bool:
-        """True if the CPU stands for another device."""
+        """True if the CPU stands for another device in this thread's current call."""
         return self.on_cpu and self.assumed_device != "cpu" and self.place != HOST
 
     @property
@@ -75,7 +75,7 @@ class Devices:
         """True if a tensor on the CPU may stand for one on a card, or be on the host."""
         return self.real_device is not None and self.requested_device != "cpu"
 
-    def log_name(self, device: Any) -> str:
+    def name_in_log(self, device: Any) -> str:
         """Return the name that the log has for a device."""
         if self.real_device is None:
             return str(device)
@@ -117,7 +117,10 @@ class Devices:
             self._current.place = place_before
 
     def place_named_by(self, value: Any) -> str | None:
-        """Return the place of tensors for which code names a device; None for no device."""
+        """Return the place of tensors for which code names a device, as in ``x.to("cuda")``.
+
+        None if the value is no device.
+        """
         if isinstance(value, torch.device) and value.type == "meta":
             return None
         if isinstance(value, (str, torch.device, int)):

@@ -215,7 +215,9 @@ class FakeCopies:
 
     def _log_copied_storage(self, tensor: Any, copy: Any) -> None:
         """Log the storage of a tensor's copy, unless another copy has it, and count its bytes."""
-        life = self._log.log_tensor(copy, self._devices.log_name(copy.device), existed_before=True)
+        life = self._log.log_tensor(
+            copy, self._devices.name_in_log(copy.device), existed_before=True
+        )
         if life is None:
             return
         if tensor.is_cuda:

@@ -85,7 +85,7 @@ def works_in_place(func: Any, args: Any) -> bool:
         return False
     if not _has_shape_of_result(func, args):
         return False
-    return _is_autograds_alone(func, args[0]) and _is_called_by_autograd()
+    return _is_referenced_by_autograd_alone(func, args[0]) and _is_called_by_autograd()
 
 
 def _formula_works_in_place(func: Any) -> bool:
@@ -123,7 +123,7 @@ def _has_shape_of_result(func: Any, args: Any) -> bool:
     return True
 
 
-def _is_autograds_alone(func: Any, tensor: Any) -> bool:
+def _is_referenced_by_autograd_alone(func: Any, tensor: Any) -> bool:
     """Return True if only autograd references a tensor, which has its storage for itself."""
     if tensor.layout is not torch.strided:
         return False

@@ -46,15 +46,15 @@ class Limits:
 
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
-        self._ended = threading.Event()
+        self._has_ended = threading.Event()
         self.why = ""
         """Reason of the interruption; empty if there was none."""
-        self._line = ""
+        self._interrupted_line = ""
         """The interrupted line."""
 
     def __enter__(self) -> None:
         """Start the thread that watches time and memory; in the main thread, handle its signal."""
-        self._until = time.monotonic() + self._timeout_seconds
+        self._deadline = time.monotonic() + self._timeout_seconds
         self._process = psutil.Process()
         rss_bytes = self._process.memory_info().rss
         self._most_bytes = rss_bytes + available_bytes() * 3 // 4
@@ -71,8 +71,8 @@ class Limits:
     def _watch(self) -> None:
         """Check the limits until the block ends; then interrupt the main thread, repeatedly."""
         wait_seconds = _TICK_SECONDS
-        while not self._ended.wait(wait_seconds):
-            self.why = self.why or self._exceeded()
+        while not self._has_ended.wait(wait_seconds):
+            self.why = self.why or self._limit_exceeded()
             if not self.why:
                 continue
             wait_seconds = _AGAIN_SECONDS
@@ -80,9 +80,9 @@ class Limits:
                 main_thread = threading.main_thread()
                 signal.pthread_kill(main_thread.ident or 0, _STOP)
 
-    def _exceeded(self) -> str:
+    def _limit_exceeded(self) -> str:
         """Return the limit that the code exceeds, as a reason; empty if there is none."""
-        if time.monotonic() > self._until:
+        if time.monotonic() > self._deadline:
             return f"after {self._timeout_seconds:g} s"
         rss_bytes = self._process.memory_info().rss
         if rss_bytes > self._most_bytes:
@@ -92,30 +92,30 @@ class Limits:
 
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
         """Interrupt the main thread: the handler of the watching thread's signal."""
-        if frame is None or self._ended.is_set():
+        if frame is None or self._has_ended.is_set():
             return
         # An exception in this file makes torch's C++ code abort the process; another signal follows
         # soon.
         if not frame.f_code.co_filename.endswith("simple_registry.py"):
-            self._line = self._line or user_line(frame)
+            self._interrupted_line = self._interrupted_line or user_line(frame)
             raise KeyboardInterrupt
 
     def check(self) -> None:
         """Raise an EstimateError if the code must stop; called for each operation on tensors."""
         if self.why:
-            self._line = self._line or user_line()
+            self._interrupted_line = self._interrupted_line or user_line()
             raise self.error()
 
     def error(self) -> EstimateError:
         """Return the error with the line at which the code was interrupted."""
-        line = self._line or "an unknown line"
+        line = self._interrupted_line or "an unknown line"
         return EstimateError(f"the estimate was stopped {self.why} in {line}")
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: Any) -> None:
         """End the watching thread, and restore the handlers of all signals."""
-        self._ended.set()
+        self._has_ended.set()
         if self.why and error is not None:
-            self._line = self._line or user_line_of(traceback)
+            self._interrupted_line = self._interrupted_line or user_line_of(traceback)
         changed = self._changed_handlers()  # before ours for Ctrl-C
         with interrupts.deferred() as struck:
             self._thread.join()

@@ -42,6 +42,7 @@ def _gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> tuple[A
 
 
 def _ctc_loss_backward(_: Any, log_probabilities: Any, *__: Any) -> Any:
+    """Return an empty gradient of the scores."""
     return torch.empty_like(log_probabilities)
 
 
@@ -67,33 +68,34 @@ def _grouped_mm(
 
 
 def _no_other_kernel(*_: Any) -> bool:
-    """Answer that CTC loss has no kernel of cuDNN or MIOpen."""
+    """Return False: CTC loss has no kernel of cuDNN or MIOpen."""
     return False
 
 
 def _no_result(*_: Any, **__: Any) -> None:
-    return None
+    """Stand for an operator that only changes its arguments."""
+    return
 
 
-def _optional(name: str, overload: str) -> Any:
+def _operator_if_present(name: str, overload: str) -> Any:
     """Return an operator; None if this version of torch does not have it."""
     overloads = getattr(_ATEN, name, None)
     return getattr(overloads, overload, None)
 
 
 STAND_INS: dict[Any, Callable[..., Any]] = {
-    _optional("_grouped_mm", "default"): _grouped_mm,
+    _operator_if_present("_grouped_mm", "default"): _grouped_mm,
     _ATEN._thnn_fused_lstm_cell.default: _lstm_cell,
     _ATEN._thnn_fused_gru_cell.default: _gru_cell,
     _ATEN._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     _ATEN._embedding_bag_backward.default: embedding_bag_backward,
     _ATEN._ctc_loss_backward.Tensor: _ctc_loss_backward,
-    _optional("_use_cudnn_ctc_loss", "default"): _no_other_kernel,
-    _optional("_use_cudnn_ctc_loss", "Tensor"): _no_other_kernel,
-    _optional("_use_miopen_ctc_loss", "default"): _no_other_kernel,
-    _optional("_use_miopen_ctc_loss", "Tensor"): _no_other_kernel,
-    _optional("_fused_sgd_", "default"): _no_result,
-    _optional("_fused_sgd_", "tensor_lr"): _no_result,
+    _operator_if_present("_use_cudnn_ctc_loss", "default"): _no_other_kernel,
+    _operator_if_present("_use_cudnn_ctc_loss", "Tensor"): _no_other_kernel,
+    _operator_if_present("_use_miopen_ctc_loss", "default"): _no_other_kernel,
+    _operator_if_present("_use_miopen_ctc_loss", "Tensor"): _no_other_kernel,
+    _operator_if_present("_fused_sgd_", "default"): _no_result,
+    _operator_if_present("_fused_sgd_", "tensor_lr"): _no_result,
 }
 """Functions that run instead of operators."""
 
@@ -105,7 +107,7 @@ _LINE_BYTES = 64
 """Bytes of a cache line."""
 
 
-def with_workspace(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+def with_saved_workspace(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """Return the result of oneDNN's recurrent layer, with the workspace that it saves to train."""
     names = [argument.name for argument in func._schema.arguments]
     arguments = dict(zip(names, args, strict=False))
@@ -113,12 +115,12 @@ def with_workspace(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     if not arguments["train"]:
         return result
     output, hidden, cell, *_ = result
-    size_bytes = _lstm_workspace(*args)
+    size_bytes = _lstm_workspace_bytes(*args)
     workspace = torch.empty(size_bytes, dtype=torch.uint8, device=output.device)
     return output, hidden, cell, workspace
 
 
-def _lstm_workspace(source: Any, *weights: Any) -> int:
+def _lstm_workspace_bytes(source: Any, *weights: Any) -> int:
     """Return the bytes that oneDNN saves for a recurrent layer's backward pass.
 
     It saves gates and outputs of every step, states and gradients, padded for the inputs, each on
@@ -129,15 +131,15 @@ def _lstm_workspace(source: Any, *weights: Any) -> int:
     itemsize = source.element_size()
     rows = steps * batch
     rows_of_states = 2 * (steps + 1) * batch  # also one before the first step; with gradients
-    padded = rows_of_states * _row_length(max(input_width, width), itemsize)
+    padded = rows_of_states * _padded_row_length(max(input_width, width), itemsize)
     plain = rows_of_states * width
-    of_gates = rows * _row_length(gates, itemsize)
-    of_outputs = rows * _row_length(width, itemsize)
+    of_gates = rows * _padded_row_length(gates, itemsize)
+    of_outputs = rows * _padded_row_length(width, itemsize)
     spaces = [of_gates, of_outputs, padded, padded, padded, plain, plain]
     return sum(rounded_up(space * itemsize, _PAGE_BYTES) for space in spaces)
 
 
-def _row_length(width: int, itemsize: int) -> int:
+def _padded_row_length(width: int, itemsize: int) -> int:
     """Return oneDNN's row length: whole cache lines, and one more if that is a multiple of 256."""
     line = _LINE_BYTES // itemsize
     row = rounded_up(width, line)

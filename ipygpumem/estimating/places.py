@@ -49,7 +49,7 @@ class Places:
             return HOST
         return CARD
 
-    def moved(self, tensor: Any, place: str) -> Any:
+    def move(self, tensor: Any, place: str) -> Any:
         """Return a copy of a fake tensor in another place, through which gradients flow back."""
         return _Move.apply(tensor, self._devices, place, self.of(tensor))
 

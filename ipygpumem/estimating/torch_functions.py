@@ -154,8 +154,8 @@ class TorchFunctions(TorchFunctionMode):
         if not is_plain or devices.assumed_device == "cpu" or place == self._places.of(tensor):
             return call(tensor)
         if place == HOST:
-            return call(self._places.moved(tensor, HOST))
-        return self._places.moved(call(tensor), CARD)
+            return call(self._places.move(tensor, HOST))
+        return self._places.move(call(tensor), CARD)
 
     def _device_of(self, original: Any, tensor: Any) -> Any:
         """Return a tensor's device; instead of the CPU, ``ON_HOST`` or ``STAND_IN``."""

@@ -399,7 +399,9 @@ def _limit_in_words(last: Try, device: str, needed_bytes: int | None, usage: Usa
         return f", but only {format_bytes(limit_bytes)} is allowed"
     own_limit = own_limits.nearest() if device == "cpu" else None
     if own_limit is not None and own_limit.available_bytes <= available_on_machine():
-        quantity = f"{format_bytes(own_limit.limit_bytes)} of {own_limits.WHAT[own_limit.name]}"
+        quantity = (
+            f"{format_bytes(own_limit.limit_bytes)} of {own_limits.QUANTITIES[own_limit.name]}"
+        )
         return f", and {own_limit.name} allows this process {quantity}"
     total_bytes = usage.total_bytes if usage is not None else None
     if needed_bytes and total_bytes and needed_bytes > total_bytes:

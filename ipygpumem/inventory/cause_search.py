@@ -130,7 +130,7 @@ def _shortage_on_host(requested: int | None) -> Shortage:
     bounds = list[Bound]()
     for limit in own_limits.limits():
         size = format_bytes(limit.limit_bytes)
-        what = own_limits.WHAT[limit.name]
+        what = own_limits.QUANTITIES[limit.name]
         words = f"the {size} of {what} that this process may use ({limit.name})"
         remedy = own_limits.remedy(limit.name)
         bounds.append(Bound(limit.available_bytes, words, remedy))

@@ -128,7 +128,7 @@ def _host_basis(figures: HostFigures) -> _HostBasis:
     if beyond_limit_bytes <= basis.withheld_bytes:
         return basis
     size = format_bytes(limit.limit_bytes)
-    what = own_limits.WHAT[limit.name]
+    what = own_limits.QUANTITIES[limit.name]
     why = f"{limit.name} allows this process {size} of {what}: {_RAISE_LIMIT}"
     return basis._replace(withheld_bytes=beyond_limit_bytes, why_withheld=why)
 

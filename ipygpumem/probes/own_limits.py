@@ -18,7 +18,7 @@ try:
 except ImportError:  # Windows
     resource = None
 
-WHAT = {"RLIMIT_AS": "address space", "RLIMIT_DATA": "data"}
+QUANTITIES = {"RLIMIT_AS": "address space", "RLIMIT_DATA": "data"}
 """Names of the limited quantities."""
 _USED = {"RLIMIT_AS": b"\nVmSize:", "RLIMIT_DATA": b"\nVmData:"}
 
@@ -65,7 +65,7 @@ def figure(status: bytes, label: bytes) -> int:
 def limits() -> list[Limit]:
     """Return the limits that are set; none if their use cannot be read."""
     set_limits = list[Limit]()
-    for name in WHAT:
+    for name in QUANTITIES:
         size = bound(name)
         if size is None:
             continue

@@ -20,16 +20,16 @@ def open_file(path: str, flags: int) -> int | None:
         return None
 
 
-_ENTRY = 8
+_ENTRY_BYTES = 8
 """Bytes of an entry in ``/proc/self/pagemap``, of which it has one for each page."""
-_AT_ONCE = 1 << 17
+_PAGES_AT_ONCE = 1 << 17
 """Number of pages to read at once: 1 MiB of entries for 512 MiB of memory."""
 _PRESENT, _FILE_OR_SHARED = 0x80, 0x20
 """Bits 63 and 61 of an entry, in its highest byte."""
 _RESIDENT = bytes(bool(value & _PRESENT) for value in range(256))
 _ANONYMOUS = bytes(value & (_PRESENT | _FILE_OR_SHARED) == _PRESENT for value in range(256))
 """Kinds of pages: tables that translate an entry's highest byte to 1 for such a page, else to 0."""
-_SMALL = 16 * PAGE_BYTES
+_LEAST_READ_BYTES = 16 * PAGE_BYTES
 """Smaller ranges count as present: reading the entries of many small ones would cost too much."""
 
 
@@ -39,17 +39,17 @@ def anonymous_bytes(ranges: Iterable[tuple[int, int]]) -> list[int]:
     The rest are pages never written to, of a mapped file, or swapped out. The kernel reports each
     page in ``/proc/self/pagemap`` (see admin-guide/mm/pagemap); ``OSError`` if it cannot be read.
     """
-    return _in_pagemap(ranges, _ANONYMOUS)
+    return _bytes_of_kind(ranges, _ANONYMOUS)
 
 
 def resident_bytes(address: int, size: int) -> int:
     """Return the bytes in RAM of a range, also those of a mapped file; ``OSError`` if they cannot
     be read.
     """
-    return _in_pagemap([(address, size)], _RESIDENT)[0]
+    return _bytes_of_kind([(address, size)], _RESIDENT)[0]
 
 
-def _in_pagemap(ranges: Iterable[tuple[int, int]], kind: bytes) -> list[int]:
+def _bytes_of_kind(ranges: Iterable[tuple[int, int]], kind: bytes) -> list[int]:
     """Return the bytes of each range in pages of a kind, such as ``_RESIDENT``."""
     descriptor = open_file("/proc/self/pagemap", os.O_RDONLY)
     if descriptor is None:
@@ -57,8 +57,8 @@ def _in_pagemap(ranges: Iterable[tuple[int, int]], kind: bytes) -> list[int]:
     try:
         counted = list[int]()
         for address, size in ranges:
-            if size >= _SMALL:
-                counted.append(_counted_bytes(descriptor, address, size, kind))
+            if size >= _LEAST_READ_BYTES:
+                counted.append(_bytes_of_kind_in_range(descriptor, address, size, kind))
             else:
                 counted.append(size)
         return counted
@@ -66,13 +66,15 @@ def _in_pagemap(ranges: Iterable[tuple[int, int]], kind: bytes) -> list[int]:
         os.close(descriptor)
 
 
-def _counted_bytes(descriptor: int, address: int, size: int, kind: bytes) -> int:
+def _bytes_of_kind_in_range(descriptor: int, address: int, size: int, kind: bytes) -> int:
     """Return the bytes of a range in pages of a kind."""
     first = address // PAGE_BYTES
     last = divided_up(address + size, PAGE_BYTES)
     pages = 0
-    for start in range(first, last, _AT_ONCE):
-        entries = os.pread(descriptor, min(_AT_ONCE, last - start) * _ENTRY, start * _ENTRY)
-        highest_bytes = entries[_ENTRY - 1 :: _ENTRY]
+    for start in range(first, last, _PAGES_AT_ONCE):
+        entries = os.pread(
+            descriptor, min(_PAGES_AT_ONCE, last - start) * _ENTRY_BYTES, start * _ENTRY_BYTES
+        )
+        highest_bytes = entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES]
         pages += highest_bytes.translate(kind).count(1)
     return min(size, pages * PAGE_BYTES)

@@ -72,6 +72,7 @@ def _position(traceback: TracebackType) -> _Position:
 
 
 def _never_starts() -> Iterator[None]:
+    """Stand for all functions of a traceback: its generator is never asked for an item."""
     yield
 
 
@@ -84,21 +85,25 @@ def _code_that_fails_at(position: _Position, code: CodeType) -> CodeType:
     """Return code with the name of ``code`` that starts at ``position`` and does nothing."""
     instructions = _NEVER_STARTS.co_code + bytes([dis.opmap["NOP"], 0])
     first_line = position.line
-    newer: dict[str, Any] = {}
+    fields_since_3_11: dict[str, Any] = {}
     if hasattr(code, "co_qualname"):  # Python 3.11
         first_line = code.co_firstlineno
         # Before Python 3.11, a frame that never starts is on its code's first line; since then a
         # table has the position of each instruction.
-        following = len(instructions) // 2 - 1
+        later_instructions = len(instructions) // 2 - 1
         table = _table_entry(first_line, position)
-        table += _table_entry(position.line, position) * following
-        newer = {"co_qualname": code.co_qualname, "co_exceptiontable": b"", "co_linetable": table}
+        table += _table_entry(position.line, position) * later_instructions
+        fields_since_3_11 = {
+            "co_qualname": code.co_qualname,
+            "co_exceptiontable": b"",
+            "co_linetable": table,
+        }
     return _NEVER_STARTS.replace(
         co_filename=code.co_filename,
         co_name=code.co_name,
         co_firstlineno=first_line,
         co_code=instructions,
-        **newer,
+        **fields_since_3_11,
     )
 
 
@@ -106,12 +111,13 @@ _NO_COLUMNS, _LONG = 13, 14
 """Kinds of entries in CPython's location tables (its locations.md)."""
 
 
-def _table_entry(before: int, position: _Position) -> bytes:
-    """Return the entry in a location table for an instruction at ``position``, after one on line
-    ``before``.
+def _table_entry(line_before: int, position: _Position) -> bytes:
+    """Return the bytes of CPython's location table for an instruction at ``position``.
+
+    ``line_before`` is the line of the instruction before, from which lines are counted.
     """
     line, end_line, column, end_column = position
-    step = _signed_number(line - before)
+    step = _signed_number(line - line_before)
     if end_line is None or column is None or end_column is None:
         return bytes([0x80 | _NO_COLUMNS << 3, *step])
     entry = [0x80 | _LONG << 3, *step]

@@ -37,13 +37,13 @@ def release(error: BaseException) -> int:
     for item in chain(error):
         _clear_functions(traceback_of(item))
     running = running_here()
-    cleared = _clear_all(frames_of(error))
+    cleared = _clear_finished(frames_of(error))
     for item in list(chain(error)):
         if is_instance(item, AttributeError):
             AttributeError.__dict__["obj"].__set__(item, None)  # such as a model
         # Without memory for a copy the real one stays, with hardly any objects in its frames.
         with contextlib.suppress(MemoryError):
-            _detach_frames(item, running)
+            _replace_traceback(item, running)
     return cleared
 
 
@@ -58,18 +58,18 @@ def _clear_functions(traceback: TracebackType | None) -> None:
         traceback = traceback.tb_next
 
 
-def _clear_all(finished_or_busy: list[FrameType]) -> int:
+def _clear_finished(finished_or_busy: list[FrameType]) -> int:
     """Clear the frames that are not in use; return the number of those that had local names."""
     cleared = 0
     busy = unfinished_frames(finished_or_busy)
     for frame in finished_or_busy:
         if id(frame) not in busy:
             with _STILL_RUNS:
-                cleared += _clear(frame)
+                cleared += _clear_frame(frame)
     return cleared
 
 
-def _clear(frame: FrameType) -> bool:
+def _clear_frame(frame: FrameType) -> bool:
     """Clear a finished frame (RuntimeError if it is not), and return True if it had names of its
     own.
 
@@ -78,13 +78,13 @@ def _clear(frame: FrameType) -> bool:
     refers to is not changed.
     """
     frame.clear()
-    namespaces = kept_by_frames_alone(_dicts_of(frame))
+    namespaces = kept_by_frames_alone(_own_dicts_of(frame))
     for names in namespaces:
         names.clear()
     return is_function(frame) or bool(namespaces)
 
 
-def _dicts_of(frame: FrameType) -> list[Any]:
+def _own_dicts_of(frame: FrameType) -> list[Any]:
     """Return the dicts that a frame refers to, without those of its module."""
     return [
         item
@@ -93,9 +93,10 @@ def _dicts_of(frame: FrameType) -> list[Any]:
     ]
 
 
-def _detach_frames(error: BaseException, running: set[int]) -> None:
-    """Replace the traceback of ``error`` with copies, except the frames that still run in this
-    thread.
+def _replace_traceback(error: BaseException, running: set[int]) -> None:
+    """Replace the traceback of ``error`` with a copy without frames.
+
+    Its first entries stay as they are, as far as their frames still run in this thread.
     """
     last_running: TracebackType | None = None
     traceback = traceback_of(error)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.estimating import _innermost_of_estimates
+from ipygpumem.estimating import _innermost_frame_of_estimates
 from ipygpumem.extras.guard.cell_threads import CellThreads
 from ipygpumem.heap.knowledge.frames import (
     background_frames,
@@ -192,7 +192,7 @@ def threads_of_cell() -> CellThreads:
 
 LOOKS: dict[str, Callable[[], object]] = {
     "finished frames": lambda: unfinished_frames([]),
-    "the line of an estimate": _innermost_of_estimates,
+    "the line of an estimate": _innermost_frame_of_estimates,
     "a cell's threads": lambda: threads_of_cell().are_busy(),
     "all running functions": running_ids,
     "functions of other threads": lambda: [*background_frames(), *frames_of_other_threads()],

@@ -33,9 +33,9 @@ class Expectation(GuardedBlock):
             raise TraceError(
                 'expect needs a limit: expect(ram="200MiB"), expect(gpu="8GiB") or both'
             )
-        self._given = ram, gpu
-        self._ram = None if ram is None else checked_bytes(ram)
-        self._gpu = None if gpu is None else checked_bytes(gpu)
+        self._limits = ram, gpu
+        self._ram_bytes = None if ram is None else checked_bytes(ram)
+        self._gpu_bytes = None if gpu is None else checked_bytes(gpu)
         self._trace = Trace("expected", silent=True)
 
     def _record_to_show(self) -> TraceRecord | None:
@@ -55,7 +55,7 @@ class Expectation(GuardedBlock):
         if not (self._trace.record or self._trace.is_running):
             return  # its start failed
         record = self._trace.record or self._trace.stop()
-        if error is None and (exceeded := list(self._exceeded(record))):
+        if error is None and (exceeded := list(self._lines_on_exceeded_limits(record))):
             raise MemoryExpectationError("\n".join([*exceeded, render([trace_report(record)])]))
 
     def _after_failed_end(self) -> None:
@@ -64,25 +64,26 @@ class Expectation(GuardedBlock):
 
     def __call__(self, function: F) -> F:
         """Return ``function`` with each call in a block of its own."""
-        return decorated(function, lambda: self._checked(function), "expect")
+        return decorated(function, lambda: self._decorate(function), "expect")
 
-    def _checked(self, function: F) -> F:
+    def _decorate(self, function: F) -> F:
+        """Return ``function`` with each call in a block of its own; TraceError if that fails."""
         if not can_decorate(function):
             raise TraceError(
                 "expect cannot decorate classes or async generators: write with "
                 "ipygpumem.expect(...):"
             )
-        return run_inside(function, lambda: Expectation(*self._given))
+        return run_inside(function, lambda: Expectation(*self._limits))
 
-    def _exceeded(self, record: TraceRecord) -> Iterator[str]:
+    def _lines_on_exceeded_limits(self, record: TraceRecord) -> Iterator[str]:
         """Yield a line for each device with a peak above its limit."""
         for usage in record.usages:
             if usage.device == "cpu":
-                limit = self._ram
+                limit = self._ram_bytes
             elif usage.device in OUTSIDE:
                 limit = None
             else:
-                limit = self._gpu
+                limit = self._gpu_bytes
             if limit is not None and usage.peak_delta_bytes > limit:
                 used = format_bytes(usage.peak_delta_bytes)
                 expected = format_bytes(limit)
@@ -96,7 +97,7 @@ class Unchecked(Expectation):
     """Stands for an expectation that could not be created: it checks nothing."""
 
     def __init__(self) -> None:
-        self._ram = self._gpu = None
+        self._ram_bytes = self._gpu_bytes = None
         self._trace = Trace("expected", silent=True)
 
     def __call__(self, function: F) -> F:

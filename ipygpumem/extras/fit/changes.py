@@ -248,7 +248,7 @@ def _work_on_part(findings: Observed, name: str | None, passes: int, run: Change
     if name is not None:
         if name in run.names:
             run.names[name] = split.part_of_batch(run.names[name])
-        run.names.changed[name] = split.part_of_batch  # type: ignore[attr-defined]  # a Namespace
+        run.names.value_changes[name] = split.part_of_batch  # type: ignore[attr-defined]  # a Namespace
 
 
 class _PartOfBatch:

@@ -206,7 +206,7 @@ class _FirstRunHooks:
         if batch:
             if batch in run.names:
                 self._note_batch(run.names[batch])
-            run.names.changed[batch] = self._note_batch  # type: ignore[attr-defined]
+            run.names.value_changes[batch] = self._note_batch  # type: ignore[attr-defined]
         run.on(
             begin=self._note_root,
             call=self._note_arguments,

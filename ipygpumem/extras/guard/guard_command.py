@@ -36,33 +36,46 @@ _LIMIT = byte_size(least=64 * MIB)
 )
 def guard(app: App, options: Options) -> list[Report]:
     """Switch the memory guard on or off, or return its state."""
-    session = app.session
-    guards = [observer for observer in session.observers if type(observer) is MemoryGuard]
     state, limit = _asked_for(options)
     with interrupts.deferred() as struck:  # half a guard could not be switched off
         if state:
-            session.observers = tuple(
-                observer for observer in session.observers if observer not in guards
-            )
-            for observer in guards:
-                observer.close()
-            guards = []
+            _switch_off(app)
         if state == "on":
-            try:
-                guards = [MemoryGuard(app.context, limit, touched=options.touched)]
-            except (OSError, RuntimeError, psutil.Error) as error:
-                reason = describe_error(error)
-                raise GpuMemError(
-                    f"%gpumem guard: the memory left cannot be read here: {reason}"
-                ) from error
-            session.observers = (*session.observers, *guards)
-            for cell in app.context.cells.running()[:1]:
-                guards[0].cell_begins(cell)
+            _switch_on(app, limit, touched=options.touched)
     if struck:
         raise KeyboardInterrupt
+    guards = _guards(app)
     if not guards:
         return [note("the guard is off: %gpumem guard on starts it")]
     return [note(guards[0].state)]
+
+
+def _guards(app: App) -> list[MemoryGuard]:
+    """Return the session's guard, if it is on."""
+    return [observer for observer in app.session.observers if type(observer) is MemoryGuard]
+
+
+def _switch_off(app: App) -> None:
+    """End the session's guard, if it is on."""
+    session = app.session
+    guards = _guards(app)
+    session.observers = tuple(observer for observer in session.observers if observer not in guards)
+    for memory_guard in guards:
+        memory_guard.close()
+
+
+def _switch_on(app: App, limit: int | None, *, touched: bool) -> None:
+    """Start a guard, which also watches the cell that runs now."""
+    try:
+        memory_guard = MemoryGuard(app.context, limit, touched=touched)
+    except (OSError, RuntimeError, psutil.Error) as error:
+        reason = describe_error(error)
+        raise GpuMemError(
+            f"%gpumem guard: the memory left cannot be read here: {reason}"
+        ) from error
+    app.session.observers = (*app.session.observers, memory_guard)
+    for cell in app.context.cells.running()[:1]:
+        memory_guard.cell_begins(cell)
 
 
 def _asked_for(options: Options) -> tuple[str, int | None]:

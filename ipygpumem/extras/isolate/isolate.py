@@ -26,7 +26,7 @@ from IPython.core.error import UsageError
 
 from ipygpumem.errors import describe_error
 from ipygpumem.extras.isolate import child
-from ipygpumem.extras.isolate.needs import unusable
+from ipygpumem.extras.isolate.needs import why_unusable
 from ipygpumem.extras.isolate.packets import Connection, load
 from ipygpumem.introspect import code_lines
 from ipygpumem.magics import completions
@@ -85,7 +85,7 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
             "%%isolate: the cell is empty: write the code to run below the line with %%isolate"
         )
     keep = patterns_of("%%isolate --keep", options.keep)
-    reason = unusable(app.context.shell, cell)
+    reason = why_unusable(app.context.shell, cell)
     if reason:
         raise UsageError(f"%%isolate: {clean(reason)}")
     isolated = IsolatedCell(app, options)

@@ -17,7 +17,7 @@ _THREADED = ("polars", "jax", "tensorflow")
 """Libraries whose threads a fork loses: most of their calls then wait forever."""
 
 
-def unusable(shell: Any, source: str) -> str:
+def why_unusable(shell: Any, source: str) -> str:
     """Return why the cell cannot run in a forked child process; empty if nothing is known against
     it.
     """
@@ -25,7 +25,7 @@ def unusable(shell: Any, source: str) -> str:
     devices = [backend for backend in ("cuda", "xpu") if initialized_backend(backend) is not None]
     if not (libraries or devices):
         return ""
-    words, values = _needs(shell, source)
+    words, values = _names_and_values_used(shell, source)
     for name in sorted(libraries):
         if any(_library_of(value) == name for value in values):
             what = "threads of its own" if name in _THREADED else "the GPU"
@@ -35,7 +35,7 @@ def unusable(shell: Any, source: str) -> str:
             )
     search = ArraySearch()
     for device in devices:
-        if device in words or any(_uses(device, value, search) for value in values):
+        if device in words or any(_leads_to_device(device, value, search) for value in values):
             return (
                 f"{device} is in use in this kernel, and a forked child process cannot use it: "
                 "run the cell without %%isolate, or in a kernel that has not used the device yet"
@@ -43,7 +43,7 @@ def unusable(shell: Any, source: str) -> str:
     return ""
 
 
-def _needs(shell: Any, source: str) -> tuple[set[str], list[object]]:
+def _names_and_values_used(shell: Any, source: str) -> tuple[set[str], list[object]]:
     """Return the names and devices in the code and in the notebook's functions that it uses, and
     the names' values.
     """
@@ -90,7 +90,7 @@ def _library_of(value: Any) -> str:
     return text_of(name).partition(".")[0]
 
 
-def _uses(device: str, value: Any, search: ArraySearch) -> bool:
+def _leads_to_device(device: str, value: Any, search: ArraySearch) -> bool:
     """Return True for a device, its name, or an object that leads to its tensors."""
     if type(value) is str:
         match = _DEVICE.fullmatch(value)

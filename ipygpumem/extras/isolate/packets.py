@@ -37,13 +37,13 @@ class Connection:
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
-        self._numbers = itertools.count()
-        self._parts: dict[bytes, list[bytes]] = {}
+        self._message_numbers = itertools.count()
+        self._parts_by_number: dict[bytes, list[bytes]] = {}
 
     def send(self, *message: Any) -> None:
         """Send a message."""
         data = pickle.dumps(message, _PROTOCOL)
-        number = next(self._numbers) << 32 | os.getpid()
+        number = next(self._message_numbers) << 32 | os.getpid()
         for start in range(0, len(data), _MOST_BYTES):
             is_last = start + _MOST_BYTES >= len(data)
             head = number.to_bytes(_HEAD_BYTES - 1, "big") + bytes([is_last])
@@ -59,10 +59,10 @@ class Connection:
         number = packet[: _HEAD_BYTES - 1]
         is_last = packet[_HEAD_BYTES - 1]
         part = packet[_HEAD_BYTES:]
-        self._parts.setdefault(number, []).append(part)
+        self._parts_by_number.setdefault(number, []).append(part)
         if not is_last:
             return ()
-        whole = b"".join(self._parts.pop(number))
+        whole = b"".join(self._parts_by_number.pop(number))
         message: tuple[Any, ...] = pickle.loads(whole)  # noqa: S301  # our own
         return message
 
@@ -89,37 +89,39 @@ def dump(
     code_names = {id(value): name for name, value in before.items() if _is_code(value)}
     failed: dict[str, str] = {}
     try:
-        _write(file, values, code_names)
+        _write_values(file, values, code_names)
     except Exception:  # any of the user's classes may fail: which one is looked for below
-        failed = _failing(values, code_names)
+        failed = _errors_by_name(values, code_names)
         remaining = {name: value for name, value in values.items() if name not in failed}
-        _write(file, remaining, code_names)
+        _write_values(file, remaining, code_names)
     file.flush()
     if file.tell() <= _MOST_TRIED:  # a value that ends the process must do so here
         file.seek(0)
         with contextlib.suppress(Exception):  # the kernel's process finds it, too
-            _load(file, {}, len(values) - len(failed))
+            _load_values(file, {}, len(values) - len(failed))
     return failed
 
 
-def _write(file: BinaryIO, values: Mapping[str, object], code_names: Mapping[int, str]) -> None:
+def _write_values(
+    file: BinaryIO, values: Mapping[str, object], code_names: Mapping[int, str]
+) -> None:
     """Replace the content of a file by named values; ``code_names`` has the names of functions and
     classes by their ids.
     """
     file.seek(0)
     file.truncate()
-    pickler = _pickler(file, code_names)
+    pickler = _new_pickler(file, code_names)
     for item in values.items():
         pickler.dump(item)
 
 
-def _failing(values: Mapping[str, object], code_names: Mapping[int, str]) -> dict[str, str]:
+def _errors_by_name(values: Mapping[str, object], code_names: Mapping[int, str]) -> dict[str, str]:
     """Return the reason by name for each value that cannot be pickled by itself."""
     failed: dict[str, str] = {}
     for item in values.items():
         try:
             with Path(os.devnull).open("wb") as nowhere:
-                _pickler(nowhere, code_names).dump(item)
+                _new_pickler(nowhere, code_names).dump(item)
         except Exception as error:  # noqa: PERF203  # any of the user's classes may fail
             failed[item[0]] = describe_error(error)
     return failed
@@ -127,19 +129,20 @@ def _failing(values: Mapping[str, object], code_names: Mapping[int, str]) -> dic
 
 def load(file: BinaryIO, values: dict[str, object], count: int) -> None:
     """Add ``count`` named values of a file in memory to ``values``; what was read is freed."""
-    consumed = _Consumed(file.fileno(), closefd=False)
+    consumed = _ConsumedFile(file.fileno(), closefd=False)
     consumed.seek(0)
-    _load(io.BufferedReader(consumed, _MOST_BYTES * 16), values, count)
+    _load_values(io.BufferedReader(consumed, _MOST_BYTES * 16), values, count)
 
 
-def _load(file: Any, values: dict[str, object], count: int) -> None:
+def _load_values(file: Any, values: dict[str, object], count: int) -> None:
+    """Add ``count`` named values of a file to ``values``."""
     unpickler = pickle.Unpickler(file)  # noqa: S301  # our own
     for _ in range(count):
         name, value = unpickler.load()
         values[name] = value
 
 
-class _Consumed(io.FileIO):
+class _ConsumedFile(io.FileIO):
     """File whose pages are freed once they are read, so that its content is not in memory twice."""
 
     def readinto(self, buffer: Any) -> int:
@@ -152,17 +155,18 @@ class _Consumed(io.FileIO):
 
 
 def _is_code(value: object) -> bool:
+    """Return True for a function or a class."""
     return type(value) is FunctionType or is_instance(value, type)
 
 
-def _home(code: Any) -> object:
+def _module_of_code(code: Any) -> object:
     """Return the name of the module that defines a function or class."""
     if type(code) is FunctionType:
         return code.__module__
     return class_dict(code).get("__module__")
 
 
-def _pickler(file: Any, code_names: Mapping[int, str]) -> Any:
+def _new_pickler(file: Any, code_names: Mapping[int, str]) -> Any:
     """Return cloudpickle's pickler where it is installed, else Python's; the notebook's functions
     and classes in ``code_names`` are pickled as references to their names.
     """
@@ -177,7 +181,7 @@ def _pickler(file: Any, code_names: Mapping[int, str]) -> Any:
                 return of_notebook, (code_names[id(value)],)
             if has_cloudpickle:
                 return super().reducer_override(value)
-            if _is_code(value) and _home(value) == "__main__":
+            if _is_code(value) and _module_of_code(value) == "__main__":
                 raise pickle.PicklingError(
                     "its code is defined in this cell: install cloudpickle, or define it before"
                 )

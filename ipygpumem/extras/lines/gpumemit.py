@@ -53,7 +53,7 @@ def of_line(app: App, options: Options) -> list[Report]:
     """Return the cost of the statement in a line."""
     __tracebackhide__ = True
     statement = _statement(app.context.shell, options.code)
-    return _measured(app, options, [statement])
+    return _report_of(app, options, [statement])
 
 
 @command(
@@ -76,13 +76,13 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
             f"%%gpumemit: {word!r} cannot stand on the first line: write statements below it, "
             f"setup after -s"
         )
-    statements = _statements(app.context.shell, cell)
+    statements = _statements_of_cell(app.context.shell, cell)
     if not statements:
         raise UsageError("%%gpumemit: which statements? Write them below, one on each line")
-    return _measured(app, options, statements)
+    return _report_of(app, options, statements)
 
 
-def _measured(app: App, options: Options, statements: list[Statement]) -> list[Report]:
+def _report_of(app: App, options: Options, statements: list[Statement]) -> list[Report]:
     """Run statements as the options say, and return the report of their costs."""
     __tracebackhide__ = True
     context = app.context
@@ -93,12 +93,12 @@ def _measured(app: App, options: Options, statements: list[Statement]) -> list[R
     return [statements_report(costs, nothing)]
 
 
-def _statements(shell: Any, cell: str) -> list[Statement]:
+def _statements_of_cell(shell: Any, cell: str) -> list[Statement]:
     """Return the statements of a cell: the code between ``---`` lines, else one per line."""
     if _RULE.search(cell):
         return [_statement(shell, part) for part in _RULE.split(cell) if part.strip()]
     source = shell.transform_cell(cell)
-    with _mistakes_in_one_line(source):
+    with _mistakes_told_in_one_line(source):
         tree = ast.parse(source, "<gpumemit>")
     spans: list[tuple[int, int]] = []  # first and last lines
     for node in tree.body:
@@ -113,6 +113,7 @@ def _statements(shell: Any, cell: str) -> list[Statement]:
 
 
 def _statement(shell: Any, text: str) -> Statement:
+    """Return a statement with its compiled code."""
     return Statement(text, _compiled(shell, text))
 
 
@@ -126,13 +127,13 @@ def _compiled(shell: Any, text: str) -> CodeType:
     """Return code whose lines a traceback can show."""
     source = shell.transform_cell(text)
     name = shell.compile.cache(source)
-    with _mistakes_in_one_line(source):
+    with _mistakes_told_in_one_line(source):
         code: CodeType = shell.compile(ast.parse(source, name), name, "exec")
     return code
 
 
 @contextlib.contextmanager
-def _mistakes_in_one_line(source: str) -> Iterator[None]:
+def _mistakes_told_in_one_line(source: str) -> Iterator[None]:
     """Raise IPython's one-line error for a mistake in ``source``."""
     try:
         yield
@@ -151,7 +152,9 @@ def statements_report(costs: Sequence[Cost], nothing: Cost) -> Report:
     """Return statements side by side, each figure as median, minimum and maximum of its runs."""
     rows = []
     for cost in costs:
-        rows += [_memory_of(cost, device) | _time_of(cost, device) for device in cost.devices]
+        rows += [
+            _memory_columns(cost, device) | _time_columns(cost, device) for device in cost.devices
+        ]
     table = Table.of(rows, {"kept", "peak", "all peaks", "time", "all times"}, code={"statement"})
     runs = count(len(nothing.runs), "run")
     if len(costs) > 1:
@@ -170,7 +173,7 @@ def _noise_text(nothing: Cost) -> str:
     return f"noise: an empty statement took {', '.join(peaks)} and {time}"
 
 
-def _memory_of(cost: Cost, device: str) -> dict[str, str]:
+def _memory_columns(cost: Cost, device: str) -> dict[str, str]:
     """Return the columns of a statement's memory on a device; its code is in the first row only."""
     usages = cost.usages(device)
     changes = [usage.delta_bytes for usage in usages]
@@ -184,27 +187,28 @@ def _memory_of(cost: Cost, device: str) -> dict[str, str]:
         "device": label,
         "kept": format_change(round(median(changes))),
         "peak": format_change(round(median(peaks))),
-        "all peaks": _range(peaks, format_bytes),
+        "all peaks": _range_text(peaks, format_bytes),
     }
 
 
-def _time_of(cost: Cost, device: str) -> dict[str, str]:
+def _time_columns(cost: Cost, device: str) -> dict[str, str]:
     """Return the columns of a statement's time, which are in its first row only."""
     if device != cost.devices[0]:
         return {"time": "", "all times": ""}
     seconds = [run.seconds for run in cost.runs]
     return {
         "time": format_short_seconds(median(seconds)),
-        "all times": _range(seconds, format_short_seconds),
+        "all times": _range_text(seconds, format_short_seconds),
     }
 
 
 def _in_one_line(source: str) -> str:
+    """Return source code in one line, with a sign in place of each line's end."""
     lines = [" ".join(line.split()) for line in code_lines(source) if line.strip()]
     return clean_name(" ⏎ ".join(lines))
 
 
-def _range(values: Sequence[T], shown: Callable[[T], str]) -> str:
+def _range_text(values: Sequence[T], shown: Callable[[T], str]) -> str:
     """Return the least and the greatest value, or nothing if they look the same."""
     least = shown(min(values))
     most = shown(max(values))

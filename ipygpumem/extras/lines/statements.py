@@ -88,9 +88,9 @@ def measure(
     measured = [NOTHING, *statements]
     costs = [Cost(statement.text) for statement in measured]
     for statement in measured:
-        _run_once(meter, statement, namespace, setup, _wait_for([]))
+        _run_once(meter, statement, namespace, setup, _function_that_waits_for([]))
     in_use = [device for device, reading in meter.now().items() if reading.reserved_bytes]
-    wait = _wait_for(in_use)
+    wait = _function_that_waits_for(in_use)
     for _ in range(repeats):
         for statement, cost in zip(measured, costs, strict=True):
             cost.runs.append(_run_once(meter, statement, namespace, setup, wait))
@@ -126,7 +126,7 @@ def _run_once(
         return StatementRun(span.stop(), seconds)
 
 
-def _wait_for(devices: Sequence[str]) -> Callable[[], None]:
+def _function_that_waits_for(devices: Sequence[str]) -> Callable[[], None]:
     """Return a function that waits until ``devices`` have finished their work."""
     torch: Any = loaded_torch()
     waits: list[Callable[[], None]] = []

@@ -49,7 +49,7 @@ def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
     tables = list[Table]()
     for device in devices:
         if device.ran_out or device.size_bytes >= _LEAST_SHARE * devices[0].size_bytes:
-            tables += _tables(device, top)
+            tables += _tables_of_device(device, top)
     notes = list(map(clean, record.notes))
     if any(device.is_bound for device in record.devices):
         notes.append(_AT_MOST)
@@ -104,7 +104,7 @@ def _reserved_facts(device: DevicePeak) -> list[Fact]:
     ]
 
 
-def _tables(device: DevicePeak, top: int) -> list[Table]:
+def _tables_of_device(device: DevicePeak, top: int) -> list[Table]:
     """Return the tables of a device: of its parts, if it has several, and of the largest layers."""
     parts = share_rows(device.parts, device.size_bytes)
     in_ram = [row for row in device.rows if row.size_bytes]
@@ -180,62 +180,69 @@ def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
     items becomes one layer ``blocks.*``, so that its parts are sums over all items.
     """
     total = _bytes_of_rows(rows)
-    groups = _split(rows, ())
-    whole = set[Key]()
+    groups = _parts_of_layer(rows, ())
+    final_layers = set[Key]()
     """Layers that are not split further."""
     while True:
-        key = _layer_to_split(groups, whole)
+        key = _layer_to_split(groups, final_layers)
         if not key or _bytes_of_rows(groups[key]) < total / most:
             return groups
-        family = _family(key, groups)
-        parts = _parts_of_family(family, groups)
-        other_layers = {item: of_item for item, of_item in groups.items() if item not in family}
-        left_out = _below({**other_layers, **parts}, most)
-        has_too_many = left_out > max(0.05 * total, _below(groups, most))
-        are_items = all(_is_item(part, key) for part in parts)
+        layers_together = _layers_split_together(key, groups)
+        parts = _parts_of_family(layers_together, groups)
+        other_layers = {
+            item: rows_of_item
+            for item, rows_of_item in groups.items()
+            if item not in layers_together
+        }
+        bytes_left_out = _bytes_beyond({**other_layers, **parts}, most)
+        has_too_many = bytes_left_out > max(0.05 * total, _bytes_beyond(groups, most))
+        are_items = all(_is_item_of_list(part, key) for part in parts)
         if has_too_many and are_items:  # ``key`` is a list
             parts = {(*key, "*"): groups[key]}
-        elif has_too_many or not any(_has_parts(item, parts) for item in family):
-            parts = {item: groups[item] for item in family}  # not split after all
+        elif has_too_many or not any(_has_parts(item, parts) for item in layers_together):
+            parts = {item: groups[item] for item in layers_together}  # not split after all
         groups = {**other_layers, **parts}
-        whole.update(item for item in family if item in parts)
+        final_layers.update(item for item in layers_together if item in parts)
 
 
 def _parts_of_family(
-    family: Iterable[Key], groups: Mapping[Key, Sequence[PeakRow]]
+    layers_together: Iterable[Key], groups: Mapping[Key, Sequence[PeakRow]]
 ) -> dict[Key, list[PeakRow]]:
-    """Return the parts of some layers, with their rows."""
+    """Return the parts of several layers, with the rows of each part."""
     parts = dict[Key, list[PeakRow]]()
-    for item in family:
-        parts.update(_split(groups[item], item))
+    for item in layers_together:
+        parts.update(_parts_of_layer(groups[item], item))
     return parts
 
 
-def _layer_to_split(groups: Mapping[Key, Sequence[PeakRow]], whole: Container[Key]) -> Key:
+def _layer_to_split(groups: Mapping[Key, Sequence[PeakRow]], final_layers: Container[Key]) -> Key:
     """Return the key of the largest layer that may be split; empty if there is none."""
-    sizes = {key: _bytes_of_rows(rows) for key, rows in groups.items() if key not in whole}
+    sizes = {key: _bytes_of_rows(rows) for key, rows in groups.items() if key not in final_layers}
     return max(sizes, key=sizes.__getitem__, default=())
 
 
-def _family(key: Key, groups: Iterable[Key]) -> list[Key]:
-    """Return the layers that are split together: an item of a list with all its items, or one layer
-    alone.
+def _layers_split_together(key: Key, groups: Iterable[Key]) -> list[Key]:
+    """Return the layers that are split together with one: all items of its list, if it is an item,
+    otherwise itself alone.
     """
-    if not _is_item(key):
+    if not _is_item_of_list(key):
         return [key]
-    return [other for other in groups if _is_item(other, key[:-1])]
+    return [other for other in groups if _is_item_of_list(other, key[:-1])]
 
 
-def _split(rows: Sequence[PeakRow], key: Key) -> dict[Key, list[PeakRow]]:
-    """Return the rows of a layer by its parts; its own memory stays under its key."""
+def _parts_of_layer(rows: Sequence[PeakRow], key: Key) -> dict[Key, list[PeakRow]]:
+    """Return the rows of a layer by its parts, one step further on the path of each row.
+
+    Rows of the layer's own memory stay under its key.
+    """
     parts: dict[Key, list[PeakRow]] = {}
     for row in rows:
         parts.setdefault((*key, *_path_of_row(row)[len(key) :][:1]), []).append(row)
     return parts
 
 
-def _below(groups: Mapping[Key, Sequence[PeakRow]], most: int) -> int:
-    """Return the bytes of all groups but the ``most`` largest ones."""
+def _bytes_beyond(groups: Mapping[Key, Sequence[PeakRow]], most: int) -> int:
+    """Return the bytes of all groups beyond the ``most`` largest ones."""
     return sum(sorted(map(_bytes_of_rows, groups.values()), reverse=True)[most:])
 
 
@@ -245,7 +252,7 @@ def _has_parts(key: Key, parts: Iterable[Key]) -> bool:
     return len(inner) > 1 or any(isinstance(part[-1], str) for part in inner)
 
 
-def _is_item(key: Key, of: Key | None = None) -> bool:
+def _is_item_of_list(key: Key, of: Key | None = None) -> bool:
     """Return True for an item of a list of modules, such as ``blocks.3``; with ``of``, of this
     list.
     """
@@ -261,4 +268,5 @@ def _path_of_row(row: PeakRow) -> Key:
 
 
 def _bytes_of_rows(rows: Sequence[PeakRow]) -> int:
+    """Return the bytes in use of some rows."""
     return sum(row.size_bytes for row in rows)

@@ -12,6 +12,7 @@ from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRow
 from ipygpumem.units import divided_up
 
 _MOST_POINTS = 500
+"""Maximum number of points of a curve."""
 T = TypeVar("T")
 Lives = Sequence[Any]
 """Lives of blocks, as in the estimates' log: ``size_bytes``, ``born``, ``died`` on a clock,
@@ -77,7 +78,7 @@ class Timeline:
         bytes_by_role = dict[str, int]()
         total = 0
         new_peak_at: int | None = None
-        for group in _groups(changes):
+        for group in _groups(changes):  # each has one point: its highest moment
             most_of_group = -1
             for tick, size, role in group:
                 bytes_by_role[role] = bytes_by_role.get(role, 0) + size
@@ -123,7 +124,7 @@ class Timeline:
 
 
 def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield items in order, in groups of which there are not too many."""
+    """Yield items in order, in as many groups as a curve may have points."""
     size = divided_up(len(items), _MOST_POINTS) or 1
     return (items[start : start + size] for start in range(0, len(items), size))
 

@@ -55,7 +55,7 @@ def session(
     """Draw memory over computing time: a panel per device, with cells and their
     experiments above.
     """
-    last_cells, number = _last(cells, last, "cell", 2000)
+    last_cells, number = _last_records(cells, last, "cell", 2000)
     spans = _spans(last_cells)
     seconds = spans[-1].end
     title = ["memory over the session", number, f"{format_seconds(seconds)} of computing"]
@@ -77,7 +77,7 @@ def session(
         _draw_cell_strip(strip, spans)
         for axes, uses, headline in zip(panels, uses_of_devices, headlines, strict=True):
             axes.set_title(headline, loc="left", fontsize="small")
-            _draw_uses(axes, uses)
+            _draw_use_over_time(axes, uses)
         _label_time(panels[-1])
         _add_legend(figure, panels, columns=4)
     return figure
@@ -169,7 +169,7 @@ def _draw_cell_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
             axes.text((begin + end) / 2, 1.5, text, ha="center", **_STRIP_TEXT)
 
 
-def _draw_uses(axes: Axes, uses: Sequence[CellUse]) -> None:
+def _draw_use_over_time(axes: Axes, uses: Sequence[CellUse]) -> None:
     """Draw each cell's use before it until it ends, then the use after it: the time of the change
     is unknown.
     """
@@ -239,7 +239,7 @@ def experiments(
     """Draw experiments in rows, the oldest on top: the time of each, and its memory
     on each device.
     """
-    shown, title = _last(records, last, "experiment", 20, 40)
+    shown, title = _last_records(records, last, "experiment", 20, 40)
     device_names = _devices_in_use(shown, device)
     names = [shorten(run.label, 28) for run in numbered(shown)]
     times = list(map(_time_label, shown))
@@ -255,7 +255,7 @@ def experiments(
         panels = figure.subplots(1, len(columns), sharey=True)
         _draw_times(panels[0], shown, names, times)
         for axes, name in zip(panels[1:], device_names, strict=True):
-            _draw_experiments(axes, shown, name)
+            _draw_memory_of_experiments(axes, shown, name)
         for axes, column in zip(panels, columns, strict=True):
             axes.set_title(column, loc="left", fontsize="small")
             axes.margins(x=0.4)
@@ -290,7 +290,7 @@ def _draw_times(
     axes.set_ylim(len(shown) - 0.5, -0.5)
 
 
-def _draw_experiments(axes: Axes, shown: Sequence[ExperimentRecord], device: str) -> None:
+def _draw_memory_of_experiments(axes: Axes, shown: Sequence[ExperimentRecord], device: str) -> None:
     """Draw peaks as wide bars, and on them the memory that was kept and that the end freed."""
     peaks = []
     kept_bytes = []
@@ -314,6 +314,7 @@ def _draw_experiments(axes: Axes, shown: Sequence[ExperimentRecord], device: str
 
 
 def _peak_and_kept(record: ExperimentRecord, device: str) -> str:
+    """Return an experiment's peak and the memory that it kept on a device, in words."""
     usage = usage_on(record.usages, device)
     if usage is None:
         return "not in use"
@@ -335,7 +336,7 @@ def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = N
         size = format_bytes(item.total_bytes)
         headline = f"{_device_label(item.device)}{SEPARATOR}{size}, {clean(item.basis)}"
         headlines.append(headline)
-        labels = list(map(_part_label, _parts_drawn(item)))
+        labels = list(map(_part_label, _parts_with_label(item)))
         summary.append(f"{headline}: {', '.join(labels)}")
         legend_lines = math.ceil(max(1, len(labels)) / 2)  # of two columns
         heights += [0.4, 0.18 * legend_lines]
@@ -353,7 +354,7 @@ def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = N
     return figure
 
 
-def _parts_drawn(reconciliation: Reconciliation) -> list[Part]:
+def _parts_with_label(reconciliation: Reconciliation) -> list[Part]:
     """Return the parts that have a name below the bar: those of unknown size, too."""
     return [part for part in reconciliation.parts if part.size_bytes != 0]
 
@@ -365,7 +366,7 @@ _PART_COLOURS = [position for position in range(20) if position not in (2, 3, 6,
 def _draw_parts(axes: Axes, reconciliation: Reconciliation) -> None:
     """Draw the parts of a device as one stacked bar."""
     left = 0
-    for index, part in enumerate(_parts_drawn(reconciliation)):
+    for index, part in enumerate(_parts_with_label(reconciliation)):
         width = part.size_bytes or 0
         axes.barh(0, width, 1, left, label=_part_label(part), **_part_style(part, index))
         left += width
@@ -383,6 +384,7 @@ def _part_style(part: Part, index: int) -> dict[str, Any]:
 
 
 def _part_label(part: Part) -> str:
+    """Return the name and the size of a part."""
     return f"{shorten(part.name, 40)} {size_or_unknown(part.size_bytes)}"
 
 
@@ -398,10 +400,18 @@ def _add_legend(figure: Picture, panels: Iterable[Axes], *, columns: int) -> Non
     figure.legend(handles.values(), handles, loc="outside lower center", ncol=columns, **LEGEND)
 
 
-def _last(
+def _last_records(
     records: Collection[T], last: int | None, what: str, default: int, most: int = 10**9
 ) -> tuple[list[T], str]:
-    """Return the last records, and a text with their number and the number left out."""
+    """Return the last records, and a text with their number and how many are left out.
+
+    Args:
+        records: all records, the oldest first.
+        last: the number that the user wants; None for ``default``.
+        what: the noun for a record.
+        default: the number without a wish of the user.
+        most: the largest number that a picture shows.
+    """
     try:
         wanted = default if last is None else whole(last)
     except UnitError as error:
@@ -452,4 +462,5 @@ def _cell_name(cell: CellRecord) -> str:
 
 
 def _device_label(device: str) -> str:
+    """Return a device's name, short enough for a picture."""
     return shorten(device_label(device), 24)

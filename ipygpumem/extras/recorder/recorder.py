@@ -37,9 +37,10 @@ class Recorder:
     def __init__(self, context: ShellContext) -> None:
         self._context = context
         self._writer: RecordingWriter | None = None
-        self._counter = ""
+        self._kill_counter = ""
         self._undo = contextlib.ExitStack()
-        self._cell: Moment | None = None
+        self._start_of_cell: Moment | None = None
+        """The start of the running cell; None between cells."""
         self._messages: list[str] = []
         """Messages to show after the next cell, because the extension may be loaded before the
         first one.
@@ -65,20 +66,21 @@ class Recorder:
         """Begin a recording; nothing happens if it is on."""
         if self._writer is not None:
             return
-        self._counter = oom_kills.kill_counter_name()
+        self._kill_counter = oom_kills.kill_counter_name()
         kernel = RecordedKernel(
             time.time(),
             os.getpid(),
             started=psutil.Process().create_time(),
             place=host.process_space(),
             notebook=_notebook(),
-            counter=self._counter,
+            counter=self._kill_counter,
         )
         try:
             self._writer = RecordingWriter(self.folder, kernel)
         except OSError as error:
+            reason = _error_text(error)
             raise RecordingError(
-                f"recording is off: {ellipsize(self.folder)} cannot be written ({_reason(error)})"
+                f"recording is off: {ellipsize(self.folder)} cannot be written ({reason})"
             ) from None
         recordings.prune(self.folder, self._writer.path)
         worker = self._context.meter.worker
@@ -87,8 +89,8 @@ class Recorder:
         shell = self._context.shell
         if shell.has_trait("exit_now"):
             # a kernel's: set when the front-end asks it to end, even while a cell runs
-            shell.observe(self._asked_to_end, "exit_now")
-            self._undo.callback(shell.unobserve, self._asked_to_end, "exit_now")
+            shell.observe(self._note_request_to_end, "exit_now")
+            self._undo.callback(shell.unobserve, self._note_request_to_end, "exit_now")
         atexit.register(self.stop, "the kernel's process ended by itself")
         self._undo.callback(atexit.unregister, self.stop)
         running = self._context.cells.running()
@@ -96,11 +98,12 @@ class Recorder:
             self._write(lambda: self._cell_start(running[0], running_cell(shell)))
 
     def start_if_it_can(self, *, tell: bool = False) -> None:
-        """Start as configured, or report why not; with ``tell``, report if the last kernel died in
-        a cell.
+        """Start, or note why that fails; with ``tell``, note if the last kernel died in a cell.
+
+        The notes are shown after the next cell.
         """
         if tell:
-            self._tell_of_previous_kernel()
+            self._note_death_of_previous_kernel()
         try:
             self.start()
         except Exception as error:
@@ -109,10 +112,10 @@ class Recorder:
             if isinstance(error, RecordingError):
                 message = str(error)
             else:
-                message = f"recording is off ({_reason(error)})"
+                message = f"recording is off ({_error_text(error)})"
             self._messages.append(message)
 
-    def _tell_of_previous_kernel(self) -> None:
+    def _note_death_of_previous_kernel(self) -> None:
         """Leave a message if this notebook's previous kernel died in a cell."""
         try:
             ended = recordings.ended(self.folder, _notebook())
@@ -122,7 +125,9 @@ class Recorder:
                     f"the previous kernel died in cell {cell}: see %gpumem postmortem"
                 )
         except Exception as error:  # another kernel's file must not keep this one from recording
-            self._messages.append(f"the end of the previous kernel is unknown ({_reason(error)})")
+            self._messages.append(
+                f"the end of the previous kernel is unknown ({_error_text(error)})"
+            )
 
     def close(self) -> None:
         """Stop, as the extension is unloaded."""
@@ -151,7 +156,8 @@ class Recorder:
             messages, self._messages = self._messages, []
             self._context.display.show([note(message) for message in messages])
 
-    def _asked_to_end(self, change: Any) -> None:
+    def _note_request_to_end(self, change: Any) -> None:
+        """Write that the front-end has asked the kernel to end."""
         reason = "it was asked to end: a restart, a shutdown, or exit"
         if change["new"]:
             self._write(lambda: Moment("end", time.time(), reason=reason))
@@ -167,10 +173,10 @@ class Recorder:
             pass  # the cell is about to use all of it: this line is lost, the next may not be
         except Exception as error:
             self._writer = None
-            writer.close(f"recording stopped: {_reason(error)}")
+            writer.close(f"recording stopped: {_error_text(error)}")
             self._context.config.recorder = False
             self._messages.append(
-                f"recording stopped ({_reason(error)}): your code is not affected; %gpumem "
+                f"recording stopped ({_error_text(error)}): your code is not affected; %gpumem "
                 f"recorder on tries again"
             )
 
@@ -182,41 +188,42 @@ class Recorder:
             self._context.meter.worker.wake(self._tick)
 
     def _cell_start(self, cell: Cell, number: int) -> Moment:
+        """Return the start of a cell, which ``_start_of_cell`` is from now on."""
         source = recordings.first_lines(cell.source)
         span = cell.measured.span
         readings = span.before.values() if span else ()
-        self._cell = self._moment("cell", number, readings, source=source)
-        return self._cell
+        self._start_of_cell = self._moment_with_memory("cell", number, readings, source=source)
+        return self._start_of_cell
 
     def _tick(self) -> float | None:
         """Write the memory of a long-running cell; called in the meter's thread, which sleeps
         between cells.
         """
         running = self._context.cells.outermost()
-        begun = self._cell
+        begun = self._start_of_cell
         if running is None:
             return None
         waited = time.perf_counter() - running.measured.started
         if waited < _TICK_SECONDS:
             return _TICK_SECONDS - waited
         readings = self._context.meter.glance()
-        if begun is not None and begun is self._cell and not running.is_over:
-            self._write(lambda: self._moment("tick", begun.cell, readings.values()))
+        if begun is not None and begun is self._start_of_cell and not running.is_over:
+            self._write(lambda: self._moment_with_memory("tick", begun.cell, readings.values()))
         return _TICK_SECONDS
 
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
         """Write the end of a cell."""
-        begun = self._cell
+        begun = self._start_of_cell
         if begun is None or cell.is_nested:
             return ()
-        self._cell = None
+        self._start_of_cell = None
         record = cell.measured.record
         usages = () if record is None else record.usages
         error = "" if record is None else clean(record.error or "")
-        self._write(lambda: self._moment("cell end", begun.cell, usages, error=error))
+        self._write(lambda: self._moment_with_memory("cell end", begun.cell, usages, error=error))
         return ()
 
-    def _moment(
+    def _moment_with_memory(
         self,
         kind: Literal["cell", "tick", "cell end"],
         cell: int | None,
@@ -241,14 +248,16 @@ class Recorder:
             if group is not None:
                 memory["control group"] = group.used_bytes
                 totals["control group"] = group.limit_bytes
-        kills = oom_kills.kill_count(self._counter)
+        kills = oom_kills.kill_count(self._kill_counter)
         return Moment(kind, time.time(), cell, memory, totals, kills, **more)
 
 
 def _notebook() -> str:
+    """Return the path of this kernel's notebook; empty if it is unknown."""
     return os.environ.get("JPY_SESSION_NAME", "")  # set by Jupyter's server: the notebook's path
 
 
-def _reason(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
+    """Return the type and the text of an error, for one line."""
     text = getattr(error, "strerror", None) or str(error)
     return clean(f"{type(error).__name__}: {text}")

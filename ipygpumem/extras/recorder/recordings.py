@@ -131,7 +131,7 @@ class Recording(NamedTuple):
 def read(path: Path, most: int = _MOST_BYTES) -> Recording:
     """Return a recording; of a file with more than ``most`` bytes the middle is skipped."""
     # after the last newline there is nothing, or a torn line
-    lines = [line for line in _content(path, most).split(b"\n")[:-1] if line]
+    lines = [line for line in _first_and_last_lines(path, most).split(b"\n")[:-1] if line]
     kernel: RecordedKernel | None = None
     end: Moment | None = None
     last_cell: list[Moment] = []
@@ -151,7 +151,7 @@ def read(path: Path, most: int = _MOST_BYTES) -> Recording:
     return Recording(path, kernel, tuple(last_cell), end, skipped)
 
 
-def _content(path: Path, most: int) -> bytes:
+def _first_and_last_lines(path: Path, most: int) -> bytes:
     """Return a file's first line and its last ``most`` bytes, from a line's beginning; as much as
     can be read.
     """
@@ -204,12 +204,12 @@ class RecordingWriter:
         self.path = folder / f"{started}-{os.getpid()}-{secrets.token_hex(3)}.jsonl"
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._head = encode(kernel)
+        self._line_of_kernel = encode(kernel)
         """The kernel's line, which stays when the file is cut."""
-        self._running = b""
+        self._line_of_running_cell = b""
         """The line of the running cell's start, which stays, too."""
-        self._file = open(self.path, "xb", buffering=0, opener=_private)  # noqa: SIM115  # it stays open
-        self._append(self._head)
+        self._file = open(self.path, "xb", buffering=0, opener=_open_private_file)  # noqa: SIM115  # it stays open
+        self._append(self._line_of_kernel)
 
     def write(self, moment: Moment) -> None:
         """Append a moment (``OSError`` on failure); does nothing in a forked process."""
@@ -221,15 +221,16 @@ class RecordingWriter:
                 self._drop_older_half()
             self._append(line)
             if moment.kind != "tick":
-                self._running = line if moment.kind == "cell" else b""
+                self._line_of_running_cell = line if moment.kind == "cell" else b""
 
     def _drop_older_half(self) -> None:
+        """Remove the older half of the moments, without the start of the running cell."""
         half = self.path.read_bytes()[-MOST_WRITTEN // 2 :]
         _, _, newer = half.partition(b"\n")  # from a line's beginning
-        if self._running not in newer:
-            newer = self._running + newer
+        if self._line_of_running_cell not in newer:
+            newer = self._line_of_running_cell + newer
         self._file.truncate(0)
-        self._append(self._head + newer)
+        self._append(self._line_of_kernel + newer)
 
     def _append(self, line: bytes) -> None:
         """Write lines in one call (``OSError`` if only a part of them fits on the disk)."""
@@ -250,7 +251,8 @@ class RecordingWriter:
                     self.path.unlink(missing_ok=True)
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private_file(path: str, flags: int) -> int:
+    """Open a file for appending, which other users cannot read."""
     return os.open(path, flags | os.O_APPEND, 0o600)
 
 
@@ -305,10 +307,12 @@ def judge(recording: Recording) -> Verdict:
             "it may still run: it is in another container or on another machine, or that was "
             "restarted"
         )
-    return _in_system_log(kernel, recording.last_time) or _from_counter(kernel, recording.cell)
+    return _verdict_by_system_log(kernel, recording.last_time) or _verdict_by_counter(
+        kernel, recording.cell
+    )
 
 
-def _in_system_log(kernel: RecordedKernel, last_time: float) -> Verdict | None:
+def _verdict_by_system_log(kernel: RecordedKernel, last_time: float) -> Verdict | None:
     """Return why a kernel ended after its last entry, if the system's log says so."""
     if not kernel.place.endswith(host.SYSTEMS_PID_NAMESPACE):
         return None
@@ -325,7 +329,7 @@ def _in_system_log(kernel: RecordedKernel, last_time: float) -> Verdict | None:
     return None
 
 
-def _from_counter(kernel: RecordedKernel, moments: Sequence[Moment]) -> Verdict:
+def _verdict_by_counter(kernel: RecordedKernel, moments: Sequence[Moment]) -> Verdict:
     """Return why a kernel ended, from the number of OOM kills since its last entry."""
     before = None
     for moment in moments:
