@@ -46,15 +46,27 @@ class PlainObjects:
             following: dict[int, Any] = {}
             for part in chunks(level):
                 self._limits.check()
-                self._types.learn(part)
-                kinds = self._other_kinds()
-                other_kinds.update(by_identity(of_types(kinds, part)))
-                plain = without_types(kinds, part)
-                self._barriers.passed_over.update(map(id, plain))
-                for references, _ in self._folder.references_of(plain, types_of(plain)):
-                    following.update(by_identity(self._without_leaves(references.of_python)))
+                self._pass_over_part(part, other_kinds, following)
             level = self._barriers.enterable(list(following.values()))
         return list(other_kinds.values())
+
+    def _pass_over_part(
+        self, part: Sequence[Any], other_kinds: dict[int, Any], following: dict[int, Any]
+    ) -> None:
+        """Pass over the plain objects among some objects.
+
+        Args:
+            part: the objects.
+            other_kinds: receives the objects of other kinds, by identity.
+            following: receives the objects to which the plain ones refer, by identity.
+        """
+        self._types.learn(part)
+        kinds = self._other_kinds()
+        other_kinds.update(by_identity(of_types(kinds, part)))
+        plain = without_types(kinds, part)
+        self._barriers.passed_over.update(map(id, plain))
+        for references, _ in self._folder.references_of(plain, types_of(plain)):
+            following.update(by_identity(self._without_leaves(references.of_python)))
 
     def _without_leaves(self, items: Sequence[Any]) -> Sequence[Any]:
         """Pass over the numbers and texts among some objects; return the other objects, which may

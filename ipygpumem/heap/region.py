@@ -364,11 +364,13 @@ class Region:
         example = torch.empty(0, device="meta")
         storage = torch.Tensor.untyped_storage(example)
         without_name = sys.getrefcount(storage)
-        for key, same in tensors_by_storage.items():
-            storage = torch.Tensor.untyped_storage(same[0])
+        for key, tensors_of_storage in tensors_by_storage.items():
+            storage = torch.Tensor.untyped_storage(tensors_of_storage[0])
             references = sys.getrefcount(storage)
             has_name = id(storage) not in self.objects and references > without_name
             # one more is that of ``storage``
-            if has_name or torch._C._storage_Use_Count(storage._cdata) > len(same) + 1:
-                is_node = key in self.graph.pieces and has_graph(same[0])
-                from_outside[key if is_node else id(same[0])] = 1
+            from_inside = len(tensors_of_storage) + 1
+            if has_name or torch._C._storage_Use_Count(storage._cdata) > from_inside:
+                first_tensor = tensors_of_storage[0]
+                is_node = key in self.graph.pieces and has_graph(first_tensor)
+                from_outside[key if is_node else id(first_tensor)] = 1
