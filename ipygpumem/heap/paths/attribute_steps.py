@@ -102,8 +102,13 @@ def _code_of_odd_attribute(owner: object, child: object, code: str) -> str:
 
 
 def _cut_of_attributes(owner: object, child: object, code: str) -> Cut | None:
-    """Return the reference from an object's attribute to ``child``, with those of its other
+    """Return the reference of an object's attribute to another object, with those of its other
     attributes to the same object, but without attributes that a library's code may need.
+
+    Args:
+        owner: the object.
+        child: the object to which its attributes refer.
+        code: the code of the owner.
     """
     cuts = list[Cut]()
     for name in attribute_names(owner, child):

@@ -243,7 +243,9 @@ def _entry_of_key(owner: str, key: object, size: int, listing: Listing) -> _Entr
 
 
 def _expression_for_key(owner: str, key: object, size: int, listing: Listing) -> str:
-    """Return the expression for a key of a dict that cannot be typed.
+    """Return the expression for a key of a dict that cannot be typed,
+    ``next(key for key in list(runs) if id(key) == 140...)``; the arguments are those of
+    ``_entry_of_value``.
 
     It names a position only if the dict has no other key: a position would be that of another key
     once a line has removed an earlier one.
@@ -436,10 +438,16 @@ _MOST_ELEMENTS = 10
 def _places_in_array(
     items: list[Any], child: object, names: Sequence[str] | None, dimensions: int
 ) -> list[str]:
-    """Return the index of each element that is ``child``, ``[3]`` or ``[1, 2]``, with its field if
-    the array has ``names`` of fields: ``['a'][3]``.
+    """Return the index of each element of an array that is an object: ``[3]``, ``[1, 2]``, or with
+    its field ``['a'][3]``.
 
     Lists that are elements are not entered: such a list may contain itself.
+
+    Args:
+        items: the elements, in one list for each axis.
+        child: the object.
+        names: the names of the fields of a structured array; None for any other array.
+        dimensions: the number of axes.
     """
     places = list[str]()
     waiting: list[tuple[tuple[int, ...], Any]] = [((), items)]

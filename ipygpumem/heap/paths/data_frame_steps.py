@@ -266,6 +266,12 @@ def _append_index(path: Path, frame: object) -> None:
 def _append_cell(path: Path, *, array: Any, child: object, way: _WayInside) -> None:
     """Append the cells of an array that are one object, such as ``frame.iat[3, 0]``: by their
     positions, because labels may occur twice.
+
+    Args:
+        path: the path to the frame or series.
+        array: the array of objects in its block.
+        child: the object.
+        way: the way through the block.
     """
     rows = elements(array) or []
     if read_array("ndim", array) == 1:

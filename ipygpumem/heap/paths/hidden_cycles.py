@@ -124,8 +124,15 @@ class _Changes(NamedTuple):
 
 
 def _clearing(code: str, owner: object, name: str) -> str:
-    """Return the line that sets an attribute to None, also one of a frozen class; empty if an
-    assignment may do something else, and the attribute is not in the object's dict.
+    """Return the line that sets an attribute to None; empty if there is none.
+
+    It is ``x.rows = None``; ``object.__setattr__(x, "rows", None)`` for a frozen class; or
+    ``vars(x)["rows"] = None`` if an assignment would not set the attribute.
+
+    Args:
+        code: the code of the object.
+        owner: the object.
+        name: the name of the attribute.
     """
     is_stored = name in (instance_dict(owner) or {})
     if not is_name(name) or is_shadowed(owner, name):

@@ -155,7 +155,13 @@ class Root:
 
     @classmethod
     def of_running(cls, frame: FrameType, thread: str, name: str) -> Root:
-        """Return the root of a local name of a running function."""
+        """Return the root of a local name of a running function.
+
+        Args:
+            frame: the frame of the function.
+            thread: the name of its thread.
+            name: the local name.
+        """
         code = frame.f_code
         where = f'thread "{thread}": running {code.co_name}() line {frame.f_lineno}, local {name}'
         return cls(where, Rank.PLACE, "let the function return", name=name)
