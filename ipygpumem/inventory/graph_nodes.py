@@ -1,9 +1,12 @@
-"""The nodes of autograd graphs, and the storages that they have saved."""
+"""The nodes of autograd graphs, the storages that they have saved, and the sums among them.
+
+``total += loss`` in a loop makes a graph with an addition for each loss, and keeps all of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
 from ipygpumem.heap.knowledge.graphs import saved_by
@@ -11,6 +14,16 @@ from ipygpumem.heap.knowledge.nodes import Nodes, is_leaf
 from ipygpumem.introspect import name_of
 
 _MOST_NODES = 1_000_000
+"""Maximum number of nodes to read."""
+
+
+class NodesBehind(NamedTuple):
+    """The nodes that a search from some nodes has met."""
+
+    followed: list[Any]
+    """The nodes whose inputs were followed, those at the start included."""
+    known: list[Any]
+    """The known nodes, at which the search stopped."""
 
 
 class GraphNodes:
@@ -18,7 +31,7 @@ class GraphNodes:
 
     Args:
         tensors: the tensors.
-        at_rest: identities of models' parameters in eval mode.
+        at_rest: identities of the parameters of models in eval mode.
 
     Attributes:
         leaves: for each node, by identity, the kinds of leaves behind it: True for parameters at
@@ -27,21 +40,26 @@ class GraphNodes:
     """
 
     def __init__(self, tensors: Iterable[Any], at_rest: set[int]) -> None:
-        self.leaves: dict[int, set[bool]] = {}
         self._nodes = Nodes(_MOST_NODES, with_gradients=False)
         for tensor in tensors:
             for _ in self._nodes.of(tensor):
                 if self._nodes.is_full:
                     break
         self.are_all = not self._nodes.is_full
-        for node in self._nodes.finished:
-            leaves = set[bool]()
+        self.leaves = self._kinds_of_leaves(at_rest)
+
+    def _kinds_of_leaves(self, at_rest: set[int]) -> dict[int, set[bool]]:
+        """Return the kinds of leaves behind each node, as in ``leaves``."""
+        kinds_of_leaves: dict[int, set[bool]] = {}
+        for node in self._nodes.finished:  # each after the nodes behind it
+            kinds = set[bool]()
             if is_leaf(node):
-                leaves.add(id(node.variable) in at_rest)
+                kinds.add(id(node.variable) in at_rest)
             else:
-                for part in self._nodes.following(node):
-                    leaves |= self.leaves.get(id(part), set())
-            self.leaves[id(node)] = leaves
+                for input_node in self._nodes.following(node):
+                    kinds |= kinds_of_leaves.get(id(input_node), set())
+            kinds_of_leaves[id(node)] = kinds
+        return kinds_of_leaves
 
     def first(self, tensor: Any) -> Any:
         """Return the first node of a tensor's graph; None if there is none or it must not be
@@ -49,21 +67,24 @@ class GraphNodes:
         """
         return self._nodes.first(tensor)
 
-    def behind(self, first: Iterable[Any], known: Collection[int]) -> tuple[list[Any], list[Any]]:
-        """Return the nodes reachable from ``first``, inclusive, and the ``known`` ones where the
-        search stopped.
+    def behind(self, first: Iterable[Any], known: Collection[int]) -> NodesBehind:
+        """Return the nodes reachable from ``first``, inclusive.
+
+        Args:
+            first: nodes at which the search starts; None stands for no node.
+            known: identities of nodes at which it stops.
         """
-        new = dict[int, Any]()
-        ends = list[Any]()
+        followed = dict[int, Any]()
+        known_nodes = list[Any]()
         waiting = [node for node in first if node is not None]
         while waiting:
             node = waiting.pop()
             if id(node) in known:
-                ends.append(node)
-            elif id(node) not in new:
-                new[id(node)] = node
+                known_nodes.append(node)
+            elif id(node) not in followed:
+                followed[id(node)] = node
                 waiting += self._nodes.following(node)
-        return list(new.values()), ends
+        return NodesBehind(list(followed.values()), known_nodes)
 
     def saved(self) -> Iterator[tuple[Any, Any]]:
         """Yield each node with each tensor that it has saved; a leaf with its gradient."""
@@ -76,38 +97,40 @@ class GraphNodes:
         and of their gradients.
         """
         storages = set[StorageKey]()
-        of_leaves = set[StorageKey]()
-        for node in self.behind(first, ())[0]:
-            saved = of_leaves if is_leaf(node) else storages
+        storages_of_leaves = set[StorageKey]()
+        for node in self.behind(first, ()).followed:
+            saved = storages_of_leaves if is_leaf(node) else storages
             for item in saved_by(node):
                 saved.add(storage_key(item) or object_key(item))
-        return storages - of_leaves
+        return storages - storages_of_leaves
 
     def is_sum(self, node: Any) -> bool:
         """Return True if a node sums the results of one repeated computation, as ``total += loss``
         does.
+
+        The graph of such a total is a chain of additions. Behind each of them is a *term*, the
+        graph of one loss. All terms have the same operations, and share nothing but leaves.
         """
-        first = self._past_single_steps(node)
-        waiting = [first]
-        counted = set[int]()
-        kinds_of_terms = set[frozenset[str]]()
-        terms = 0
+        waiting = [self._past_single_steps(node)]
+        nodes_of_terms = set[int]()
+        operations_of_terms = set[frozenset[str]]()
+        number_of_terms = 0
         begins_with_number = False
         while waiting:
             node = waiting.pop()
             if adds(node):
-                following = self._nodes.following(node)
-                begins_with_number |= len(following) == 1  # as ``total = 0`` does
-                waiting += following
+                summands = self._nodes.following(node)
+                begins_with_number |= len(summands) == 1  # as ``total = 0`` does
+                waiting += summands
             elif not is_leaf(node):
-                term, ends = self.behind([node], counted)
-                if not all(map(is_leaf, ends)):
+                term = self.behind([node], nodes_of_terms)
+                if not all(map(is_leaf, term.known)):
                     return False  # two results of one computation
-                terms += 1
-                counted.update(map(id, term))
-                kinds_of_terms.add(_kinds_in(term))
-        least = 2 if begins_with_number else 3
-        return terms >= least and len(kinds_of_terms) == 1
+                number_of_terms += 1
+                nodes_of_terms.update(map(id, term.followed))
+                operations_of_terms.add(_operations_of(term.followed))
+        least_terms = 2 if begins_with_number else 3
+        return number_of_terms >= least_terms and len(operations_of_terms) == 1
 
     def _past_single_steps(self, node: Any) -> Any:
         """Return the first node that adds or has several inputs, behind nodes such as a mean."""
@@ -121,6 +144,6 @@ def adds(node: Any) -> bool:
     return name_of(type(node)) == "AddBackward0"
 
 
-def _kinds_in(nodes: Iterable[Any]) -> frozenset[str]:
+def _operations_of(nodes: Iterable[Any]) -> frozenset[str]:
     """Return the names of the operations of some nodes."""
     return frozenset(name_of(type(node)) for node in nodes if not is_leaf(node))

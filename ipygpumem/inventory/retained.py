@@ -32,8 +32,8 @@ from ipygpumem.probes.allocator import snapshots
 def paths_of(
     names: Mapping[str, object], outputs: Mapping[str, object]
 ) -> tuple[dict[int, str], set[int]]:
-    """Return the paths of arrays by identity, and the identities of all objects that only
-    ``outputs`` lead to.
+    """Return the paths of arrays by identity, such as ``model.weight``, and the identities of all
+    objects that only ``outputs`` lead to.
 
     Call it before listing the heap: reading an object's attributes may create a dict.
     """
@@ -42,7 +42,8 @@ def paths_of(
     behind_names = set(walk.seen)
     walk.named(outputs.items())
     walk.drop()
-    return walk.paths, walk.seen - behind_names
+    only_behind_outputs = walk.seen - behind_names
+    return walk.paths, only_behind_outputs
 
 
 class Finding(NamedTuple):
@@ -52,11 +53,12 @@ class Finding(NamedTuple):
     shares: dict[StorageKey, int]
     """Bytes by storage."""
     what: str
+    """The words for what keeps it, such as ``Out[5]: Tensor that only IPython holds``."""
     remedy: str
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of all storages."""
+        """Bytes of all storages."""
         return sum(self.shares.values())
 
 
@@ -89,6 +91,7 @@ class Retained:
         self._outputs = outputs
         self._inside_outputs = inside_outputs
         self._graphs_of_outputs: dict[str, list[StorageKey]] = {}
+        """The storages that the graph of each output keeps, by the output's name."""
         with torch_reader() as reader:
             foreign = set[int | None]()
             self._read: Callable[[str, object], Any] = _read_nothing
@@ -98,11 +101,11 @@ class Retained:
                 foreign.update(map(reader.address_of_others, plain))
             self._memory = _Memory(heap)
             self._memory.lock_arrays(heap.ndarrays, foreign)
-            self.graphs = list(self._of_graphs(heap))
+            self.graphs = list(self._graphs_not_needed(heap))
 
     # -- graphs ----------------------------------------------------------------------------------
 
-    def _of_graphs(self, heap: Heap) -> Iterator[Finding]:
+    def _graphs_not_needed(self, heap: Heap) -> Iterator[Finding]:
         """Yield the graphs that are probably not needed; none if there are too many to follow."""
         requiring = [tensor for tensor in heap.tensors if self._read("requires_grad", tensor)]
         with_graphs = list(filter(has_graph, requiring))
@@ -117,18 +120,26 @@ class Retained:
             self._memory.lock(tensors_of_script(module))
         if not with_graphs:
             return
-        nodes = GraphNodes([*gradients, *with_graphs], _at_rest(heap.modules))
+        nodes = GraphNodes([*gradients, *with_graphs], _parameters_in_evaluation(heap.modules))
         self.complete = nodes.are_all
         if self.complete:
-            yield from self._of_groups(self._groups(with_graphs, gradients, nodes))
+            groups = self._groups_not_needed(with_graphs, gradients, nodes)
+            yield from self._findings_of_groups(groups)
 
-    def _groups(
+    def _groups_not_needed(
         self, with_graphs: Iterable[object], gradients: Iterable[object], nodes: GraphNodes
     ) -> GraphGroups:
-        """Return the tensors whose graphs are probably not needed, in groups."""
-        # Those of gradients are needed after backward(create_graph=True).
+        """Return the tensors whose graphs are probably not needed, in groups; set
+        ``in_graphs_of_names``.
+
+        Args:
+            with_graphs: the tensors with graphs.
+            gradients: the gradients, whose graphs are needed after
+                ``backward(create_graph=True)``.
+            nodes: the nodes of all graphs.
+        """
         needed = list(map(nodes.first, gradients))
-        of_names = []
+        nodes_of_names = []
         not_needed = []
         for graph in self._stored_graphs(with_graphs, nodes):
             if graph.kind:
@@ -136,15 +147,20 @@ class Retained:
                 continue
             needed.append(graph.node)
             if graph.path:
-                of_names.append(graph.node)
-        self.in_graphs_of_names = nodes.saved_behind(of_names)
+                nodes_of_names.append(graph.node)
+        self.in_graphs_of_names = nodes.saved_behind(nodes_of_names)
         groups = GraphGroups(nodes, needed)
         for graph in not_needed:
             groups.add(graph)
         return groups
 
     def _gradients(self, tensors: Iterable[object], without: Collection[int]) -> list[Any]:
-        """Return the gradients of tensors, except those ``without`` some."""
+        """Return the gradients of tensors.
+
+        Args:
+            tensors: the tensors.
+            without: identities of tensors whose gradients are left out.
+        """
         gradients = []
         for tensor in tensors:
             if id(tensor) not in without:
@@ -154,7 +170,7 @@ class Retained:
         return gradients
 
     def _stored_graphs(self, tensors: Iterable[object], nodes: GraphNodes) -> list[StoredGraph]:
-        """Return the tensors with graphs, those with the largest graphs first: those of sums."""
+        """Return the tensors with their graphs, the graphs of sums first, which are the largest."""
         graphs = []
         for tensor in tensors:
             node = nodes.first(tensor)
@@ -165,18 +181,20 @@ class Retained:
                 graphs.append(StoredGraph.of(tensor, node, path, shape, holders, nodes))
         return sorted(graphs, key=lambda graph: graph.kind != "sum")
 
-    def _of_groups(self, groups: GraphGroups) -> Iterator[Finding]:
-        """Yield the memory kept by groups of tensors with graphs."""
-        needed_by, of_nodes = groups.saved()
+    def _findings_of_groups(self, groups: GraphGroups) -> Iterator[Finding]:
+        """Yield the memory kept by groups of tensors with graphs; that of outputs is noted for
+        ``outputs`` instead.
+        """
+        saved = groups.saved()
         for name, graphs in groups.members.items():
-            keys = []
-            for key, names in needed_by.items():
-                if names == {name} and self._memory.dies(key, of_nodes):
-                    keys.append(key)
+            storages = []
+            for key, groups_with_storage in saved.groups.items():
+                if groups_with_storage == {name} and self._memory.dies(key, saved.node_ids):
+                    storages.append(key)
             if graphs[0].kind == "output":
-                self._graphs_of_outputs[name] = keys
+                self._graphs_of_outputs[name] = storages
             else:
-                yield from self._memory.findings(keys, *words_on_graphs(graphs))
+                yield from self._memory.findings(storages, *words_on_graphs(graphs))
 
     # -- outputs ---------------------------------------------------------------------------------
 
@@ -225,7 +243,7 @@ def _read_nothing(name: str, tensor: object) -> None:
     """Stand for ``Reader.read`` without torch."""
 
 
-def _at_rest(modules: Iterable[object]) -> set[int]:
+def _parameters_in_evaluation(modules: Iterable[object]) -> set[int]:
     """Return the identities of the parameters of modules in eval mode that no module in training
     has.
     """
@@ -262,12 +280,12 @@ class _Memory:
         """The objects that refer to each object that was asked about, by its identity."""
         self.shown_by: dict[StorageKey, list[Any]] = {}
         items = [*heap.tensors, *heap.ndarrays]
-        for item, key in zip(items, self._keys(items), strict=True):
+        for item, key in zip(items, self._record_storages(items), strict=True):
             self.shown_by.setdefault(key, []).append(item)
 
-    def _keys(self, items: Sequence[object]) -> list[StorageKey]:
-        """Return the storage of each tensor or array, and record its bytes; an object without a
-        storage stands for itself.
+    def _record_storages(self, items: Sequence[object]) -> list[StorageKey]:
+        """Record the bytes of the storage of each tensor or array; return the storages. An object
+        without a storage stands for itself.
         """
         arrays = {id(item): array for item, array in described(items)}
         keys = list[StorageKey]()
@@ -281,12 +299,18 @@ class _Memory:
         return keys
 
     def lock(self, items: Iterable[object]) -> None:
-        """Note that code out of sight may keep some tensors alive."""
-        self._locked.update(self._keys(list(items)))
+        """Note that code out of sight may keep the memory of some tensors or arrays alive: it never
+        counts as freed.
+        """
+        self._locked.update(self._record_storages(list(items)))
 
     def lock_arrays(self, arrays: Iterable[Any], foreign: Collection[int | None]) -> None:
-        """Lock NumPy's memory in torch, at the ``foreign`` addresses, and memory that no array
-        owns.
+        """Lock the memory of arrays that code out of sight may keep: memory that no array owns, or
+        that a tensor shows.
+
+        Args:
+            arrays: NumPy arrays.
+            foreign: the addresses at which tensors show memory that torch has not allocated.
         """
         locked = list[object]()
         for array in arrays:
@@ -297,13 +321,15 @@ class _Memory:
         self.lock(locked)
 
     def ask_about(self, items: Iterable[object]) -> None:
-        """Find the objects that refer to some items: all at once, because each search passes over
-        the heap.
+        """Find the objects that refer to some items, for ``is_referred`` and ``dies``: all at once,
+        because each search passes over the heap.
         """
         self._referrers = self._heap.referrers_of({id(item): item for item in items})
 
     def is_referred(self, item: object, inside: Collection[int] = ()) -> bool:
-        """Return True if any Python object, except those ``inside``, refers to an object."""
+        """Return True if any Python object refers to an item, except objects whose identities are
+        ``inside``: these would be freed, too.
+        """
         if id(item) in self._in_frames:
             return True
         return any(id(referrer) not in inside for referrer in self.referrers_of(item))
@@ -316,7 +342,7 @@ class _Memory:
         return [referrer for referrer in referrers if id(referrer) not in self._tensor_ids]
 
     def dies(self, key: StorageKey, inside: Collection[int]) -> bool:
-        """Return True if a storage is freed with the objects ``inside``."""
+        """Return True if a storage is freed with objects, whose identities are ``inside``."""
         if key not in self._sizes or key in self._locked:
             return False
         items = self.shown_by.get(key, ())
@@ -328,8 +354,8 @@ class _Memory:
         for key in keys:
             device, size = self._sizes[key]
             by_device.setdefault(device, {})[key] = size
-        for device, shares in sorted(by_device.items()):
-            yield Finding(device, shares, what, remedy)
+        for device, bytes_by_storage in sorted(by_device.items()):
+            yield Finding(device, bytes_by_storage, what, remedy)
 
 
 def allocator_caches() -> Iterator[Finding]:

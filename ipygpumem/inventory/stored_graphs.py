@@ -19,12 +19,13 @@ from ipygpumem.notebook import OUTPUT, OUTPUT_PREFIX
 
 _MAY_BE_NEEDED = ""
 """Owner of the graph nodes that may still be needed."""
-_ROOT = re.compile(rf"(?:{OUTPUT.pattern})|\w+")
+_FIRST_NAME = re.compile(rf"(?:{OUTPUT.pattern})|\w+")
 _LAST_STEP = re.compile(r"""\[("[^"]*"|[^\[\]"]*)\]$|[.][^.\[\]"]+$""")
 _POSITION = re.compile(r"\[\d+\]")
 _NOT_CODE = re.compile(r"[<{…'\\]|cell_contents|_hooks\[")
 """Marks a path that cannot be assigned to as written; a key's quotes are shown as apostrophes."""
 _REMEDIES_SHOWN = 3
+"""Maximum number of statements in a remedy."""
 
 
 class StoredGraph(NamedTuple):
@@ -74,32 +75,30 @@ class StoredGraph(NamedTuple):
         """
         if path and nodes.leaves[id(node)] == {True}:
             return cls(node, path, "wrap the evaluation in with torch.no_grad():", "evaluation")
-        value = "result.detach()"
-        if math.prod(shape) == 1:
-            value = "loss.item()"
+        value = "loss.item()" if math.prod(shape) == 1 else "result.detach()"
         is_item = _is_item_of_list(tensor, path, holders)
         is_sum = path != "" and not is_item and nodes.is_sum(node)
         if _any_is(holders, tuple) or _cannot_be_assigned(path):
             instead = f"keep {value} in {_owner_in(path)}"
-        elif is_item:
+        elif is_item:  # losses.append(loss)
             instead = f"{_LAST_STEP.sub('', path)}.append({value})"
-        elif not is_sum:
+        elif not is_sum:  # state.loss = loss
             instead = f"{path} = {value}"
-        elif adds(node):
+        elif adds(node):  # total += loss
             instead = f"{path} += {value}"
-        else:
+        else:  # mean = total / number
             instead = f"keep {value} in {path}"
         kind = _kind_of(path, is_sum=is_sum)
         return cls(node, path, instead, kind, value, _number_of_places(holders))
 
     @property
     def name(self) -> str:
-        """Return the name or output at which the path begins."""
+        """The name or output at which the path begins."""
         return name_in(self.path)
 
     @property
     def statement(self) -> str:
-        """Return the statement with the number of further places where the tensor is kept."""
+        """The statement, with the number of further places where the tensor is kept."""
         if self.places < 2:
             return self.instead
         noun = "place" if self.places == 2 else "places"
@@ -108,7 +107,7 @@ class StoredGraph(NamedTuple):
 
 def name_in(path: str) -> str:
     """Return the name or output at which a path begins."""
-    first = _ROOT.search(path)
+    first = _FIRST_NAME.search(path)
     assert first is not None
     return first[0]
 
@@ -163,53 +162,67 @@ def _number_of_places(holders: Sequence[object]) -> int:
 
 
 def _any_is(items: Iterable[object], *kinds: type) -> bool:
+    """Return True if one of the items is an instance of one of some types."""
     return any(is_instance(item, kind) for item in items for kind in kinds)
 
 
+class SavedStorages(NamedTuple):
+    """The storages that the nodes of graphs have saved."""
+
+    groups: dict[StorageKey, set[str]]
+    """The names of the groups that need each storage; an empty name for nodes that are needed."""
+    node_ids: set[int]
+    """Identities of the nodes that have saved one, and of their dicts of attributes."""
+
+
 class GraphGroups:
-    """Roots below one name, or whose graphs share results, and the nodes that only a group needs.
+    """Groups of tensors with graphs that may not be needed: those below one name, such as
+    ``losses[0]`` and ``losses[1]``, or whose graphs share results.
+
+    A node belongs to the group whose tensors alone need it.
 
     Args:
         nodes: the nodes of all graphs.
         needed: nodes that are needed, with all nodes behind them.
 
     Attributes:
-        members: the tensors with graphs of each group, by its name.
+        members: the tensors of each group, by the group's name: that of its first tensor.
     """
 
     def __init__(self, nodes: GraphNodes, needed: Iterable[Any]) -> None:
         self.members: dict[str, list[StoredGraph]] = {}
         self._nodes = nodes
-        behind_needed, _ = nodes.behind(needed, {})
-        self._owners = dict.fromkeys(map(id, behind_needed), _MAY_BE_NEEDED)
+        behind_needed = nodes.behind(needed, {})
+        self._owners = dict.fromkeys(map(id, behind_needed.followed), _MAY_BE_NEEDED)
         """The name of the group that needs a node, by the node's identity."""
 
-    def add(self, graph_tensor: StoredGraph) -> None:
-        """Add a tensor to the group with which it shares results, or else to that of its name."""
-        new, ends = self._nodes.behind([graph_tensor.node], self._owners)
-        names = []
-        for node in ends:
+    def add(self, graph: StoredGraph) -> None:
+        """Add a tensor to the group with which it shares results, or else to that of its name.
+
+        A tensor whose graph is needed as a whole is in no group.
+        """
+        behind = self._nodes.behind([graph.node], self._owners)
+        sharing_groups = []
+        for node in behind.known:
             name = self._owners[id(node)]
             # Several graphs may end in one leaf: that does not make them a group.
             if name != _MAY_BE_NEEDED and not is_leaf(node):
-                names.append(name)
-        group = names[0] if names else graph_tensor.name
-        self._owners.update(dict.fromkeys(map(id, new), group))
-        if new or names:
-            self.members.setdefault(group, []).append(graph_tensor)
+                sharing_groups.append(name)
+        group = sharing_groups[0] if sharing_groups else graph.name
+        self._owners.update(dict.fromkeys(map(id, behind.followed), group))
+        if behind.followed or sharing_groups:
+            self.members.setdefault(group, []).append(graph)
 
-    def saved(self) -> tuple[dict[StorageKey, set[str]], set[int]]:
-        """Return the groups that need each storage that a node has saved, and the identities of the
-        nodes that have saved one.
-        """
-        needed_by = dict[StorageKey, set[str]]()
-        of_nodes = set[int]()
+    def saved(self) -> SavedStorages:
+        """Return the storages that nodes have saved, with the groups that need them."""
+        groups_by_storage = dict[StorageKey, set[str]]()
+        node_ids = set[int]()
         for node, item in self._nodes.saved():
-            of_nodes |= {id(node), id(instance_dict(node))}  # a Function refers to saved objects
+            node_ids |= {id(node), id(instance_dict(node))}  # a Function refers to saved objects
             key = storage_key(item) or object_key(item)
             owner = self._owners[id(node)]
-            needed_by.setdefault(key, set()).add(owner)
-        return needed_by, of_nodes
+            groups_by_storage.setdefault(key, set()).add(owner)
+        return SavedStorages(groups_by_storage, node_ids)
 
 
 # -- words ----------------------------------------------------------------------------------------
@@ -238,18 +251,23 @@ def _statements_of(graphs: Sequence[StoredGraph]) -> list[str]:
     """Return the statements that would not store the graphs of some tensors, or the first of them
     and the number of further ones.
     """
-    number_of_sums = Counter(_LAST_STEP.sub("", item.path) for item in graphs if item.kind == "sum")
+    number_of_sums = Counter(_owner_of(graph) for graph in graphs if graph.kind == "sum")
     statements = dict[str, None]()
-    for item in sorted(graphs, key=_order_of):
+    for graph in sorted(graphs, key=_order_of):
         # Totals in one dict are copies of one total, each of which is stored.
-        is_copy = number_of_sums[_LAST_STEP.sub("", item.path)] > 1 and not item.path.isidentifier()
-        if item.kind == "sum" and is_copy and not _cannot_be_assigned(item.path):
-            item = item._replace(instead=f"{item.path} = {item.value}")
-        statements[item.statement] = None
+        is_copy = number_of_sums[_owner_of(graph)] > 1 and not graph.path.isidentifier()
+        if graph.kind == "sum" and is_copy and not _cannot_be_assigned(graph.path):
+            graph = graph._replace(instead=f"{graph.path} = {graph.value}")
+        statements[graph.statement] = None
     shown = list(statements)[:_REMEDIES_SHOWN]
     if len(statements) > len(shown):
         shown.append(f"and {len(statements) - len(shown):,} more")
     return shown
+
+
+def _owner_of(graph: StoredGraph) -> str:
+    """Return the path to the container that has the tensor: ``totals`` for ``totals["loss"]``."""
+    return _LAST_STEP.sub("", graph.path)
 
 
 def _order_of(graph: StoredGraph) -> tuple[bool, int, str]:
