@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress
 from operator import not_
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import (
     Array,
@@ -48,16 +48,21 @@ functions.
 """
 
 
-def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
+class ArraysWithinReach(NamedTuple):
+    """The NumPy arrays that users can reach."""
+
+    arrays: list[Any]
+    """The arrays without duplicates."""
+    is_complete: bool
+    """True if all objects behind names and modules of the user were seen."""
+
+
+def within_reach(namespace: dict[str, Any]) -> ArraysWithinReach:
     """Return the NumPy arrays that users can reach: from the notebook's names, the user's modules
     and running functions, open figures and widgets.
 
     The collector does not list arrays, and searching behind all objects that it lists takes three
     times as long. Each kind of place has a limit of objects of its own.
-
-    Returns:
-        The arrays without duplicates, and True if all behind names and modules of the user were
-        seen.
     """
     modules = users_modules()
     namespaces = by_identity(list(map(module_dict, modules.values())))
@@ -67,7 +72,7 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
     walk.pass_over(namespace, *namespaces.values())
     # The notebook's names, and those of the user's modules.
     named = Kinds(tuple(namespace.values()))
-    values = _that_may_lead_on(named)
+    values = _leading_to_arrays(named)
     for names in namespaces.values():
         values += [value for _, value in named_objects(names)]
     arrays = _arrays_behind(values, walk)
@@ -88,11 +93,11 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
     shown = _arrays_behind(figures_and_widgets(namespace), walk)
     arrays += compress(shown, map(_LARGE.__lt__, _bytes_of(shown)))
     walk.drop()
-    return arrays, is_complete
+    return ArraysWithinReach(arrays, is_complete)
 
 
 def arrays_behind(objects: Sequence[object]) -> list[Any]:
-    """Return the NumPy arrays behind some objects, as far as the limit of objects allows."""
+    """Return the NumPy arrays to which some objects lead, as far as the limit of objects allows."""
     walk = Walk(MOST_AT_START, ("ndarray",), {"__main__"}, is_hasty=True)
     arrays = _arrays_behind(list(objects), walk)
     walk.drop()
@@ -106,12 +111,13 @@ def _bytes_of(arrays: Iterable[Any]) -> Iterator[int]:
 
 
 def _arrays_behind(values: list[object], walk: Walk) -> list[Any]:
+    """Return the NumPy arrays to which some objects lead that the walk has not yet passed."""
     return list(chain.from_iterable(walk.run([(values, None)])))
 
 
-def _that_may_lead_on(named: Kinds) -> list[object]:
-    """Return the named objects, without short containers of numbers and text: a walk takes half a
-    microsecond for each.
+def _leading_to_arrays(named: Kinds) -> list[object]:
+    """Return the named objects that may lead to arrays: no numbers, and no short containers of
+    numbers and text, for each of which a walk takes half a microsecond.
     """
     leading = list[object]()
     for start, type_ids in named.parts():
@@ -165,6 +171,7 @@ class BaselineSnapshot:
         as new.
         """
         self._spans: list[tuple[int, int]] = []
+        """Start and end of the memory of each large array, by address."""
         self._small: set[int] = set()
         """Identities of small arrays. A new array that reuses one counts as old."""
         self.complete = True
@@ -207,14 +214,21 @@ class BaselineSnapshot:
             was_there = key in self._storages and not self._has_grown(array)
             return was_there or self._shows_old_array(item)
         if is_array(item):
-            owner = owner_of(item)
-            if is_array(owner) and array.size_bytes > _LARGE:
-                return place_of(owner) in self._large
-            return key in self._small and array.size_bytes <= _LARGE
-        reference = self._objects.get(key)
-        if reference is not None and reference() is not None:
+            return self._has_array(item, array)
+        tensor_without_storage = self._objects.get(key)
+        if tensor_without_storage is not None and tensor_without_storage() is not None:
             return True
         return self._consists_of_old_tensors(item)
+
+    def _has_array(self, item: Any, array: Array) -> bool:
+        """Return True if the memory of a NumPy array existed before: a large one by its place, a
+        small one by its identity.
+        """
+        owner = owner_of(item)
+        if is_array(owner) and array.size_bytes > _LARGE:
+            return place_of(owner) in self._large
+        _, key = array.storage
+        return key in self._small and array.size_bytes <= _LARGE
 
     def _consists_of_old_tensors(self, item: object) -> bool:
         """Return True if most memory of a tensor without a storage is that of old tensors: a new

@@ -374,7 +374,7 @@ class Contents:
             candidates = [
                 child for child in candidates if id(child) in made or not gc.is_tracked(child)
             ]
-        earlier = by_identity(self.earlier.possibly_among(candidates))
+        earlier = by_identity(self.earlier.possibly_earlier_among(candidates))
         return [child for child in candidates if id(child) not in earlier]
 
     # -- old containers that have grown ----------------------------------------------------------

@@ -38,7 +38,7 @@ from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.units import format_bytes
 
 _MOST_NEW = 300_000
-"""Maximum number of new objects behind one line to look at."""
+"""Maximum number of objects to examine behind what one line removes."""
 _MOST_LEAKS = 50
 """Maximum number of leaks, the largest ones, whose lines are examined."""
 _UNSURE = 0.1
@@ -71,6 +71,7 @@ class OlderData:
     ) -> None:
         self._objects_since = objects_since
         self._made = set[int]()
+        """Identities of the tracked objects made since the start; empty until they are needed."""
         self._was_there = was_there
         self._earlier = earlier
         self._namespaces = list(namespaces)
@@ -92,16 +93,16 @@ class OlderData:
             removed_objects: the objects at the end of all lines' references, by identity.
         """
         of_line = ObjectsOfLine.of(cuts, removed_objects)
-        if not _leads_on(of_line.objects):
+        if not _have_references(of_line.objects):
             return
         self._made = self._made or self._objects_since()
         references = ReferenceReader(Barriers(self._namespaces), has_text_keys=False)
-        parts = self._older_among(of_line.objects)
+        removed_older = self._older_among(of_line.objects)
         # What an older object has received, such as a future its result, may lead to older data.
-        in_parts = _references_of(list(parts.values()), references)
-        parts.update(self._older_among(in_parts))
-        older = self._nearest_older([*of_line.objects, *in_parts], references)
-        older.update(parts)
+        in_removed_older = _references_of(list(removed_older.values()), references)
+        removed_older.update(self._older_among(in_removed_older))
+        older = self._nearest_older([*of_line.objects, *in_removed_older], references)
+        older.update(removed_older)
         if older:
             self._objects_of_lines[line] = of_line
             self._older[line] = older
@@ -118,10 +119,9 @@ class OlderData:
             items = list(waiting.values())
             older_here = self._older_among(items)
             older.update(older_here)
-            plain = _plain_arrays(items)
-            passed = older_here.keys() | plain
-            leading_on = [item for key, item in waiting.items() if key not in passed]
-            below = by_identity(without_types(NUMBERS, references.of(leading_on).of_python))
+            ends = older_here.keys() | _plain_arrays(items)
+            new_here = [item for key, item in waiting.items() if key not in ends]
+            below = by_identity(without_types(NUMBERS, references.of(new_here).of_python))
             waiting = {key: item for key, item in below.items() if key not in seen}
         return older
 
@@ -138,11 +138,11 @@ class OlderData:
             for item in filter(gc.is_tracked, compress(items, are_older)):
                 if id(item) not in self._new_ids and id(item) not in arrays:
                     older[id(item)] = item
-        older.update(by_identity(self._earlier.among(items)))
+        older.update(by_identity(self._earlier.earlier_among(items)))
         return older
 
     def objects(self) -> list[object]:
-        """Return the nearest older objects."""
+        """Return the nearest older objects behind all lines, each once."""
         objects = dict[int, object]()
         for older in self._older.values():
             objects.update(older)
@@ -157,29 +157,31 @@ class OlderData:
             ended: the arrays in the cycles that each line ends, by identity.
         """
         remarks = dict[str, str]()
-        dropped = set[int]()
+        dropped_ids = set[int]()
         for line in self._older:
-            dropped_by_line, size_bytes = self._dropped_by([line], ended)
-            dropped |= dropped_by_line
-            remarks[line] = self._remark([line], dropped_by_line, size_bytes)
+            dropped = self._dropped_by([line], ended)
+            dropped_ids |= dropped.identities
+            remarks[line] = self._remark([line], dropped)
         lines = list(self._older)
         if len(lines) > 1:
             # Two lines may remove the only two references to an object.
-            dropped_together, size_bytes = self._dropped_by(lines, ended, dropped)
-            last = [line for line in lines if not dropped_together.isdisjoint(self._older[line])]
-            if last and not remarks[last[-1]]:
-                remarks[last[-1]] = self._remark(lines, dropped_together, size_bytes)
+            dropped = self._dropped_by(lines, ended, without=dropped_ids)
+            lines_to_remark = [
+                line for line in lines if not dropped.identities.isdisjoint(self._older[line])
+            ]
+            if lines_to_remark and not remarks[lines_to_remark[-1]]:
+                remarks[lines_to_remark[-1]] = self._remark(lines, dropped)
         return {line: remark for line, remark in remarks.items() if remark}
 
     def _dropped_by(
-        self, lines: Sequence[str], ended: Mapping[str, Set[int]], known: Set[int] = frozenset()
-    ) -> tuple[set[int], int]:
-        """Return the older objects that die if some lines are run, and their bytes.
+        self, lines: Sequence[str], ended: Mapping[str, Set[int]], without: Set[int] = frozenset()
+    ) -> _DroppedObjects:
+        """Return the older objects that die if some lines are run.
 
         Args:
             lines: the lines.
             ended: as in ``remarks``.
-            known: identities of the objects to leave out.
+            without: identities of objects to leave out.
         """
         of_lines = ObjectsOfLine.joined([self._objects_of_lines[line] for line in lines])
         older = dict[int, object]()
@@ -195,10 +197,11 @@ class OlderData:
         ours = Counter(map(id, chain.from_iterable(lists)))
         for objects in (*self._older.values(), older):
             ours.update(objects.keys())
-        in_ended = set[int]().union(*(ended.get(line, set()) for line in lines))
-        dropped = _dropped(region, of_lines, ours, in_ended)
-        dropped_older = {key for key in older if key in dropped and key not in known}
-        return dropped_older, self._older_bytes(region, dropped_older, dropped)
+        in_ended_cycles = set[int]().union(*(ended.get(line, set()) for line in lines))
+        dropped = _nodes_dropped(region, of_lines, ours, in_ended_cycles)
+        dropped_older = {key for key in older if key in dropped and key not in without}
+        size_bytes = self._older_bytes(region, dropped_older, dropped)
+        return _DroppedObjects(dropped_older, size_bytes)
 
     def _older_bytes(self, region: Region, older: Set[int], dropped: Set[NodeKey]) -> int:
         """Return the bytes of dropped older objects, and of the older ones to which they lead.
@@ -216,18 +219,27 @@ class OlderData:
                 new_arrays[array.storage] = array.size_bytes
         return region.bytes_of(of_older).total() - sum(new_arrays.values())
 
-    def _remark(self, lines: Sequence[str], dropped_older: Set[int], size_bytes: int) -> str:
+    def _remark(self, lines: Sequence[str], dropped: _DroppedObjects) -> str:
         """Return the remark on lines that drop older objects; empty if all of these have other
         holders.
         """
-        ids = set[int]()
+        removed_ids = set[int]()
         for line in lines:
-            ids.update(map(id, self._objects_of_lines[line].objects))
+            removed_ids.update(map(id, self._objects_of_lines[line].objects))
         # Closing a generator only names its code, which the function keeps.
-        names_older = not dropped_older.isdisjoint(ids)
-        if not dropped_older or (names_older and size_bytes < _LARGE):
+        names_older = not dropped.identities.isdisjoint(removed_ids)
+        if not dropped.identities or (names_older and dropped.size_bytes < _LARGE):
             return ""
-        return _also_drops_older(size_bytes)
+        return _also_drops_older(dropped.size_bytes)
+
+
+class _DroppedObjects(NamedTuple):
+    """The older objects that lines drop."""
+
+    identities: set[int]
+    """The nearest older objects behind the lines."""
+    size_bytes: int
+    """Their bytes, with the older objects to which they lead."""
 
 
 def _also_drops_older(size_bytes: int) -> str:
@@ -286,7 +298,7 @@ class OtherData:
         """The object at the end of each reference that a line removes."""
         for line in sizes:
             of_line = ObjectsOfLine.of(cuts.get(line, ()), removed_objects)
-            if _leads_on(of_line.objects):
+            if _have_references(of_line.objects):
                 self._objects_of_lines[line] = of_line
 
     @classmethod
@@ -348,7 +360,7 @@ class OtherData:
         in_lists.update(map(id, [*known.older, *known.left]))
         remarks = dict[str, str]()
         for line, of_line in self._objects_of_lines.items():
-            dropped = _dropped(region, of_line, in_lists, ended.get(line, set()))
+            dropped = _nodes_dropped(region, of_line, in_lists, ended.get(line, set()))
             if is_certain:
                 dropped_bytes = _certain_bytes(region, of_line, dropped)
             else:
@@ -409,7 +421,7 @@ class ObjectsOfLine(NamedTuple):
         return together
 
 
-def _dropped(
+def _nodes_dropped(
     region: Region, of_line: ObjectsOfLine, ours: Mapping[int, int], ended: Set[int]
 ) -> set[NodeKey]:
     """Return the nodes that die with the objects that a line removes.
@@ -421,12 +433,13 @@ def _dropped(
         ended: the arrays in the cycles that the line ends, by identity.
     """
     held_before = region.held_from_outside(ours)
-    without_removed = Counter(ours)
-    without_removed.update(map(id, of_line.objects))
-    held = region.held_from_outside(without_removed) | (region.in_hidden_cycles() - ended)
+    ours_and_removed = Counter(ours)
+    ours_and_removed.update(map(id, of_line.objects))
+    held_after = region.held_from_outside(ours_and_removed)
+    held_after |= region.in_hidden_cycles() - ended
     # A holder that is read, too, because a child refers to its parent, leads to what it loses.
     lost = of_line.certain - held_before
-    alive = region.reach(held, without=lost)
+    alive = region.reach(held_after, without=lost)
     return region.reach(map(id, of_line.objects)) - alive
 
 
@@ -456,8 +469,8 @@ def _plain_arrays(items: Sequence[object]) -> set[int]:
     return arrays.keys() - set(map(id, of_objects))
 
 
-def _leads_on(items: Sequence[object]) -> bool:
-    """Return True if some objects are no arrays, or arrays of objects."""
+def _have_references(items: Sequence[object]) -> bool:
+    """Return True if one of the items may have references: it is no array, or one of objects."""
     return len(_plain_arrays(items)) < len(by_identity(items))
 
 

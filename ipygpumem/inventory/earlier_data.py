@@ -36,92 +36,97 @@ _RECOGNISED = _TEXTS | UNTRACKED_TYPES
 class EarlierData:
     """The untracked data at some moment, by identity; keeps none of it alive.
 
-    An object counts as the one that was at its place if the two are alike: the place of one that
-    has died is used again.
+    An object counts as the one that was at its address if both have the same *sample*, a hash of a
+    small part: the address of an object that has died is used again.
     """
 
     def __init__(self) -> None:
         self._samples: dict[int, int] = {}
+        """The sample of each object at that moment, by its identity."""
         self._is_complete = True
+        """False if there was too much data to record."""
 
     @property
     def is_empty(self) -> bool:
-        """True if there was none."""
+        """True if there was no data."""
         return not self._samples
 
     def add(self, kinds: Kinds) -> None:
-        """Remember the data among some objects by samples."""
+        """Remember the data among objects by samples."""
         data = _recognisable(kinds)
         if not data:
             return
-        number_left = _MOST - len(self._samples)
-        if len(data) > number_left:
+        most_to_add = _MOST - len(self._samples)
+        if len(data) > most_to_add:
             self._is_complete = False
-        for of_type, samples in _with_samples(data[:number_left]):
+        for of_type, samples in _with_samples(data[:most_to_add]):
             self._samples.update(zip(map(id, of_type), samples, strict=True))
 
-    def added_to(self, items: Sequence[object]) -> list[object]:
-        """Return the data among some objects that is new; nothing if the earlier data was too much
-        to be remembered.
+    def new_data_among(self, items: Sequence[object]) -> list[object]:
+        """Return the untracked data among the items that is new; nothing if there was too much
+        earlier data to remember.
         """
-        return self.unknown_among(_untracked_data(items))
+        return self.new_among(_untracked_data(items))
 
-    def unknown_among(self, items: Sequence[object]) -> list[object]:
-        """Return the objects that are none of the data that was there, each once; nothing if there
-        was too much to know.
+    def new_among(self, items: Sequence[object]) -> list[object]:
+        """Return the items that are surely no earlier data, each once; nothing if there was too
+        much earlier data to remember.
         """
         if not self._is_complete:
             return []
         objects = by_identity(items)
-        possible = by_identity(self.possibly_among(list(objects.values())))
+        possible = by_identity(self.possibly_earlier_among(list(objects.values())))
         return [objects[key] for key in objects.keys() - possible.keys()]
 
-    def possibly_among(self, items: Sequence[object]) -> list[object]:
-        """Return the data among some objects that was there, or may have been: a bytearray whose
-        bytes have changed, or a dict that was empty.
+    def possibly_earlier_among(self, items: Sequence[object]) -> list[object]:
+        """Return the earlier data among the items, and the items that may be earlier data: a
+        bytearray whose bytes have changed, or a dict that was empty.
         """
-        changed: list[Any] = of_types({id(bytearray), id(dict)}, items)
-        at_places = list(compress(changed, map(self._samples.__contains__, map(id, changed))))
+        changeable: list[Any] = of_types({id(bytearray), id(dict)}, items)
         possible = [
             item
-            for item in at_places
+            for item in self._at_recorded_addresses(changeable)
             if type(item) is bytearray or self._samples[id(item)] == _OF_EMPTY
         ]
-        return [*self.among(items), *possible]
+        return [*self.earlier_among(items), *possible]
 
-    def behind(self, items: Sequence[object]) -> list[object]:
-        """Return the data that was there, among some objects and in containers among them that the
-        collector does not track.
+    def earlier_behind(self, items: Sequence[object]) -> list[object]:
+        """Return the earlier data among the items, and in containers among them that the collector
+        does not track.
         """
         earlier = list[object]()
         waiting = () if self.is_empty else items
         while waiting:
-            earlier += self.among(waiting)
+            earlier += self.earlier_among(waiting)
             untracked = filterfalse(gc.is_tracked, of_types(UNTRACKED_TYPES, waiting))
             waiting = gc.get_referents(*by_identity(list(untracked)).values())
         return earlier
 
-    def among(self, items: Sequence[object]) -> list[object]:
-        """Return the data among some objects that was there; a dict may have more entries now."""
-        # New objects may have the addresses of earlier ones, which have died.
-        at_places: list[Any] = list(
-            compress(items, map(self._samples.__contains__, map(id, items)))
-        )
-        data = list[object]()
-        if not at_places:
-            return data
-        for of_type, samples in _with_samples(at_places):
-            data += self._with_same_sample(of_type, samples)
-        dicts = of_types({id(dict)}, at_places)
-        longer = [item for item in dicts if len(item) > 1]  # may have had one key
-        data += self._with_same_sample(longer, _of_first_keys(longer))
-        unchanged = by_identity(data)
-        changed = [item for item in dicts if id(item) not in unchanged]
-        data += [item for item in changed if self._has_earlier_keys(item)]
-        return data
+    def earlier_among(self, items: Sequence[object]) -> list[object]:
+        """Return the items that were there; a dict may have more entries now."""
+        candidates = self._at_recorded_addresses(items)
+        earlier = list[object]()
+        if not candidates:
+            return earlier
+        for of_type, samples in _with_samples(candidates):
+            earlier += self._with_same_sample(of_type, samples)
+        dicts = of_types({id(dict)}, candidates)
+        with_several_keys = [item for item in dicts if len(item) > 1]  # may have had one key
+        samples_of_one_key = _samples_of_first_keys(with_several_keys)
+        earlier += self._with_same_sample(with_several_keys, samples_of_one_key)
+        recognised = by_identity(earlier)
+        changed = [item for item in dicts if id(item) not in recognised]
+        earlier += [item for item in changed if self._has_earlier_keys(item)]
+        return earlier
+
+    def _at_recorded_addresses(self, items: Sequence[object]) -> list[Any]:
+        """Return the items at the addresses of earlier data, some of which may have died since."""
+        return list(compress(items, map(self._samples.__contains__, map(id, items))))
 
     def _has_earlier_keys(self, item: dict[Any, Any]) -> bool:
-        """Return True for a dict that has the keys of its sample, wherever they are now."""
+        """Return True for a dict that has the keys of its sample, wherever they are now: they are
+        the last ones after ``row["id"] = row.pop("id")``.
+        """
         sample = self._samples[id(item)]
         keys = list(islice(map(id, item), _MOST_KEYS))
         return any(
@@ -142,8 +147,8 @@ class EarlierData:
 
 
 def _recognisable(kinds: Kinds) -> list[Any]:
-    """Return the data among some objects, with empty dicts and short bytearrays, which later code
-    may fill.
+    """Return the untracked data among objects, with empty dicts and short bytearrays, which later
+    code may fill.
     """
     if kinds.examples.keys().isdisjoint(_RECOGNISED):
         return []
@@ -187,41 +192,43 @@ def _with_samples(items: Sequence[object]) -> Iterator[tuple[list[Any], Iterator
 
 
 # Loops in C: an experiment takes the samples of 50,000 objects.
-def _of_dicts(dicts: list[dict[Any, Any]]) -> Iterator[int]:
+def _samples_of_dicts(dicts: list[dict[Any, Any]]) -> Iterator[int]:
     """Yield the sample of each dict: its first two keys."""
-    return _of_identities(map(islice, dicts, repeat(2)))
+    return _hashes_of_identities(map(islice, dicts, repeat(2)))
 
 
-def _of_first_keys(dicts: list[dict[Any, Any]]) -> Iterator[int]:
+def _samples_of_first_keys(dicts: list[dict[Any, Any]]) -> Iterator[int]:
     """Yield the sample that each dict had if it had only one key."""
-    return _of_identities(map(islice, dicts, repeat(1)))
+    return _hashes_of_identities(map(islice, dicts, repeat(1)))
 
 
-def _of_tuples(tuples: list[tuple[Any, ...]]) -> Iterator[int]:
+def _samples_of_tuples(tuples: list[tuple[Any, ...]]) -> Iterator[int]:
     """Yield the sample of each tuple, which is not empty: its first and last items."""
-    return _of_identities(map(itemgetter(0, -1), tuples))
+    return _hashes_of_identities(map(itemgetter(0, -1), tuples))
 
 
-def _of_identities(groups: Iterator[Iterable[object]]) -> Iterator[int]:
+def _hashes_of_identities(groups: Iterator[Iterable[object]]) -> Iterator[int]:
     """Yield a hash of the identities of each group of objects."""
     return map(hash, map(tuple, map(map, repeat(id), groups)))
 
 
-def _of_texts(texts: list[Any]) -> Iterator[int]:
+def _samples_of_texts(texts: list[Any]) -> Iterator[int]:
     """Yield the hash of each text; of a long one that of some of its parts."""
     if max(map(len, texts)) < _LONG:
         return map(hash, texts)
     return (hash(text) if len(text) < _LONG else sample_of_text(text) for text in texts)
 
 
-def _of_bytearrays(arrays: list[bytearray]) -> Iterator[int]:
+def _samples_of_bytearrays(arrays: list[bytearray]) -> Iterator[int]:
+    """Return the sample of each bytearray: a hash of some of its bytes."""
     return map(sample_of_text, arrays)
 
 
 _SAMPLES: dict[type, Callable[[list[Any]], Iterator[int]]] = {
-    str: _of_texts,
-    bytes: _of_texts,
-    bytearray: _of_bytearrays,
-    dict: _of_dicts,
-    tuple: _of_tuples,
+    str: _samples_of_texts,
+    bytes: _samples_of_texts,
+    bytearray: _samples_of_bytearrays,
+    dict: _samples_of_dicts,
+    tuple: _samples_of_tuples,
 }
+"""The function that returns the samples of the objects of each type."""

@@ -45,9 +45,10 @@ class Grown(NamedTuple):
     item: Any
     size_bytes: int
     """Bytes that it has grown by, with the numbers in it."""
-    earlier: int
+    earlier_length: int
     """Its items, bytes or letters at the start; 0 if it was short, and the number is unknown."""
-    now: int
+    length: int
+    """Its items, bytes or letters now."""
     grown_items: int = 0
     """Number of its items that have grown, if only these have."""
     was_empty: bool = False
@@ -58,13 +59,15 @@ class Grown(NamedTuple):
         """The number of its items at the start and now; empty if it was short, or has no items."""
         if self.grown_items:
             return f"in {self.grown_items:,} of its items"
-        if self.earlier <= _SHORT or id(type(self.item)) not in _WITH_ITEMS:
+        if self.earlier_length <= _SHORT or id(type(self.item)) not in _WITH_ITEMS:
             return ""
-        return f"from {self.earlier:,} to {self.now:,} items"
+        return f"from {self.earlier_length:,} to {self.length:,} items"
 
     def line_to_empty(self, path: str) -> str:
         """Return the line that empties it, if it was short at the start and ``path`` is code."""
-        if self.earlier > _SHORT or self.grown_items or id(type(self.item)) not in _WITH_CLEAR:
+        if self.earlier_length > _SHORT or self.grown_items:
+            return ""
+        if id(type(self.item)) not in _WITH_CLEAR:
             return ""
         if not _CODE.fullmatch(path):
             return ""
@@ -72,13 +75,18 @@ class Grown(NamedTuple):
             return f"{path}.clear()"
         # Sorting may have mixed the older items with the new ones.
         older = f"older items, {_SHORT} at most"
-        if self.earlier > 0:
-            older = f"{self.earlier} older {'item' if self.earlier == 1 else 'items'}"
+        if self.earlier_length > 0:
+            noun = "item" if self.earlier_length == 1 else "items"
+            older = f"{self.earlier_length} older {noun}"
         return f"{path}.clear(){COMMENT}also drops {older}"
 
 
 class Extents:
-    """The lengths of containers at some moment, by identity; keeps none of them alive."""
+    """The lengths of containers at some moment, by identity; keeps none of them alive.
+
+    The length of a container is its number of items; that of a buffer or stream, its bytes or
+    letters.
+    """
 
     def __init__(self) -> None:
         self._known_lengths = IdentityTable[int]()
@@ -87,8 +95,8 @@ class Extents:
         """
         self._bases = _measures_by_base()
         self._measures: dict[int, Callable[[Any], int] | None] = {}
-        """The function that returns the extent of a type's instances, by the type's identity; None
-        if it has none.
+        """The function that returns the length of a type's instances, by the type's identity; None
+        if they have none.
         """
 
     @property
@@ -97,7 +105,7 @@ class Extents:
         return self._known_lengths.by_identity()
 
     def long_among(self, items: Sequence[object]) -> list[object]:
-        """Return the containers that were long."""
+        """Return the items that are containers which were long."""
         lengths = self._lengths
         return [item for item in items if lengths.get(id(item), 0) > _SHORT]
 
@@ -106,15 +114,15 @@ class Extents:
         return self._lengths.get(id(item))
 
     def add(self, kinds: Kinds, *, has_short: bool = False) -> None:
-        """Add the long containers among some objects; the short ones, too, with ``has_short``, or
-        if the objects are few.
+        """Add the long containers among objects; the short ones, too, with ``has_short``, or if the
+        objects are few.
         """
         has_short |= len(kinds.items) <= _FEW
-        for same, measure in self._containers(kinds):
+        for of_type, measure in self._containers(kinds):
             if has_short:
-                self._known_lengths.add(same, array("Q", _lengths_of(same, measure)))
+                self._known_lengths.add(of_type, array("Q", _lengths_of(of_type, measure)))
             else:
-                long, lengths = _long(same, measure)
+                long, lengths = _long_with_lengths(of_type, measure)
                 self._known_lengths.add(long, array("Q", lengths))
 
     def add_length(self, item: object, length: int) -> None:
@@ -125,19 +133,19 @@ class Extents:
         """Yield the containers among ``items`` that have grown by ``smallest`` bytes or more since
         they were added; all ``items`` existed then.
         """
-        lengths = self._lengths
-        for same, measure in self._containers(Kinds(items)):
-            for item, length in zip(*_long(same, measure), strict=True):
-                known = lengths.get(id(item))
-                earlier = known or 0
+        lengths_before = self._lengths
+        for of_type, measure in self._containers(Kinds(items)):
+            for item, length in zip(*_long_with_lengths(of_type, measure), strict=True):
+                recorded_length = lengths_before.get(id(item))
+                earlier = recorded_length or 0
                 if length <= earlier:
                     continue
                 size = _grown_bytes(item, measure, earlier, length)
                 if size >= smallest:
-                    yield Grown(item, size, earlier, length, was_empty=known == 0)
+                    yield Grown(item, size, earlier, length, was_empty=recorded_length == 0)
 
     def _containers(self, kinds: Kinds) -> Iterator[tuple[list[Any], Callable[[Any], int]]]:
-        """Yield the containers of each type, with the function that returns their extent."""
+        """Yield the containers of each type, with the function that returns their length."""
         for type_id, example in kinds.examples.items():
             if type_id not in self._measures:  # inline: an experiment asks for each of its types
                 self._measures[type_id] = None
@@ -149,25 +157,32 @@ class Extents:
                 yield kinds.of_types({type_id}), measure
 
 
-def _lengths_of(same: Sequence[Any], measure: Callable[[Any], int]) -> list[int]:
-    """Return the lengths of some containers; 0 for a closed stream, which has none."""
-    lengths = each(measure, same)
+def _lengths_of(containers: Sequence[Any], measure: Callable[[Any], int]) -> list[int]:
+    """Return the lengths of containers of one type; 0 for a closed stream, which has none.
+
+    Args:
+        containers: the containers.
+        measure: returns the length of one.
+    """
+    lengths = each(measure, containers)
     if None in lengths:
         return [length or 0 for length in lengths]
     return lengths
 
 
-def _long(same: Sequence[Any], measure: Callable[[Any], int]) -> tuple[list[Any], list[int]]:
-    """Return the containers that are no short ones, and their lengths."""
-    lengths = _lengths_of(same, measure)
+def _long_with_lengths(
+    containers: Sequence[Any], measure: Callable[[Any], int]
+) -> tuple[list[Any], list[int]]:
+    """Return the long ones among containers of one type, and their lengths."""
+    lengths = _lengths_of(containers, measure)
     are_long = list(map(_SHORT.__lt__, lengths))
     if not any(are_long):
         return [], []
-    return list(compress(same, are_long)), list(compress(lengths, are_long))
+    return list(compress(containers, are_long)), list(compress(lengths, are_long))
 
 
 def _measures_by_base() -> dict[Any, Callable[[Any], int]]:
-    """Return the C functions that return the extent of containers: items, bytes or letters."""
+    """Return the C functions that return the length of the instances of each base class."""
     bases = dict[Any, Callable[[Any], int]]()
     for base in GROWING:
         bases[base] = base.__len__
@@ -182,22 +197,37 @@ def _measures_by_base() -> dict[Any, Callable[[Any], int]]:
 
 
 def _grown_bytes(item: Any, measure: Callable[[Any], int], earlier: int, length: int) -> int:
-    """Return the bytes that a container has grown by."""
+    """Return the bytes that a container has grown by.
+
+    Args:
+        item: the container.
+        measure: the function that has returned its length.
+        earlier: its length before.
+        length: its length now.
+    """
     for base in GROWING:
         if measure is base.__len__:
-            share = (length - earlier) / length
-            return int(share * base.__sizeof__(item)) + _numbers_bytes(item, base, earlier, length)
+            new_share = (length - earlier) / length
+            bytes_of_references = int(new_share * base.__sizeof__(item))
+            return bytes_of_references + _numbers_bytes(item, base, earlier, length)
     return length - earlier
 
 
 def _numbers_bytes(item: Any, base: Any, earlier: int, length: int) -> int:
-    """Return the bytes of the numbers added to a container; a set does not tell which these are."""
-    first = 0 if base is set else earlier
-    items = list(islice(base.__iter__(item), first, first + _MOST_NUMBERS))
-    added = list(items)
+    """Return the bytes of the numbers added to a container; a set does not tell which these are.
+
+    Args:
+        item: the container.
+        base: the built-in type from which its type derives.
+        earlier: its length before.
+        length: its length now.
+    """
+    first_new = 0 if base is set else earlier
+    items = list(islice(base.__iter__(item), first_new, first_new + _MOST_NUMBERS))
+    sample = list(items)
     if base is dict:
-        added += islice(dict.values(item), first, first + _MOST_NUMBERS)
-    numbers = by_identity(of_types(_NUMBERS, added))
+        sample += islice(dict.values(item), first_new, first_new + _MOST_NUMBERS)
+    numbers = by_identity(of_types(_NUMBERS, sample))
     sizes = Counter(
         sys.getsizeof(number)
         for number in numbers.values()

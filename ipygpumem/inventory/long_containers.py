@@ -109,7 +109,7 @@ class LongContainers:
         data = list[object]()
         for container in filterfalse(is_array, containers):
             items = self._items_and_contents_of_records(container, made)
-            data += self._earlier.added_to(_without_shared(items, own_references))
+            data += self._earlier.new_data_among(_without_shared(items, own_references))
         return data
 
     def new_arrays(
@@ -147,8 +147,8 @@ class LongContainers:
                 new_containers += without_types({id(dict)}, tracked)
                 continue
             # A dict is tracked once it gets a container, so that an older one may seem new.
-            new_containers += self._earlier.unknown_among(tracked)
-            new_containers += of_types(UNTRACKED_TYPES, self._earlier.added_to(items))
+            new_containers += self._earlier.new_among(tracked)
+            new_containers += of_types(UNTRACKED_TYPES, self._earlier.new_data_among(items))
         return new_containers
 
     def _items_and_contents_of_records(self, container: Any, made: Set[int]) -> list[object]:
@@ -168,7 +168,7 @@ class LongContainers:
         tracked = by_identity(list(filter(gc.is_tracked, items)))
         older = {key: tracked[key] for key in tracked.keys() - made}
         # A dict is tracked once it gets a container, so that an older one may seem new.
-        older.update(by_identity(self._earlier.possibly_among(items)))
+        older.update(by_identity(self._earlier.possibly_earlier_among(items)))
         return [*items, *_contents_of_records(list(older.values()))]
 
     def with_grown_items(

@@ -174,13 +174,13 @@ def _older_behind(
         changes: all that has come.
     """
     earlier_data = changes.contents.earlier
-    older = by_identity(earlier_data.behind(received))
+    older = by_identity(earlier_data.earlier_behind(received))
     for part in new_objects.parts():
         referents = gc.get_referents(*part)
         are_older = map(not_, map(changes.new_ids.__contains__, map(id, referents)))
         for item in filter(gc.is_tracked, compress(referents, are_older)):
             older[id(item)] = item
-        older.update(by_identity(earlier_data.behind(referents)))
+        older.update(by_identity(earlier_data.earlier_behind(referents)))
     return list(older.values())
 
 

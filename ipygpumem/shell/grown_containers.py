@@ -55,8 +55,8 @@ class _Growth:
         """Return the growth as the experiment's report has it."""
         return cls(
             Remembered([grown.item]),
-            grown.earlier,
-            grown.now,
+            grown.earlier_length,
+            grown.length,
             grown.size_bytes,
             grown.was_empty,
             grown.grown_items,
@@ -72,7 +72,7 @@ class _Growth:
         for grown in extents.grown([item], 1):
             grown = grown._replace(was_empty=self.was_empty)
             line = grown.line_to_empty(path)
-            if grown.now > self.now and line:
+            if grown.length > self.now and line:
                 line = f"{line.partition(COMMENT)[0]}{COMMENT}also drops its other items"
             size_bytes = min(grown.size_bytes, self.size_bytes)
             return GrownRow(path, size_bytes, grown.items, line)

@@ -80,4 +80,4 @@ class OlderObjects:
             behind.update(waiting)
             below = by_identity(references.of(list(waiting.values())).of_python)
             waiting = {key: below[key] for key in below.keys() - behind.keys()}
-        return self._data.among([*behind.values(), *waiting.values()])
+        return self._data.earlier_among([*behind.values(), *waiting.values()])
