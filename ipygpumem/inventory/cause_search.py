@@ -39,7 +39,7 @@ _MOST_ON_HEAP = 2_000_000
 _NOT_SEARCHED = "; your variables were not searched for memory to free, to save time and memory"
 
 
-def find(
+def find_cause(
     code: FailedCode, failure: Failure, figures: FailedAllocation | None, allowance: Allowance
 ) -> Cause | None:
     """Return why memory ran out, if figures decide it.
@@ -63,15 +63,33 @@ def find(
     cause = cause_of(shortage)
     if shortage.requested_bytes is None or cause is None or cause.kind not in ("too much", "limit"):
         return cause
+    return _cause_with_holders(shortage, code, figures, snapshot, allowance)
+
+
+def _cause_with_holders(
+    shortage: Shortage,
+    code: FailedCode,
+    figures: FailedAllocation | None,
+    snapshot: Snapshot | None,
+    allowance: Allowance,
+) -> Cause | None:
+    """Return why memory ran out, with the processes and names whose memory the request needed.
+
+    Args:
+        shortage: the figures without these.
+        code: as for ``find_cause``.
+        figures: as for ``find_cause``.
+        snapshot: the allocator's segments; None for the host.
+        allowance: as for ``find_cause``.
+    """
     bytes_to_limit = _bytes_to_limit(shortage, figures)
     holders = list[Holder]()
     if figures is not None:
         holders += _other_processes(shortage, bytes_to_limit)
     note = ""
+    room = Room(shortage, snapshot, bytes_to_limit)
     try:
-        names = _names_to_delete(
-            shortage, code, Room(shortage, snapshot, bytes_to_limit), allowance
-        )
+        names = _names_to_delete(shortage, code, room, allowance)
         if names is not None:
             holders.append(names)
     except AllowanceError:
@@ -134,7 +152,7 @@ def _shortage_on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> S
     if snapshot is None:
         return shortage
     gaps = list[int]()
-    """Free pieces that the request could not use, because each is too small."""
+    """Bytes of the free pieces that the request could not use, because each is too small."""
     idle_bytes = 0
     for segment in snapshot.segments:
         idle_bytes += _bytes_of(segment, "pending")
@@ -145,14 +163,14 @@ def _shortage_on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> S
             if not is_whole and size < figures.requested:
                 gaps.append(size)
     gap_bytes = max(0, min(sum(gaps), figures.unallocated - idle_bytes))
-    made_since = sum(gaps) - gap_bytes
-    without_edges = sum(max(0, size - _EDGES) for size in gaps)
+    freed_since_bytes = sum(gaps) - gap_bytes
+    bytes_without_edges = sum(max(0, size - _EDGES) for size in gaps)
     return replace(
         shortage,
         gap_bytes=gap_bytes,
         largest_gap_bytes=min(max(gaps, default=0), gap_bytes),
         idle_bytes=idle_bytes,
-        expandable_bytes=max(0, without_edges - made_since),
+        expandable_bytes=max(0, bytes_without_edges - freed_since_bytes),
         setting=expandable_setting(),
     )
 
@@ -165,6 +183,7 @@ def _serves(segment: Segment, requested: int) -> bool:
 
 
 def _bytes_of(segment: Segment, state: str) -> int:
+    """Return the bytes of the blocks of a segment that are in one state."""
     return sum(block.size_bytes for block in segment.blocks if block.state == state)
 
 
@@ -184,12 +203,12 @@ class Room:
         self._snapshot = snapshot
         self._bytes_to_limit = bytes_to_limit
 
-    def after(self, size: int, gone: Collection[int]) -> int:
+    def after(self, size: int, freed: Collection[int]) -> int:
         """Return the largest request that fits once blocks are freed.
 
         Args:
             size: bytes of the blocks.
-            gone: their addresses.
+            freed: their addresses.
         """
         if self._shortage.overcommits:
             return (self._bytes_to_limit or 0) + size
@@ -197,25 +216,26 @@ class Room:
         if self._snapshot is None:
             on_device = free + size
         else:
-            on_device = _largest_free(self._snapshot, free, gone)
+            on_device = _largest_free(self._snapshot, free, freed)
         if self._bytes_to_limit is None:
             return on_device
         return min(on_device, self._bytes_to_limit + size)
 
 
-def _largest_free(snapshot: Snapshot, free: int, gone: Collection[int]) -> int:
+def _largest_free(snapshot: Snapshot, free: int, freed: Collection[int]) -> int:
     """Return the largest request that fits on a card once the blocks at some addresses are freed.
 
     Args:
         snapshot: the allocator's segments.
         free: bytes of the card that no process uses.
-        gone: the addresses.
+        freed: the addresses.
     """
-    largest = 0
+    largest_run = 0
+    """Bytes of the largest free run in a segment that cannot be returned to the card."""
     for segment in snapshot.segments:
-        if segment.private or not any(block.address in gone for block in segment.blocks):
+        if segment.private or not any(block.address in freed for block in segment.blocks):
             continue
-        sizes = _sizes_of_free_runs(segment.blocks, gone)
+        sizes = _sizes_of_free_runs(segment.blocks, freed)
         whole_bytes = sum(block.size_bytes for block in segment.blocks)
         if segment.page_bytes is not None:
             # Whole pages of an expandable segment are returned to the card.
@@ -224,18 +244,18 @@ def _largest_free(snapshot: Snapshot, free: int, gone: Collection[int]) -> int:
         elif sizes == [whole_bytes]:
             free += whole_bytes
         else:
-            largest = max(largest, *sizes)
-    return max(free, largest)
+            largest_run = max(largest_run, *sizes)
+    return max(free, largest_run)
 
 
-def _sizes_of_free_runs(blocks: Sequence[SnapshotBlock], gone: Collection[int]) -> list[int]:
+def _sizes_of_free_runs(blocks: Sequence[SnapshotBlock], freed: Collection[int]) -> list[int]:
     """Return the bytes of each run of neighbouring blocks that are free once those at some
     addresses are.
     """
     sizes = list[int]()
     is_in_run = False
     for block in blocks:
-        is_free = block.state == "inactive" or block.address in gone
+        is_free = block.state == "inactive" or block.address in freed
         if is_free and is_in_run:
             sizes[-1] += block.size_bytes
         elif is_free:

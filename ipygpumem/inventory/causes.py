@@ -18,7 +18,9 @@ class Bound(NamedTuple):
 
     left_bytes: int
     words: str
+    """The limit in words, such as ``the 8 GiB of address space that this process may use``."""
     remedy: str
+    """The line or words that raise it."""
 
 
 class Holder(NamedTuple):
@@ -28,6 +30,7 @@ class Holder(NamedTuple):
 
     kind: Literal["process", "names"]
     words: str
+    """The sentence that names them with their memory."""
     size_bytes: int
     room_bytes: int
     remedy: str
@@ -68,19 +71,19 @@ def cause_of(shortage: Shortage) -> Cause | None:
     'asked for 6.00 GiB, but 5.00 GiB of cuda:0 were free: 1.00 GiB too much'
     """
     if shortage.device == "shm":
-        return _full(shortage)
+        return _full_shared_memory(shortage)
     asked = shortage.requested_bytes
     nearest = min(shortage.bounds, default=None)
     if asked is None:
         if nearest is None or nearest.left_bytes > _TIGHT:
             return None
-        return _limit(shortage, nearest)
+        return _beyond_limit(shortage, nearest)
     if shortage.total_bytes is not None and exceeds(asked, shortage.total_bytes):
         owner = "the machine" if shortage.device == "cpu" else shortage.device
         text = f"{_request(asked)}, but {owner} has {format_bytes(shortage.total_bytes)} in total"
         return Cause("too large", shortage.device, text)
     if nearest is not None and exceeds(asked, nearest.left_bytes):
-        return _limit(shortage, nearest)
+        return _beyond_limit(shortage, nearest)
     if shortage.free_bytes is None or shortage.overcommits:
         return None
     return _cause_on_device(shortage, asked, shortage.free_bytes)
@@ -97,7 +100,7 @@ def _cause_on_device(shortage: Shortage, asked: int, free: int) -> Cause | None:
     return None
 
 
-def _full(shortage: Shortage) -> Cause:
+def _full_shared_memory(shortage: Shortage) -> Cause:
     """Return the cause of an error in full shared memory."""
     free = format_bytes(shortage.free_bytes or 0)
     total = format_bytes(shortage.total_bytes or 0)
@@ -106,7 +109,7 @@ def _full(shortage: Shortage) -> Cause:
     return Cause("shm", "shm", text, remedy)
 
 
-def _limit(shortage: Shortage, bound: Bound) -> Cause:
+def _beyond_limit(shortage: Shortage, bound: Bound) -> Cause:
     """Return the cause of a request beyond a limit, and its largest holder if that would have made
     room.
     """
@@ -156,6 +159,7 @@ def _too_much(shortage: Shortage, asked: int, free: int) -> Cause:
 
 
 def _request(asked: int) -> str:
+    """Return the words for the bytes that were asked for."""
     return f"asked for {format_bytes(asked)}"
 
 

@@ -52,6 +52,7 @@ def with_endings(children: Sequence[Child], namespace: dict[str, Any]) -> list[C
         return []
     lines = _lines_of_loky()
     removals: dict[int, list[str]] = {}
+    """The lines that remove references to what owns a process, by the process's number."""
     for owner in _named_owners(namespace):
         for module, kind, attribute, line in _KINDS:
             if not is_of_library(owner.value, module, kind):
@@ -61,9 +62,9 @@ def with_endings(children: Sequence[Child], namespace: dict[str, Any]) -> list[C
                     lines[pid] = line.format(name=owner.code)
                 else:
                     removals.setdefault(pid, []).append(owner.removal)
-    for pid, of_process in removals.items():
+    for pid, removals_of_process in removals.items():
         # Workers that persist are held by the data loader and by its iterator.
-        lines.setdefault(pid, _removals_in_one_line(of_process))
+        lines.setdefault(pid, _removals_in_one_line(removals_of_process))
     return [child._replace(ends_by=lines.get(child.pid, "")) for child in children]
 
 
@@ -93,7 +94,7 @@ class _Owner(NamedTuple):
 
 
 def _removals_in_one_line(removals: Iterable[str]) -> str:
-    """Return some lines as one, with a single ``del``."""
+    """Return lines such as ``del loader`` and ``jobs[0] = None`` as one, with a single ``del``."""
     deleted = dict[str, None]()
     statements = dict[str, None]()
     for removal in removals:
@@ -151,7 +152,11 @@ def _items(owner: _Owner, most_steps: int) -> Iterator[_Owner]:
 
 
 def _processes(value: object, attribute: str) -> Iterator[int]:
-    """Yield the processes to which an attribute of an object leads."""
+    """Yield the numbers of the processes to which an attribute of an object leads.
+
+    The attribute is a number, a dict by number, a list of processes, or an object that leads to one
+    of these.
+    """
     attributes = instance_dict(value) or {}
     processes = attributes.get(attribute)
     if type(processes) is int:

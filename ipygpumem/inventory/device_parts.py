@@ -43,17 +43,20 @@ def device_parts(
         notes: further remarks.
         pools: memory reserved there by other libraries than torch.
     """
-    names = (reading.device, f"{reading.device}:0")  # tensors have mps:0 for a single device
-    texts = list(notes)
+    device_names = (reading.device, f"{reading.device}:0")  # tensors have mps:0 for a single device
+    all_notes = list(notes)
     if snapshot is None:
-        parts = _by_counters(reading)
+        parts = _parts_by_counters(reading)
     elif storages is None:
-        parts = [_unsorted(snapshot.requested_bytes)]
+        parts = [_live_tensors(snapshot.requested_bytes)]
         parts += _overhead(snapshot, snapshot.allocated_bytes - snapshot.requested_bytes)
     else:
-        on_device = [item for item in storages if item.device in names]
-        parts = _by_blocks(snapshot, on_device, texts)
-    return _with_the_rest(reading, [*parts, *pools], wide, texts)
+        cover = _Cover(
+            snapshot.blocks_in_use, [item for item in storages if item.device in device_names]
+        )
+        parts = _parts_by_blocks(snapshot, cover)
+        all_notes += _notes_on_outside(cover)
+    return _with_parts_outside(reading, [*parts, *pools], wide, all_notes)
 
 
 def card_parts(
@@ -63,17 +66,21 @@ def card_parts(
     reading = Reading(
         device, 0, 0, "allocator", wide.total_bytes, 0, wide.used_bytes, wide.other_bytes
     )
-    return _with_the_rest(reading, pools, wide, notes)
+    return _with_parts_outside(reading, pools, wide, notes)
 
 
-def _by_blocks(snapshot: Snapshot, storages: Sequence[Storage], texts: list[str]) -> list[Part]:
-    """Return the parts of the allocator's memory, given the storages on the device."""
-    cover = _Cover(snapshot.blocks_in_use, storages)
-    if cover.outside_bytes:
-        texts.append(
-            f"{format_bytes(cover.outside_bytes)} of tensors lie outside torch's allocator "
-            "(another library's, or another process's memory): they are counted there"
-        )
+def _notes_on_outside(cover: _Cover) -> list[str]:
+    """Return a note on the storages outside torch's allocator, if there are any."""
+    if not cover.outside_bytes:
+        return []
+    return [
+        f"{format_bytes(cover.outside_bytes)} of tensors lie outside torch's allocator "
+        "(another library's, or another process's memory): they are counted there"
+    ]
+
+
+def _parts_by_blocks(snapshot: Snapshot, cover: _Cover) -> list[Part]:
+    """Return the parts of the allocator's memory, given the storages in its blocks."""
     kinds = dict.fromkeys(ADVICE_BY_ROLE, 0) | cover.kinds
     return [
         *kind_parts("tensors", kinds),
@@ -124,16 +131,17 @@ class _Cover:
         """Add a block: the bytes that storages cover, by kind, and the bytes that are left."""
         end = block.address + block.size_bytes
         first = bisect.bisect_left(self._starts, block.address)
-        last = bisect.bisect_left(self._starts, end)
+        after_last = bisect.bisect_left(self._starts, end)
         covered = 0
         reached = block.address
-        for item in self._storages[first:last]:
-            stop = min(item.address + item.size_bytes, end)
-            fresh = max(0, stop - max(item.address, reached))
-            self.kinds[item.kind] += fresh
+        """End of the bytes that earlier storages cover."""
+        for item in self._storages[first:after_last]:
+            item_end = min(item.address + item.size_bytes, end)
+            newly_covered = max(0, item_end - max(item.address, reached))
+            self.kinds[item.kind] += newly_covered
             self.outside_bytes -= item.size_bytes
-            covered += fresh
-            reached = max(reached, stop)
+            covered += newly_covered
+            reached = max(reached, item_end)
         if not covered:
             self.unheld_bytes += block.size_bytes  # held as a whole
             return
@@ -142,24 +150,33 @@ class _Cover:
         self.unheld_bytes += block.size_bytes - covered - rounding
 
 
-def _by_counters(reading: Reading) -> list[Part]:
+def _parts_by_counters(reading: Reading) -> list[Part]:
     """Return the parts without a snapshot: live tensors, and cache with fragmentation."""
     cache = max(0, (reading.reserved_bytes or 0) - reading.current_bytes)
     advice = "free for this process's next tensors; %gpumem free frees a part"
     return [
-        _unsorted(reading.current_bytes),
+        _live_tensors(reading.current_bytes),
         Part("allocator cache and fragmentation", cache, advice),
     ]
 
 
-def _unsorted(size: int) -> Part:
+def _live_tensors(size: int) -> Part:
+    """Return the part of all tensors, whose roles are unknown."""
     return Part("live tensors", size, "delete their names, or end the experiment that made them")
 
 
-def _with_the_rest(
+def _with_parts_outside(
     reading: Reading, parts: Sequence[Part], wide: WholeDevice | None, notes: Sequence[str]
 ) -> Reconciliation:
-    """Add the parts outside torch's allocator, as far as the driver reports them."""
+    """Return the breakdown with the parts outside torch's allocator, as far as the driver reports
+    them.
+
+    Args:
+        reading: the device's reading by a probe.
+        parts: the parts of reserved memory.
+        wide: the driver's figures; None to use those of ``reading``.
+        notes: remarks.
+    """
     reserved = sum(part.size_bytes or 0 for part in parts)
     total = reading.total_bytes
     used = reading.used_bytes
@@ -172,10 +189,10 @@ def _with_the_rest(
     why = why or "the driver does not report it"
     if total is not None and used is not None:
         if reserved <= used <= total:
-            more = _not_reserved(used - reserved, reserved, wide, why)
-            more.append(Part("free", total - used, "free for any process"))
+            outside = _not_reserved(used - reserved, reserved, wide, why)
+            outside.append(Part("free", total - used, "free for any process"))
             basis = "the device's memory"
-            return Reconciliation(reading.device, total, basis, (*parts, *more), tuple(notes))
+            return Reconciliation(reading.device, total, basis, (*parts, *outside), tuple(notes))
         why = "the driver's figures contradict torch's: unified memory, or a busy moment"
     unknown = Part("unknown: context, other processes, free", None, why)
     basis = "reserved by torch's allocator"
@@ -183,8 +200,13 @@ def _with_the_rest(
 
 
 def _not_reserved(size: int, reserved: int, wide: WholeDevice | None, why: str) -> list[Part]:
-    """Return the parts of the ``size`` bytes that are in use on the device but not
-    reserved here.
+    """Return the parts of the memory that is in use on a device, but not reserved by torch here.
+
+    Args:
+        size: its bytes.
+        reserved: the bytes that torch has reserved.
+        wide: the driver's figures; None if there are none.
+        why: the reason why a part is unknown.
     """
     if wide is not None and wide.own_bytes is not None:
         context = max(0, wide.own_bytes - reserved)

@@ -142,15 +142,18 @@ def _allocator_snapshots(findings: Findings) -> dict[str, Snapshot]:
     """Return a snapshot of torch's allocator for each device."""
     by_device: dict[str, Snapshot] = {}
     for backend in ("cuda", "xpu"):
-        none: dict[str, Snapshot] = {}
+        no_snapshots: dict[str, Snapshot] = {}
         take = functools.partial(snapshots, backend)
-        by_device |= findings.attempt(f"allocator of {backend}", take, none)
+        by_device |= findings.attempt(f"allocator of {backend}", take, no_snapshots)
     return by_device
 
 
 def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
-    """Return each device's memory now, and what it consists of; see ``reconcile`` for
-    ``of_ipython``.
+    """Return the breakdown of each device's memory now.
+
+    Args:
+        meter: reads the devices.
+        of_ipython: bytes of Python objects that IPython keeps, by the name of their part.
     """
     counted = ObjectCount()
 
@@ -287,10 +290,13 @@ def _has_many_gaps(snapshot: Snapshot, total_bytes: int) -> bool:
 
 
 def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
-    """Yield the storage of each torch tensor or NumPy array with its given kind, each address once.
+    """Yield the storage of each torch tensor or NumPy array, each address once.
 
     Objects without memory of their own are left out: meta, fake and sparse tensors, wrappers around
     other tensors.
+
+    Args:
+        arrays: the tensors and arrays with their roles.
     """
     listed: set[tuple[str, int]] = set()
     for array, kind in arrays:

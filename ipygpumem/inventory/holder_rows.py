@@ -57,8 +57,11 @@ class _Row:
     """One holder, with the advice for one object and for several, and the objects that it holds.
 
     Attributes:
+        root: the name, module or thread at which the paths to the objects begin.
+        of_single: the holder with the line that frees one object.
+        of_many: the holder with the line that frees several objects.
         more: number of further references of the same root to one object.
-        is_whole: True if the advice for several frees all to which the root leads.
+        is_whole: True if the line of ``of_many`` frees all to which the root leads.
         keys: the nodes of the objects.
         places: where the root holds the objects, by the identity of the object that refers to them.
         has_unwritten: True if it holds them in more places than these.
@@ -194,7 +197,7 @@ class HolderRows:
         return []
 
     def groups(self) -> dict[Holder, set[NodeKey]]:
-        """Return the nodes by holder; variables first."""
+        """Return the nodes that each holder keeps alive; variables first."""
         rows = sorted(chain.from_iterable(self._by_root.values()), key=_is_no_variable)
         holders = list[Holder]()
         for row in rows:
@@ -219,8 +222,10 @@ class HolderRows:
             return complete
         on_the_way = chain.from_iterable(deletion.on_the_way for deletion in deletions)
         self._search.search_for_all(list(by_identity(list(on_the_way)).values()))
-        for position, holder in self._emptied_instead(deletions).items():
+        emptied = self._emptied_instead(deletions)
+        for position, holder in emptied.items():
             complete[position] = holder
+        deletions = [deletion for deletion in deletions if deletion.position not in emptied]
         for deletion in deletions:
             ways, unwritten = self._other_ways(deletion, deletions)
             if ways:
@@ -228,19 +233,20 @@ class HolderRows:
                 complete[deletion.position] = joined([of_deletion, *ways], unwritten).holder
         return complete
 
-    def _emptied_instead(self, deletions: list[_Deletion]) -> dict[int, Holder]:
-        """Remove the containers that have other holders from ``deletions``; return for each, by the
-        position of its row, the holder whose line takes the items out of the container.
+    def _emptied_instead(self, deletions: Sequence[_Deletion]) -> dict[int, Holder]:
+        """Return for each container that has other holders, by the position of its row, the holder
+        whose line takes the items out of it instead of deleting it.
 
         Such a container stays, so it may be a further holder of what another line deletes: then
         that one is examined again.
         """
+        remaining = list(deletions)
         emptied = dict[int, Holder]()
         has_changed = True
         while has_changed:
             has_changed = False
-            for deletion in list(deletions):
-                ways, _ = self._other_ways(deletion, deletions)
+            for deletion in list(remaining):
+                ways, _ = self._other_ways(deletion, remaining)
                 if not ways or not _is_container(deletion.item):
                     continue
                 cuts = self._cuts_of(deletion.row)
@@ -248,7 +254,7 @@ class HolderRows:
                 if line:
                     remedy = Remedy(line, cuts=tuple(cuts))
                     emptied[deletion.position] = replace(deletion.row.of_many, remedy=remedy)
-                    deletions.remove(deletion)
+                    remaining.remove(deletion)
                     has_changed = True
         return emptied
 
@@ -308,18 +314,26 @@ class HolderRows:
             return []
         cuts = list[Cut]()
         for place in row.places.values():
-            items = list(place.items.values())
-            of_place = self._writer.cuts_of_items(row.root, place.chain, items)
-            if not of_place and len(items) <= _MOST_APART:
-                for item in items:
-                    steps = (*place.chain, item)
-                    way = self._writer.way(row.root, steps)
-                    if not way.cuts:
-                        return []
-                    of_place += _with_repeated(way.cuts, steps)
-            if not of_place:
+            cuts_of_place = self._cuts_of_place(row.root, place)
+            if not cuts_of_place:
                 return []
-            cuts += of_place
+            cuts += cuts_of_place
+        return cuts
+
+    def _cuts_of_place(self, root: Root, place: _Place) -> list[Cut]:
+        """Return the references from one place to a row's objects: by one statement for all, or if
+        there is none, and they are few, by one for each; none if one of them has no line.
+        """
+        items = list(place.items.values())
+        cuts = self._writer.cuts_of_items(root, place.chain, items)
+        if cuts or len(items) > _MOST_APART:
+            return cuts
+        for item in items:
+            steps = (*place.chain, item)
+            way = self._writer.way(root, steps)
+            if not way.cuts:
+                return []
+            cuts += _with_repeated(way.cuts, steps)
         return cuts
 
     def _row_for(
@@ -351,9 +365,8 @@ class HolderRows:
         return rows[-1]
 
     def _way(self, root: Root, steps: Sequence[object]) -> Way:
-        """Return the way to an object.
-
-        The line for a part of a model or optimizer, such as ``jobs["opt"]``, removes all of it.
+        """Return the way to an object. If it is a part of a model or optimizer that has no line,
+        the line is that for the whole: ``del jobs["opt"]``.
         """
         way = self._writer.way(root, steps)
         if way.holder.remedy.text:
@@ -432,13 +445,13 @@ def _with_repeated(cuts: Sequence[Cut], steps: Sequence[object]) -> list[Cut]:
     list may have a tuple twice that an object is in.
     """
     objects = by_identity(steps)
-    every = list[Cut]()
+    with_repeated = list[Cut]()
     for cut in cuts:
         if cut.owner_id in objects and cut.removed_id in objects:
-            every += cuts_of_repeated(cut, objects[cut.owner_id], objects[cut.removed_id])
+            with_repeated += cuts_of_repeated(cut, objects[cut.owner_id], objects[cut.removed_id])
         else:
-            every.append(cut)
-    return every
+            with_repeated.append(cut)
+    return with_repeated
 
 
 def _steps_through_each_attribute(found_chain: FoundChain) -> list[tuple[Sequence[object], int]]:
@@ -470,6 +483,7 @@ def _cuts_of_variables(roots: Sequence[Root], item: object) -> tuple[Cut, ...]:
 
 
 def _is_no_variable(row: _Row) -> bool:
+    """Return the sort key that puts rows of variables first."""
     return not row.of_single.is_variable
 
 
@@ -506,6 +520,7 @@ def _number_of_items(container: Any) -> int:
 
 
 def _is_container(item: object) -> bool:
+    """Return True for a built-in container, or one of ``collections``."""
     if module_of(item) == "collections":
         return True
     return container_base(type(item)) is not None

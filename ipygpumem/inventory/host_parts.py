@@ -219,22 +219,30 @@ def _own_pages(
     own: OwnPages | None,
     objects: Mapping[str, int],
 ) -> list[Part]:
-    """Return the parts of this process's own pages: arrays in RAM by kind, objects, what malloc
-    keeps, and pages without a name.
+    """Return the parts of this process's own pages: arrays in RAM by kind, objects, free pages of
+    malloc, and pages without a name; one part if the arrays' bytes in RAM are unknown.
+
+    Args:
+        size: bytes of all these pages.
+        storages: as for ``host_parts``.
+        resident: as for ``host_parts``.
+        notes: gets the reason why there is only one part.
+        own: the pages that the kernel and malloc report; None if they are unknown.
+        objects: as for ``host_parts``.
     """
-    whole = [Part("this process", size, _REST)]
+    single_part = [Part("this process", size, _REST)]
     try:
         kinds = _resident_by_kind(storages or (), resident)
     except OSError as error:
         notes.append(f"the arrays' bytes in RAM are unknown here ({error.strerror})")
-        return whole
+        return single_part
     left = size - kinds.total()
     if left < 0:
         notes.append(
             "the arrays that Python holds are larger than this process's own pages: they cannot be "
             "separated"
         )
-        return whole
+        return single_part
     parts = _parts_of_arrays(kinds)
     named = dict(objects)
     if own is not None:
@@ -245,7 +253,7 @@ def _own_pages(
         parts.append(Part(name, claim, advice))
         left -= claim
     if not parts:
-        return whole
+        return single_part
     return [*parts, Part(_NOT_NAMED, left, _OF_NO_OBJECT)]
 
 

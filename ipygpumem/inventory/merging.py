@@ -40,16 +40,16 @@ _MOST_OWNERS = 12
 
 def merged(rows: Sequence[HeldRow]) -> list[HeldRow]:
     """Return the rows, the largest first, with one row for each object and each container."""
-    alone = list[HeldRow]()
-    removable = list[HeldRow]()
+    merged_rows = list[HeldRow]()
+    with_lines = list[HeldRow]()
     for row in _one_row_per_object(rows):
         if row.cuts:
-            removable.append(row)
+            with_lines.append(row)
         else:
-            alone.append(row)
-    for group in grouped(_with_arrays_inside(removable)):
-        alone += _rows_of_group(group)
-    return rows_largest_first(joined_by_lines(alone))
+            merged_rows.append(row)
+    for group in grouped(_with_arrays_inside(with_lines)):
+        merged_rows += _rows_of_group(group)
+    return rows_largest_first(joined_by_lines(merged_rows))
 
 
 def remarks_on_possibly_older(
@@ -95,10 +95,11 @@ def holder_of_all(holders: Sequence[Holder]) -> Holder:
     for holder in holders:
         rows.append(HeldRow(RetainedArray("", "", None, "", "", 0), holder))
         cuts += holder.remedy.removed
-    (row, *more) = merged(rows)
-    if not more and row.holder is not None:
-        return replace(row.holder, remedy=replace(row.holder.remedy, cuts=tuple(cuts)))
-    of_all = replace(first, path=f"{first.path}, and {len(holders) - 1:,} more")
+    merged_row, *further_rows = merged(rows)
+    if not further_rows and merged_row.holder is not None:
+        remedy = replace(merged_row.holder.remedy, cuts=tuple(cuts))
+        return replace(merged_row.holder, remedy=remedy)
+    first_and_more = replace(first, path=f"{first.path}, and {len(holders) - 1:,} more")
     if are_equal(holder.remedy.line for holder in holders):
         line = first.remedy.line  # such as ``mock.reset_mock()``
     elif all(holder.remedy.removed for holder in holders):
@@ -106,8 +107,8 @@ def holder_of_all(holders: Sequence[Holder]) -> Holder:
     else:
         line = ""
     if not line:
-        return replace(of_all, remedy=REMOVE_THEM)
-    return replace(of_all, remedy=Remedy(line, comment_of(rows), tuple(cuts)))
+        return replace(first_and_more, remedy=REMOVE_THEM)
+    return replace(first_and_more, remedy=Remedy(line, comment_of(rows), tuple(cuts)))
 
 
 def holder_of_registered(roots: Sequence[Root]) -> Holder:
@@ -128,6 +129,7 @@ def holder_of_registered(roots: Sequence[Root]) -> Holder:
 def _one_row_per_object(rows: Sequence[HeldRow]) -> list[HeldRow]:
     """Return the rows, with one in place of those that have the same name and the same holder."""
     by_object = dict[tuple[str, Holder], list[HeldRow]]()
+    """The rows by their name and holder."""
     unnamed = list[HeldRow]()
     for row in rows:
         if row.row.name and row.holder is not None:
@@ -160,17 +162,17 @@ def _with_arrays_inside(rows: Sequence[HeldRow]) -> list[HeldRow]:
     by_cuts = dict[tuple[Cut, ...], list[HeldRow]]()
     for row in rows:
         by_cuts.setdefault(row.cuts, []).append(row)
-    whole = list[HeldRow]()
+    rows_of_objects = list[HeldRow]()
     for group in by_cuts.values():
         around = _object_around(group) if len(group) > 1 else None
         if around is None:
-            whole += group
+            rows_of_objects += group
             continue
         of_group = records_of(group)
         joined = replace(sum_of(of_group, around.row), device=devices_of(of_group))
         remedy = Remedy(around.line, comment_of(group), around.cuts)
-        whole.append(HeldRow(joined, around.holder).with_remedy(remedy))
-    return whole
+        rows_of_objects.append(HeldRow(joined, around.holder).with_remedy(remedy))
+    return rows_of_objects
 
 
 def _object_around(group: Sequence[HeldRow]) -> HeldRow | None:

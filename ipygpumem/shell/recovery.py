@@ -421,7 +421,7 @@ class Recovery:
                 named=partial(names_and_outputs, self._shell),
                 cell_of=self._earlier_cell,
             )
-            return cause_search.find(code, failure, figures, allowance)
+            return cause_search.find_cause(code, failure, figures, allowance)
 
     def _earlier_cell(self, name: str) -> str | None:
         """Return the cell that bound a name, in words; None if it was the running one."""
