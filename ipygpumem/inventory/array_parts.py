@@ -27,6 +27,7 @@ def with_arrays(
     sizes = Counter(row.parts)
     search = ArraySearch(lambda _, array: array.storage not in storages)
     for part in _parts_of_object(value):
+        # The arrays of a part with unknown objects are those that no other part has.
         items = [value] if part.objects is None else part.objects
         part_bytes = 0
         for item in items:

@@ -60,8 +60,11 @@ ADVICE_BY_ROLE = {
 
 
 def kind_parts(what: str, kinds: Mapping[str, int]) -> list[Part]:
-    """Return a part for each of ``kinds``, in the order of the report, with names prefixed by
-    ``what``.
+    """Return a part for each role, in the order of the report.
+
+    Args:
+        what: the first word of the parts' names, such as ``tensors``.
+        kinds: the bytes of each role.
     """
     parts = []
     for kind in (*ADVICE_BY_ROLE, *sorted(kinds.keys() - ADVICE_BY_ROLE)):

@@ -70,7 +70,7 @@ def _may_be_in_cycles(arrays: Sequence[Any]) -> bool:
     return any(map(gc.is_tracked, items))
 
 
-class _End(NamedTuple):
+class _CycleEnd(NamedTuple):
     """The end of the cycles behind a line."""
 
     lines: list[str]
@@ -84,7 +84,7 @@ def _end_of_cycles(
     cuts: Sequence[Cut],
     removed_objects: Mapping[int, object],
     namespaces: Iterable[int],
-) -> _End | None:
+) -> _CycleEnd | None:
     """Return the end of the cycles that keep memory after a line; None if the line frees it.
 
     Args:
@@ -94,6 +94,7 @@ def _end_of_cycles(
         namespaces: the identities of the dicts with the user's names.
     """
     codes = dict[int, str]()
+    """The code of each removed object, by its identity."""
     for cut in cuts:
         for reference in cut.each():
             if reference.removed_id in removed_objects:
@@ -112,4 +113,4 @@ def _end_of_cycles(
         return None
     arrays = [region.objects[key] for key in cycles]
     with_code = [(code, removed_objects[key]) for key, code in codes.items() if code]
-    return _End(lines_that_end(with_code, arrays, region.reader.barriers), cycles)
+    return _CycleEnd(lines_that_end(with_code, arrays, region.reader.barriers), cycles)

@@ -42,16 +42,18 @@ class FreeHeap:
         if not _frees_or_moves_much(usage, source):
             return []
         least = max(_LEAST_BYTES, int(_LEAST_SHARE * usage.after_bytes))
-        in_ram = self._free_pages(least)
-        if in_ram - self._mentioned_bytes < least:
-            self._mentioned_bytes = min(self._mentioned_bytes, in_ram)
+        free_bytes = self._free_pages(least)
+        if free_bytes - self._mentioned_bytes < least:
+            self._mentioned_bytes = min(self._mentioned_bytes, free_bytes)
             return []
-        self._mentioned_bytes = in_ram
+        self._mentioned_bytes = free_bytes
         self._rss_bytes = usage.after_bytes
-        return [f"{format_bytes(in_ram)} free in the heap: %gpumem free"]
+        return [f"{format_bytes(free_bytes)} free in the heap: %gpumem free"]
 
     def _free_pages(self, least: int) -> int:
-        """Return the bytes of the heap's free pages; an upper limit if that is too few already."""
+        """Return the bytes of the heap's free pages in RAM; an upper limit, which costs less, if
+        that is below ``least`` already.
+        """
         free = free_heap_bytes() or 0
         if free - self._mentioned_bytes < least:
             return free

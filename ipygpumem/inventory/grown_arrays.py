@@ -26,7 +26,7 @@ def remarks_on_grown(
     storage.
 
     Args:
-        arrays: the new memory.
+        arrays: the arrays with new memory, by storage.
         heap: the live objects.
         made: the identities of the tracked objects made since the start of the experiment; empty if
             unknown.

@@ -1,4 +1,6 @@
-"""Finds the names that hold the memory that each run of some code adds."""
+"""Finds the names that hold the memory that each run of some code adds: ``history``, if each run
+appends to it.
+"""
 
 from __future__ import annotations
 
@@ -57,20 +59,20 @@ def holders_of_growth(
     least = growth.least_bytes * LEAST_SHARE
     grown = _grown_names(names_before, names_now, growth.device, least, runs)
     grown_names = {row.name for _, row in grown}
-    added, new = _grown_unnamed(unnamed_before, unnamed_now, growth.device)
-    array_holders = array_holders_of(new) if added >= least * runs else []
+    added_bytes, new_arrays = _grown_unnamed(unnamed_before, unnamed_now, growth.device)
+    array_holders = array_holders_of(new_arrays) if added_bytes >= least * runs else []
     paths = dict[str, str]()
     path_of_unnamed = ""
-    for array, array_holder in zip(new, array_holders, strict=False):
+    for array, array_holder in zip(new_arrays, array_holders, strict=False):
         if array_holder.name not in grown_names:
             path_of_unnamed = path_of_unnamed or array_holder.path
         else:  # the name's own bytes have those of the graphs behind it
-            added -= array.size_bytes
+            added_bytes -= array.size_bytes
             paths[array_holder.name] = array_holder.path
     holders = [GrowthHolder(size, row, paths.get(row.name, "")) for size, row in grown]
     named_bytes = sum(holder.bytes_per_run for holder in holders)
     # names may hold some of them
-    unnamed_bytes = min(added // runs, growth.most_bytes - named_bytes)
+    unnamed_bytes = min(added_bytes // runs, growth.most_bytes - named_bytes)
     if unnamed_bytes >= least:
         holders.append(GrowthHolder(unnamed_bytes, None, path_of_unnamed))
     return holders
@@ -100,5 +102,7 @@ def _grown_unnamed(
     bytes_before = before.device_bytes.get(device, 0)
     growth = now.device_bytes.get(device, 0) - bytes_before
     old_storages = {row.storage for row in before.tensors}
-    new = [row for row in now.tensors if row.device == device and row.storage not in old_storages]
-    return growth, new
+    new_arrays = [
+        row for row in now.tensors if row.device == device and row.storage not in old_storages
+    ]
+    return growth, new_arrays

@@ -15,7 +15,7 @@ class HeldRow:
     """A row of memory with its holder.
 
     Attributes:
-        row: the row, without its holder.
+        row: the name, size and types of the memory, without its holder.
         holder: the holder; None if it was not searched.
     """
 

@@ -18,8 +18,12 @@ from ipygpumem.probes.pools import name_of_jax_device
 
 
 def jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorRecord]:
-    """Return one record per buffer, by its address; by the array's identity if it is on several
-    devices.
+    """Return one record for each buffer of JAX's arrays, by its address; by the array's identity if
+    the array is on several devices.
+
+    Args:
+        named: objects to which names lead.
+        labels: the names of arrays.
     """
     records: dict[int, TensorRecord] = {}
     for array in _arrays(named):
@@ -39,7 +43,7 @@ def jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorReco
 
 
 def _arrays(named: Iterable[object]) -> list[Any]:
-    """Return the named arrays, then all other live ones, each once."""
+    """Return the arrays of JAX among named objects, then all other live ones, each once."""
     kind = library_type(*ARRAY_TYPES["jax"])
     if kind is None:
         return []
@@ -81,8 +85,15 @@ def _record(array: Any, labels: Labels) -> TensorRecord:
 
 
 def shown_by_jax(arrays: Sequence[object], records: dict[int, TensorRecord]) -> set[int]:
-    """Count NumPy arrays on the host buffers of JAX in the records of these; return the identities
-    of the arrays' owners, which need no record of their own.
+    """Count NumPy arrays on the host buffers of JAX in the records of these, such as
+    ``numpy.asarray(array)``.
+
+    Args:
+        arrays: NumPy arrays.
+        records: the records of JAX's buffers, by address.
+
+    Returns:
+        The identities of the arrays' owners, which need no record of their own.
     """
     starts = sorted(key for key, record in records.items() if record.device == "cpu")
     shown: set[int] = set()

@@ -44,18 +44,19 @@ def _joined_by_deletion(rows: list[HeldRow]) -> list[HeldRow]:
     Examples are ``%xdel _4`` for each part of a model that a cell has shown, and
     ``layers.zero_grad()`` for each module of a ``ModuleDict``.
     """
-    of_line = dict[str, list[HeldRow]]()
+    rows_by_line = dict[str, list[HeldRow]]()
+    """The rows whose lines work only once."""
     remaining = list[HeldRow]()
     for row in rows:
         if row.holder is not None and row.holder.remedy.works_once:
-            of_line.setdefault(row.line, []).append(row)
+            rows_by_line.setdefault(row.line, []).append(row)
         else:
             remaining.append(row)
-    for of_same in of_line.values():
-        if len(of_same) == 1:
-            remaining += of_same
+    for rows_of_line in rows_by_line.values():
+        if len(rows_of_line) == 1:
+            remaining += rows_of_line
             continue
-        largest_first = rows_largest_first(of_same)
+        largest_first = rows_largest_first(rows_of_line)
         holders = [row.holder for row in largest_first if row.holder is not None]
         path = text_of_several(holders[0], len({holder.path for holder in holders}))
         remedy = replace(holders[0].remedy, comment=comment_of(largest_first))
@@ -75,7 +76,8 @@ def _joined_by_positions(rows: list[HeldRow]) -> list[HeldRow]:
     After ``del runs[0]``, ``del runs[1]`` would delete another item. A list may have a hundred
     modules, each with a gradient.
     """
-    of_list = dict[tuple[str, str], dict[int, list[HeldRow]]]()
+    rows_by_list = dict[tuple[str, str], dict[int, list[HeldRow]]]()
+    """The rows by the code of their list and the ending of their line, then by position."""
     remaining = list[HeldRow]()
     for row in rows:
         item = None if row.holder is None else row.holder.remedy.item
@@ -83,10 +85,10 @@ def _joined_by_positions(rows: list[HeldRow]) -> list[HeldRow]:
         if item is None or removes_key:  # ``del d[1]`` moves no other value of a dict
             remaining.append(row)
         else:
-            of_owner = of_list.setdefault((item.owner, item.ending), {})
-            of_owner.setdefault(item.position, []).append(row)
-    for (owner, ending), of_owner in of_list.items():
-        remaining += _row_of_items(owner, ending, of_owner)
+            rows_at = rows_by_list.setdefault((item.owner, item.ending), {})
+            rows_at.setdefault(item.position, []).append(row)
+    for (owner, ending), rows_at in rows_by_list.items():
+        remaining += _row_of_items(owner, ending, rows_at)
     return remaining
 
 
@@ -122,6 +124,9 @@ def _row_of_items(owner: str, ending: str, rows_at: Mapping[int, list[HeldRow]])
 
 
 def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
+    """Return the statement about one item: ``del runs[0]``, or with an ending, such as
+    ``layers[0].zero_grad()``.
+    """
     item = f"{owner}[{position}]"
     return f"{item}{ending}" if ending else f"del {item}"
 
@@ -152,7 +157,7 @@ def _joined_by_names(rows: list[HeldRow]) -> list[HeldRow]:
             Remedy(line, comments_of(remedies), tuple(cuts_of(pair))),
             tuple(chain.from_iterable(paths.values())),
         )
-        remaining = [row for row in remaining if all(row is not other for other in pair)]
+        remaining = [row for row in remaining if row is not pair[0] and row is not pair[1]]
         remaining.append(row_of_several(rows_largest_first(pair), holder))
 
 

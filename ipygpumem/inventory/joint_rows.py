@@ -41,7 +41,7 @@ def row_of_several(rows: Sequence[HeldRow], holder: Holder) -> HeldRow:
     if are_equal(map(_shown_fields, records)):
         whole = replace(whole, parts=largest_parts(records))
     else:
-        whole = _of_many_kinds(whole, records)
+        whole = _row_of_different_objects(whole, records)
     return HeldRow(whole, holder)
 
 
@@ -99,8 +99,13 @@ def are_equal(values: Iterable[object]) -> bool:
     return len(set(values)) == 1
 
 
-def _of_many_kinds(whole: RetainedArray, rows: Sequence[RetainedArray]) -> RetainedArray:
-    """Return a row of objects that differ, with the bytes of each type."""
+def _row_of_different_objects(whole: RetainedArray, rows: Sequence[RetainedArray]) -> RetainedArray:
+    """Return the row of objects that differ, with the bytes of each type.
+
+    Args:
+        whole: the row of all, which looks like the first of ``rows``.
+        rows: the rows of the objects.
+    """
     sizes = Counter[str]()
     for row in rows:
         if row.type_name == SEVERAL_TYPES and row.parts:

@@ -46,8 +46,13 @@ def kept_objects(kept: Sequence[object], new: set[int]) -> KeptObjects:
 
 
 def _add_untracked(objects: Sequence[object], own_bytes: OwnBytes, identities: set[int]) -> int:
-    """Return the bytes of untracked objects that only these ``objects`` lead to; add the
-    identities of the untracked ones with several references.
+    """Return the bytes of the untracked objects to which only ``objects`` lead; add the untracked
+    ones that have several references to the identities.
+
+    Args:
+        objects: tracked objects, and untracked containers.
+        own_bytes: measures objects.
+        identities: gets identities.
     """
     size = 0
     waiting: Sequence[Any] = objects
@@ -62,5 +67,6 @@ def _add_untracked(objects: Sequence[object], own_bytes: OwnBytes, identities: s
 
 
 def _requested(objects: Sequence[object], own_bytes: OwnBytes) -> int:
+    """Return the bytes that objects have requested for themselves."""
     own_bytes.learn(objects)
     return own_bytes.requested(Batch(objects))

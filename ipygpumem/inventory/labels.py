@@ -10,6 +10,7 @@ from ipygpumem.inventory.records import first_part
 from ipygpumem.notebook import OUTPUT_PREFIX
 
 CellOf = Callable[[str], "int | None"]
+"""Returns the last cell that bound a name; None if it is unknown."""
 
 
 class Labels:
@@ -30,11 +31,11 @@ class Labels:
         if not paths:
             return []
         texts = [path or "" for path in paths]
-        first = texts[0].partition("[")[0]
-        is_known = first in self._cells and first != "Out"
-        if is_known and all(map(str.startswith, texts, repeat(f"{first}["))):
+        head_of_first = texts[0].partition("[")[0]
+        is_known = head_of_first in self._cells and head_of_first != "Out"
+        if is_known and all(map(str.startswith, texts, repeat(f"{head_of_first}["))):
             # such as the items of a list of a million tensors
-            return [self._cells[first]] * len(texts)
+            return [self._cells[head_of_first]] * len(texts)
         heads = self._heads_of(texts)
         for head in set(heads) - self._cells.keys():
             name = first_part(head.replace("list(", ""))
@@ -55,6 +56,7 @@ class Labels:
 
 
 def _head_of(path: str) -> str:
+    """Return a path up to its first bracket, or all of it if its first part has one: ``Out[5]``."""
     if path.startswith((OUTPUT_PREFIX, "list(")):
         return path
     return path.partition("[")[0]

@@ -51,18 +51,18 @@ def notes_on_unnamed(
         "code of libraries": now.file_bytes - start.file_bytes,
         "free heap pages": free,
     }
-    left = kept_bytes - sum(max(0, size) for size in sizes.values())
-    free_blocks = min(left, now.free_blocks_bytes - start.free_blocks_bytes)
-    left -= max(0, free_blocks)
+    unnamed_bytes = kept_bytes - sum(max(0, size) for size in sizes.values())
+    free_blocks = min(unnamed_bytes, now.free_blocks_bytes - start.free_blocks_bytes)
+    unnamed_bytes -= max(0, free_blocks)
     sizes[FREE_BLOCKS] = free_blocks
     texts = [f"{format_bytes(size)} {name}" for name, size in sizes.items() if size >= MIB]
     many = max(_FEW_BYTES, min(MANY_BYTES, MANY_SHARE * kept_bytes))
-    if max(left, free_blocks) <= many:
+    if max(unnamed_bytes, free_blocks) <= many:
         return []
-    if left > many:
-        facts = _facts_about_unnamed(start, now, left)
+    if unnamed_bytes > many:
+        facts = _facts_about_unnamed(start, now, unnamed_bytes)
         facts = [UNACCOUNTED, *facts] if knows_new() else [*facts, _NOT_TOLD]
-        texts.append(f"{format_bytes(left)} not named: {'; '.join(facts)}")
+        texts.append(f"{format_bytes(unnamed_bytes)} not named: {'; '.join(facts)}")
     return [f"{format_bytes(kept_bytes)} of RAM are still in use: {', '.join(texts)}"]
 
 
@@ -74,8 +74,8 @@ def ram_of(values: list[object]) -> int:
         return Sizes().measure(values).device_bytes.get("cpu", 0)
 
 
-def _facts_about_unnamed(start: RamFigures, now: RamFigures, left_bytes: int) -> list[str]:
-    """Return the measured facts about ``left_bytes`` of RAM without a name.
+def _facts_about_unnamed(start: RamFigures, now: RamFigures, unnamed_bytes: int) -> list[str]:
+    """Return the measured facts about ``unnamed_bytes`` of RAM, such as imported modules.
 
     pyarrow does not tell the free pages in its pool. New ones are at most the rise of its peak.
     """
@@ -85,6 +85,6 @@ def _facts_about_unnamed(start: RamFigures, now: RamFigures, left_bytes: int) ->
         facts.append(f"{modules:,} modules were imported")
     risen = now.arrow_peak_bytes - start.arrow_peak_bytes
     if risen >= MIB:
-        in_pool = format_bytes(min(risen, left_bytes))
+        in_pool = format_bytes(min(risen, unnamed_bytes))
         facts.append(f"up to {in_pool} may be free pages of pyarrow's pool")
     return facts

@@ -121,7 +121,9 @@ class Inventory(Record):
 
 
 def _listed(bytes_by_device: Mapping[str, int], form: Callable[[int], str]) -> str:
-    """Return devices with their bytes, such as ``cpu 1 MiB, cuda:0 2 MiB``."""
+    """Return devices with their bytes, such as ``cpu 1 MiB, cuda:0 2 MiB``; ``form`` writes the
+    bytes of one.
+    """
     texts = [f"{device} {form(size)}" for device, size in bytes_by_device.items()]
     return ", ".join(texts)
 
@@ -208,18 +210,19 @@ def group(tensors: Iterable[TensorRecord], by: str) -> tuple[TensorGroup, ...]:
     """Return tensors summed by one of ``GROUPS``, the largest first; by name means by the name's
     first part.
     """
-    label = _LABELS[by]
+    label_of = _LABELS[by]
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for tensor in tensors:
-        text = label(tensor)
-        counts[text] += 1
-        sizes[text] += tensor.size_bytes
-    groups = [TensorGroup(text, counts[text], size) for text, size in sizes.items()]
+        label = label_of(tensor)
+        counts[label] += 1
+        sizes[label] += tensor.size_bytes
+    groups = [TensorGroup(label, counts[label], size) for label, size in sizes.items()]
     return tuple(sorted(groups, key=attrgetter("size_bytes"), reverse=True))
 
 
 UNNAMED = "(no name)"
+"""Label of the tensors to which no name leads."""
 
 
 def first_part(path: str | None) -> str:
@@ -229,17 +232,20 @@ def first_part(path: str | None) -> str:
     return _FIRST_PART.split(path, maxsplit=1)[0]
 
 
-def _cell(tensor: TensorRecord) -> str:
+def _cell_label(tensor: TensorRecord) -> str:
+    """Return the label of the cell that bound the tensor's name."""
     if tensor.cell is None:
         return "(unknown)"
     return f"cell {tensor.cell}"
 
 
-def _name_of_tensor(tensor: TensorRecord) -> str:
+def _name_label(tensor: TensorRecord) -> str:
+    """Return the variable with which the tensor's name begins."""
     return first_part(tensor.name)
 
 
-def _shape(tensor: TensorRecord) -> str:
+def _shape_label(tensor: TensorRecord) -> str:
+    """Return the shape and the dtype, such as ``64x3 float32``."""
     if tensor.shape is None:
         return f"no single shape {tensor.dtype}".strip()
     sizes = format_shape(tensor.shape) or "scalar"
@@ -247,15 +253,16 @@ def _shape(tensor: TensorRecord) -> str:
 
 
 _FIRST_PART = re.compile(r"(?<!^Out)[.\[]")
+"""Matches the end of a name's first part: ``model`` in ``model[0]``, ``Out[3]`` in ``Out[3].x``."""
 
 _LABELS: dict[str, Callable[[TensorRecord], str]] = {
-    "name": _name_of_tensor,
-    "shape": _shape,
+    "name": _name_label,
+    "shape": _shape_label,
     "kind": attrgetter("kind"),
-    "cell": _cell,
+    "cell": _cell_label,
     "device": attrgetter("device"),
 }
-"""Name of a tensor's group."""
+"""The function that returns the label of a tensor's group, by the property to group by."""
 GROUPS = tuple(_LABELS)
 
 
@@ -272,6 +279,6 @@ def difference(before: Inventory, after: Inventory) -> InventoryDiff:
 
 def _not_in(inventory: Inventory, tensors: Sequence[TensorRecord]) -> tuple[TensorRecord, ...]:
     """Return the tensors whose storage is not in an inventory."""
-    identity = attrgetter("library", "storage", "size_bytes", "device")
-    storages = set(map(identity, inventory.tensors))
-    return tuple(tensor for tensor in tensors if identity(tensor) not in storages)
+    storage_of = attrgetter("library", "storage", "size_bytes", "device")
+    storages = set(map(storage_of, inventory.tensors))
+    return tuple(tensor for tensor in tensors if storage_of(tensor) not in storages)

@@ -56,8 +56,10 @@ class Remaining:
     def largest_place(
         self, holders: Mapping[StorageKey, Holder], smallest: int
     ) -> Remaining | None:
-        """Return the objects that one of their holders keeps, if these are many, and the rest is
-        little: among thousands of lists in older records may be a list of a few names elsewhere.
+        """Return the objects that one of their holders keeps, if these are many, and the objects
+        in other places are few and small; None otherwise.
+
+        Among thousands of lists in older records may be a list of a few names elsewhere.
 
         Args:
             holders: the holder of each object that was searched.
@@ -67,21 +69,21 @@ class Remaining:
         for item in self.items:
             holder = holders.get(object_key(item))
             places.setdefault(id(holder), []).append(item)
-        largest, *further = sorted(places.values(), key=len, reverse=True)
-        is_divided = len(largest) > _MOST_ROWS and 1 <= len(further) <= _MOST_PLACES
+        in_largest, *in_other_places = sorted(places.values(), key=len, reverse=True)
+        is_divided = len(in_largest) > _MOST_ROWS and 1 <= len(in_other_places) <= _MOST_PLACES
         if not is_divided or self.record.parts:
             return None
-        items = list(chain.from_iterable(further))
-        size = Sizes(limit=_MOST_SHARED).measure(items)
+        elsewhere = list(chain.from_iterable(in_other_places))
+        size = Sizes(limit=_MOST_SHARED).measure(elsewhere)
         most_bytes_elsewhere = min(_LITTLE * self.record.size_bytes, smallest - 1)
         if size.is_at_least or size.size_bytes > most_bytes_elsewhere:
             return None
         size_bytes = self.record.size_bytes - size.size_bytes
-        record = replace(self.record, size_bytes=size_bytes, objects=len(largest))
-        return replace(self, record=record, items=tuple(largest))
+        record = replace(self.record, size_bytes=size_bytes, objects=len(in_largest))
+        return replace(self, record=record, items=tuple(in_largest))
 
     def from_name(self, roots: Roots) -> Holder:
-        """Return the path from the name."""
+        """Return the holder by the path from the name, with the line that removes the objects."""
         writer = PathWriter(roots, of_leaks=True)
         if len(self.items) == 1:
             return writer.holder_from_name(self.name, (*self.chain, self.items[0]))
@@ -240,7 +242,14 @@ class RemainingRows:
         return positions[0]
 
     def _add_to_row(self, position: int, item: object, size: Size, place: _Place) -> None:
-        """Add an object to the row of other ones."""
+        """Add an object to the row at a position, whose objects lead to the same memory.
+
+        Args:
+            position: the position in ``remaining``.
+            item: the object.
+            size: its memory that nothing has counted yet.
+            place: the container that has it.
+        """
         row = self.remaining[position]
         place_of_row = _Place(row.name, row.chain)
         if list(map(id, place.chain)) != list(map(id, row.chain)):

@@ -22,7 +22,17 @@ _MOST_PER_STATE = 1_000_000
 def roles_of(
     reader: Reader, heap: Heap | TrackedInstances, tensors: Sequence[Any], gradients: Sequence[Any]
 ) -> dict[int, Role]:
-    """Return the roles of storages, by ``Reader.keys``; the missing ones have the role "other"."""
+    """Return the roles of tensors and storages; the missing ones have the role "other".
+
+    Args:
+        reader: reads tensors without user code.
+        heap: has all live modules and optimizers.
+        tensors: all live tensors.
+        gradients: the gradients among them.
+
+    Returns:
+        The roles by the identity of a tensor, and by the keys of its storages.
+    """
     in_optimizers = [tensor for _, tensor in optimizer_states(heap, reader.base)]
     tensors_by_role: dict[Role, Iterable[Any]] = {
         "buffer": _buffers(reader, heap),
@@ -41,7 +51,13 @@ def roles_of(
 def roles_of_each(
     roles: Mapping[int, Role], keys: Iterable[tuple[int, ...]], ids: Iterable[int]
 ) -> list[Role]:
-    """Return the role of each tensor, by the identities of its storages and its own."""
+    """Return the role of each tensor: that of one of its storages, or else its own.
+
+    Args:
+        roles: the result of ``roles_of``.
+        keys: the keys of the storages of each tensor.
+        ids: the identity of each tensor.
+    """
     of_each = list[Role]()
     for keys_of_storages, identity in zip(keys, ids, strict=True):
         role = roles.get(identity, "other")
@@ -108,17 +124,17 @@ def _tensors_in(state: object, base: Any) -> Iterator[tuple[object, Any]]:
     The state is not always one level deep.
     """
     waiting: list[tuple[object, Any, int]] = [(None, state, 0)]
+    """Keys in the state, objects behind them, and the number of containers around each."""
     for _ in range(_MOST_PER_STATE):
         if not waiting:
             return
-        owner, item, depth = waiting.pop()
+        key_in_state, item, depth = waiting.pop()
         if is_instance(item, base):
-            yield owner, item
+            yield key_in_state, item
         elif depth == _DEEPEST:
             continue
         elif is_instance(item, dict):
             for key, value in list(dict.items(item)):
-                key_in_state = owner if depth else key
-                waiting.append((key_in_state, value, depth + 1))
+                waiting.append((key_in_state if depth else key, value, depth + 1))
         elif type(item) is list or type(item) is tuple:
-            waiting += [(owner, value, depth + 1) for value in item]
+            waiting += [(key_in_state, value, depth + 1) for value in item]

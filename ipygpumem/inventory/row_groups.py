@@ -24,32 +24,31 @@ def grouped(rows: Sequence[HeldRow]) -> list[list[HeldRow]]:
     """Return the rows, which all have lines, in groups that one line may free."""
     if len(rows) < 2:
         return [list(rows)] if rows else []
-    changed = _ChangedPlaces.of(rows)
-    group_of = dict[object, list[HeldRow]]()
-    """The group of each key."""
+    changed_places = _ChangedPlaces.of(rows)
+    group_of_key = dict[object, list[HeldRow]]()
     for row in rows:
         group = [row]
-        for key in _keys_of_groups(row, changed):
-            other = group_of.setdefault(key, group)
-            if other is not group:
-                other += group
-                _replace_group(group_of, group, other)
-                group = other
+        for key in _keys_of_groups(row, changed_places):
+            earlier_group = group_of_key.setdefault(key, group)
+            if earlier_group is not group:
+                earlier_group += group
+                _replace_group(group_of_key, group, earlier_group)
+                group = earlier_group
     groups = list[list[HeldRow]]()
     for row in rows:
-        group = group_of[row.cuts]
+        group = group_of_key[row.cuts]
         if group[0] is row:  # a group stands where its first row stood
             groups.append(group)
     return groups
 
 
 def _replace_group(
-    group_of: dict[object, list[HeldRow]], group: list[HeldRow], other: list[HeldRow]
+    group_of_key: dict[object, list[HeldRow]], group: list[HeldRow], replacement: list[HeldRow]
 ) -> None:
-    """Put a group that has been added to another one at all of its keys."""
-    for key, group_there in group_of.items():
+    """Put the replacement at all keys of a group, whose rows it has."""
+    for key, group_there in group_of_key.items():
         if group_there is group:
-            group_of[key] = other
+            group_of_key[key] = replacement
 
 
 # -- keys of groups -------------------------------------------------------------------------------

@@ -35,36 +35,42 @@ def rows_of(explained: Sequence[Explained], heap: Heap) -> list[HeldRow]:
     arrays_below = _arrays_below([item for item, _ in explained], heap)
     if not arrays_below:
         return rows
-    position_of = dict[StorageKey, int]()
+    position_of_storage = dict[StorageKey, int]()
+    """The position in ``rows`` of the row with each storage."""
     for position, (item, _) in enumerate(explained):
-        position_of.update(dict.fromkeys(item.live_storages(), position))
-    joined = set[int]()
+        position_of_storage.update(dict.fromkeys(item.live_storages(), position))
+    joined_positions = set[int]()
     for position, (item, row) in enumerate(explained):
-        storages = item.live_storages()
-        positions = {position_of.get(arrays_below.get(storage, storage)) for storage in storages}
-        if len(positions) > 1:
+        owners = [arrays_below.get(storage, storage) for storage in item.live_storages()]
+        positions_of_owners = set(map(position_of_storage.get, owners))
+        if len(positions_of_owners) > 1:
             continue
-        position_of_all = positions.pop()
-        if position_of_all is not None and position_of_all != position:
-            rows[position_of_all] = _row_of_both(rows[position_of_all], row)
-            joined.add(position)
-    return [row for position, row in enumerate(rows) if position not in joined]
+        position_of_array = positions_of_owners.pop()
+        if position_of_array is not None and position_of_array != position:
+            rows[position_of_array] = _row_of_both(rows[position_of_array], row)
+            joined_positions.add(position)
+    return [row for position, row in enumerate(rows) if position not in joined_positions]
 
 
 def _arrays_below(watched: Sequence[WatchedName], heap: Heap) -> dict[StorageKey, StorageKey]:
-    """Return the storage of the array on whose memory each torch storage of names is."""
-    of_torch = set[StorageKey]()
+    """Return the storage of the array on whose memory a torch storage is, by the torch storage.
+
+    Args:
+        watched: names with tensors and arrays.
+        heap: the live objects.
+    """
+    torch_storages = set[StorageKey]()
     for item in watched:
-        of_torch.update(storage for storage in item.live_storages() if storage[0] == "torch")
-    of_arrays = _places_of_arrays(watched)
-    if not of_torch or not of_arrays:
+        torch_storages.update(storage for storage in item.live_storages() if storage[0] == "torch")
+    places_of_arrays = _places_of_arrays(watched)
+    if not torch_storages or not places_of_arrays:
         return {}
-    below = dict[StorageKey, StorageKey]()
-    for key, address in _addresses(of_torch, heap).items():
-        for start, end, storage in of_arrays:
+    array_storages = dict[StorageKey, StorageKey]()
+    for torch_storage, address in _addresses(torch_storages, heap).items():
+        for start, end, array_storage in places_of_arrays:
             if start <= address < end:
-                below[key] = storage
-    return below
+                array_storages[torch_storage] = array_storage
+    return array_storages
 
 
 def tensors_on_arrays(watched: Sequence[WatchedName], heap: Heap) -> list[WatchedName]:
@@ -98,7 +104,7 @@ def tensors_on_arrays(watched: Sequence[WatchedName], heap: Heap) -> list[Watche
 
 
 def _places_of_arrays(watched: Sequence[WatchedName]) -> list[tuple[int, int, StorageKey]]:
-    """Return the start and the end of the memory of each live NumPy array of names."""
+    """Return the start and end of the memory of each live NumPy array, and its storage."""
     places = list[tuple[int, int, StorageKey]]()
     for item in watched:
         for is_alive, array in item.arrays:
@@ -109,7 +115,7 @@ def _places_of_arrays(watched: Sequence[WatchedName]) -> list[tuple[int, int, St
 
 
 def _addresses(storages: set[StorageKey], heap: Heap) -> dict[StorageKey, int]:
-    """Return the addresses of those of some torch storages that another library has allocated."""
+    """Return the addresses of the torch storages that another library has allocated."""
     addresses = dict[StorageKey, int]()
     torch: Any = sys.modules["torch"]
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
@@ -124,13 +130,14 @@ def _addresses(storages: set[StorageKey], heap: Heap) -> dict[StorageKey, int]:
     return addresses
 
 
-def _row_of_both(row: HeldRow, other: HeldRow) -> HeldRow:
+def _row_of_both(of_array: HeldRow, of_tensor: HeldRow) -> HeldRow:
     """Return an array's row with the name and the holder of a tensor on its memory."""
-    names = [name for name in (row.row.name, other.row.name) if name]
-    holders = [item.holder for item in (row, other) if item.holder is not None]
-    holder = row.holder
-    if row.holder == OUT_OF_SIGHT:
-        holder = other.holder  # torch itself refers to the array
+    rows = (of_array, of_tensor)
+    names = [row.row.name for row in rows if row.row.name]
+    holders = [row.holder for row in rows if row.holder is not None]
+    holder = of_array.holder
+    if of_array.holder == OUT_OF_SIGHT:
+        holder = of_tensor.holder  # torch itself refers to the array
     elif len(holders) == 2:
         holder = holder_of_all(holders)
-    return HeldRow(replace(row.row, name=", ".join(names)), holder)
+    return HeldRow(replace(of_array.row, name=", ".join(names)), holder)

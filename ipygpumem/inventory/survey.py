@@ -108,6 +108,7 @@ def roles_of_tensors() -> list[tuple[object, Role]]:
 
 
 def _roles(observer: HeapObserver | None = None, *, has_arrays: bool) -> list[tuple[object, Role]]:
+    """Return all live tensors with their roles, and arrays if ``has_arrays``."""
     refuse_while_traced("list tensors")
     with undisturbed():
         survey = _Survey((), lambda root: None, observer=observer, has_arrays=has_arrays)
@@ -138,6 +139,13 @@ def visible_names(frame: FrameType) -> Iterator[tuple[str, object]]:
 class _Survey:
     """One inventory in progress; it keeps all objects alive, and is dropped by the call that made
     it.
+
+    Args:
+        roots: as for ``take_inventory``, and so are the further arguments.
+        observer: sees all objects during the pass over the heap.
+
+    Attributes:
+        notes: messages for the user about tensors that could not be read.
     """
 
     def __init__(
@@ -177,9 +185,12 @@ class _Survey:
         self._heap.drop()
         self._named.clear()
 
-    def _all(self, base: type, on_heap: Sequence[object]) -> list[Any]:
-        """Return all instances of a library's class, named ones first; ``on_heap`` are those the
-        collector lists.
+    def _instances(self, base: type, on_heap: Sequence[object]) -> list[Any]:
+        """Return all instances of a library's class, the named ones first.
+
+        Args:
+            base: the class.
+            on_heap: its instances that the collector lists.
         """
         instances = Kinds(self._named).instances(base)
         are_named = map(self._labels.paths.__contains__, map(id, on_heap))
@@ -193,7 +204,7 @@ class _Survey:
         arrays: list[Any] = []
         array_type = library_type("numpy", "ndarray")
         if array_type is not None:
-            arrays = self._all(array_type, self._heap.ndarrays)
+            arrays = self._instances(array_type, self._heap.ndarrays)
         records, shown = self._tensor_records(arrays, storages)
         buffers = jax_records(self._named, self._labels)
         shown |= shown_by_jax(arrays, buffers)
@@ -204,19 +215,23 @@ class _Survey:
     def _tensor_records(
         self, arrays: Sequence[object], storages: Storages | None
     ) -> tuple[list[TensorRecord], set[int]]:
-        """Return the records of torch tensors, and the identities of the owners of the
-        memory of ``arrays`` that need no record of their own: these records have that memory.
+        """Return the records of torch tensors, and the identities of the owners of the arrays'
+        memory that need no record of their own: a tensor's record has it.
+
+        Args:
+            arrays: all NumPy arrays.
+            storages: gets torch's storages.
         """
         with torch_reader() as reader:
             if reader is None:
                 return [], set()
-            tensors = self._all(reader.base, self._heap.tensors)
+            tensors = self._instances(reader.base, self._heap.tensors)
             gradients = add_gradients(reader, tensors, self._labels)
             if storages is not None:
                 storages.add_of(reader, tensors)
             roles = roles_of(reader, self._heap, tensors, gradients)
             listed = TensorList(reader, tensors, self._labels)
-            shown = listed.match(arrays)
+            shown = listed.match_arrays(arrays)
             if listed.unread:
                 reason = listed.unread[0]
                 self.notes.append(f"the memory of {len(listed.unread)} tensors {reason}")
@@ -228,7 +243,7 @@ class _Survey:
         with torch_reader() as reader:
             if reader is None:
                 return roles
-            tensors = self._all(reader.base, self._heap.tensors)
+            tensors = self._instances(reader.base, self._heap.tensors)
             gradients = add_gradients(reader, tensors, self._labels)
             by_key = roles_of(reader, self._heap, tensors, gradients)
             keys = [(id(tensor), *reader.keys(tensor)) for tensor in tensors]

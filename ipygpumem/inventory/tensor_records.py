@@ -44,8 +44,13 @@ def _is_readable(torch: Any) -> bool:
 
 
 def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[Any]:
-    """Add the gradients, which may not have had a Python object, named after their tensors; return
-    them.
+    """Add the gradients of tensors to the list, named after their tensors, and return them:
+    reading a gradient may create its Python object.
+
+    Args:
+        reader: reads tensors without user code.
+        tensors: the tensors, to which the gradients are added.
+        labels: gets the names of the gradients.
     """
     gradients: list[Any] = []
     for tensor in with_graph_or_gradient(tensors):
@@ -62,13 +67,23 @@ def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[An
             labels.paths.setdefault(id(gradient), f"{path}.grad")
     if gradients:
         gradients_by_id = by_identity(gradients)
-        new = gradients_by_id.keys() - set(map(id, tensors))
-        tensors += [gradient for key, gradient in gradients_by_id.items() if key in new]
+        unlisted = gradients_by_id.keys() - set(map(id, tensors))
+        tensors += [gradient for key, gradient in gradients_by_id.items() if key in unlisted]
     return gradients
 
 
 class TensorList:
-    """Torch tensors by their storages."""
+    """Torch tensors by their storages.
+
+    Most tensors are *alone*: no other tensor is on their storage. A million of these are read
+    column by column. Tensors that share a storage, or have several or none, are measured one by
+    one. A sparse or wrapper tensor is a *whole*, and the tensors inside it are its parts.
+
+    Args:
+        reader: reads tensors without user code.
+        tensors: the tensors.
+        labels: the names of tensors.
+    """
 
     def __init__(self, reader: Reader, tensors: Sequence[Any], labels: Labels) -> None:
         self._reader = reader
@@ -77,7 +92,7 @@ class TensorList:
         self._memories: list[tuple[Any, Memory]] = []
         """The tensors that may share a storage, or have several or none."""
         self._wholes: dict[int, list[Memory]] = {}
-        """The tensors with this storage as a part: sparse and wrapper tensors."""
+        """The sparse and wrapper tensors with a storage as a part, by the storage."""
         for tensor in complex_tensors:
             memory = reader.memory(tensor)
             self._memories.append((tensor, memory))
@@ -92,9 +107,9 @@ class TensorList:
             for tensor in compress(plain.tensors, is_shared):
                 self._memories.append((tensor, reader.memory(tensor)))
         self._shown: Counter[int] = Counter()
-        """Number of arrays on a storage."""
+        """Number of arrays that show a storage, by its key."""
         self._owners: dict[int, int] = {}
-        """Identity of the array that owns a storage's memory."""
+        """Identity of the array that owns a storage's memory, by the storage's key."""
 
     @property
     def unread(self) -> list[str]:
@@ -102,9 +117,12 @@ class TensorList:
         notes = [memory.note for _, memory in self._memories]
         return [note for note in notes if note.startswith("could not be read")]
 
-    def match(self, arrays: Sequence[object]) -> set[int]:
-        """Count the NumPy arrays that show tensors' memory, and the tensors that show arrays'
-        memory: both are listed once. Return the identities of the owners.
+    def match_arrays(self, arrays: Sequence[object]) -> set[int]:
+        """Count the NumPy arrays that show tensors' memory, such as ``tensor.numpy()``, and the
+        tensors that show arrays' memory: both are listed once.
+
+        Returns:
+            The identities of the tensors and arrays that own this memory.
         """
         shown: set[int] = set()
         by_address: dict[int, tuple[int, int]] = {}
@@ -142,7 +160,7 @@ class TensorList:
         return shown
 
     def _addresses(self) -> dict[int, int]:
-        """Return the addresses of the host storages that another library allocated."""
+        """Return the address of each host storage that another library allocated, by its key."""
         reader = self._reader
         on_host = self._alone.of(map("cpu".__eq__, self._alone.devices))
         of_libraries = on_host.of(map(not_, reader.resizable(on_host.storages)))
@@ -167,13 +185,13 @@ class TensorList:
 
     def _records_of_sharers(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
         """Return the records of tensors that share storages, and of those with several or none."""
-        together = self._by_storages()
+        sharers_by_storages = self._by_storages()
         tensors = list[Any]()
         memories = list[Memory]()
         devices = list[str]()
         sizes = list[int]()
         aliases = list[int]()
-        for keys, sharers in together.items():
+        for keys, sharers in sharers_by_storages.items():
             tensor, memory = sharers[0]
             if len(sharers) > 1:
                 tensor, memory = min(sharers, key=self._rank)
@@ -185,10 +203,10 @@ class TensorList:
             aliases.append(len(sharers) - 1 + arrays)
         return self._records(
             tensors,
-            [keys[0] for keys in together],
+            [keys[0] for keys in sharers_by_storages],
             devices,
             sizes,
-            roles_of_each(roles, together, map(id, tensors)),
+            roles_of_each(roles, sharers_by_storages, map(id, tensors)),
             aliases,
             [memory.shared for memory in memories],
             [memory.note for memory in memories],
@@ -196,12 +214,12 @@ class TensorList:
 
     def _by_storages(self) -> dict[tuple[int, ...], list[tuple[Any, Memory]]]:
         """Return the tensors that were measured one by one, by the storages that they share."""
-        together: dict[tuple[int, ...], list[tuple[Any, Memory]]] = {}
+        sharers: dict[tuple[int, ...], list[tuple[Any, Memory]]] = {}
         for tensor, memory in self._memories:
             if not self._is_part(memory):  # otherwise it is listed with the whole
                 keys = tuple(memory.storages) or (id(tensor),)
-                together.setdefault(keys, []).append((tensor, memory))
-        return together
+                sharers.setdefault(keys, []).append((tensor, memory))
+        return sharers
 
     def _records_of_plain(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
         """Return the records of tensors that are alone on their storage: there may be a million."""
@@ -231,6 +249,16 @@ class TensorList:
     ) -> list[TensorRecord]:
         """Return the records of tensors on different storages: read column by column in C; there
         may be a million.
+
+        Args:
+            tensors: the tensors.
+            keys: of each tensor, the key of its storage; and so on for the further columns.
+            devices: its device.
+            sizes: bytes of its storages.
+            kinds: its role.
+            aliases: number of other tensors or arrays on its storage.
+            shared: True if other processes may share its storage.
+            notes: the reason why its size is missing.
         """
         reader = self._reader
         names = list(map(self._labels.paths.get, map(id, tensors)))
@@ -297,7 +325,9 @@ class TensorList:
         return any(memory.storages.keys() < whole.storages.keys() for whole in wholes)
 
     def _rank(self, sharer: tuple[Any, Memory]) -> tuple[bool, int]:
-        """Return the sort key for the tensors of a storage: named ones first, then the largest."""
+        """Return the sort key by which the tensor that stands for a storage comes first: named
+        ones, then the largest.
+        """
         tensor, memory = sharer
         has_no_name = id(tensor) not in self._labels.paths
         size = self._reader.read("nbytes", tensor) if memory.is_plain else 0
@@ -312,8 +342,12 @@ def _repeated(keys: Sequence[int]) -> set[int]:
 
 
 def array_records(arrays: Sequence[object], labels: Labels, shown: set[int]) -> list[TensorRecord]:
-    """Return one record for the memory of each array, except memory already ``shown`` as a
-    tensor's.
+    """Return one record for the memory of each NumPy array.
+
+    Args:
+        arrays: the arrays.
+        labels: the names of arrays.
+        shown: identities of the owners of memory that tensors' records have.
     """
     records: dict[int, TensorRecord] = {}
     for item in arrays:

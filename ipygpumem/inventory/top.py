@@ -35,7 +35,9 @@ _FEW = 300
 skipped.
 """
 _GROUP = 1000
+"""Number of names in such a group."""
 _LITTLE = 1 << 20
+"""Bytes of a group from which its names are measured one by one."""
 SMALLEST = 1 << 10
 """Smallest size in bytes of a listed name."""
 _SMALLEST_OF_CODE = 1 << 16
@@ -189,7 +191,13 @@ def measure_names(
 
 
 def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> NamedSize:
-    """Return a row with the line that frees its memory; ``deletion`` deletes its names."""
+    """Return a row with the line that frees its memory.
+
+    Args:
+        row: the row.
+        named: the objects by name.
+        deletion: the line that deletes all names of the object.
+    """
     value = named[row.name]
     target = target_of(row.name)
     ending = ending_of(value)
@@ -237,11 +245,13 @@ def _has_pending(value: Any) -> bool:
 
 
 class _Measured(NamedTuple):
-    """The rows, and the measurements from which they are."""
+    """The rows of named objects, and the measurements from which they are."""
 
     rows: list[NamedSize]
     small_names: int
+    """Number of names whose objects have no row."""
     complete: bool
+    """False if there were too many objects to follow."""
     sizes: Sizes
     """Its region is the only one besides our callers to refer to the objects."""
     ends_of_cycles: Mapping[str, Sequence[str]] = {}
@@ -257,26 +267,26 @@ def _measure(
     elsewhere: Sequence[object],
     progress: Progress,
 ) -> _Measured:
-    """Measure named objects one after the other."""
+    """Measure named objects one after the other; the arguments are those of ``measure_names``."""
     names_by_object = _names_by_object(named)
     objects = _sizeable_objects(named, names_by_object)
     namespaces = [*namespaces, id(named)]
-    chosen = _without_little(objects, namespaces, progress)
+    to_measure = _without_little(objects, namespaces, progress)
     rows = list[NamedSize]()
-    number_of_names = max(1, len(chosen))
+    number_of_names = max(1, len(to_measure))
     region = Region(namespaces=namespaces, progress=lambda: progress(len(rows) / number_of_names))
-    owners = {name: value for name, value in chosen.items() if name not in outputs}
+    owners = {name: value for name, value in to_measure.items() if name not in outputs}
     sizes = Sizes(owners, region=region)
     if elsewhere:
         sizes.measure(list(elsewhere))
     is_complete = True
-    for name in [*_in_order(owners), *(name for name in chosen if name in outputs)]:
-        value = chosen[name]
+    for name in [*_in_order(owners), *(name for name in to_measure if name in outputs)]:
+        value = to_measure[name]
         size = sizes.measure(value, name)
         is_complete &= size.complete
         _, *other_names = names_by_object[id(value)]
         rows.append(_named_row(name, value, size, other_names))
-    listed = [row for row in _with_holders(rows) if _is_listed(row, chosen[row.name])]
+    listed = [row for row in _with_holders(rows) if _is_listed(row, to_measure[row.name])]
     return _Measured(listed, len(objects) - len(listed), is_complete, sizes)
 
 
@@ -285,9 +295,8 @@ def _sizeable_objects(
 ) -> dict[str, object]:
     """Return the objects that may hold much memory, each by the first of its names."""
     objects = {names[0]: named[names[0]] for names in names_by_object.values()}
-    large_objects = sizeable(list(objects.values()))
-    chosen = set(map(id, large_objects))
-    return {name: value for name, value in objects.items() if id(value) in chosen}
+    sizeable_ids = set(map(id, sizeable(list(objects.values()))))
+    return {name: value for name, value in objects.items() if id(value) in sizeable_ids}
 
 
 def _with_holders(rows: Sequence[NamedSize]) -> list[NamedSize]:
@@ -350,10 +359,10 @@ def _with_freed(
     measured: _Measured, named: Mapping[str, object], references: Mapping[int, int]
 ) -> _Measured:
     """Return the rows with the bytes that die with each object if all of its names are deleted."""
-    keys = [id(named[row.name]) for row in measured.rows]
+    object_ids = [id(named[row.name]) for row in measured.rows]
     ours = Counter(map(id, named.values()))
-    ours.update({key: references.get(key, 0) for key in keys})
-    freed_sizes = measured.sizes.region.freed_by(keys, ours)
+    ours.update({key: references.get(key, 0) for key in object_ids})
+    freed_sizes = measured.sizes.region.freed_by(object_ids, ours)
     rows = [
         row._replace(freed_bytes=dict(size))
         for row, size in zip(measured.rows, freed_sizes, strict=True)
@@ -390,13 +399,13 @@ def _without_little(
         return dict(named)
     region = Region(namespaces=namespaces, progress=lambda: progress(0))
     sizes = Sizes(named, region=region)
-    chosen = dict[str, object]()
+    remaining = dict[str, object]()
     for names in chunks(list(named), _GROUP):
         values = [named[name] for name in names]
         if sizes.together(values) >= _LITTLE:
-            chosen.update(zip(names, values, strict=True))
+            remaining.update(zip(names, values, strict=True))
     sizes.drop()
-    return chosen
+    return remaining
 
 
 def _in_order(named: Mapping[str, object]) -> list[str]:
@@ -408,8 +417,8 @@ def _in_order(named: Mapping[str, object]) -> list[str]:
     modules = list[object]()
     if module_type is not None:
         modules = instances_among(values, module_type)
-    first = set(map(id, [*segments(values), *modules]))
-    return sorted(named, key=lambda name: id(named[name]) not in first)
+    ids_at_front = set(map(id, [*segments(values), *modules]))
+    return sorted(named, key=lambda name: id(named[name]) not in ids_at_front)
 
 
 def select(
@@ -448,4 +457,5 @@ def _rows_on(device: str, rows: Iterable[NamedSize]) -> Iterator[NamedSize]:
 
 
 def _on(device: str, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes on a device, or on all devices of a kind, such as ``cuda``."""
     return {name: size for name, size in sizes.items() if device in (name, name.partition(":")[0])}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ipygpumem.inventory.top import LargestNames
 
 _CELLS_MOST = 1000
+"""Maximum number of cells whose runs are counted, the latest ones."""
 _LEAST_SHARE = 0.01
 """Growth of one run to report, as a share of the memory in use."""
 _LEAST_BYTES = 10 * MIB
@@ -35,6 +36,7 @@ _SUM_LEAST_BYTES = 30 * MIB
 _SUM_ENOUGH_BYTES = 100 * MIB
 """Sum that is reported however much is in use."""
 _SMALL_RUNS = 4
+"""Minimum number of runs whose smaller growth is reported by its sum."""
 _SUSPECT_BYTES = 2 * _LEAST_BYTES
 """Growth in the last runs from which it is worth while to measure all names."""
 _MOST_LOOKS = 6
@@ -48,7 +50,9 @@ class Trends:
 
     def __init__(self) -> None:
         self._cells: dict[str, Growing] = {}
+        """The runs of each cell, by its id and by the digest of its source."""
         self._looked: deque[Growing] = deque(maxlen=_MOST_KEPT)
+        """The cells with a first look, which wait for the second."""
 
     def add(self, record: CellRecord) -> Growing:
         """Count a run of a cell."""
@@ -76,22 +80,27 @@ class _Streak:
 
     runs: int = 0
     least_bytes: int = 0
+    """The smallest growth of one of the runs."""
     most_bytes: int = 0
+    """The largest growth of one of the runs."""
     sum_bytes: int = 0
+    """The growth of all runs together."""
 
-    def add(self, grown: int, least: float) -> None:
-        """Count one more run, or start again if it grew the device by less than ``least``."""
-        if grown < least:
+    def add(self, grown_bytes: int, least_bytes: float) -> None:
+        """Count one more run, or start again if it grew the device by less than
+        ``least_bytes``.
+        """
+        if grown_bytes < least_bytes:
             self.runs = self.sum_bytes = 0
             return
         if not self.runs:
-            self.least_bytes = self.most_bytes = grown
-        self.least_bytes = min(self.least_bytes, grown)
-        self.most_bytes = max(self.most_bytes, grown)
+            self.least_bytes = self.most_bytes = grown_bytes
+        self.least_bytes = min(self.least_bytes, grown_bytes)
+        self.most_bytes = max(self.most_bytes, grown_bytes)
         self.runs += 1
-        self.sum_bytes += grown
+        self.sum_bytes += grown_bytes
 
-    def goes_on(self, last_two_bytes: int) -> bool:
+    def still_grows(self, last_two_bytes: int) -> bool:
         """Return True if the device still grows: growth from warm-up gets smaller.
 
         Args:
@@ -116,8 +125,10 @@ class DeviceRuns:
 
     def add(self, usage: Usage, *, success: bool) -> _Streak | None:
         """Count one more run, and return the series to report, if any."""
-        freed = self.after_bytes - usage.before_bytes  # since the last run, by any code
-        if freed > self.grown_bytes // 2 or not success:  # a traceback keeps an error's memory
+        freed_since = self.after_bytes - usage.before_bytes  # by any code
+        if (
+            freed_since > self.grown_bytes // 2 or not success
+        ):  # a traceback keeps an error's memory
             self.large = _Streak()
             self.small = _Streak()
         self.is_suspect = False
@@ -130,12 +141,12 @@ class DeviceRuns:
         self.large.add(grown, _share_of(usage, _LEAST_SHARE, _LEAST_BYTES, _ENOUGH_BYTES))
         self.small.add(grown, _SMALL_BYTES)
         self.is_suspect = self.small.runs >= _RUNS - 1 and self.small.sum_bytes >= _SUSPECT_BYTES
-        if self.large.runs >= _RUNS and self.large.goes_on(last_two_bytes):
+        if self.large.runs >= _RUNS and self.large.still_grows(last_two_bytes):
             return self.large
         least_sum = _share_of(usage, _SUM_SHARE, _SUM_LEAST_BYTES, _SUM_ENOUGH_BYTES)
         if self.small.runs < _SMALL_RUNS or self.small.sum_bytes < least_sum:
             return None
-        if self.small.goes_on(last_two_bytes):
+        if self.small.still_grows(last_two_bytes):
             return self.small
         return None
 

@@ -45,7 +45,7 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.reclaim.frames import frames_of, names_in
 
-_MOST = 2000
+_MOST_ELSEWHERE = 2000
 """Maximum number of large objects to measure that only libraries hold."""
 _MOST_NAMED = 200_000
 """Maximum number of objects behind names to pass through before the holders are searched."""
@@ -85,12 +85,18 @@ class Places:
 
     Make it before anything is measured: it holds a second reference to each object, so that
     ``Sizes`` remembers the object and nothing counts it twice.
+
+    Args:
+        heap: the live objects, with the instances of ``OF_PLACES``.
+
+    Attributes:
+        items: the functions, caches, generators and errors.
+        contents: the objects in these places, and those of running functions, by identity.
     """
 
     def __init__(self, heap: Heap) -> None:
         self.items: list[Any] = list(_users_places(heap))
         self.contents: dict[int, object] = {}
-        """The objects in these places, and those of running functions, by identity."""
         for place in self.items:
             self.contents.update(by_identity(_contents(place)))
         self.contents.update(by_identity(heap.local))
@@ -114,15 +120,16 @@ def candidates(
         smallest: minimum bytes of each.
         most: maximum number of objects, the largest ones.
     """
-    named = set(map(id, names))
+    named_ids = set(map(id, names))
     sizes.pass_over(map(id, places.items))  # their contents are measured themselves
     sized = list[tuple[int, object]]()
+    """The bytes of each object, and the object."""
     for key, item in places.contents.items():
-        if key not in named and (not is_atom(item) or sys.getsizeof(item) >= smallest):
+        if key not in named_ids and (not is_atom(item) or sys.getsizeof(item) >= smallest):
             sized.append((sizes.together([item]), item))
-    listed = named | places.contents.keys()
-    elsewhere = (item for item in large if id(item) not in listed)
-    for item in islice(elsewhere, _MOST):
+    examined_ids = named_ids | places.contents.keys()
+    elsewhere = (item for item in large if id(item) not in examined_ids)
+    for item in islice(elsewhere, _MOST_ELSEWHERE):
         # What a large container leads to matters only if no name leads to the container, and few
         # are measured then.
         size = sys.getsizeof(item)
@@ -134,10 +141,10 @@ def candidates(
 
 def _largest_objects(sized: Iterable[tuple[int, object]], smallest: int, most: int) -> list[object]:
     """Return the ``most`` largest objects of at least ``smallest`` bytes, in their order."""
-    large = [pair for pair in sized if pair[0] >= smallest]
-    largest = sorted(large, key=itemgetter(0), reverse=True)[:most]
-    chosen = {id(item) for _, item in largest}
-    return [item for _, item in large if id(item) in chosen]
+    large_enough = [pair for pair in sized if pair[0] >= smallest]
+    largest = sorted(large_enough, key=itemgetter(0), reverse=True)[:most]
+    largest_ids = {id(item) for _, item in largest}
+    return [item for _, item in large_enough if id(item) in largest_ids]
 
 
 def led_to_by_names(names: Iterable[object], wanted: set[int]) -> set[int]:
@@ -146,64 +153,68 @@ def led_to_by_names(names: Iterable[object], wanted: set[int]) -> set[int]:
     It does not enter functions, classes, modules, errors and other objects of Python itself that
     are no containers, and it stops after ``_MOST_NAMED`` objects: the names may lead to more.
     """
-    reached = set[int]()
-    passed = set[int]()
-    enters = _EnteredTypes()
+    reached_ids = set[int]()
+    passed_ids = set[int]()
+    types = _EnteredTypes()
     slices = Slices()
-    waiting = list(by_identity(enters.those_to_enter(list(names))).values())
+    level = list(by_identity(types.of_entered_types(list(names))).values())
     wide = list[Any]()
-    """Containers with very many items, which are entered when nothing else is waiting."""
-    while (waiting or wide) and len(reached) < len(wanted) and len(passed) < _MOST_NAMED:
-        reads_wide = not waiting
+    """Containers with very many items, which are entered when nothing else is left to enter."""
+    while (level or wide) and len(reached_ids) < len(wanted) and len(passed_ids) < _MOST_NAMED:
+        reads_wide = not level
         if reads_wide:
-            waiting = _taken_from(wide)
+            level = _take_smallest(wide)
         below = dict[int, object]()
-        for part in chunks(waiting):
-            entered = part if reads_wide else _without_wide(part, wide)
+        for part in chunks(level):
+            entered = part if reads_wide else _put_wide_aside(part, wide)
             referents = gc.get_referents(*entered)
             referents += slices.of(entered)
-            reached.update(wanted.intersection(ids_of(referents)))
-            if len(passed) < _MOST_NAMED:  # else this level is the last one
-                passed.update(map(id, part))
-                below.update(by_identity(enters.those_to_enter(referents)))
-        for key in below.keys() & passed:
+            reached_ids.update(wanted.intersection(ids_of(referents)))
+            if len(passed_ids) < _MOST_NAMED:  # else this level is the last one
+                passed_ids.update(map(id, part))
+                below.update(by_identity(types.of_entered_types(referents)))
+        for key in below.keys() & passed_ids:
             del below[key]
-        waiting = list(below.values())
-    return reached
+        level = list(below.values())
+    return reached_ids
 
 
-def _without_wide(items: Sequence[Any], wide: list[Any]) -> Sequence[Any]:
-    """Return the objects without containers of many items, which are added to ``wide``."""
+def _put_wide_aside(items: Sequence[Any], wide: list[Any]) -> Sequence[Any]:
+    """Add the containers of many items to ``wide``, and return the other objects."""
     containers = of_types(CONTAINER_TYPES, items)
     # In C: most objects have a dict of attributes, and a loop would take ten times as long.
     are_wide = list(map(_WIDE.__lt__, map(len, containers)))
     if True not in are_wide:
         return items
-    new = list(compress(containers, are_wide))
-    wide += new
-    return without_objects(new, items)
+    wide_here = list(compress(containers, are_wide))
+    wide += wide_here
+    return without_objects(wide_here, items)
 
 
-def _taken_from(wide: list[Any]) -> list[Any]:
-    """Take the smallest of some containers out of their list, one at least, and return them."""
-    wide.sort(key=len, reverse=True)
-    taken = [wide.pop()]
-    number = len(taken[0])
-    while wide and number + len(wide[-1]) <= _MOST_TOGETHER:
-        taken.append(wide.pop())
-        number += len(taken[-1])
-    return taken
+def _take_smallest(containers: list[Any]) -> list[Any]:
+    """Take the smallest containers out of a list, one at least, and return them."""
+    containers.sort(key=len, reverse=True)
+    smallest = [containers.pop()]
+    number_of_items = len(smallest[0])
+    while containers and number_of_items + len(containers[-1]) <= _MOST_TOGETHER:
+        smallest.append(containers.pop())
+        number_of_items += len(smallest[-1])
+    return smallest
 
 
 class _EnteredTypes:
-    """The types of objects whose items and attributes are kept on purpose if the object is."""
+    """The types of objects whose items and attributes are kept on purpose if the object is: of
+    containers, and of classes that users or libraries have defined.
+    """
 
     def __init__(self) -> None:
         self._examined = set[int]()
+        """Identities of the types about which it has decided."""
         self._entered = set[int]()
+        """Identities of the types of which objects are entered."""
 
-    def those_to_enter(self, items: Sequence[Any]) -> list[Any]:
-        """Return the objects of these types."""
+    def of_entered_types(self, items: Sequence[Any]) -> list[Any]:
+        """Return the objects that are to be entered."""
         batch = Batch(items)
         examples = batch.one_of_each(batch.types - self._examined)
         for type_id, example in examples.items():
@@ -250,12 +261,12 @@ def _users_places(heap: Heap) -> Iterator[Any]:
     functions = heap.instances(FunctionType)
     files = list(map(attrgetter("__code__.co_filename"), functions))
     users_files = set(filter(is_users, set(files)))
-    users = list(compress(functions, map(users_files.__contains__, files)))
-    yield from users
-    identities = set(map(id, users))
+    users_functions = list(compress(functions, map(users_files.__contains__, files)))
+    yield from users_functions
+    function_ids = set(map(id, users_functions))
     for cache in heap.instances(functools._lru_cache_wrapper):
         attributes = instance_dict(cache) or {}
-        if id(attributes.get("__wrapped__")) in identities:
+        if id(attributes.get("__wrapped__")) in function_ids:
             yield cache
     for suspended in heap.instances(*SUSPENDED):
         if is_users(code_of(suspended).co_filename):

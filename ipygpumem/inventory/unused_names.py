@@ -27,7 +27,9 @@ from ipygpumem.units import MIB, format_bytes
 _MAPPED = 32 * MIB
 """Size from which malloc maps each block on its own, so that freeing it returns address space."""
 _MOST_NAMES = 3
+"""Maximum number of names to delete."""
 _MOST_FOLLOWED = 100_000
+"""Maximum number of objects to examine for the names that code may use."""
 _OUT_OF_SIGHT = {
     "globals",
     "locals",
@@ -87,9 +89,9 @@ def unused_names(
         holding = [code.namespace[row.name] for row in rows]
         # Those of the list, of the name, and of its other names.
         references = [2 + len(row.same) for row in rows]
-        freed = _freed(holding, references, shortage.device, allowance)
-        size = sum(freed.values())
-        room = room_after(size, freed)
+        freed_blocks = _freed_blocks(holding, references, shortage.device, allowance)
+        size = sum(freed_blocks.values())
+        room = room_after(size, freed_blocks)
         if exceeds(room, asked):
             return _holder(chosen, size, room)
     return None
@@ -108,7 +110,7 @@ def _holder(chosen: Sequence[tuple[NamedSize, str]], size: int, room: int) -> Ho
 
 
 def _lacking_bytes(shortage: Shortage, asked: int) -> int:
-    """Return the bytes that have to be freed at least."""
+    """Return the bytes that have to be freed at least, to serve a request of ``asked`` bytes."""
     available = shortage.free_bytes or 0
     if shortage.bounds:
         available = min(shortage.bounds).left_bytes
@@ -135,7 +137,7 @@ def _candidates(
 # -- the memory that deleting names frees ---------------------------------------------------------
 
 
-def _freed(
+def _freed_blocks(
     holding: list[object], references: list[int], device: str, allowance: Allowance
 ) -> dict[int, int]:
     """Return the address and size of the blocks of a device that only these objects hold.
@@ -163,11 +165,11 @@ def _freed(
         storages = list(storages_of((array, "") for array in arrays))
     blocks = {item.address: item.size_bytes for item in storages if item.device == device}
     if device == "cpu":
-        return _that_return_space(blocks)
+        return _blocks_that_return_space(blocks)
     return blocks
 
 
-def _that_return_space(blocks: dict[int, int]) -> dict[int, int]:
+def _blocks_that_return_space(blocks: dict[int, int]) -> dict[int, int]:
     """Return the blocks of RAM that give address space back once they are freed."""
     shared = _shared_ranges()
     returned = dict[int, int]()
@@ -205,6 +207,7 @@ def names_used(code: FailedCode, allowance: Allowance) -> set[str] | None:
     """
     namespace = code.namespace
     words = set(re.findall(r"\w+", code.source))
+    """The words in code and texts, some of which are names."""
     waiting: list[Any] = list(_running_code(code))
     waiting += [item for item in gc.get_referrers(namespace) if type(item) is FunctionType]
     waiting += map(namespace.get, words & namespace.keys())
@@ -218,14 +221,20 @@ def names_used(code: FailedCode, allowance: Allowance) -> set[str] | None:
         if type(item) is CodeType:
             words |= _names_and_words(item)
             waiting += map(namespace.get, item.co_names)
-        waiting += _that_may_use_names(item, namespace)
+        waiting += _run_with(item, namespace)
     if waiting or words & _OUT_OF_SIGHT:
         return None
     return words
 
 
-def _that_may_use_names(item: Any, namespace: dict[str, Any]) -> Iterator[object]:
-    """Yield the objects whose code may run if an object is used."""
+def _run_with(item: Any, namespace: dict[str, Any]) -> Iterator[object]:
+    """Yield the objects whose code may run if an object is used: the functions inside code, a
+    function's default arguments, the attributes and the class of an object.
+
+    Args:
+        item: the object.
+        namespace: the notebook's names; only functions that use these have code that counts.
+    """
     if type(item) is CodeType:
         yield from (part for part in item.co_consts if type(part) is CodeType)
     elif type(item) is FunctionType:

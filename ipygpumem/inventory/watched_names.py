@@ -28,6 +28,7 @@ class WatchedName:
     arrays: tuple[tuple[Callable[[], bool], Array], ...]
     """Arrays with functions that return True while their memory is alive."""
     tensors: tuple[Array, ...] = ()
+    """Tensors that are watched by their storages, not by functions."""
     storages: Storages = field(default_factory=Storages)
     """Storages of ``tensors``; there may be very many."""
     may_be_older: bool = False
@@ -39,7 +40,12 @@ class WatchedName:
 
     @classmethod
     def of(cls, record: RetainedArray, pairs: Sequence[tuple[object, Array]]) -> WatchedName:
-        """Watch the described arrays of a name."""
+        """Watch the arrays of a name.
+
+        Args:
+            record: the name, and the sum of its arrays.
+            pairs: the arrays and their descriptions.
+        """
         storages = Storages()
         items = [item for item, _ in pairs]
         base = library_type("torch", "Tensor")
@@ -47,17 +53,17 @@ class WatchedName:
         if tensors:
             with sys.modules["torch"]._C.DisableTorchFunction():
                 storages.add_of(Reader(sys.modules["torch"]), tensors)
-        watched = list[tuple[Callable[[], bool], Array]]()
-        stored = list[Array]()
+        arrays = list[tuple[Callable[[], bool], Array]]()
+        tensors_with_storage = list[Array]()
         for item, array in pairs:
             library, key = array.storage
             if library == "torch" and key in storages:
-                stored.append(array)
+                tensors_with_storage.append(array)
             elif library == "numpy":
-                watched.append((WatchedArray(owner_of(item)), array))
+                arrays.append((WatchedArray(owner_of(item)), array))
             else:
-                watched.append((watch(item), array))
-        return cls(record, tuple(watched), tuple(stored), storages)
+                arrays.append((watch(item), array))
+        return cls(record, tuple(arrays), tuple(tensors_with_storage), storages)
 
     @classmethod
     def without_name(cls, item: object, array: Array) -> WatchedName:
@@ -104,8 +110,8 @@ class WatchedName:
 
 def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[WatchedName]:
     """Watch each name's arrays that no earlier name holds, without keeping them alive."""
-    entries = [search.retained_by(name, value) for name, value in named]
-    return [WatchedName.of(*entry) for entry in entries if entry is not None]
+    records_and_arrays = [search.retained_by(name, value) for name, value in named]
+    return [WatchedName.of(*entry) for entry in records_and_arrays if entry is not None]
 
 
 def storages_of(watched: Iterable[WatchedName]) -> set[StorageKey]:
@@ -167,6 +173,7 @@ def detach_numpy(watched: Iterable[WatchedName], heap: Heap | None = None) -> No
 
 
 def _numpy_arrays(watched: Iterable[WatchedName]) -> list[WatchedArray]:
+    """Return names' NumPy arrays."""
     numpy_arrays = list[WatchedArray]()
     for item in watched:
         for is_alive, _ in item.arrays:
