@@ -155,7 +155,7 @@ class _Search:
 def _with_all_holders(
     scattered: Sequence[NameAndHolder], heap: Heap, roots: Roots
 ) -> Iterator[NameAndHolder]:
-    """Yield names whose arrays are in several places, with one holder for all of these."""
+    """Yield names whose arrays are in several places, with one holder for all places."""
     with_few_arrays = [item for item, _ in scattered if len(item.live_arrays()) <= _MOST_SCATTERED]
     storages = list(chain.from_iterable(item.live_storages() for item in with_few_arrays))
     holders = explain(storages, heap, roots, all_places=True) if storages else {}
@@ -169,7 +169,7 @@ def _with_all_holders(
 
 
 def _live_arrays_of_names(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, list[Array]]]:
-    """Return the names with live arrays, and these arrays."""
+    """Return the names with live arrays, each with its live arrays; the largest first."""
     alive = list[tuple[WatchedName, list[Array]]]()
     for item in watched:
         arrays = item.live_arrays()
@@ -206,8 +206,8 @@ def _have_large_objects(arrays: Sequence[Array]) -> bool:
 
 
 def storages_with_holder_of(row: HeldRow, explained_rows: Iterable[Explained]) -> set[StorageKey]:
-    """Return the storages of the arrays whose rows become one with an object's row: those with the
-    same holder.
+    """Return the storages of the arrays whose rows become one with an object's row, because they
+    have the same holder.
     """
     storages = set[StorageKey]()
     for item, of_arrays in explained_rows:

@@ -77,23 +77,43 @@ def within_reach(namespace: dict[str, Any]) -> ArraysWithinReach:
         values += [value for _, value in named_objects(names)]
     arrays = _arrays_behind(values, walk)
     is_complete = walk.complete
-    # Data in installed modules that have a name in the notebook.
-    for module in by_identity(named.instances(ModuleType)).values():
-        walk.left = _MOST_INSTALLED
-        installed = list(module_dict(module).values())
-        data = [item for item in installed if type(item) is not FunctionType]
-        arrays += _arrays_behind(data, walk)
-    # Running functions of the user.
-    walk.left = _MOST_LOCAL
-    data_types = {*CONTAINER_TYPES, id(library_type("numpy", "ndarray"))}
-    arrays += _arrays_behind(of_types(data_types, list(users_locals())), walk)
-    # Figures and widgets, but only their large arrays: libraries replace the small ones, and a new
-    # one may have the identity of an older one.
-    walk.left = _MOST_SHOWN
-    shown = _arrays_behind(figures_and_widgets(namespace), walk)
-    arrays += compress(shown, map(_LARGE.__lt__, _bytes_of(shown)))
+    arrays += _arrays_of_installed_modules(named, walk)
+    arrays += _arrays_of_running_functions(walk)
+    arrays += _large_arrays_shown(namespace, walk)
     walk.drop()
     return ArraysWithinReach(arrays, is_complete)
+
+
+def _arrays_of_installed_modules(named: Kinds, walk: Walk) -> list[Any]:
+    """Return the arrays in the data of installed modules that have a name in the notebook.
+
+    Args:
+        named: the notebook's objects.
+        walk: has passed the user's objects.
+    """
+    arrays = list[Any]()
+    for module in by_identity(named.instances(ModuleType)).values():
+        walk.left = _MOST_INSTALLED
+        in_module = list(module_dict(module).values())
+        data = [item for item in in_module if type(item) is not FunctionType]
+        arrays += _arrays_behind(data, walk)
+    return arrays
+
+
+def _arrays_of_running_functions(walk: Walk) -> list[Any]:
+    """Return the arrays in the local variables of the user's running functions."""
+    walk.left = _MOST_LOCAL
+    data_types = {*CONTAINER_TYPES, id(library_type("numpy", "ndarray"))}
+    return _arrays_behind(of_types(data_types, list(users_locals())), walk)
+
+
+def _large_arrays_shown(namespace: dict[str, Any], walk: Walk) -> list[Any]:
+    """Return the large arrays in open figures and widgets: libraries replace the small ones, and a
+    new one may have the identity of an older one.
+    """
+    walk.left = _MOST_SHOWN
+    shown = _arrays_behind(figures_and_widgets(namespace), walk)
+    return list(compress(shown, map(_LARGE.__lt__, _bytes_of(shown))))
 
 
 def arrays_behind(objects: Sequence[object]) -> list[Any]:

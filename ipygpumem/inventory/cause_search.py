@@ -145,8 +145,8 @@ def _shortage_on_host(requested: int | None) -> Shortage:
 
 
 def _shortage_on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> Shortage:
-    """Return the figures of a card, with gaps that existed when the request failed, not those left
-    by its frames.
+    """Return the figures of a card, with the gaps that existed when the request failed: the end of
+    its functions has left further ones since.
     """
     shortage = Shortage(figures.device, figures.requested, figures.total, figures.free)
     if snapshot is None:
@@ -249,8 +249,8 @@ def _largest_free(snapshot: Snapshot, free: int, freed: Collection[int]) -> int:
 
 
 def _sizes_of_free_runs(blocks: Sequence[SnapshotBlock], freed: Collection[int]) -> list[int]:
-    """Return the bytes of each run of neighbouring blocks that are free once those at some
-    addresses are.
+    """Return the bytes of each run of neighbouring blocks that are free once the blocks at the
+    ``freed`` addresses are.
     """
     sizes = list[int]()
     is_in_run = False

@@ -110,19 +110,21 @@ class OlderData:
     def _nearest_older(
         self, objects: Sequence[object], references: ReferenceReader
     ) -> dict[int, object]:
-        """Return the nearest older objects behind some objects, or these objects themselves."""
+        """Return the older objects at which a walk from the objects through new ones ends; an older
+        one among the objects themselves is the end of its way.
+        """
         older = dict[int, object]()
-        seen = set[int]()
-        waiting = by_identity(objects)
-        while waiting and len(seen) < _MOST_NEW:
-            seen.update(waiting)
-            items = list(waiting.values())
+        visited_ids = set[int]()
+        level = by_identity(objects)
+        while level and len(visited_ids) < _MOST_NEW:
+            visited_ids.update(level)
+            items = list(level.values())
             older_here = self._older_among(items)
             older.update(older_here)
             ends = older_here.keys() | _plain_arrays(items)
-            new_here = [item for key, item in waiting.items() if key not in ends]
+            new_here = [item for key, item in level.items() if key not in ends]
             below = by_identity(without_types(NUMBERS, references.of(new_here).of_python))
-            waiting = {key: item for key, item in below.items() if key not in seen}
+            level = {key: item for key, item in below.items() if key not in visited_ids}
         return older
 
     def _older_among(self, items: Sequence[object]) -> dict[int, object]:
@@ -176,7 +178,7 @@ class OlderData:
     def _dropped_by(
         self, lines: Sequence[str], ended: Mapping[str, Set[int]], without: Set[int] = frozenset()
     ) -> _DroppedObjects:
-        """Return the older objects that die if some lines are run.
+        """Return the older objects that die if the lines are run.
 
         Args:
             lines: the lines.
@@ -192,16 +194,28 @@ class OlderData:
             namespaces=self._namespaces,
             keeps_arrays=True,
         )
-        lists = [of_line.objects for of_line in self._objects_of_lines.values()]
-        lists += [of_lines.objects, self._new]
-        ours = Counter(map(id, chain.from_iterable(lists)))
-        for objects in (*self._older.values(), older):
-            ours.update(objects.keys())
+        ours = self._own_references(of_lines, older)
         in_ended_cycles = set[int]().union(*(ended.get(line, set()) for line in lines))
         dropped = _nodes_dropped(region, of_lines, ours, in_ended_cycles)
         dropped_older = {key for key in older if key in dropped and key not in without}
         size_bytes = self._older_bytes(region, dropped_older, dropped)
         return _DroppedObjects(dropped_older, size_bytes)
+
+    def _own_references(
+        self, of_lines: ObjectsOfLine, older: Mapping[int, object]
+    ) -> Mapping[int, int]:
+        """Return the number of our references to each object, by its identity.
+
+        Args:
+            of_lines: the objects to which lines remove references.
+            older: the older objects behind these.
+        """
+        lists = [of_line.objects for of_line in self._objects_of_lines.values()]
+        lists += [of_lines.objects, self._new]
+        references = Counter(map(id, chain.from_iterable(lists)))
+        for objects in (*self._older.values(), older):
+            references.update(objects.keys())
+        return references
 
     def _older_bytes(self, region: Region, older: Set[int], dropped: Set[NodeKey]) -> int:
         """Return the bytes of dropped older objects, and of the older ones to which they lead.
@@ -243,6 +257,7 @@ class _DroppedObjects(NamedTuple):
 
 
 def _also_drops_older(size_bytes: int) -> str:
+    """Return the remark on a line that drops so many bytes of older data."""
     return f"also drops {format_bytes(size_bytes)} of older data"
 
 
@@ -395,7 +410,7 @@ class ObjectsOfLine(NamedTuple):
 
     @classmethod
     def of(cls, cuts: Sequence[Cut], removed_objects: Mapping[int, object]) -> ObjectsOfLine:
-        """Return the objects at the end of some references.
+        """Return the objects at the end of a line's references.
 
         Args:
             cuts: the references.
@@ -444,8 +459,8 @@ def _nodes_dropped(
 
 
 def _references_of(items: Sequence[object], references: ReferenceReader) -> list[object]:
-    """Return the objects to which some objects refer, directly or by a dict, such as the dict of
-    their attributes.
+    """Return the objects to which the items refer, directly or by a dict, such as the dict of their
+    attributes.
 
     An object refers to its attributes by a dict once that was read; until Python 3.10 always.
     """
@@ -455,7 +470,7 @@ def _references_of(items: Sequence[object], references: ReferenceReader) -> list
 
 
 def _arrays_among(items: Sequence[object]) -> list[object]:
-    """Return the tensors and NumPy arrays among some objects."""
+    """Return the tensors and NumPy arrays among the items."""
     array_type, tensor_type = library_type("numpy", "ndarray"), library_type("torch", "Tensor")
     bases = [kind for kind in (array_type, tensor_type) if kind is not None]
     return instances_among(items, *bases)

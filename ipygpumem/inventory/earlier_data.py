@@ -120,7 +120,7 @@ class EarlierData:
         return earlier
 
     def _at_recorded_addresses(self, items: Sequence[object]) -> list[Any]:
-        """Return the items at the addresses of earlier data, some of which may have died since."""
+        """Return the items at the addresses of earlier data, which may have died since."""
         return list(compress(items, map(self._samples.__contains__, map(id, items))))
 
     def _has_earlier_keys(self, item: dict[Any, Any]) -> bool:
@@ -160,21 +160,21 @@ def _recognisable(kinds: Kinds) -> list[Any]:
 
 
 def _untracked_data(items: Sequence[object]) -> list[Any]:
-    """Return the large texts among some objects, and the containers that the collector does not
-    track, without empty ones.
+    """Return the large texts among the items, and the containers that the collector does not track,
+    without empty ones.
     """
     untracked = filterfalse(gc.is_tracked, filter(None, of_types(UNTRACKED_TYPES, items)))
     return [*_large_texts(items), *untracked]
 
 
 def _large_texts(items: Sequence[object]) -> list[Any]:
-    """Return the large texts among some objects, but for those of subclasses."""
+    """Return the large texts among the items, but for texts of subclasses."""
     texts: list[Any] = of_types(_TEXTS, items)
     return list(compress(texts, map(_LARGE.__le__, map(len, texts))))
 
 
 def _with_samples(items: Sequence[object]) -> Iterator[tuple[list[Any], Iterator[int]]]:
-    """Yield the texts and containers of each type among some objects, without empty tuples, with a
+    """Yield for each type the texts and containers among the items, without empty tuples, and a
     sample of each: a hash of a text, or of the identities of two items of a tuple or keys of a
     dict.
 
@@ -213,14 +213,14 @@ def _hashes_of_identities(groups: Iterator[Iterable[object]]) -> Iterator[int]:
 
 
 def _samples_of_texts(texts: list[Any]) -> Iterator[int]:
-    """Yield the hash of each text; of a long one that of some of its parts."""
+    """Yield the hash of each text; of a long one, the hash of parts of it."""
     if max(map(len, texts)) < _LONG:
         return map(hash, texts)
     return (hash(text) if len(text) < _LONG else sample_of_text(text) for text in texts)
 
 
 def _samples_of_bytearrays(arrays: list[bytearray]) -> Iterator[int]:
-    """Return the sample of each bytearray: a hash of some of its bytes."""
+    """Return the sample of each bytearray: a hash of parts of it."""
     return map(sample_of_text, arrays)
 
 

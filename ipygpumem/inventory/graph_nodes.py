@@ -93,8 +93,8 @@ class GraphNodes:
                 yield node, item
 
     def saved_behind(self, first: Iterable[Any]) -> set[StorageKey]:
-        """Return the storages that the nodes behind ``first`` have saved, without those of leaves
-        and of their gradients.
+        """Return the storages that the nodes behind ``first`` have saved, but not the storages of
+        leaves and of their gradients.
         """
         storages = set[StorageKey]()
         storages_of_leaves = set[StorageKey]()
@@ -145,5 +145,5 @@ def adds(node: Any) -> bool:
 
 
 def _operations_of(nodes: Iterable[Any]) -> frozenset[str]:
-    """Return the names of the operations of some nodes."""
+    """Return the names of the operations of a term's nodes."""
     return frozenset(name_of(type(node)) for node in nodes if not is_leaf(node))

@@ -81,8 +81,8 @@ def holders_of_growth(
 def _grown_names(
     before: LargestNames, now: LargestNames, device: str, least: float, runs: int
 ) -> list[tuple[int, NamedSize]]:
-    """Return the names that grew by at least ``least`` bytes in each run, with these bytes, the
-    largest first.
+    """Return the names that grew by at least ``least`` bytes in each run, the largest first, each
+    with its bytes for one run.
     """
     bytes_before = {row.name: row.device_bytes.get(device, 0) for row in before.names}
     grown = []
@@ -96,8 +96,8 @@ def _grown_names(
 def _grown_unnamed(
     before: Inventory, now: Inventory, device: str
 ) -> tuple[int, list[TensorRecord]]:
-    """Return the growth of a device's arrays without a name, and those that are new, the largest
-    first.
+    """Return the growth of a device's arrays without a name, and the new arrays among them, the
+    largest first.
     """
     bytes_before = before.device_bytes.get(device, 0)
     growth = now.device_bytes.get(device, 0) - bytes_before

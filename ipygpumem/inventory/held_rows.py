@@ -51,7 +51,7 @@ class HeldRow:
         return self.with_remedy(replace(self.holder.remedy, cuts=()))
 
     def record(self, names: Container[str] = ()) -> RetainedArray:
-        """Return the row with its holder as plain text, whose line binds none of some names."""
+        """Return the row with its holder as plain text; its line binds none of the ``names``."""
         if self.holder is None:
             return self.row
         return replace(self.row, holder=self.holder.record(names))

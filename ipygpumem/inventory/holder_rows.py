@@ -77,7 +77,7 @@ class _Row:
     has_unwritten: bool = False
 
     def add(self, key: NodeKey, steps: Sequence[object]) -> None:
-        """Add an object, to which the root leads by these steps."""
+        """Add an object, to which the root leads by the steps: the last of them is the object."""
         self.keys.add(key)
         if len(steps) > 1:
             place = self.places.setdefault(id(steps[-2]), _Place(steps[:-1]))
@@ -259,7 +259,7 @@ class HolderRows:
         return emptied
 
     def _deletions(self, rows: Sequence[_Row], holders: Sequence[Holder]) -> list[_Deletion]:
-        """Return the rows whose lines delete an object around those that were asked for."""
+        """Return the rows whose lines delete an object around the ones that were asked for."""
         deletions = list[_Deletion]()
         for position, (row, holder) in enumerate(zip(rows, holders, strict=True)):
             item = self._items_by_deletion.get(holder.remedy.line)
@@ -275,17 +275,23 @@ class HolderRows:
     def _other_ways(
         self, deletion: _Deletion, deletions: Sequence[_Deletion]
     ) -> tuple[list[Way], int]:
-        """Return the ways to the objects of a deletion from their holders, but for its variables,
-        and without those through objects that lines delete; and the number of ways that are too
-        many to write.
+        """Return the ways from other holders to the objects of a deletion, and the number of ways
+        that are too many to write.
+
+        Its variables are no other holders, nor are objects that the lines of deletions delete.
+
+        Args:
+            deletion: the deletion.
+            deletions: all deletions.
         """
-        deleted = {id(each.item) for each in deletions}
+        deleted_ids = {id(each.item) for each in deletions}
         ways = list[Way]()
         unwritten = 0
         for item in deletion.on_the_way:
             for found_chain in self._chains.chains_to([item]):
                 steps = found_chain.steps
-                if len(steps) == 1 or not deleted.isdisjoint(map(id, steps[:-1])):
+                is_of_variable = len(steps) == 1
+                if is_of_variable or not deleted_ids.isdisjoint(map(id, steps[:-1])):
                     continue
                 if len(ways) >= _MOST_APART or found_chain.many_items:
                     unwritten += 1
@@ -341,28 +347,40 @@ class HolderRows:
     ) -> _Row | None:
         """Return the row to which to add a node: one of the root's that does not have it yet, or a
         new one; None if the root has too many rows.
+
+        Args:
+            key: the node.
+            roots: the roots that refer to the first object of the steps.
+            steps: the objects from there to the node's object.
+            references: the number of references for which these steps stand.
         """
-        root = roots[0]
-        rows = self._by_root.setdefault(root.text or str(id(steps[0])), [])
+        rows = self._by_root.setdefault(roots[0].text or str(id(steps[0])), [])
         for row in rows:
             if key not in row.keys:
                 return row
         if len(rows) == _MOST_PLACES:
             rows[-1].more += references
             return None
-        way = self._way(root, steps)
-        of_single, of_many = self._holders_of_way(way, roots, steps, references)
-        if of_single.remedy.deletes:
+        new_row = self._new_row(roots, steps, references)
+        if new_row.of_single.remedy.deletes:
             for row in rows:
                 # Another way through an object that is deleted as a whole.
-                if row.of_single.remedy == of_single.remedy:
+                if row.of_single.remedy == new_row.of_single.remedy:
                     return row
+        rows.append(new_row)
+        return new_row
+
+    def _new_row(self, roots: Sequence[Root], steps: Sequence[object], references: int) -> _Row:
+        """Return the row of one way to a node, without the node; the arguments are those of
+        ``_row_for``.
+        """
+        way = self._way(roots[0], steps)
+        of_single, of_many = self._holders_of_way(way, roots, steps, references)
         first_id = id(steps[0])
         frees_first = any(cut.removed_id == first_id for cut in way.cuts)
         deletes_name = of_many.remedy != way.holder.remedy
         is_whole = not way.cuts or frees_first or deletes_name
-        rows.append(_Row(root, of_single, of_many, references - 1, is_whole))
-        return rows[-1]
+        return _Row(roots[0], of_single, of_many, references - 1, is_whole)
 
     def _way(self, root: Root, steps: Sequence[object]) -> Way:
         """Return the way to an object. If it is a part of a model or optimizer that has no line,
@@ -381,20 +399,23 @@ class HolderRows:
     def _holders_of_way(
         self, way: Way, roots: Sequence[Root], steps: Sequence[object], references: int
     ) -> tuple[Holder, Holder]:
-        """Return the holder with the line that frees one object, and with the line for several."""
+        """Return the holder with the line that frees one object, and with the line for several.
+
+        Of ``box["x"]``, the line for one is ``del box["x"]``, and that for the whole box ``del
+        box``. The second frees several objects, or one if the box has nothing else to keep.
+        """
         first = steps[0]
-        holder = way.holder
         may_delete = self._may_delete(first)
-        of_whole = _with_names(holder, roots, first, may_delete=may_delete)
+        of_whole = _with_names(way.holder, roots, first, may_delete=may_delete)
         if len(steps) > 1 and of_whole.remedy.deletes:
             self._items_by_deletion[of_whole.remedy.line] = first
-        if of_whole.remedy != holder.remedy and _may_have_other_data(first):
+        if of_whole.remedy != way.holder.remedy and _may_have_other_data(first):
             self._removed_objects[id(first)] = first
             remedy = replace(of_whole.remedy, cuts=_cuts_of_variables(roots, first))
             of_whole = replace(of_whole, remedy=remedy)
         if self._is_deleted_as_a_whole(steps, references):
             return of_whole, of_whole
-        of_single = _with_names(holder, roots[:1], first, may_delete=False)
+        of_single = _with_names(way.holder, roots[:1], first, may_delete=False)
         is_whole = _is_whole_of_torch(first) or is_instance(first, type)
         if not of_single.remedy.text and is_whole:
             return of_whole, of_whole
@@ -467,7 +488,7 @@ def _steps_through_each_attribute(found_chain: FoundChain) -> list[tuple[Sequenc
 
 
 def _are_attributes(steps: Sequence[object]) -> bool:
-    """Return True if the last of some steps is no container, or the dict of attributes."""
+    """Return True if the last step is an object with attributes, or the dict of these."""
     if not _is_container(steps[-1]):
         return True
     return len(steps) > 1 and instance_dict(steps[-2]) is steps[-1]

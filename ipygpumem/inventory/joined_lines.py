@@ -93,7 +93,7 @@ def _joined_by_positions(rows: list[HeldRow]) -> list[HeldRow]:
 
 
 def _row_of_items(owner: str, ending: str, rows_at: Mapping[int, list[HeldRow]]) -> list[HeldRow]:
-    """Return one row for those whose lines are about items of a list, or the only row.
+    """Return one row for the rows whose lines are about items of a list, or the only row.
 
     Args:
         owner: the code of the list.
@@ -106,21 +106,31 @@ def _row_of_items(owner: str, ending: str, rows_at: Mapping[int, list[HeldRow]])
     first = rows[0].holder
     if first is None:
         return rows
-    is_deleted = not ending
-    # Deleting an item moves the later ones up, so the last one is deleted first.
-    positions = sorted(rows_at, reverse=is_deleted)
-    line = in_sequence([_statement_of_item(owner, ending, position) for position in positions])
-    if len(positions) > _MOST_ITEMS:
-        listed = ", ".join(map(str, positions))
-        if ending and positions[-1] - positions[0] == len(positions) - 1:
-            listed = f"range({positions[0]}, {positions[-1] + 1})"
-        variable = variable_for(owner, "_position")
-        statement = _statement_of_item(owner, ending, variable)
-        deletion = f"; del {variable}" if ending else f", {variable}"
-        line = f"for {variable} in {listed}: {statement}{deletion}"
+    line = _line_for_items(owner, ending, list(rows_at))
     remedy = Remedy(line, comment_of(rows), tuple(cuts_of(rows)))
-    path = text_of_several(first, len(positions))
+    path = text_of_several(first, len(rows_at))
     return [row_of_several(rows_largest_first(rows), replace(first, path=path, remedy=remedy))]
+
+
+def _line_for_items(owner: str, ending: str, positions: Sequence[int]) -> str:
+    """Return the line about items of a list: ``del runs[3]; del runs[0]``, or a loop for many.
+
+    Args:
+        owner: the code of the list.
+        ending: the end of the statement for one item, such as ``.zero_grad()``; empty to delete it.
+        positions: the positions of the items.
+    """
+    # Deleting an item moves the later ones up, so the last one is deleted first.
+    in_order = sorted(positions, reverse=not ending)
+    if len(in_order) <= _MOST_ITEMS:
+        return in_sequence([_statement_of_item(owner, ending, position) for position in in_order])
+    listed = ", ".join(map(str, in_order))
+    if ending and in_order[-1] - in_order[0] == len(in_order) - 1:
+        listed = f"range({in_order[0]}, {in_order[-1] + 1})"
+    variable = variable_for(owner, "_position")
+    statement = _statement_of_item(owner, ending, variable)
+    deletion_of_variable = f"; del {variable}" if ending else f", {variable}"
+    return f"for {variable} in {listed}: {statement}{deletion_of_variable}"
 
 
 def _statement_of_item(owner: str, ending: str, position: int | str) -> str:

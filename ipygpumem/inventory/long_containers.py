@@ -64,8 +64,8 @@ class LongContainers:
         (self.ends[id(container)],) = _ends_of([container])
 
     def record(self, containers: Sequence[Any]) -> None:
-        """Record the ends of containers, and the data and lengths of the items, unless these are
-        too many.
+        """Record the ends of containers, and the data and lengths of their items, unless there are
+        too many items.
         """
         self.ends.update(zip(map(id, containers), _ends_of(containers), strict=True))
         of_builtin_types = of_types(CONTAINER_TYPES, containers)

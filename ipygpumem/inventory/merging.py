@@ -127,7 +127,7 @@ def holder_of_registered(roots: Sequence[Root]) -> Holder:
 
 
 def _one_row_per_object(rows: Sequence[HeldRow]) -> list[HeldRow]:
-    """Return the rows, with one in place of those that have the same name and the same holder."""
+    """Return the rows, with one row for all that have the same name and the same holder."""
     by_object = dict[tuple[str, Holder], list[HeldRow]]()
     """The rows by their name and holder."""
     unnamed = list[HeldRow]()
@@ -155,7 +155,7 @@ def _row_of_object(rows: Sequence[HeldRow]) -> HeldRow:
 
 
 def _with_arrays_inside(rows: Sequence[HeldRow]) -> list[HeldRow]:
-    """Return the rows, with one in place of those of an object and of the arrays inside it.
+    """Return the rows, with one row for an object and all arrays inside it.
 
     Two frames in a dict are two objects, although each of their arrays was found by itself.
     """

@@ -45,7 +45,7 @@ def lines_for_all(ownership: Ownership) -> list[str]:
 
 
 def _names_all_holders(ownership: Ownership, parts: Sequence[HeldPart]) -> bool:
-    """Return True if the lines of some parts remove the object of a name from all holders.
+    """Return True if the lines of the parts remove the object of a name from all holders.
 
     Args:
         ownership: the object.
@@ -93,7 +93,8 @@ def _with_deletion_of_name(
 
 
 def _without_ended(lines: Sequence[str]) -> list[str]:
-    """Return lines without those that only use variables which other lines delete.
+    """Return the lines that are needed if all of them run: no line that only uses variables which
+    other lines delete.
 
     Such a line removes an object from what a variable leads to, as ``model.zero_grad()`` does, and
     is not needed after ``del model``.
@@ -131,7 +132,7 @@ def _begin_at_same_variable(lines: Sequence[str], own_name: str) -> bool:
 
 
 def _names_in(line: str) -> set[str]:
-    """Return the variables that a line uses, without those that it binds itself."""
+    """Return the variables that a line uses and does not bind itself."""
     used = set[str]()
     bound = set[str]()
     for node in ast.walk(ast.parse(line)):

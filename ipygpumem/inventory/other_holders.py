@@ -281,7 +281,7 @@ class _HeldNodes:
         return groups
 
     def _objects_to_search(self, held: Sequence[int]) -> dict[NodeKey, Sequence[object]]:
-        """Return the objects whose holders keep each node alive: the node's own object, and those
+        """Return the objects whose holders keep each node alive: the node's own object, and objects
         elsewhere that show its memory.
 
         Args:

@@ -72,8 +72,8 @@ class HeldPart(Record):
 
 @dataclass(frozen=True)
 class Ownership(Record):
-    """The memory behind an object, the part that deleting its name frees, and the holders of the
-    rest.
+    """The memory behind an object, the part of it that deleting its name frees, and the other
+    holders.
     """
 
     name: str
@@ -131,8 +131,8 @@ class Ownership(Record):
 def ownership_of(
     name: str, holding: list[object], roots: Roots, references: int, *, is_name: bool
 ) -> Ownership:
-    """Return the memory behind an object, the part that only its name keeps alive, and the holders
-    of the rest.
+    """Return the memory behind an object, the part of it that only its name keeps alive, and the
+    other holders.
 
     Args:
         name: the name of the object, or the expression for it.
@@ -251,8 +251,8 @@ def _other_data(
 
 
 def _cuts_by_line(parts: Mapping[Holder, HeldPart], size_bytes: int) -> dict[str, Sequence[Cut]]:
-    """Return the references that each line removes, and by ``_ALL_LINES`` those of all lines that
-    free much of an object.
+    """Return the references that each line removes, and by ``_ALL_LINES`` the references that all
+    lines remove which free much of an object.
 
     Args:
         parts: the parts by their holders.
@@ -271,8 +271,9 @@ def _cuts_by_line(parts: Mapping[Holder, HeldPart], size_bytes: int) -> dict[str
 
 
 def _in_order_of_lines(parts: Mapping[Holder, HeldPart]) -> dict[Holder, HeldPart]:
-    """Return the parts, the largest first, but of those whose lines delete items of one list the
-    last item first: the line of an earlier item would move it.
+    """Return the parts in the order in which their lines can be run: the largest part first, but of
+    the parts whose lines delete items of one list, the last item first. The line of an earlier item
+    would move it.
     """
     holders = sorted(parts, key=lambda holder: parts[holder].size_bytes, reverse=True)
     places = dict[int, list[int]]()
@@ -307,7 +308,7 @@ class _Parts:
         self._by_holder: dict[Holder, HeldPart] = {}
 
     def add(self, holder: Holder, keys: Collection[NodeKey]) -> None:
-        """Add the memory behind some nodes that a holder refers to."""
+        """Add the memory behind the nodes to which a holder refers."""
         added, shared_bytes = self._count(keys)
         is_shared = shared_bytes >= LEAST_BYTES
         if added.total() >= LEAST_BYTES or is_shared:
@@ -317,7 +318,7 @@ class _Parts:
             self._join_small(keys, added)
 
     def add_without_holder(self, keys: Collection[NodeKey]) -> None:
-        """Add the memory behind some nodes whose holders were not searched."""
+        """Add the memory behind nodes whose holders were not searched."""
         added, _ = self._count(keys)
         if added.total() < LEAST_BYTES:
             added.clear()  # constants, such as names of attributes
@@ -332,8 +333,8 @@ class _Parts:
         return parts
 
     def _count(self, keys: Collection[NodeKey]) -> tuple[Counter[str], int]:
-        """Return the bytes behind some nodes that no earlier part has, by device, and the number of
-        those that one has.
+        """Return the bytes behind nodes that no earlier part has, by device, and the number of
+        bytes that earlier parts have, too.
         """
         reached = self._region.reach(keys)
         shared_bytes = self._region.bytes_of(reached & self.counted).total()

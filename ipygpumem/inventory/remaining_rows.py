@@ -206,8 +206,8 @@ class RemainingRows:
             self._add(mixed.row(), mixed.items, _NO_PLACE)
 
     def _measure(self, group: Sequence[object]) -> tuple[Size, str]:
-        """Return the memory of some objects that nothing has counted yet, and the label of the
-        measurement; the label is empty after many measurements, each of which compares all labels.
+        """Return the memory of a group of objects that nothing has counted yet, and the label of
+        the measurement; it is empty after many measurements, each of which compares all labels.
         """
         self._measured += 1
         label = ""
@@ -254,24 +254,31 @@ class RemainingRows:
         place_of_row = _Place(row.name, row.chain)
         if list(map(id, place.chain)) != list(map(id, row.chain)):
             place_of_row = _NO_PLACE  # the search for holders finds each of them
-        before = row.record
-        items = (*row.items, item)
-        sizes = Counter({before.type_name: before.size_bytes})
-        if before.type_name == SEVERAL_TYPES:
-            sizes = Counter(before.parts)
-        sizes[type_name(item)] += size.size_bytes
-        record = replace(
-            row_of(items, _size_of_types(sizes)),
-            size_bytes=before.size_bytes + size.size_bytes,
-            device=before.device,
-            is_at_least=before.is_at_least or size.is_at_least,
-            uncounted=tuple(sorted({*before.uncounted, *size.uncounted})),
-        )
         self._left_bytes -= size.size_bytes
         self._with_row.add(id(item))
         self.remaining[position] = replace(
-            row, record=record, items=items, name=place_of_row.name, chain=place_of_row.chain
+            row,
+            record=_record_with(row, item, size),
+            items=(*row.items, item),
+            name=place_of_row.name,
+            chain=place_of_row.chain,
         )
+
+
+def _record_with(row: Remaining, item: object, size: Size) -> RetainedArray:
+    """Return the record of a row with one more object, of which ``size`` is the memory."""
+    record = row.record
+    sizes_by_type = Counter({record.type_name: record.size_bytes})
+    if record.type_name == SEVERAL_TYPES:
+        sizes_by_type = Counter(record.parts)
+    sizes_by_type[type_name(item)] += size.size_bytes
+    return replace(
+        row_of((*row.items, item), _size_of_types(sizes_by_type)),
+        size_bytes=record.size_bytes + size.size_bytes,
+        device=record.device,
+        is_at_least=record.is_at_least or size.is_at_least,
+        uncounted=tuple(sorted({*record.uncounted, *size.uncounted})),
+    )
 
 
 class _SmallObjects:

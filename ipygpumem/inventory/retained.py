@@ -199,7 +199,7 @@ class Retained:
     # -- outputs ---------------------------------------------------------------------------------
 
     def outputs(self, listed: Collection[StorageKey]) -> Iterator[Finding]:
-        """Yield the outputs that only IPython refers to, without those already ``listed``."""
+        """Yield the outputs that only IPython refers to, without storages that are ``listed``."""
         if not self._outputs:
             return
         storages = dict(self._graphs_of_outputs)
@@ -299,7 +299,7 @@ class _Memory:
         return keys
 
     def lock(self, items: Iterable[object]) -> None:
-        """Note that code out of sight may keep the memory of some tensors or arrays alive: it never
+        """Note that code out of sight may keep the memory of tensors or arrays alive: it never
         counts as freed.
         """
         self._locked.update(self._record_storages(list(items)))
@@ -321,7 +321,7 @@ class _Memory:
         self.lock(locked)
 
     def ask_about(self, items: Iterable[object]) -> None:
-        """Find the objects that refer to some items, for ``is_referred`` and ``dies``: all at once,
+        """Find the objects that refer to the items, for ``is_referred`` and ``dies``: all at once,
         because each search passes over the heap.
         """
         self._referrers = self._heap.referrers_of({id(item): item for item in items})

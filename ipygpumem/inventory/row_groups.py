@@ -125,7 +125,7 @@ class _ChangedPlaces(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[HeldRow]) -> _ChangedPlaces:
-        """Return the places that the lines of some rows change."""
+        """Return the places that the lines of rows change."""
         number_of_items = _number_of_removed_items(rows)
         crowded = {container for container, number in number_of_items.items() if number > 1}
         return cls(

@@ -162,7 +162,7 @@ def _number_of_places(holders: Sequence[object]) -> int:
 
 
 def _any_is(items: Iterable[object], *kinds: type) -> bool:
-    """Return True if one of the items is an instance of one of some types."""
+    """Return True if any of the items is an instance of any of the types."""
     return any(is_instance(item, kind) for item in items for kind in kinds)
 
 
@@ -248,8 +248,8 @@ def words_on_graphs(graphs: Sequence[StoredGraph]) -> tuple[str, str]:
 
 
 def _statements_of(graphs: Sequence[StoredGraph]) -> list[str]:
-    """Return the statements that would not store the graphs of some tensors, or the first of them
-    and the number of further ones.
+    """Return the statements that would not store the tensors' graphs, or the first of them and the
+    number of further ones.
     """
     number_of_sums = Counter(_owner_of(graph) for graph in graphs if graph.kind == "sum")
     statements = dict[str, None]()

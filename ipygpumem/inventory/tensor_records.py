@@ -178,13 +178,15 @@ class TensorList:
         return addresses
 
     def records(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
-        """Return one record per storage or set of storages; ``roles`` maps some storages to
-        roles.
+        """Return one record per storage or set of storages.
+
+        Args:
+            roles: the roles of storages; the missing ones have the role "other".
         """
         return self._records_of_sharers(roles) + self._records_of_plain(roles)
 
     def _records_of_sharers(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
-        """Return the records of tensors that share storages, and of those with several or none."""
+        """Return the records of tensors that share storages, or have several or none."""
         sharers_by_storages = self._by_storages()
         tensors = list[Any]()
         memories = list[Memory]()

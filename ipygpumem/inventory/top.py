@@ -178,9 +178,9 @@ def measure_names(
     rows = list[NamedSize]()
     for row in sorted(measured.rows, key=lambda row: -row.size_bytes):
         deletion = remedy_of((row.name, *row.same))
-        ends = measured.ends_of_cycles.get(row.name)
-        if ends is not None:
-            deletion = "; ".join([*ends, deletion]) if ends else HIDDEN_CYCLE.advice
+        lines_before = measured.ends_of_cycles.get(row.name)
+        if lines_before is not None:
+            deletion = _deletion_after(lines_before, deletion)
         row_with_cell = row._replace(cell=cell_of(row.name))
         rows.append(_with_remedy(row_with_cell, named, deletion))
     notes = () if measured.complete else (_INCOMPLETE,)
@@ -188,6 +188,15 @@ def measure_names(
     return LargestNames(
         tuple(rows), dict(used_bytes), time.time(), measured.small_names, notes, dict(unnamed)
     )
+
+
+def _deletion_after(lines_before: Sequence[str], deletion: str) -> str:
+    """Return the line that deletes an object after the lines that end its cycles, or advice if no
+    line can end them.
+    """
+    if not lines_before:
+        return HIDDEN_CYCLE.advice
+    return "; ".join([*lines_before, deletion])
 
 
 def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> NamedSize:
@@ -374,8 +383,8 @@ def _with_freed(
 def _ends_of_cycles(
     rows: Iterable[NamedSize], named: Mapping[str, object], region: Region
 ) -> dict[str, list[str]]:
-    """Return the lines that end the cycles through arrays of objects, by each name that leads to
-    some; no lines if one of these cycles is further inside.
+    """Return the lines that end the cycles through arrays of objects, by the name that leads to
+    such cycles; no lines if one of them is further inside.
     """
     ends = dict[str, list[str]]()
     in_cycles = region.in_hidden_cycles()
@@ -394,7 +403,9 @@ def _ends_of_cycles(
 def _without_little(
     named: Mapping[str, object], namespaces: Iterable[int], progress: Progress
 ) -> dict[str, object]:
-    """Return the names without those of large groups that hold little memory together."""
+    """Return the objects to measure one by one, by name: without groups of names that hold little
+    memory together, if there are many names.
+    """
     if len(named) <= _FEW:
         return dict(named)
     region = Region(namespaces=namespaces, progress=lambda: progress(0))

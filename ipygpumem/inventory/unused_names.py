@@ -98,7 +98,13 @@ def unused_names(
 
 
 def _holder(chosen: Sequence[tuple[NamedSize, str]], size: int, room: int) -> Holder:
-    """Return the words for some names, and the line that deletes them."""
+    """Return the chosen names as a holder, in words, with the line that deletes them.
+
+    Args:
+        chosen: the names, each with its cell in words.
+        size: the bytes that deleting them frees.
+        room: the largest request that fits then.
+    """
     held_by = list[str]()
     deleted = list[str]()
     for row, cell in chosen:
@@ -258,7 +264,7 @@ def _running_code(code: FailedCode) -> Iterator[CodeType]:
 
 
 def _names_and_words(code: CodeType) -> set[str]:
-    """Return the names in some code, and the words in its texts."""
+    """Return the names in code, and the words in its texts."""
     texts = " ".join(_texts(code.co_consts))
     return {*code.co_names, *code.co_freevars, *re.findall(r"\w+", texts)}
 

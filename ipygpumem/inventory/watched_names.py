@@ -93,7 +93,7 @@ class WatchedName:
         return size_of(self.live_arrays())
 
     def row(self, arrays: Iterable[Array]) -> Row:
-        """Return the row of some of its arrays, whose holder is searched."""
+        """Return the row of arrays of this name, whose holder is searched."""
         return Row([array.storage for array in arrays], self.object_id)
 
     def divided(self, storages: Container[StorageKey]) -> Iterator[WatchedName]:
@@ -157,7 +157,7 @@ def update_numpy(watched: Sequence[WatchedName], heap: Heap) -> None:
 
 
 def detach_numpy(watched: Iterable[WatchedName], heap: Heap | None = None) -> None:
-    """End the weak references to names' NumPy arrays: these are told by their places from now on.
+    """End the weak references to names' NumPy arrays: from now on, an array is told by its place.
 
     Args:
         watched: the names.
