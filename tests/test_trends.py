@@ -224,7 +224,7 @@ def test_memory_that_our_own_search_frees_ends_no_series() -> None:
         device.run()
     device.now = 900 * MIB  # trimmed by the look, before it measures
     device.probe.set(device.now)
-    device.growing.measured(device.meter.now())
+    device.growing.note_memory(device.meter.now())
     assert device.run() == [Growth("cpu", 3, 20 * MIB, 20 * MIB)]
     device.meter.close()
 
@@ -235,7 +235,7 @@ def test_freed_memory_is_known_through_all_searches() -> None:
         for _ in range(2):
             assert not notebook.run("cell", 20)
             reading = SimpleNamespace(current_bytes=notebook.now)
-            notebook.last.measured(cast(Any, {"cpu": reading}))
+            notebook.last.note_memory(cast(Any, {"cpu": reading}))
         notebook.now -= 40 * MIB
     assert notebook.looks == 6
 

@@ -1,4 +1,6 @@
-"""Finds the holders of watched names' arrays, in one search or a few."""
+"""Finds the holders of the arrays of watched names, and makes a row of each name's arrays in one
+place.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ NameAndHolder = tuple[WatchedName, Holder]
 
 @dataclass
 class Questions:
-    """Further storages and objects whose holders one search finds together with those of the
-    survivors.
+    """Further storages and objects whose holders one search finds, together with the survivors'
+    holders.
     """
 
     storages: Sequence[StorageKey] = ()

@@ -1,4 +1,6 @@
-"""Records the memory in use before an experiment, which cannot be the experiment's."""
+"""Records the tensors and arrays that exist before an experiment: what they hold is not the
+experiment's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Decides from figures why memory ran out."""
+"""Decides from figures why memory ran out: a limit, gaps, a process, or names.
+
+``cause_search.py`` collects the figures.
+"""
 
 from __future__ import annotations
 

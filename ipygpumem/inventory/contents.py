@@ -193,7 +193,7 @@ class Contents:
         return [item for key, item in by_identity(leading).items() if key not in parents]
 
     def _record(self, objects: list[object]) -> list[object]:
-        """Record objects as known; return those that may refer to more."""
+        """Record objects as known, with their lengths and data; return the leading ones."""
         kinds = Kinds(objects)
         self._known_table.add(objects, repeat(None))
         self._extents.add(kinds)
@@ -202,8 +202,8 @@ class Contents:
 
     # -- questions about one object --------------------------------------------------------------
 
-    def unknown(self, namespace: dict[str, Any]) -> list[object]:
-        """Return the objects of names that were not within reach."""
+    def unknown_objects(self, namespace: dict[str, Any]) -> list[object]:
+        """Return the objects of the user's names that were not within reach."""
         now = dict(namespace)
         newer_names = islice(now, self._number_of_older_names, None)
         named = [now[name] for name in ownable(newer_names)]
@@ -404,10 +404,10 @@ class Contents:
             large = [grown for grown in grown_here if grown.size_bytes >= smallest]
             small = [grown for grown in grown_here if grown.size_bytes < smallest]
             large += self._long.with_grown_items(levels.last, smallest, made)
-            yield from levels.in_last(large)
+            yield from levels.containers_in_last(large)
             if number > 0:
                 with_small = with_grown_items(small, levels.before_last, smallest, made)
-                yield from levels.in_before_last(with_small)
+                yield from levels.containers_in_before_last(with_small)
             if number == _LEVELS:
                 return
             children = self._recorded_children(levels.last)
@@ -416,8 +416,12 @@ class Contents:
             levels.add(list(children.values()))
 
     def _grown_in(self, level: Sequence[Any], listed: set[int]) -> list[Grown]:
-        """Return the objects of a level that were within reach and have grown, except those whose
-        identities are ``listed``; the new ones are added to these.
+        """Return the objects of a level that were within reach and have grown, each once in all
+        levels.
+
+        Args:
+            level: the objects.
+            listed: identities of the objects that have been returned; gets further ones.
         """
         within_reach = list(compress(level, self._are_known(level)))
         unlisted = list[Grown]()

@@ -82,10 +82,10 @@ class OlderData:
         self._older: dict[str, dict[int, object]] = {}
         """The nearest older objects behind these, by identity and by the line."""
 
-    def look_behind(
+    def add_line(
         self, line: str, cuts: Sequence[Cut], removed_objects: Mapping[int, object]
     ) -> None:
-        """Look for older objects behind what a line removes.
+        """Record the older objects behind what a line removes, if there are any.
 
         Args:
             line: the line.
@@ -266,7 +266,7 @@ class KnownObjects(NamedTuple):
 
     older: Sequence[object] = ()
     """The nearest older objects behind memory that experiments have left."""
-    left: Sequence[object] = ()
+    left_over: Sequence[object] = ()
     """The objects that experiments have left."""
 
     def bytes_of_older(self, region: Region, of_line: ObjectsOfLine, dropped: Set[NodeKey]) -> int:
@@ -278,11 +278,12 @@ class KnownObjects(NamedTuple):
             of_line: the objects to which the line removes references.
             dropped: everything that dies.
         """
-        left = set(map(id, self.left))
-        older = set(map(id, self.older)) - left
-        if not older.isdisjoint(map(id, of_line.objects)):
+        left_over_ids = set(map(id, self.left_over))
+        older_ids = set(map(id, self.older)) - left_over_ids
+        if not older_ids.isdisjoint(map(id, of_line.objects)):
             return 0
-        return region.bytes_of(region.reach(older & dropped, without=left) & dropped).total()
+        dropped_older = region.reach(older_ids & dropped, without=left_over_ids) & dropped
+        return region.bytes_of(dropped_older).total()
 
 
 _NOTHING_KNOWN = KnownObjects()
@@ -344,7 +345,9 @@ class OtherData:
 
     @property
     def objects(self) -> list[object]:
-        """The objects at the end of the references that the lines remove, once for each."""
+        """The objects at the end of the references that the lines remove, once for each
+        reference.
+        """
         of_lines = self._objects_of_lines.values()
         return list(chain.from_iterable(of_line.objects for of_line in of_lines))
 
@@ -368,11 +371,11 @@ class OtherData:
             is_certain: True to leave out the objects that the line names, and memory of libraries
                 that may have other owners, such as a cache that two connections of sqlite3 share.
         """
-        everything = self.objects
-        region = Region([*everything, *known.older, *known.left], namespaces=self._namespaces)
-        in_lists = Counter(map(id, everything))
-        in_lists.update(in_lists)  # ``everything``, and the list of each line
-        in_lists.update(map(id, [*known.older, *known.left]))
+        removed = self.objects
+        region = Region([*removed, *known.older, *known.left_over], namespaces=self._namespaces)
+        in_lists = Counter(map(id, removed))
+        in_lists.update(in_lists)  # ``removed``, and the list of each line
+        in_lists.update(map(id, [*known.older, *known.left_over]))
         remarks = dict[str, str]()
         for line, of_line in self._objects_of_lines.items():
             dropped = _nodes_dropped(region, of_line, in_lists, ended.get(line, set()))

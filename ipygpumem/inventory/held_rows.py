@@ -1,4 +1,4 @@
-"""Rows of memory while the lines that free them are still written."""
+"""Rows of memory with their holders, while the lines that free the memory are still written."""
 
 from __future__ import annotations
 

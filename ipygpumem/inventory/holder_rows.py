@@ -1,4 +1,7 @@
-"""Sorts the holders of many objects into rows, each with the line that frees its objects."""
+"""Sorts the holders of many objects into rows, each with the line that frees its objects.
+
+Of a model, the list ``runs`` may hold two layers, and ``app.head`` another: these are two rows.
+"""
 
 from __future__ import annotations
 

@@ -117,10 +117,10 @@ def _host_basis(figures: HostFigures) -> _HostBasis:
     """Return the memory to break down: the container's, if that is less than the machine's; without
     the free memory that a limit of this process withholds.
     """
-    basis = _of_machine(figures)
+    basis = _machine_as_basis(figures)
     group = figures.group
     if group is not None and group.limit_bytes < figures.ram_bytes:
-        basis = _of_container(figures, group)
+        basis = _container_as_basis(figures, group)
     limit = figures.limit
     if limit is None:
         return basis
@@ -137,7 +137,7 @@ _RAISE_LIMIT = "raise it (ulimit, or %gpumem guard off)"
 _IN_USE_OUTSIDE = "within the container's limit, but in use by the rest of the machine"
 
 
-def _of_machine(figures: HostFigures) -> _HostBasis:
+def _machine_as_basis(figures: HostFigures) -> _HostBasis:
     """Return the machine's memory as the one to break down."""
     return _HostBasis(
         name="the machine's RAM",
@@ -151,7 +151,7 @@ def _of_machine(figures: HostFigures) -> _HostBasis:
     )
 
 
-def _of_container(figures: HostFigures, group: cgroup.Group) -> _HostBasis:
+def _container_as_basis(figures: HostFigures, group: cgroup.Group) -> _HostBasis:
     """Return the memory within a container's limit as the one to break down."""
     free_bytes = max(0, group.limit_bytes - group.used_bytes)
     file_bytes = min(figures.file_bytes, group.mapped_bytes)
@@ -172,11 +172,17 @@ class _Claims(NamedTuple):
 
     free: int
     private: int
+    """This process's own pages."""
     shared: int
+    """Pages of shared memory of this process."""
     files: int
+    """Pages of files that this process has mapped."""
     cache: int
+    """Cached files that the system may drop."""
     children: int
+    """Pages of child processes."""
     unclaimed: int
+    """Pages of other processes and of the system."""
 
 
 def _claims(basis: _HostBasis, figures: HostFigures) -> _Claims:
@@ -193,13 +199,13 @@ def _claims(basis: _HostBasis, figures: HostFigures) -> _Claims:
         basis.cache_bytes,
         figures.children_bytes or 0,
     )
-    left = basis.total_bytes
+    unclaimed = basis.total_bytes
     claimed = []
     for size_bytes in in_order:
-        claim = max(0, min(size_bytes, left))
+        claim = max(0, min(size_bytes, unclaimed))
         claimed.append(claim)
-        left -= claim
-    return _Claims._make([*claimed, left])
+        unclaimed -= claim
+    return _Claims._make([*claimed, unclaimed])
 
 
 def _host_notes(claims: _Claims, figures: HostFigures) -> list[str]:
@@ -236,8 +242,8 @@ def _own_pages(
     except OSError as error:
         notes.append(f"the arrays' bytes in RAM are unknown here ({error.strerror})")
         return single_part
-    left = size - kinds.total()
-    if left < 0:
+    unnamed_bytes = size - kinds.total()
+    if unnamed_bytes < 0:
         notes.append(
             "the arrays that Python holds are larger than this process's own pages: they cannot be "
             "separated"
@@ -249,12 +255,12 @@ def _own_pages(
         named |= zip(_OWN, own, strict=True)
     for name, size_bytes in named.items():
         advice = _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY)
-        claim = min(left, size_bytes)
+        claim = min(unnamed_bytes, size_bytes)
         parts.append(Part(name, claim, advice))
-        left -= claim
+        unnamed_bytes -= claim
     if not parts:
         return single_part
-    return [*parts, Part(_NOT_NAMED, left, _OF_NO_OBJECT)]
+    return [*parts, Part(_NOT_NAMED, unnamed_bytes, _OF_NO_OBJECT)]
 
 
 def _parts_of_arrays(kinds: Mapping[str, int]) -> list[Part]:

@@ -29,7 +29,7 @@ _MOST_ITEMS = 4
 
 
 def joined_by_lines(rows: list[HeldRow]) -> list[HeldRow]:
-    """Return the rows, with one in place of those whose lines depend on each other."""
+    """Return the rows, with one row for all whose lines depend on each other."""
     rows = _joined_by_positions(_joined_by_deletion(rows))
     return _joined_by_names(rows)
 
@@ -38,8 +38,8 @@ def joined_by_lines(rows: list[HeldRow]) -> list[HeldRow]:
 
 
 def _joined_by_deletion(rows: list[HeldRow]) -> list[HeldRow]:
-    """Return the rows, with one in place of those that the same line deletes or clears: run again,
-    the line would fail or free nothing.
+    """Return the rows, with one row for all objects that the same line deletes or clears: run
+    again, the line would fail or free nothing.
 
     Examples are ``%xdel _4`` for each part of a model that a cell has shown, and
     ``layers.zero_grad()`` for each module of a ``ModuleDict``.
@@ -70,8 +70,8 @@ def _joined_by_deletion(rows: list[HeldRow]) -> list[HeldRow]:
 
 
 def _joined_by_positions(rows: list[HeldRow]) -> list[HeldRow]:
-    """Return the rows, with one in place of those whose lines delete items of one list, or clear
-    their gradients.
+    """Return the rows, with one row for all whose lines delete items of one list, or clear the
+    items' gradients.
 
     After ``del runs[0]``, ``del runs[1]`` would delete another item. A list may have a hundred
     modules, each with a gradient.
@@ -145,8 +145,8 @@ def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
 
 
 def _joined_by_names(rows: list[HeldRow]) -> list[HeldRow]:
-    """Return the rows, with one in place of two if the line of the first names an object that the
-    line of the second removes.
+    """Return the rows, with one row for two if the line of the first names an object that the line
+    of the second removes.
 
     Run in any order, one of their lines would fail: ``del runs["opt"]`` and
     ``runs["opt"].zero_grad()``.
@@ -172,7 +172,9 @@ def _joined_by_names(rows: list[HeldRow]) -> list[HeldRow]:
 
 
 def _user_and_remover(rows: Sequence[HeldRow]) -> tuple[HeldRow, HeldRow] | None:
-    """Return a row whose line names an object, and the row whose line removes it."""
+    """Return a row whose line names an object, and the row whose line removes the object; None if
+    there are no such rows.
+    """
     with_lines = list[tuple[HeldRow, _Expressions]]()
     for row in rows:
         if row.holder is not None and row.holder.remedy.is_simple:

@@ -18,7 +18,7 @@ MOST_NAMES = 3
 
 
 def comment_of(rows: Iterable[HeldRow]) -> str:
-    """Return the comments on the lines of some rows."""
+    """Return the comments on the lines of rows, joined."""
     return comments_of(row.holder.remedy for row in rows if row.holder is not None)
 
 
@@ -28,7 +28,7 @@ def cuts_of(rows: Iterable[HeldRow]) -> list[Cut]:
 
 
 def row_of_several(rows: Sequence[HeldRow], holder: Holder) -> HeldRow:
-    """Return one row for several, with the holder of all."""
+    """Return one row for several, with one holder for all of them."""
     records = records_of(rows)
     first = records[0]
     whole = replace(
@@ -67,7 +67,7 @@ def records_of(rows: Iterable[HeldRow]) -> list[RetainedArray]:
 
 
 def largest_parts(rows: Iterable[RetainedArray]) -> dict[str, int]:
-    """Return the largest parts of rows, with the sum of those that have the same name."""
+    """Return the largest parts of rows; parts of the same name are added."""
     parts = Counter[str]()
     for row in rows:
         parts.update(row.parts)
@@ -129,5 +129,5 @@ def _names_of(rows: Sequence[RetainedArray]) -> str:
 
 
 def _shown_fields(row: RetainedArray) -> tuple[object, ...]:
-    """Return all that a row shows besides its size and holder."""
+    """Return the fields by which rows look alike: the type, dtype, shape and device."""
     return row.type_name, row.dtype, row.shape, row.device

@@ -1,4 +1,4 @@
-"""Names tensors and arrays, with the cells that bound the names."""
+"""The names of tensors and arrays, and the cells that bound them."""
 
 from __future__ import annotations
 

@@ -60,12 +60,14 @@ class LevelsFromNames:
         """Add the objects that are one reference further away."""
         self._levels.append(level)
 
-    def in_last(self, containers: Iterable[Grown]) -> Iterator[GrownContainer]:
-        """Yield grown containers of the last level with their names and chains."""
+    def containers_in_last(self, containers: Iterable[Grown]) -> Iterator[GrownContainer]:
+        """Yield containers of the last level that have grown, with their names and chains."""
         return self._with_chains(containers, self._levels[:-1])
 
-    def in_before_last(self, containers: Iterable[Grown]) -> Iterator[GrownContainer]:
-        """Yield grown containers of the level before the last with their names and chains."""
+    def containers_in_before_last(self, containers: Iterable[Grown]) -> Iterator[GrownContainer]:
+        """Yield containers of the level before the last that have grown, with their names and
+        chains.
+        """
         return self._with_chains(containers, self._levels[:-2])
 
     def _with_chains(

@@ -1,4 +1,9 @@
-"""Computes the memory that deleting a name would free, and finds the holders of the rest."""
+"""Computes the memory that deleting a name would free, and the lines that free the other memory
+behind its object.
+
+Deleting ``model`` frees nothing of the layer that ``runs[0]`` refers to, too: this takes ``del
+runs[0]``.
+"""
 
 from __future__ import annotations
 

@@ -118,20 +118,22 @@ class RemainingRows:
         self.remaining: list[Remaining] = []
         self._counted = counted
         self._smallest = smallest
-        self._left_bytes = size_bytes
+        self._bytes_to_explain = size_bytes
         self._may_be_older = not counted.complete
         self._measured = 0
         """Number of measurements, each of which has its number as its label."""
-        self._large: dict[str, int] = {}
-        """The position in ``remaining`` of each object alone, by the label of its measurement."""
+        self._position_of_label: dict[str, int] = {}
+        """The position in ``remaining`` of the row of a single object, by the label of its
+        measurement.
+        """
         self._with_row = set[int]()
-        """The identities of the objects in ``remaining``."""
+        """The identities of the objects that are in a row."""
         self._scattered = _SmallObjects()
         """Objects that are too small for a row where they are."""
 
     def is_done(self) -> bool:
         """Return True if less than a row's bytes are left to explain."""
-        return self._left_bytes < self._smallest
+        return self._bytes_to_explain < self._smallest
 
     def add_received(self, received: Iterable[Received]) -> None:
         """Add rows for the new objects in older ones."""
@@ -151,7 +153,10 @@ class RemainingRows:
 
     def _is_in_row(self, item: object) -> bool:
         """Return True for an object that the row of another object has counted."""
-        return self._counted.label_of(item) in self._large and id(item) not in self._with_row
+        return (
+            self._counted.label_of(item) in self._position_of_label
+            and id(item) not in self._with_row
+        )
 
     def _add_rows_of(self, items: Sequence[object], place: _Place) -> None:
         """Add a row for each large object, one for many of a type, and one for all small ones.
@@ -165,7 +170,7 @@ class RemainingRows:
             size, label = self._measure(group)
             if size.size_bytes >= self._smallest:
                 if len(group) == 1 and label:
-                    self._large[label] = len(self.remaining)
+                    self._position_of_label[label] = len(self.remaining)
                 self._add(row_of(group, size), group, place)
                 continue
             position = self._row_with_same_memory(group, size)
@@ -179,7 +184,7 @@ class RemainingRows:
             self._scattered.extend(small)
 
     def _groups(self, items: Sequence[object]) -> Iterator[Sequence[object]]:
-        """Yield the objects that have no row yet one by one, but many of a type together."""
+        """Yield the objects that have no row yet: one by one, but many of a type together."""
         # An object with one reference is found twice: in the old object that has received it, and
         # among the new objects.
         unique = [item for key, item in by_identity(items).items() if key not in self._with_row]
@@ -192,8 +197,8 @@ class RemainingRows:
                     yield [item]
 
     def _add_scattered(self) -> None:
-        """Add a row for each type of the objects that are small where they are, and large together:
-        each of 60 older objects has received a list.
+        """Add a row for each type of the objects that are too small for a row where they are, but
+        large together: each of 60 older objects has received a list.
         """
         scattered, self._scattered = self._scattered, _SmallObjects()
         mixed = _SmallObjects()
@@ -218,7 +223,7 @@ class RemainingRows:
 
     def _add(self, row: RetainedArray, items: Sequence[object], place: _Place) -> None:
         """Add a row with its objects, which explains a part of the memory."""
-        self._left_bytes -= row.size_bytes
+        self._bytes_to_explain -= row.size_bytes
         self._with_row.update(map(id, items))
         self.remaining.append(Remaining(row, tuple(items), *place, self._may_be_older))
 
@@ -232,7 +237,9 @@ class RemainingRows:
         if len(group) > 1:
             return None
         labels = [*size.also_in, self._counted.label_of(group[0])]
-        positions = [self._large[label] for label in labels if label in self._large]
+        positions = [
+            self._position_of_label[label] for label in labels if label in self._position_of_label
+        ]
         if not positions:
             return None
         # With the memory that other rows have counted; measured last, because it takes long.
@@ -254,7 +261,7 @@ class RemainingRows:
         place_of_row = _Place(row.name, row.chain)
         if list(map(id, place.chain)) != list(map(id, row.chain)):
             place_of_row = _NO_PLACE  # the search for holders finds each of them
-        self._left_bytes -= size.size_bytes
+        self._bytes_to_explain -= size.size_bytes
         self._with_row.add(id(item))
         self.remaining[position] = replace(
             row,

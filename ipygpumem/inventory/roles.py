@@ -1,4 +1,4 @@
-"""Tells parameters, gradients, buffers and optimizer state apart."""
+"""Finds the role of each tensor: parameter, gradient, buffer or optimizer state."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from ipygpumem.inventory.watched_names import WatchedName, storages_of
 
 
 def rows_of(explained: Sequence[Explained], heap: Heap) -> list[HeldRow]:
-    """Return the rows of arrays; a row whose memory is all in that of another is joined with it,
-    such as that of a tensor made ``from_numpy``.
+    """Return the rows of arrays, with one row for an array and a tensor on its memory, such as one
+    made by ``torch.from_numpy``.
 
     Args:
         explained: the arrays of names and their rows.

@@ -1,5 +1,5 @@
-"""Lists the names that hold the most memory: what each object consists of, and what
-else holds it.
+"""Measures the memory that names hold: the parts of each object, the bytes that deleting its names
+frees, and other names that hold it.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def _measure(
     if elsewhere:
         sizes.measure(list(elsewhere))
     is_complete = True
-    for name in [*_in_order(owners), *(name for name in to_measure if name in outputs)]:
+    for name in [*_in_order_of_counting(owners), *(name for name in to_measure if name in outputs)]:
         value = to_measure[name]
         size = sizes.measure(value, name)
         is_complete &= size.complete
@@ -419,7 +419,7 @@ def _without_little(
     return remaining
 
 
-def _in_order(named: Mapping[str, object]) -> list[str]:
+def _in_order_of_counting(named: Mapping[str, object]) -> list[str]:
     """Return the names in the order in which memory counts for them: for shared memory before the
     views of it, and for torch's modules before their optimizers.
     """
@@ -448,8 +448,8 @@ def select(
         largest = replace(
             largest,
             names=tuple(_rows_on(device, largest.names)),
-            used_bytes=_on(device, largest.used_bytes),
-            unnamed_bytes=_on(device, largest.unnamed_bytes),
+            used_bytes=_bytes_on(device, largest.used_bytes),
+            unnamed_bytes=_bytes_on(device, largest.unnamed_bytes),
         )
     rows = [row for row in largest.names if row.size_bytes >= min_bytes]
     if patterns:
@@ -462,11 +462,11 @@ def select(
 def _rows_on(device: str, rows: Iterable[NamedSize]) -> Iterator[NamedSize]:
     """Yield the rows that hold memory on a device, with the bytes there."""
     for row in rows:
-        sizes = _on(device, row.device_bytes)
+        sizes = _bytes_on(device, row.device_bytes)
         if sizes:
             yield row._replace(device_bytes=sizes)
 
 
-def _on(device: str, sizes: Mapping[str, int]) -> dict[str, int]:
+def _bytes_on(device: str, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the bytes on a device, or on all devices of a kind, such as ``cuda``."""
     return {name: size for name, size in sizes.items() if device in (name, name.partition(":")[0])}

@@ -76,7 +76,7 @@ class Trends:
 # Generating more methods of these classes would slow down loading the extension.
 @dataclass(slots=True, eq=False, repr=False)
 class _Streak:
-    """Consecutive runs of the same code that each grew a device by some least amount."""
+    """Consecutive runs of the same code, each of which grew a device by a minimum of bytes."""
 
     runs: int = 0
     least_bytes: int = 0
@@ -242,9 +242,9 @@ class Growing:
                 return growth
         return None
 
-    def measured(self, now: Mapping[str, Reading]) -> None:
-        """Note each device's memory after our own work: if it is less when the next run begins,
-        code has freed some.
+    def note_memory(self, now: Mapping[str, Reading]) -> None:
+        """Note each device's memory after our own work. If it is less when the next run begins,
+        code has freed memory.
         """
         for device, reading in now.items():
             runs = self.devices.get(device)

@@ -102,7 +102,7 @@ class Places:
         self.contents.update(by_identity(heap.local))
 
 
-def candidates(
+def possible_leaks(
     places: Places,
     large: Iterable[object],
     sizes: Sizes,

@@ -1,4 +1,6 @@
-"""Finds the names of earlier cells that failed code does not use, and whose memory it needs."""
+"""Finds names of earlier cells that make enough room if they are deleted, and that failed code does
+not use.
+"""
 
 from __future__ import annotations
 

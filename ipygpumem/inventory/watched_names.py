@@ -1,4 +1,6 @@
-"""Watches the arrays of names without keeping them alive."""
+"""Watches the arrays of names without keeping them alive: which of an experiment's arrays are alive
+at its end?
+"""
 
 from __future__ import annotations
 

@@ -411,7 +411,7 @@ class ExperimentEnd:
             growth=HostGrowth(
                 size_bytes=ram_left - kept.new_bytes,
                 measured_bytes=ram_growth(self._after.usages) - kept.new_bytes,
-                kept_objects=functools.partial(baseline.contents.unknown, namespace),
+                kept_objects=functools.partial(baseline.contents.unknown_objects, namespace),
                 names=self._before.names_by_object,
             ),
             first_cell=min(numbers, default=None),

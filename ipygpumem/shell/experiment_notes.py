@@ -158,7 +158,8 @@ class ExperimentNotes:
             return notes
         named_bytes = {
             "still alive": sum(row.size_bytes for row in after.alive if row.device == "cpu"),
-            "kept": leftover.ram_of(contents.unknown(namespace)) + after.kept_in_older_bytes,
+            "kept": leftover.ram_of(contents.unknown_objects(namespace))
+            + after.kept_in_older_bytes,
             "in what grew": sum(row.size_bytes for row in grown_rows),
         }
         ram_at_start = self._scope.ram_at_start

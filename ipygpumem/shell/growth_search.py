@@ -203,7 +203,7 @@ def _forget_own_memory(growing: Growing, meter: Meter) -> None:
     trim_host_heap()  # else the next run would reuse freed memory of the search, and not grow
     if growing.before is not None:
         growing.before = growing.before._replace(free_heap_bytes=own_pages().free_heap_bytes)
-    growing.measured(meter.now())
+    growing.note_memory(meter.now())
 
 
 def note_processes(growing: Growing, named: _Named, run_word: str) -> None:

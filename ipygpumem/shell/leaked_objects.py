@@ -120,7 +120,7 @@ class LeakCandidates:
     def largest(self, unlisted: Unlisted) -> list[object]:
         """Return the largest candidates to which no name refers; ``unlisted`` measures them."""
         notebook = unlisted.notebook
-        return unreached.candidates(
+        return unreached.possible_leaks(
             self.places,
             self.items,
             unlisted.without_arrays(),

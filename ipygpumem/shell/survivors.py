@@ -299,7 +299,7 @@ class Survivors:
             without_arrays,
         )
         for row in cycles.rows:
-            older_data.look_behind(row.line, row.cuts, removed.objects)
+            older_data.add_line(row.line, row.cuts, removed.objects)
         return cycles, older_data
 
     def _rows_without_arrays(
