@@ -345,7 +345,7 @@ class Contents:
         returned in the place of the dict.
         """
         contents = gc.get_referents(item)
-        if type(item) is dict and len(contents) > len(item):
+        if type(item) is dict and len(contents) > len(item):  # it lists keys, too
             contents = [*_keys_with_data(item), *item.values()]
         dicts = of_types({id(dict)}, contents)
         if not all(self._are_known(dicts)):

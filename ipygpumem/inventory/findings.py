@@ -124,8 +124,8 @@ def reconcile(
     return findings
 
 
-def _host_figures(findings: Findings) -> list[HostFigures]:
-    """Return the system's figures of the host's memory; nothing if they cannot be read."""
+def _host_figures(findings: Findings) -> HostFigures | None:
+    """Return the system's figures of the host's memory; None if they cannot be read."""
     not_listed: list[Child] | None = None
     listed = findings.attempt("child processes", children, not_listed)
     findings.children = listed or []
@@ -134,8 +134,8 @@ def _host_figures(findings: Findings) -> list[HostFigures]:
         children_bytes = sum(child.memory_bytes for child in listed)
     shm = findings.readings.get("shm")
     shm_bytes = shm.current_bytes if shm else 0
-    no_figures = list[HostFigures]()
-    return findings.attempt("cpu", lambda: [host_figures(children_bytes, shm_bytes)], no_figures)
+    no_figures: HostFigures | None = None
+    return findings.attempt("cpu", lambda: host_figures(children_bytes, shm_bytes), no_figures)
 
 
 def _allocator_snapshots(findings: Findings) -> dict[str, Snapshot]:
@@ -168,7 +168,7 @@ def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
 
 
 def _host_breakdown(
-    figures: list[HostFigures],
+    figures: HostFigures | None,
     storages: list[Storage] | None,
     everything: Total | None,
     of_ipython: Mapping[str, int],
@@ -176,12 +176,15 @@ def _host_breakdown(
     """Return the breakdown of the host's memory; nothing without the system's ``figures``.
 
     Args:
-        figures: the system's figures, or an empty list.
+        figures: the system's figures; None if they cannot be read.
         storages: the storages of tensors and arrays; None if they are unknown.
         everything: the memory of all objects; None if it is unknown.
         of_ipython: bytes of Python objects that IPython keeps, by the name of their part.
     """
+    if figures is None:
+        return []
     objects = Counter[str]()
+    """Bytes of objects and of libraries' memory without an address, by the name of their part."""
     buffers = list(storages or ())
     if everything is not None:
         objects.update(of_ipython)
@@ -195,7 +198,7 @@ def _host_breakdown(
             elif piece.device == "cpu":
                 objects[f"data of {library}"] += piece.size_bytes
     large = {name: size for name, size in objects.items() if size >= MIB}
-    return [host_parts(item, buffers, anonymous_bytes, large) for item in figures]
+    return [host_parts(figures, buffers, anonymous_bytes, large)]
 
 
 def _breakdowns_of_other_cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:

@@ -228,10 +228,10 @@ def _numbers_bytes(item: Any, base: Any, earlier: int, length: int) -> int:
     if base is dict:
         sample += islice(dict.values(item), first_new, first_new + _MOST_NUMBERS)
     numbers = by_identity(of_types(_NUMBERS, sample))
-    sizes = Counter(
+    numbers_by_size = Counter(
         sys.getsizeof(number)
         for number in numbers.values()
         if type(number) is not int or not -5 <= number < _FIRST_MADE
     )
     new_items = length - earlier
-    return int(rounded(sizes) * new_items / max(1, len(items)))
+    return int(rounded(numbers_by_size) * new_items / max(1, len(items)))

@@ -432,7 +432,7 @@ class HolderRows:
             return False  # it stays until it is unlinked
         roots = self._search.roots_of(item)
         if any(root.is_output for root in roots):
-            return True
+            return True  # ``%xdel`` removes it from all places where IPython keeps it
         return all(root.rank is not Rank.IPYTHON for root in roots)
 
     def _is_deleted_as_a_whole(self, steps: Sequence[object], references: int) -> bool:

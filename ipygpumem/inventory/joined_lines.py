@@ -207,15 +207,19 @@ class _Expressions(NamedTuple):
         code_of_dicts = {ast.unparse(ast.parse(split(owner)[1])) for owner in dicts}
         for node in ast.walk(ast.parse(remedy.line)):
             match node:
+                # ``rows[0].x`` uses ``rows[0]`` and its container ``rows``.
                 case ast.Attribute(value=owner) | ast.Subscript(value=owner):
                     expressions.used.add(ast.unparse(owner))
                     if isinstance(owner, ast.Subscript):
                         expressions.containers.add(ast.unparse(owner.value))
+                # ``del rows[0]`` removes ``rows[0]`` and moves the other items of ``rows``.
                 case ast.Delete(targets=targets):
                     expressions.removed.update(map(ast.unparse, targets))
                     expressions.emptied.update(set(_lists_of(targets)) - code_of_dicts)
+                # ``app.x = None`` removes ``app.x``.
                 case ast.Assign(targets=targets, value=ast.Constant(value=None)):
                     expressions.removed.update(map(ast.unparse, targets))
+                # ``rows.clear()`` removes all items of ``rows``.
                 case ast.Call(func=ast.Attribute(value=owner, attr="clear" | "pop")):
                     expressions.emptied.add(ast.unparse(owner))
         return expressions

@@ -61,24 +61,35 @@ def short_and_long(kinds: Kinds, arrays_of_objects: Sequence[Any]) -> tuple[list
         arrays_of_objects: the arrays of objects among them, which count as containers.
     """
     items = kinds.items
+    long_arrays = [array for array in arrays_of_objects if _length_of(array) > LONGEST_SHORT]
+    long = by_identity([*long_arrays, *_long_containers(kinds)])
+    if not long:
+        return list(items), []
+    are_short = map(not_, map(long.__contains__, map(id, items)))
+    return list(compress(items, are_short)), list(long.values())
+
+
+def _length_of(array: Any) -> int:
+    """Return the number of elements of an array."""
+    size: int = read_array("size", array)
+    return size
+
+
+def _long_containers(kinds: Kinds) -> list[Any]:
+    """Return the built-in containers among the objects that have many items, and instances of
+    classes derived from these.
+    """
     types_by_base: dict[Any, set[int]] = {}
     for type_id, base in container_bases(kinds.examples).items():
         types_by_base.setdefault(base, set()).add(type_id)
-    long = dict[int, object]()
-    for array in arrays_of_objects:
-        if read_array("size", array) > LONGEST_SHORT:
-            long[id(array)] = array
+    long = list[Any]()
     for base, type_ids in types_by_base.items():
         containers = kinds.of_types(type_ids)
         if max(map(base.__len__, containers)) <= LONGEST_SHORT:
             continue
         are_long = map(LONGEST_SHORT.__lt__, map(base.__len__, containers))
-        for container in compress(containers, are_long):
-            long[id(container)] = container
-    if not long:
-        return list(items), []
-    are_short = map(not_, map(long.__contains__, map(id, items)))
-    return list(compress(items, are_short)), list(long.values())
+        long += compress(containers, are_long)
+    return long
 
 
 def arrays_of_objects(kinds: Kinds) -> list[Any]:
@@ -100,7 +111,7 @@ def data_frames(kinds: Kinds) -> list[Any]:
 
 def elements_of(array: Any) -> list[Any]:
     """Return the elements of an array of objects; none if they are too many."""
-    if read_array("size", array) > MOST_ITEMS:
+    if _length_of(array) > MOST_ITEMS:
         return []
     return flat_elements(array) or []
 
@@ -111,7 +122,7 @@ def elements_and_cells(arrays: Sequence[Any], frames: Sequence[object]) -> list[
     """
     contents = list[object]()
     for array in arrays:
-        if read_array("size", array) <= LONGEST_SHORT:
+        if _length_of(array) <= LONGEST_SHORT:
             contents += elements_of(array)
     for frame in frames:
         contents += arrays_of_cells(frame)

@@ -182,6 +182,7 @@ def _worth_naming(
     large = set[int]()
     for key in held:
         size = region.bytes_of(region.reach([key])).total()
+        # Many small parts may be large together: a list of 1,000 tensors.
         if size * len(held) >= least:
             large.add(key)
     return large

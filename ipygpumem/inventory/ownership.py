@@ -281,20 +281,20 @@ def _in_order_of_lines(parts: Mapping[Holder, HeldPart]) -> dict[Holder, HeldPar
     would move it.
     """
     holders = sorted(parts, key=lambda holder: parts[holder].size_bytes, reverse=True)
-    places = dict[int, list[int]]()
-    """The places of the holders whose lines delete items, by the list."""
-    positions = dict[int, int]()
+    places_by_list = dict[int, list[int]]()
+    """The places in ``holders`` of those whose lines delete items of the same list."""
+    deleted_position = dict[int, int]()
     """The position of the item that the line of the holder at a place deletes."""
     for place, holder in enumerate(holders):
         for cut in holder.remedy.removed:
-            if cut.kind in WITH_POSITIONS and place not in positions:
-                places.setdefault(cut.owner_id, []).append(place)
-                positions[place] = cut.position
+            if cut.kind in WITH_POSITIONS and place not in deleted_position:
+                places_by_list.setdefault(cut.owner_id, []).append(place)
+                deleted_position[place] = cut.position
     ordered = list(holders)
-    for of_list in places.values():
-        last_first = sorted(of_list, key=positions.__getitem__, reverse=True)
-        for place, earlier_place in zip(of_list, last_first, strict=True):
-            ordered[place] = holders[earlier_place]
+    for places in places_by_list.values():
+        last_item_first = sorted(places, key=deleted_position.__getitem__, reverse=True)
+        for place, place_before in zip(places, last_item_first, strict=True):
+            ordered[place] = holders[place_before]
     return {holder: parts[holder] for holder in ordered}
 
 

@@ -142,7 +142,7 @@ class RemainingRows:
             not_counted = self._counted.not_counted(set(map(id, part.items)))
             items = list[object]()
             for item in part.items:
-                if id(item) in not_counted or self._is_in_row(item):
+                if id(item) in not_counted or self._is_counted_by_other_row(item):
                     items.append(item)
             self._add_rows_of(items, _Place(part.name, part.chain))
         self._add_scattered()
@@ -151,7 +151,7 @@ class RemainingRows:
         """Add rows for new objects whose places are unknown."""
         self._add_rows_of(items, _NO_PLACE)
 
-    def _is_in_row(self, item: object) -> bool:
+    def _is_counted_by_other_row(self, item: object) -> bool:
         """Return True for an object that the row of another object has counted."""
         return (
             self._counted.label_of(item) in self._position_of_label

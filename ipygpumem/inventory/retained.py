@@ -93,14 +93,14 @@ class Retained:
         self._graphs_of_outputs: dict[str, list[StorageKey]] = {}
         """The storages that the graph of each output keeps, by the output's name."""
         with torch_reader() as reader:
-            foreign = set[int | None]()
+            foreign_addresses = set[int | None]()
             self._read: Callable[[str, object], Any] = _read_nothing
             if reader is not None:
                 self._read = reader.read
                 plain = [item for item in heap.tensors if reader.memory(item).is_plain]
-                foreign.update(map(reader.address_of_others, plain))
+                foreign_addresses.update(map(reader.address_of_others, plain))
             self._memory = _Memory(heap)
-            self._memory.lock_arrays(heap.ndarrays, foreign)
+            self._memory.lock_arrays(heap.ndarrays, foreign_addresses)
             self.graphs = list(self._graphs_not_needed(heap))
 
     # -- graphs ----------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Retained:
         requiring = [tensor for tensor in heap.tensors if self._read("requires_grad", tensor)]
         with_graphs = list(filter(has_graph, requiring))
         tensors = heap.tensors
-        if with_graphs:
+        if with_graphs:  # only then is a search for references worth its time
             self._memory.ask_about([*heap.tensors, *heap.ndarrays])
             tensors = list(filter(self._memory.is_referred, tensors))
             with_graphs = list(filter(self._memory.is_referred, with_graphs))
@@ -202,24 +202,26 @@ class Retained:
         """Yield the outputs that only IPython refers to, without storages that are ``listed``."""
         if not self._outputs:
             return
-        storages = dict(self._graphs_of_outputs)
-        by_output = self._storages_of_outputs()
+        storages_by_output = dict(self._graphs_of_outputs)
+        output_of_storage = self._output_of_each_storage()
         items = list(self._outputs.values())
-        for key in by_output:
+        for key in output_of_storage:
             items += self._memory.shown_by[key]
         self._memory.ask_about(items)
-        for key, name in by_output.items():
+        for key, name in output_of_storage.items():
             if self._memory.dies(key, self._inside_outputs):
-                storages.setdefault(name, []).append(key)
+                storages_by_output.setdefault(name, []).append(key)
         for name, value in self._outputs.items():
             if self._memory.is_referred(value, self._inside_outputs):
                 continue
-            keys = [key for key in storages.get(name, ()) if key not in listed]
-            yield from self._memory.findings(keys, *words_on_output(name, value))
+            unlisted = [key for key in storages_by_output.get(name, ()) if key not in listed]
+            yield from self._memory.findings(unlisted, *words_on_output(name, value))
 
-    def _storages_of_outputs(self) -> dict[StorageKey, str]:
-        """Return the storages whose arrays have paths from one output only, with its name."""
-        by_output: dict[StorageKey, str] = {}
+    def _output_of_each_storage(self) -> dict[StorageKey, str]:
+        """Return the name of the output from which all paths to a storage's arrays begin, by the
+        storage; without storages to which other names lead.
+        """
+        output_of_storage: dict[StorageKey, str] = {}
         for key, items in self._memory.shown_by.items():
             names = set()
             for item in items:
@@ -227,8 +229,8 @@ class Retained:
                 if path:
                     names.add(name_in(path))
             if len(names) == 1 and not names.isdisjoint(self._outputs):
-                by_output[key] = names.pop()
-        return by_output
+                output_of_storage[key] = names.pop()
+        return output_of_storage
 
 
 def words_on_output(name: str, value: object) -> tuple[str, str]:
@@ -304,19 +306,20 @@ class _Memory:
         """
         self._locked.update(self._record_storages(list(items)))
 
-    def lock_arrays(self, arrays: Iterable[Any], foreign: Collection[int | None]) -> None:
+    def lock_arrays(self, arrays: Iterable[Any], foreign_addresses: Collection[int | None]) -> None:
         """Lock the memory of arrays that code out of sight may keep: memory that no array owns, or
         that a tensor shows.
 
         Args:
             arrays: NumPy arrays.
-            foreign: the addresses at which tensors show memory that torch has not allocated.
+            foreign_addresses: the addresses at which tensors show memory that torch has not
+                allocated, such as that of an array.
         """
         locked = list[object]()
         for array in arrays:
             owner = owner_of(array)
             is_owned = is_array(owner) and read_array("flags", owner).owndata
-            if not is_owned or place_of(owner)[1] in foreign:
+            if not is_owned or place_of(owner)[1] in foreign_addresses:
                 locked.append(array)
         self.lock(locked)
 

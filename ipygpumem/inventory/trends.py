@@ -126,9 +126,8 @@ class DeviceRuns:
     def add(self, usage: Usage, *, success: bool) -> _Streak | None:
         """Count one more run, and return the series to report, if any."""
         freed_since = self.after_bytes - usage.before_bytes  # by any code
-        if (
-            freed_since > self.grown_bytes // 2 or not success
-        ):  # a traceback keeps an error's memory
+        # A traceback keeps the memory of an error.
+        if freed_since > self.grown_bytes // 2 or not success:
             self.large = _Streak()
             self.small = _Streak()
         self.is_suspect = False
