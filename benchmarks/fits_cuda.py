@@ -120,7 +120,7 @@ def _searched(name: str) -> list[dict[str, Any]]:
     from benchmarks.harness.fit_search import search
 
     found = search(_cell(name).replace("PLACE", "cpu"), "1TiB", run=False, timeout=3600)
-    base = found.tried(found.unchanged)
+    base = found.trial_with(found.unchanged)
     found._room_bytes = int(_SHARE * base.device.required_bytes)
     found.run(base, lambda _: None)
     print(name, found.useless, found.failed, file=sys.stderr)

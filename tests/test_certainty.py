@@ -105,13 +105,13 @@ def test_memory_that_cannot_be_read_is_not_counted(monkeypatch: pytest.MonkeyPat
 
 def test_each_type_is_examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
     examined = list[type]()
-    of = certainty.UncountedLibraries.of
+    library_of = certainty.UncountedLibraries.library_of
 
     def counting(self: certainty.UncountedLibraries, kind: type, example: object = None) -> str:
         examined.append(kind)
-        return of(self, kind, example)
+        return library_of(self, kind, example)
 
-    monkeypatch.setattr(certainty.UncountedLibraries, "of", counting)
+    monkeypatch.setattr(certainty.UncountedLibraries, "library_of", counting)
     own_bytes = OwnBytes()
     for _ in range(3):
         own_bytes.uncounted([1, 2, "text", [], []])

@@ -106,7 +106,7 @@ kept = []
     ("step", "lost"),
     [
         ("survivors.Survivors, 'of_experiment'", "objects still alive were not listed"),
-        ("survivors.Survivors, '_rows_of'", "objects still alive were not listed"),
+        ("survivors.Survivors, '_rows_at_end'", "objects still alive were not listed"),
     ],
 )
 def test_an_interrupted_end_says_that_objects_are_missing(

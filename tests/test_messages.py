@@ -16,9 +16,9 @@ from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.extras.peak.report import peak_report
 from ipygpumem.records import FreeingStep, Reading, Usage
 from ipygpumem.report import text
+from ipygpumem.report.devices import sizes
 from ipygpumem.report.estimate import share_rows
 from ipygpumem.report.freeing import freed_report
-from ipygpumem.report.layout import sizes
 from ipygpumem.report.status import status_report
 from ipygpumem.units import GIB, KIB, MIB
 from tests.steps import dedented, fails, kernel_with, needs, ok

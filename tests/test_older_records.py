@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.harness.kernel import Kernel
+from ipygpumem.heap.paths.ages import Ages, LearnedAges
 from tests.steps import SHOW_LIBRARIES, tidied_kernel, works
 
 # Freed, because the data of a test would take the free pages of an earlier one.
@@ -650,6 +651,21 @@ def test_a_line_moves_no_later_item_of_a_list(
     works(notebook, line)
     (leaks,) = works(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak"), leaks
+
+
+def test_a_list_at_the_address_of_a_dead_one_is_not_that_list() -> None:
+    """``records = []`` was taken for an earlier list of ten items."""
+    items = list(range(10))
+    key = id(items)
+    was_empty = Ages(
+        are_known=True, length_before=lambda _: 0, learned=LearnedAges(lengths={key: 10})
+    )
+    is_new = Ages(are_known=True, new=lambda: {key}, learned=LearnedAges(lengths={key: 10}))
+    for ages in (was_empty, is_new):
+        assert not ages.is_as_long_as_before(items)
+        assert not ages.learned.lengths
+    is_new.learned.columns[key] = ['"a"']
+    assert is_new.columns_of_older(items) == ()
 
 
 @pytest.mark.parametrize(

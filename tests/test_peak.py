@@ -318,8 +318,8 @@ def test_a_flame_graph_says_that_cards_are_not_in_it(
     peak = Peak(list, flame=tmp_path / "flame.html")
     card = DevicePeak("cuda:0", "allocator", 9 * MIB, rows=(row(9),))
     peak._host, peak._began = FakeHost("memray"), 0.0
-    peak._follower = SimpleNamespace(stop=lambda: None)
-    monkeypatch.setattr(peak, "_read", lambda *_: [card])
+    peak._tensor_follower = SimpleNamespace(stop=lambda: None)
+    monkeypatch.setattr(peak, "_read_tensors", lambda *_: [card])
     record = peak.stop(lambda: Inventory(()))
     (note,) = record.notes
     assert note.endswith("It has RAM only; cuda:0 has a table here")
@@ -334,7 +334,9 @@ def test_code_runs_where_the_peak_cannot_be_measured(
 
     monkeypatch.setattr(HostSpan, broken, fail)
     followed = Peak(list)
-    monkeypatch.setattr(followed, "_started", lambda *_, **__: None)  # neither memray nor torch
+    monkeypatch.setattr(
+        followed, "_start_follower", lambda *_, **__: None
+    )  # neither memray nor torch
     followed.start()
     record = followed.stop(lambda: Inventory(()))
     assert [note for note in record.notes if "not compared" in note and "LookupError: ours" in note]

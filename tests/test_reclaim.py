@@ -96,10 +96,10 @@ def test_garbage_collection_gets_credit_for_freed_memory() -> None:
     garbage = [touched(32 << 20)]
 
     class Disturbed(Garbage):
-        def _make_old(self) -> int:
+        def _collect_young(self) -> int:
             if of_thread:
                 of_thread.pop().close()
-            return super()._make_old()
+            return super()._collect_young()
 
     gc.set_threshold(10**9)  # else Python might collect it before we do
     garbage.append(garbage)  # type: ignore[arg-type]  # a cycle

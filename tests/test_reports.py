@@ -23,9 +23,10 @@ from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.experiments import experiment_reports
 from ipygpumem.report.freeing import freed_report
 from ipygpumem.report.html import html_bar
-from ipygpumem.report.layout import Bar, Report, Scales, Table
+from ipygpumem.report.layout import Bar, Report, Table
 from ipygpumem.report.leaks import ReclaimableItem, leaks_report
 from ipygpumem.report.recovery import recovery_reports
+from ipygpumem.report.scales import Scales
 from ipygpumem.report.status import status_report
 from ipygpumem.report.text import ASCII, BAR_COLUMNS, columns, text_bar
 from ipygpumem.units import GIB, MIB, parse_bytes

@@ -19,7 +19,8 @@ from ipygpumem.inventory.trends import Growing
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.oom_kills import Kills
 from ipygpumem.records import Growth
-from ipygpumem.report.layout import Report, Scales, note
+from ipygpumem.report.layout import Report, note
+from ipygpumem.report.scales import Scales
 from ipygpumem.shell import recovery
 from ipygpumem.shell.advised_lines import AdvisedLines
 from ipygpumem.shell.app import App

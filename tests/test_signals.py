@@ -493,7 +493,7 @@ fail()
 """,
     ),
     "the reading before an error's release": (
-        "ipygpumem.reclaim.reclaim._now",
+        "ipygpumem.reclaim.reclaim._readings_now",
         """
 def fail():
     local = Item()

@@ -23,7 +23,7 @@ def search(cell: str, fit: str, *, run: bool = True, **options: Any) -> Search:
     }
     app: Any = SimpleNamespace(context=SimpleNamespace(namespace=given.pop("names", {})))
     found = Search(app, Namespace(**given), compile(cell, FILE, "exec"))
-    base = found.tried(found.unchanged)
+    base = found.trial_with(found.unchanged)
     if run:
         found.run(base, lambda _: None)
     return found

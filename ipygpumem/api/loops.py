@@ -24,7 +24,8 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.records import TraceRecord
 from ipygpumem.report.growth_lines import loop_growth_line
 from ipygpumem.report.history import iteration_report, loop_report
-from ipygpumem.report.layout import clean_name, count, note
+from ipygpumem.report.layout import note
+from ipygpumem.report.words import clean_name, count
 from ipygpumem.shell.growth_search import look_for_growth, note_processes
 
 T = TypeVar("T")

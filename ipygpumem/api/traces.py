@@ -24,7 +24,7 @@ from ipygpumem.records import SessionRecord, TraceRecord, Usage
 from ipygpumem.report import export as formats
 from ipygpumem.report import printed_records as _printed  # noqa: F401  # registers them
 from ipygpumem.report.cells import trace_report
-from ipygpumem.report.layout import clean_name
+from ipygpumem.report.words import clean_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -32,7 +32,7 @@ _NOTHING = (
     "_lazy_init",
 )
 """Beginnings of the names of functions that do nothing during an estimate."""
-_AS_IT_IS = (
+_NOT_REPLACED = (
     "get_arch_list",
     "get_gencode_flags",
     "check_error",
@@ -91,20 +91,20 @@ class Accelerators:
         self._devices = devices
         self._room_bytes = room_bytes
         self._note = note
-        self._type: str | None = None
+        self._device_type: str | None = None
         """Type of the named device, such as ``cuda``."""
         if devices.requested_device is not None:
-            self._type, _, _ = devices.requested_device.partition(":")
+            self._device_type, _, _ = devices.requested_device.partition(":")
         self._current = 0
-        self._known = _properties_from_torch()
+        self._torchs_properties = _properties_from_torch()
         """Properties of the CUDA devices that torch knows, by index."""
-        self._told: dict[int, _Properties] = {}
+        self._drivers_properties: dict[int, _Properties] = {}
         """Properties of the CUDA devices that only NVML knows, by index."""
-        if not self._known:
+        if not self._torchs_properties:
             with closing(Nvml()) as nvml:  # which needs no context
                 for index, capability in enumerate(nvml.capabilities()):
                     name = f"cuda:{index}"
-                    self._told[index] = _Properties(name, room_bytes, *capability)
+                    self._drivers_properties[index] = _Properties(name, room_bytes, *capability)
 
     def is_available(self) -> bool:
         return self.device_count() > 0
@@ -113,7 +113,7 @@ class Accelerators:
         here = 0
         if hasattr(torch._C, "_cuda_getDeviceCount"):
             here = int(torch._C._cuda_getDeviceCount())
-        if self._type in (None, "cpu"):
+        if self._device_type in (None, "cpu"):
             return here
         return max(here, 1)
 
@@ -123,15 +123,16 @@ class Accelerators:
     def current_accelerator(self, *_: Any, **__: Any) -> Any:
         if self.device_count() == 0:
             return None
-        return torch.device(self._type or "cuda")
+        return torch.device(self._device_type or "cuda")
 
     def set_device(self, device: Any) -> None:
-        self._current = self._index(device)
+        self._current = self._index_of(device)
 
     current_device_index = current_device_idx = current_device
     set_device_index = set_device_idx = set_device
 
-    def _index(self, device: Any) -> int:
+    def _index_of(self, device: Any) -> int:
+        """Return the index of ``1``, ``"cuda:1"`` or a device; of None, that of the current one."""
         if device is None:
             return self._current
         index = device
@@ -144,7 +145,7 @@ class Accelerators:
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
         before = self._current
-        self._current = self._index(device)
+        self._current = self._index_of(device)
         try:
             yield
         finally:
@@ -166,12 +167,12 @@ class Accelerators:
         """Return the properties of a device that is here or that the user has named; of an unknown
         one those of a Hopper, with a note.
         """
-        index = self._index(device)
-        if index in self._known:
-            return self._known[index]
-        device_type = self._type or "cuda"
-        if device_type == "cuda" and index in self._told:
-            return self._told[index]
+        index = self._index_of(device)
+        if index in self._torchs_properties:
+            return self._torchs_properties[index]
+        device_type = self._device_type or "cuda"
+        if device_type == "cuda" and index in self._drivers_properties:
+            return self._drivers_properties[index]
         name = f"{device_type}:{index}"
         self._note(f"{user_line()}: {name} is assumed to have compute capability 9.0")
         return _Properties(name, self._room_bytes)
@@ -182,9 +183,10 @@ class Accelerators:
         return free_bytes, total_bytes
 
     def _total_bytes(self, device: Any) -> int:
+        """Return the memory of a device; EstimateError if it is unknown."""
         if self._room_bytes:
             return self._room_bytes
-        properties = self._known.get(self._index(device))
+        properties = self._torchs_properties.get(self._index_of(device))
         if properties is None:
             raise EstimateError(f"{UNKNOWN_SIZE}: mem_get_info in {user_line()}")
         return int(properties.total_memory)
@@ -196,16 +198,17 @@ class Accelerators:
         # for functions imported by name
         return SimpleNamespace(cudaMemGetInfo=self.mem_get_info, **profiler)
 
-    def _logged_as(self, device: Any) -> str:
-        named = torch.device("cuda", self._index(device))
+    def _name_in_log(self, device: Any) -> str:
+        """Return the name that the log has for a device, by its index or name."""
+        named = torch.device("cuda", self._index_of(device))
         return self._devices.log_name(named)
 
     def memory_allocated(self, device: Any = None) -> int:
-        name = self._logged_as(device)
+        name = self._name_in_log(device)
         return self._log.now.get(name, 0)
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        name = self._logged_as(device)
+        name = self._name_in_log(device)
         return self._log.peak.get(name, 0)
 
     memory_reserved = memory_cached = current_allocated_memory = driver_allocated_memory = (
@@ -266,34 +269,37 @@ class Accelerators:
         if device.type != "cuda":
             return None
         index = device.index or 0
-        if index in self._known:
-            return self._known[index]
-        return self._told.get(index)
+        if index in self._torchs_properties:
+            return self._torchs_properties[index]
+        return self._drivers_properties.get(index)
 
     @contextmanager
-    def standing_in(self) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """Replace the functions and classes of torch's accelerator modules during the block."""
         with ExitStack() as stack:
             for module, name, replacement in self._replacements():
                 stack.enter_context(patch.object(module, name, replacement))
-            if self._type == "mps":
+            if self._device_type == "mps":
                 mps = torch.backends.mps
                 stack.enter_context(patch.object(mps, "is_available", self.is_available))
             yield
 
     def _replacements(self) -> list[tuple[ModuleType, str, Any]]:
-        """Return modules, names and what replaces them; one replacement for each original."""
+        """Return module, name and replacement of each function or class to replace.
+
+        One that several modules have gets the same replacement in all of them.
+        """
         by_original: dict[int, Any] = {}
         replacements = []
         for module in self._modules():
             for name, original in list(vars(module).items()):
                 replacement = by_original.get(id(original))
                 if replacement is None:
-                    replacement = self._instead(module, name, original)
+                    replacement = self._replacement_of(module, name, original)
                 if replacement is original:
                     continue
                 if not isinstance(replacement, type):
-                    replacement = _here_alone(replacement, original)
+                    replacement = _in_estimates_only(replacement, original)
                 by_original[id(original)] = replacement
                 replacements.append((module, name, replacement))
         return replacements
@@ -301,15 +307,15 @@ class Accelerators:
     def _modules(self) -> list[ModuleType]:
         """Return torch's modules of the device, each once."""
         names = ["cuda", "accelerator"]
-        if self._type in ("xpu", "mps"):
-            names.insert(1, self._type)
+        if self._device_type in ("xpu", "mps"):
+            names.insert(1, self._device_type)
         modules = [getattr(torch, name) for name in names if hasattr(torch, name)]
         cuda = torch.cuda
         modules += [cuda.memory, cuda.random, cuda.streams]
         modules += [cuda.nvtx, cuda.graphs]
         return list(dict.fromkeys(modules))
 
-    def _instead(self, module: ModuleType, name: str, original: Any) -> Any:
+    def _replacement_of(self, module: ModuleType, name: str, original: Any) -> Any:
         """Return the replacement of a module's attribute; the attribute itself if it needs none."""
         is_private = name.startswith("_")
         is_function = type(original) is FunctionType
@@ -321,12 +327,12 @@ class Accelerators:
             return getattr(self, name)
         if name.startswith(_NOTHING):
             return _does_nothing
-        if is_private or name in _AS_IT_IS or not _is_defined_in(module, original):
+        if is_private or name in _NOT_REPLACED or not _is_defined_in(module, original):
             return original
         package, _, _ = module.__name__.removeprefix("torch.").partition(".")
         refuse = functools.partial(_refuse, f"torch.{package}.{name}")
         if name in ("CUDAGraph", "MemPool", "graph", "GreenContext"):
-            return _refusing_class(name, _here_alone(refuse, original))
+            return _refusing_class(name, _in_estimates_only(refuse, original))
         if is_function:
             return refuse
         return original
@@ -349,7 +355,9 @@ def _is_defined_in(module: ModuleType, value: Any) -> bool:
 
 
 def _refusing_class(name: str, make: Callable[..., Any]) -> type:
-    """Return a class, for annotations and ``isinstance``, of which ``make`` makes the objects."""
+    """Return a class that code may use in annotations and ``isinstance``; a call of it calls
+    ``make``, which raises.
+    """
 
     def new(_: Any, *args: Any, **kwargs: Any) -> Any:
         return make(*args, **kwargs)
@@ -378,7 +386,7 @@ class _Properties(SimpleNamespace):
         return self._total_bytes
 
 
-def _here_alone(new: Callable[..., Any], old: Any) -> Callable[..., Any]:
+def _in_estimates_only(new: Callable[..., Any], old: Any) -> Callable[..., Any]:
     """Return a function that calls ``new`` in estimated code, and ``old`` in other threads, such as
     ours.
     """

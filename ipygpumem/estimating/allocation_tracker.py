@@ -174,7 +174,7 @@ class AllocationTracker(StorageFollower):
             result = self._run_operator(func, operator, args, kwargs)
         except _UNFOLLOWED as error:
             if func is _SCALAR or func in COMPARES:
-                return self._guesses.answer(func, args[0])
+                return self._guesses.guess_for(func, args[0])
             raise _refusal(_reason_of(error), func) from error
         if isinstance(result, torch.Tensor) and has_unknown_entries(func, operator, result):
             raise _refusal("an estimate cannot follow sparse tensors", func)
@@ -224,7 +224,7 @@ class AllocationTracker(StorageFollower):
 
     def _show_to_observers(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Show an operation and its result to the guesses and to the observer, if there is one."""
-        self._guesses.values.see(func, args, kwargs, result)
+        self._guesses.values.note_operation(func, args, kwargs, result)
         if self.observe is not None:
             self.observe(func, args, kwargs, result)
 

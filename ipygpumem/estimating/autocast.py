@@ -52,10 +52,13 @@ _cast_inputs: Any = torch.amp.autocast_mode._cast
 _CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
-def _converted(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """Return an argument with its tensors converted; as in autocast, integers and float64 stay."""
+def _with_tensors_converted(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return an argument of an operator with its tensors converted, also those in lists.
+
+    As in autocast, integers and float64 stay.
+    """
     if isinstance(value, (list, tuple)):
-        return type(value)(_converted(item, convert) for item in value)
+        return type(value)(_with_tensors_converted(item, convert) for item in value)
     if _is_eligible(value):
         return convert(value)
     return value
@@ -68,11 +71,12 @@ def _is_eligible(value: Any) -> bool:
     return value.is_floating_point() and value.dtype is not torch.float64
 
 
-def _float32(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    return operator(*_converted(args, torch.Tensor.float), **kwargs)
+def _in_float32(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call an operator with its arguments converted to float32."""
+    return operator(*_with_tensors_converted(args, torch.Tensor.float), **kwargs)
 
 
-def _float32_result(operator: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _with_float32_result(operator: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
     """Call an operator whose result is in float32, unless the code names another type."""
     source = args[0]
     names_dtype = any(isinstance(value, torch.dtype) for value in args)
@@ -86,12 +90,12 @@ def _float32_result(operator: Any, *args: Any, dtype: Any = None, **kwargs: Any)
     return operator(*args, **kwargs, dtype=dtype)
 
 
-def _widest(operator: Any, *args: Any, **kwargs: Any) -> Any:
+def _in_widest(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """Call an operator in float32 if one of its arguments is in it, otherwise in the lower type."""
     dtypes = {value.dtype for value in args if isinstance(value, torch.Tensor)}
     if torch.float32 in dtypes:
-        return _float32(operator, *args, **kwargs)
-    return _lower(operator, *args, **kwargs)
+        return _in_float32(operator, *args, **kwargs)
+    return _in_lower(operator, *args, **kwargs)
 
 
 class Autocast:
@@ -137,7 +141,9 @@ class Autocast:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Initialize a ``torch.autocast`` of any device as one of the CPU, with CUDA's policies."""
+        """Initialize a ``torch.autocast`` block of any device as one of the CPU, with CUDA's
+        policies.
+        """
         if device_type != "cpu":
             self._policies.register()
             dtype = dtype or _dtype_of(device_type)
@@ -213,13 +219,13 @@ class CudaPolicies:
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(_CPU_KEY):
-                if policy is _lower:
-                    args = _converted(args, self._lowered)
+                if policy is _in_lower:
+                    args = _with_tensors_converted(args, self._converted_copy)
                 return policy(operator, *args, **kwargs)
 
         return kernel
 
-    def _lowered(self, tensor: Any) -> Any:
+    def _converted_copy(self, tensor: Any) -> Any:
         """Return a tensor in autocast's type; as in torch, converted weights are cached."""
         dtype = _dtype_of("cpu")
         if not is_cached(tensor):
@@ -238,7 +244,8 @@ def is_cached(tensor: Any) -> bool:
     return bool(tensor.requires_grad and tensor.is_leaf and not tensor._is_view())
 
 
-def _lower(operator: Any, *args: Any, **kwargs: Any) -> Any:
+def _in_lower(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call an operator in the lower type, to which its arguments have been converted."""
     return operator(*args, **kwargs)
 
 
@@ -268,7 +275,7 @@ def _policies() -> list[tuple[str, Any]]:
             cuda_policy = policies.get(packet)
         cpu_policy = None
         if has_kernel(full_name, _CPU):
-            cpu_policy = _lower
+            cpu_policy = _in_lower
         if cuda_policy is not cpu_policy:
             changes.append((name, cuda_policy))
     return changes
@@ -277,8 +284,8 @@ def _policies() -> list[tuple[str, Any]]:
 def _policies_by_packet() -> dict[str, Any]:
     """Return CUDA's policies by the names of operators without their overloads."""
     return {
-        **dict.fromkeys(_LOWER.split(), _lower),
-        **dict.fromkeys(_FLOAT32.split(), _float32),
-        **dict.fromkeys(_FLOAT32_RESULT.split(), _float32_result),
-        **dict.fromkeys(_WIDEST.split(), _widest),
+        **dict.fromkeys(_LOWER.split(), _in_lower),
+        **dict.fromkeys(_FLOAT32.split(), _in_float32),
+        **dict.fromkeys(_FLOAT32_RESULT.split(), _with_float32_result),
+        **dict.fromkeys(_WIDEST.split(), _in_widest),
     }

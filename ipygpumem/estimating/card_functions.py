@@ -32,6 +32,7 @@ class CardFunctions:
         self._unfollowed = unfollowed
 
     def _is_on_card(self, tensor: Any) -> bool:
+        """Return True if a tensor is on a card, or may be on the CPU that stands for one."""
         return self._devices.is_elsewhere or tensor.device.type == "cuda"
 
     # -- recurrent layers and transformers ---------------------------------------------------------
@@ -40,17 +41,17 @@ class CardFunctions:
         """Return the next state of an LSTM."""
         if not self._is_on_card(input):
             return original(input, *args, **kwargs)
-        values = self._converted((input, *args))
+        values = self._autocast_arguments((input, *args))
         return fused.lstm_cell(*values, **kwargs)
 
     def gru_cell(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         """Return the next state of a GRU."""
         if not self._is_on_card(input):
             return original(input, *args, **kwargs)
-        values = self._converted((input, *args))
+        values = self._autocast_arguments((input, *args))
         return fused.gru_cell(*values, **kwargs)
 
-    def _converted(self, values: Any) -> list[Any]:
+    def _autocast_arguments(self, values: Any) -> list[Any]:
         """Return the arguments of a cell as autocast converts them: all before the first product.
 
         The last one is the first to be converted. Autocast keeps the copies of weights that train,
@@ -58,13 +59,13 @@ class CardFunctions:
         """
         if not self._autocast.is_enabled():
             return list(values)
-        converted = [self._converted_argument(value) for value in reversed(values)]
+        converted = [self._autocast_argument(value) for value in reversed(values)]
         return converted[::-1]
 
-    def _converted_argument(self, value: Any) -> Any:
+    def _autocast_argument(self, value: Any) -> Any:
         """Return an argument of a cell, or several states, as autocast converts them."""
         if isinstance(value, (tuple, list)):
-            return [self._converted_argument(item) for item in value]
+            return [self._autocast_argument(item) for item in value]
         if not isinstance(value, torch.Tensor):
             return value
         if not is_cached(value):
@@ -93,29 +94,33 @@ class CardFunctions:
 
         backends = torch.nn.attention
 
-        def by_products(*args: Any, **kwargs: Any) -> Any:
+        def attend_by_products(*args: Any, **kwargs: Any) -> Any:
             with backends.sdpa_kernel(backends.SDPBackend.MATH):
                 return original(*args, **kwargs)
 
         cast = self._autocast.cast
         items = [cast(item) for item in (query, key, value, *args)]
         options = {name: cast(item) for name, item in kwargs.items()}
-        return fused.attention(by_products, *items, **options)
+        return fused.attention(attend_by_products, *items, **options)
 
     # -- single operations -------------------------------------------------------------------------
 
     def softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         """Return softmax; a card converts float16 to float32 without a converted copy."""
         kernel = torch.ops.aten._softmax
-        return self._to_float32(kernel, original, input, args, kwargs)
+        return self._call_converting_kernel(kernel, original, input, args, kwargs)
 
     def log_softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
-        """Return the logarithm of softmax, in the same way."""
+        """Return the logarithm of softmax; a card converts float16 as for softmax."""
         kernel = torch.ops.aten._log_softmax
-        return self._to_float32(kernel, original, input, args, kwargs)
+        return self._call_converting_kernel(kernel, original, input, args, kwargs)
 
-    def _to_float32(self, kernel: Any, original: Any, source: Any, args: Any, kwargs: Any) -> Any:
-        """Call the kernel that converts float16 to float32, or ``original`` if none converts."""
+    def _call_converting_kernel(
+        self, kernel: Any, original: Any, source: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Call a card's kernel that converts float16 to float32, if the code asks for that:
+        ``softmax(x, -1, dtype=torch.float32)``; otherwise call ``original``.
+        """
         is_elsewhere = self._devices.is_elsewhere
         wants_float32 = kwargs.get("dtype") is torch.float32
         converts = wants_float32 and source.dtype is torch.float16
@@ -191,17 +196,17 @@ class CardFunctions:
         inplace: bool = False,
     ) -> Any:
         """Return dropout; a card saves a byte for each number, the CPU a number."""
-        if inplace or not self._drops(p, training=training):
+        if inplace or not self._takes_cards_dropout(p, training=training):
             return original(input, p, training, inplace)
         return torch.native_dropout(input, p, True)[0]
 
     def torchs_dropout(self, original: Any, input: Any, p: float, train: bool) -> Any:  # noqa: A002
-        """Return the dropout of ``torch.dropout``, in the same way."""
-        if not self._drops(p, training=train):
+        """Return the dropout of ``torch.dropout``; a card saves bytes as for ``dropout``."""
+        if not self._takes_cards_dropout(p, training=train):
             return original(input, p, train)
         return torch.native_dropout(input, p, True)[0]
 
-    def _drops(self, p: float, *, training: bool) -> bool:
+    def _takes_cards_dropout(self, p: float, *, training: bool) -> bool:
         """Return True if dropout runs the kernel of a card for which the CPU stands."""
         if not training or not self._devices.is_elsewhere:
             return False

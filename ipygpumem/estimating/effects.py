@@ -136,13 +136,13 @@ def effects_of(
     Names are looked up in ``namespaces``; ``args`` are the arguments of the call.
     """
     calls = set[str]()
-    iterators = {f"a {type_name(value)}" for value in args if _is_consumed(value)}
+    iterators = {f"a {type_name(value)}" for value in args if _loses_items(value)}
     waits = set[str]()
     for named in names_in(code, namespaces):
         path = ".".join(named.names)
-        if _reaches_out(named.names, named.module):
+        if _has_outside_effects(named.names, named.module):
             calls.add(path)
-        if _is_consumed(named.value):
+        if _loses_items(named.value):
             iterators.add(path)
         if named.names[-1] in _WAITING and is_of_library(named.owner, "queue", "Queue"):
             waits.add(path)
@@ -154,7 +154,7 @@ def effects_of(
     return [f"{note}: {', '.join(sorted(paths))}" for note, paths in notes.items() if paths]
 
 
-def _reaches_out(names: tuple[str, ...], module: str) -> bool:
+def _has_outside_effects(names: tuple[str, ...], module: str) -> bool:
     """Return True if a call of a dotted name has effects outside the estimate."""
     *owners, name = names
     library, _, _ = module.partition(".")
@@ -205,6 +205,7 @@ def refuse_without_tensors(
 
 
 def _is_users_function(value: Any) -> bool:
+    """Return True for a function in Python that is the user's."""
     if type(value) is not types.FunctionType:
         return False
     return is_users(value.__code__.co_filename)
@@ -245,7 +246,7 @@ def names_in(
         examined[id(code)] = code
         inner_codes = [item for item in code.co_consts if type(item) is types.CodeType]
         waiting += [(inner, spaces) for inner in inner_codes]
-        for names in _paths(code):
+        for names in _dotted_names(code):
             value, module = _value_of_dotted_name(names, spaces)
             owner = None
             if len(names) > 1:
@@ -273,8 +274,12 @@ def closure_of(function: Any) -> dict[str, Any]:
     return variables
 
 
-def _is_consumed(value: object) -> bool:
-    """Return True for an iterator that is not copied, or whose copy shares such an iterator."""
+def _loses_items(value: object) -> bool:
+    """Return True for an iterator whose items the code would really take.
+
+    An estimate works on a copy of an object in Python, but a copy shares an iterator in C, such as
+    ``self._lines = iter(file)``.
+    """
     if not _is_iterator(value):
         return False
     if not _is_copied(value):
@@ -285,6 +290,7 @@ def _is_consumed(value: object) -> bool:
 
 
 def _is_iterator(value: object) -> bool:
+    """Return True for an object whose class defines ``__next__``; runs no code of the class."""
     classes = type.mro(type(value))
     return any("__next__" in class_dict(kind) for kind in classes)
 
@@ -307,7 +313,7 @@ _WITHOUT_EFFECT = ("CACHE", "PUSH_NULL", "PRECALL", "NOP", "EXTENDED_ARG")
 """CPython's instructions that may be between a name and its attribute."""
 
 
-def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
+def _dotted_names(code: types.CodeType) -> Iterator[tuple[str, ...]]:
     """Yield each dotted name in ``code`` in full."""
     path: list[str] = []
     for step in dis.get_instructions(code):
@@ -345,8 +351,9 @@ def _name_loaded(step: dis.Instruction) -> str:
 def _value_of_dotted_name(
     names: tuple[str, ...], namespaces: tuple[dict[str, Any], ...]
 ) -> tuple[Any, str]:
-    """Return the value of a dotted name, if all but its end are modules, and the name of the last
-    module.
+    """Return the value of a dotted name, and the name of the last module in it.
+
+    The value is None unless all parts but the last are modules: attributes of objects may run code.
     """
     first, *attributes = names
     value = _value_of(first, namespaces)

@@ -44,7 +44,7 @@ from ipygpumem.introspect import (
 )
 
 _HOST = torch.device("cpu")
-_OURS = next(map(sys.getrefcount, [object()])) + 1
+_OWN_REFERENCES = next(map(sys.getrefcount, [object()])) + 1
 """References to an original that ``forget_dead_copies`` finds if nothing else leads to it: its own,
 and ``_originals``.
 """
@@ -80,6 +80,7 @@ class FakeCopies:
         self.originals_bytes: dict[str, int] = {}
         """Bytes of the originals, by device."""
         self.optimizers: list[weakref.ref[Any]] = []
+        """The copies of optimizers."""
         self._memo: dict[int, Any] = {}
         """Copies of objects except tensors, by the identity of the original."""
         self._originals: dict[int, Any] = {}
@@ -95,12 +96,12 @@ class FakeCopies:
         code drops, such as an old gradient, must be freed.
         """
         self._storages: dict[int, Any] = {}
-        """The same for the storages."""
+        """Weak references to the copies of storages, by torch's identity of the original."""
         self._namespaces: dict[int, dict[str, Any]] = {}
         """Copies of namespaces, by the identity of the original."""
 
     def forget(self) -> None:
-        """Drop all copies."""
+        """Drop all copies at the end of the estimate."""
         self._memo.clear()
         self._originals.clear()
         self._copied_references.clear()
@@ -112,24 +113,23 @@ class FakeCopies:
         self.rollback = None
 
     def forget_dead_copies(self) -> None:
-        """Forget the copies of originals whose references are all copied: they die when code drops
-        them.
+        """Forget the copies of originals whose references are all copied.
 
-        A copy is kept if something else leads to its original, such as a name that the code may
-        look up later.
+        Such a copy then dies when the code drops it. A copy is kept if something else leads to its
+        original, such as a name that the code may look up later.
         """
-        new = [key for key in self._newly_copied if key in self._memo]
+        keys = [key for key in self._newly_copied if key in self._memo]
         # No name of ours may refer to an original while its references are counted.
-        counts = map(sys.getrefcount, [self._originals[key] for key in new])
-        for key, count in zip(new, counts, strict=True):
-            if self._copied_references[key] >= count - _OURS:
+        counts = map(sys.getrefcount, [self._originals[key] for key in keys])
+        for key, count in zip(keys, counts, strict=True):
+            if self._copied_references[key] >= count - _OWN_REFERENCES:
                 del self._memo[key]
                 del self._originals[key]
                 del self._copied_references[key]
         self._newly_copied.clear()
 
     def share(self, value: Any) -> Any:
-        """Save the state of ``value`` that code may change, and return ``value``."""
+        """Return ``value`` itself instead of a copy; save its state, which code may change."""
         if self.rollback is not None:
             self.rollback.save(value)
         return value
@@ -149,27 +149,29 @@ class FakeCopies:
         if is_instance(value, type):
             return self.share(value)
         if is_instance(value, torch.Tensor):
-            copy = _target(self._tensors.get(id(value)))
+            copy = _object_of(self._tensors.get(id(value)))
             if copy is None:
                 copy = self._copy_tensor(value)
             return copy
         if id(value) not in self._memo:
-            copy = _maker(value)(self, value)
+            copy = _copying_function(value)(self, value)
             if id(value) not in self._memo:  # such as a module, which is shared
                 return copy
         self._copied_references[id(value)] += 1
         self._newly_copied.add(id(value))
         return self._memo[id(value)]
 
-    def _of_uncounted(self, value: Any) -> Any:
-        """Return the copy of ``value`` for an object that may be copied more than once, or that
-        keeps nothing alive: its reference does not count as copied.
+    def _copy_uncounted(self, value: Any) -> Any:
+        """Return the copy of ``value`` for a method or a weak reference.
+
+        Its reference does not count as copied, because a method may be copied more than once, and a
+        weak reference keeps nothing alive.
         """
         copy = self.of(value)
         self._copied_references[id(value)] -= 1
         return copy
 
-    def _keep(self, value: Any, copy: Any) -> Any:
+    def _keep_copy(self, value: Any, copy: Any) -> Any:
         """Keep the copy of an object for later uses of the object, and return it."""
         self._memo[id(value)] = copy
         self._originals[id(value)] = value
@@ -190,14 +192,14 @@ class FakeCopies:
         if _may_hold_sizes(tensor, copy):
             self._keep_values(tensor, copy)
         self._log_original(tensor, copy)
-        self._remember(tensor, copy)
+        self._keep_tensor_copy(tensor, copy)
         vars(copy).update(self.of(vars(tensor)))
         return copy
 
     def _fake_like(self, tensor: Any) -> Any:
         """Return a fake tensor like a plain tensor or parameter, in the copy of its storage."""
         kind: Any = type(tensor)
-        with self._quietly(), torch.no_grad(), torch._C.DisableTorchFunction():
+        with self._unlogged(), torch.no_grad(), torch._C.DisableTorchFunction():
             copy = self._fake_with_strides(tensor)
             if kind is torch.nn.Parameter:
                 copy._is_param = True  # as torch.nn.Parameter does, which makes another one first
@@ -209,9 +211,9 @@ class FakeCopies:
     def _log_original(self, tensor: Any, copy: Any) -> None:
         """Log the storage of an original as one that exists before the code runs."""
         with torch._C.DisableTorchFunction():
-            self._log_storage(tensor, copy)
+            self._log_copied_storage(tensor, copy)
 
-    def _log_storage(self, tensor: Any, copy: Any) -> None:
+    def _log_copied_storage(self, tensor: Any, copy: Any) -> None:
         """Log the storage of a tensor's copy, unless another copy has it, and count its bytes."""
         life = self._log.log_tensor(copy, self._devices.log_name(copy.device), existed_before=True)
         if life is None:
@@ -222,8 +224,11 @@ class FakeCopies:
         earlier_bytes = self.originals_bytes.get(device, 0)
         self.originals_bytes[device] = earlier_bytes + life.size_bytes
 
-    def _remember(self, tensor: Any, copy: Any) -> None:
-        """Keep the copy of a tensor, as long as the code does, and copy the gradient."""
+    def _keep_tensor_copy(self, tensor: Any, copy: Any) -> None:
+        """Note the copy of a tensor for later uses of the tensor, and copy its gradient.
+
+        The reference to the copy is weak, so that it dies when the code drops it.
+        """
         if isinstance(copy, torch.nn.Parameter):
             self._log.mark(copy, PARAMETERS)
         self._tensors[id(tensor)] = weakref.ref(copy)
@@ -246,7 +251,7 @@ class FakeCopies:
             copy = torch.nn.Parameter(copy.detach(), tensor.requires_grad)
         if copy.is_leaf and copy.requires_grad:
             copy.register_post_accumulate_grad_hook(self._mark_gradient)
-        self._remember(tensor, copy)
+        self._keep_tensor_copy(tensor, copy)
         return copy
 
     def _mark_gradient(self, leaf: Any) -> None:
@@ -258,11 +263,11 @@ class FakeCopies:
             parts = parts_of(tensor)
         with torch.no_grad():
             indices, values = map(self.of, parts)
-            with self._quietly():
+            with self._unlogged():
                 copy = sparse_tensor(
                     indices, values, tensor.shape, is_coalesced=tensor.is_coalesced()
                 )
-        self._remember(tensor, copy)
+        self._keep_tensor_copy(tensor, copy)
         return copy
 
     def _keep_values(self, tensor: Any, copy: Any) -> None:
@@ -275,8 +280,8 @@ class FakeCopies:
             self._fakes.fake_tensor_converter.add_constant_storage_mapping(copy)
 
     @contextmanager
-    def _quietly(self) -> Iterator[None]:
-        """Log no operations during the block, which makes a copy."""
+    def _unlogged(self) -> Iterator[None]:
+        """Let no operation of the block be logged: it makes a copy."""
         # A copy made inside torch.func's grad or vmap must not be wrapped by it.
         with self.lock, torch._C._DisableFuncTorch(), _gradients_allowed():
             was_paused = self.paused
@@ -296,9 +301,9 @@ class FakeCopies:
         """
         device = self._devices.real_device_of_copy(tensor.device)
         key = tensor.untyped_storage()._cdata
-        storage = _target(self._storages.get(key))
+        storage = _object_of(self._storages.get(key))
         if storage is None:
-            if tensor.device == device == _HOST and _is_alone(tensor):
+            if tensor.device == device == _HOST and _fills_storage(tensor):
                 return self._fake_with_value(tensor)
             size_bytes = tensor.untyped_storage().nbytes()
             storage = torch.UntypedStorage(size_bytes, device="meta")
@@ -323,8 +328,8 @@ class FakeCopies:
 
     def _copy_container(self, value: Any) -> Any:
         """Return the copy of a list, dict, set or deque, with copies of its items."""
-        copy = _new(value)
-        self._keep(value, copy)  # before its items, which may lead back to it
+        copy = _new_container(value)
+        self._keep_copy(value, copy)  # before its items, which may lead back to it
         # The base class's methods, because a user's class may override them.
         base = _container_class(value)
         if base is deque:
@@ -351,9 +356,9 @@ class FakeCopies:
         items = list(base.__iter__(value))
         copies = [self.of(item) for item in items]
         if all(map(operator.is_, copies, items)):
-            return self._keep(value, value)
-        copy = _new(value, copies)
-        return self._keep(value, copy)
+            return self._keep_copy(value, value)
+        copy = _new_container(value, copies)
+        return self._keep_copy(value, copy)
 
     def _copy_instance(self, value: Any) -> Any:
         """Return the copy of an object with copies of its attributes, or the object itself if it
@@ -362,22 +367,22 @@ class FakeCopies:
         if is_script(value):
             self._unfollowed.note_script()
         if not _can_be_copied(type(value), module_of(value)):
-            return self._keep(value, self.share(value))
+            return self._keep_copy(value, self.share(value))
         model = _compiled_model(value)
         if model is not None:
-            copy = self._without_compiling(value, model)
-            return self._keep(value, copy)
+            copy = self._copy_uncompiled(value, model)
+            return self._keep_copy(value, copy)
         try:
             copy = object.__new__(type(value))
         except TypeError:  # made in C, such as a lock
-            return self._keep(value, self.share(value))
+            return self._keep_copy(value, self.share(value))
         self.share(type(value))
-        self._keep(value, copy)  # before its attributes, which may lead back to it
+        self._keep_copy(value, copy)  # before its attributes, which may lead back to it
         self._copy_attributes(value, copy)
-        self._keep_in_estimate(value, copy)
+        self._adapt_library_copy(value, copy)
         return copy
 
-    def _without_compiling(self, value: Any, model: Any) -> Any:
+    def _copy_uncompiled(self, value: Any, model: Any) -> Any:
         """Return the copy of the model in an object that ``torch.compile`` returned."""
         attributes = instance_dict(value) or {}
         # ``torch.compiler.disable`` wraps a module in the same class.
@@ -385,8 +390,10 @@ class FakeCopies:
             self._unfollowed.note_compiled(is_eager=runs_eagerly(value))
         return self.of(model)
 
-    def _keep_in_estimate(self, value: Any, copy: Any) -> None:
-        """Change the copy of a library's object where it would leave the estimate."""
+    def _adapt_library_copy(self, value: Any, copy: Any) -> None:
+        """Change the copy of an optimizer, a data loader or a module where it would leave the
+        estimate, or is needed later.
+        """
         if is_instance(value, torch.optim.Optimizer):
             self.optimizers.append(weakref.ref(copy))
         elif is_instance(value, torch.utils.data.DataLoader):
@@ -424,12 +431,12 @@ class FakeCopies:
         if compiled is not None:
             if not attributes.get("_torchdynamo_disable"):  # else wrapped to stay uncompiled
                 self._unfollowed.note_compiled(is_eager=runs_eagerly(value))
-            return self._keep(value, self.of(compiled))
+            return self._keep_copy(value, self.of(compiled))
         self.share(value)
         has_state = value.__closure__ or value.__defaults__ or attributes
         in_notebook = id(value.__globals__) in self._namespaces
         if not has_state and not in_notebook:
-            return self._keep(value, value)
+            return self._keep_copy(value, value)
         return self._rebuild_function(value)
 
     def _rebuild_function(self, value: Any) -> Any:
@@ -441,7 +448,7 @@ class FakeCopies:
         space = self._namespaces.get(id(original_space), original_space)
         copy = types.FunctionType(value.__code__, space, value.__name__, None, cells or None)
         # Cells, defaults and attributes may lead back to the function.
-        self._keep(value, copy)
+        self._keep_copy(value, copy)
         for cell in new_cells:
             with suppress(ValueError):  # an empty cell
                 contents = self.of(cell.cell_contents)
@@ -461,13 +468,13 @@ class FakeCopies:
         """
         new_cells = [cell for cell in closure if id(cell) not in self._memo]
         for cell in new_cells:
-            self._keep(cell, types.CellType())
+            self._keep_copy(cell, types.CellType())
         return new_cells
 
     def _copy_method(self, value: Any) -> Any:
         """Return a method of the copy of an object."""
         function = self.of(value.__func__)
-        bound_to = self._of_uncounted(value.__self__)
+        bound_to = self._copy_uncounted(value.__self__)
         return types.MethodType(function, bound_to)
 
     def _copy_weak_reference(self, value: Any) -> Any:
@@ -476,9 +483,9 @@ class FakeCopies:
         if type(value) is weakref.ref:
             target = value()
         if target is None:
-            return self._keep(value, value)
-        copy = self._of_uncounted(target)
-        return self._keep(value, weakref.ref(copy))
+            return self._keep_copy(value, value)
+        copy = self._copy_uncounted(target)
+        return self._keep_copy(value, weakref.ref(copy))
 
 
 @contextmanager
@@ -496,15 +503,15 @@ def _gradients_allowed() -> Iterator[None]:
         transforms.set_inplace_requires_grad_allowed(is_allowed)
 
 
-def _target(reference: Any) -> Any:
+def _object_of(reference: Any) -> Any:
     """Return the object of a weak reference; None if it is freed, or there is no reference."""
     if reference is None:
         return None
     return reference()
 
 
-def _new(value: Any, *args: Any) -> Any:
-    """Return a new object of a container's class, made by the method of its built-in base."""
+def _new_container(value: Any, *args: Any) -> Any:
+    """Return a new object of a container's class, made by ``__new__`` of its built-in base."""
     kind: Any = type(value)
     return solid_base(kind).__new__(kind, *args)
 
@@ -557,7 +564,7 @@ def _may_hold_sizes(tensor: Any, copy: Any) -> bool:
     return bool(tensor.device.type == copy.device.type == "cpu")
 
 
-def _is_alone(tensor: Any) -> bool:
+def _fills_storage(tensor: Any) -> bool:
     """Return True if a tensor's single element is all that is in its storage."""
     return bool(tensor.untyped_storage().nbytes() == tensor.itemsize)
 
@@ -593,7 +600,7 @@ def _can_be_copied(kind: type, module: str) -> bool:
     return type.__getattribute__(kind, "__new__") is object.__new__
 
 
-_MAKERS: dict[type, Callable[[FakeCopies, Any], Any]] = {
+_COPYING_FUNCTIONS: dict[type, Callable[[FakeCopies, Any], Any]] = {
     dict: FakeCopies._copy_container,
     list: FakeCopies._copy_container,
     deque: FakeCopies._copy_container,
@@ -608,9 +615,9 @@ _MAKERS: dict[type, Callable[[FakeCopies, Any], Any]] = {
 }
 
 
-def _maker(value: Any) -> Callable[[FakeCopies, Any], Any]:
-    """Return the function that makes the copy of an object."""
-    for kind, make in _MAKERS.items():
+def _copying_function(value: Any) -> Callable[[FakeCopies, Any], Any]:
+    """Return the method that copies an object, by its type."""
+    for kind, copy_object in _COPYING_FUNCTIONS.items():
         if is_instance(value, kind):
-            return make
+            return copy_object
     return FakeCopies._copy_instance

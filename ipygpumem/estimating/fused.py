@@ -36,59 +36,67 @@ def attention(
     ``attend`` computes it from matrix products. The choice follows
     ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN.
     """
-    items = (query, key, value)
-    if _takes_flash(items, attn_mask, is_causal=is_causal, is_grouped_allowed=enable_gqa):
-        return _flash_attention(items, dropout_p, is_causal=is_causal, scale=scale)
-    if _takes_efficient(items):
+    query_key_value = (query, key, value)
+    if _takes_flash(query_key_value, attn_mask, is_causal=is_causal, is_grouped_allowed=enable_gqa):
+        return _flash_attention(query_key_value, dropout_p, is_causal=is_causal, scale=scale)
+    if _takes_efficient(query_key_value):
         mask = None
         if attn_mask is not None:
-            mask = _mask_of_efficient(attn_mask, query, key)
-        return _efficient_attention(items, mask, dropout_p, is_causal=is_causal, scale=scale)
-    return attend(*items, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            mask = _mask_for_efficient(attn_mask, query, key)
+        return _efficient_attention(
+            query_key_value, mask, dropout_p, is_causal=is_causal, scale=scale
+        )
+    return attend(
+        *query_key_value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
 
 
 def _efficient_attention(
-    items: Sequence[Any], mask: Any, dropout_p: float, *, is_causal: bool, scale: float | None
+    query_key_value: Sequence[Any],
+    mask: Any,
+    dropout_p: float,
+    *,
+    is_causal: bool,
+    scale: float | None,
 ) -> Any:
     """Return memory-efficient attention, which keeps sums for the backward pass."""
     attend = _ATEN._scaled_dot_product_efficient_attention
-    keeps_sums = torch.is_grad_enabled() and any(item.requires_grad for item in items)
-    attended, *_ = attend(*items, mask, keeps_sums, dropout_p, is_causal, scale=scale)
+    keeps_sums = torch.is_grad_enabled() and any(item.requires_grad for item in query_key_value)
+    attended, *_ = attend(*query_key_value, mask, keeps_sums, dropout_p, is_causal, scale=scale)
     return attended
 
 
-def _is_fusible(items: Sequence[Any]) -> bool:
+def _is_fusible(query_key_value: Sequence[Any]) -> bool:
     """Return True if fused kernels can read query, key and value."""
-    query, *_ = items
+    query, *_ = query_key_value
     if query.dim() != 4:
         return False
-    return all(item.stride(-1) == 1 for item in items)
+    return all(item.stride(-1) == 1 for item in query_key_value)
 
 
-def _is_grouped(items: Sequence[Any]) -> bool:
+def _is_grouped(query_key_value: Sequence[Any]) -> bool:
     """Return True if several heads of the query share a key and a value.
 
-    ``items`` are query, key and value, as everywhere here; their first sizes are those of batch and
-    heads.
+    Their first sizes are those of batch and heads.
     """
-    batches_and_heads = {tuple(item.shape[:2]) for item in items}
+    batches_and_heads = {tuple(item.shape[:2]) for item in query_key_value}
     return len(batches_and_heads) > 1
 
 
 def _takes_flash(
-    items: Sequence[Any], mask: Any, *, is_causal: bool, is_grouped_allowed: bool
+    query_key_value: Sequence[Any], mask: Any, *, is_causal: bool, is_grouped_allowed: bool
 ) -> bool:
     """Return True if torch chooses flash attention."""
-    query, key, _ = items
+    query, key, _ = query_key_value
     is_enabled = torch.backends.cuda.flash_sdp_enabled()
-    if not is_enabled or not _is_fusible(items):
+    if not is_enabled or not _is_fusible(query_key_value):
         return False
     if mask is not None or query.itemsize != 2:
         return False
-    widths = {item.shape[-1] for item in items}
+    widths = {item.shape[-1] for item in query_key_value}
     if len(widths) > 1 or max(widths) > _MOST_OF_FLASH:
         return False
-    if _is_grouped(items) and not is_grouped_allowed:
+    if _is_grouped(query_key_value) and not is_grouped_allowed:
         return False
     if not is_causal:
         return True
@@ -97,32 +105,32 @@ def _takes_flash(
 
 
 def _flash_attention(
-    items: Sequence[Any], dropout_p: float, *, is_causal: bool, scale: float | None
+    query_key_value: Sequence[Any], dropout_p: float, *, is_causal: bool, scale: float | None
 ) -> Any:
     """Return flash attention; heads are padded to a width that is a multiple of 8."""
     attend = _ATEN._scaled_dot_product_flash_attention
-    width = items[0].shape[-1]
+    width = query_key_value[0].shape[-1]
     scale = scale or width**-0.5  # of the heads before they are padded
     if width % 8:
         padding = (0, -width % 8)
-        items = [functional.pad(item, padding) for item in items]
-    attended, *_ = attend(*items, dropout_p, is_causal, False, scale=scale)
+        query_key_value = [functional.pad(item, padding) for item in query_key_value]
+    attended, *_ = attend(*query_key_value, dropout_p, is_causal, False, scale=scale)
     return attended[..., :width]
 
 
-def _takes_efficient(items: Sequence[Any]) -> bool:
+def _takes_efficient(query_key_value: Sequence[Any]) -> bool:
     """Return True if torch chooses memory-efficient attention, after it has refused flash."""
     is_enabled = torch.backends.cuda.mem_efficient_sdp_enabled()
-    if not is_enabled or not _is_fusible(items):
+    if not is_enabled or not _is_fusible(query_key_value):
         return False
-    if _is_grouped(items):
+    if _is_grouped(query_key_value):
         return False
-    itemsize = items[0].itemsize
-    rows_bytes = [item.shape[-1] * itemsize for item in items]
+    itemsize = query_key_value[0].itemsize
+    rows_bytes = [item.shape[-1] * itemsize for item in query_key_value]
     return all(row_bytes % 16 == 0 for row_bytes in rows_bytes)
 
 
-def _mask_of_efficient(mask: Any, query: Any, key: Any) -> Any:
+def _mask_for_efficient(mask: Any, query: Any, key: Any) -> Any:
     """Return a mask as memory-efficient attention reads it: numbers, with aligned rows."""
     batch, heads, length = query.shape[:3]
     keys = key.shape[-2]
@@ -173,11 +181,11 @@ def _attended_by_heads(query: Any, heads: int, weight: Any, bias: Any) -> Any:
     """Return a sequence's attention to itself, the results of the heads side by side."""
     batch, _, width = query.shape
     parts = functional.linear(query, weight, bias).chunk(3, -1)
-    items = []
+    query_key_value = []
     for part in parts:
         by_head = part.view(batch, -1, heads, width // heads)
-        items.append(by_head.transpose(1, 2))
-    attended = functional.scaled_dot_product_attention(*items)
+        query_key_value.append(by_head.transpose(1, 2))
+    attended = functional.scaled_dot_product_attention(*query_key_value)
     return attended.transpose(1, 2).reshape(batch, -1, width)
 
 
@@ -234,9 +242,9 @@ def encoder_layer(
         return functional.layer_norm(tensor, (width,), second_weight, second_bias, eps)
 
     def attended(tensor: Any) -> Any:
-        items = (tensor, tensor, tensor)
+        query_key_value = (tensor, tensor, tensor)
         result, _ = multi_head_attention(
-            *items, width, heads, *projections, mask, False, True, mask_type
+            *query_key_value, width, heads, *projections, mask, False, True, mask_type
         )
         return result
 

@@ -49,13 +49,13 @@ class Guesses:
         """Lines that asked for a tensor's value and got a guess, in order, and how often."""
         self._given_to_lbfgs = 0
 
-    def answer(self, func: Any, tensor: Any) -> bool | float | complex:
+    def guess_for(self, func: Any, tensor: Any) -> bool | float | complex:
         """Return a guess for an operation that reads a value of ``tensor``."""
         compares = func in COMPARES
         is_condition = compares or tensor.dtype is torch.bool
         frame = _frame_of(torch.optim)
         if frame is not None and frame.f_code.co_filename == lbfgs.__file__:
-            return self._answer_lbfgs(frame, is_condition=is_condition)
+            return self._guess_for_lbfgs(frame, is_condition=is_condition)
         self._count(user_line())
         truth = None
         if not compares:
@@ -82,7 +82,7 @@ class Guesses:
                 f"values, so the loop may never end: {line}"
             )
 
-    def _answer_lbfgs(self, frame: types.FrameType, *, is_condition: bool) -> bool | float:
+    def _guess_for_lbfgs(self, frame: types.FrameType, *, is_condition: bool) -> bool | float:
         """Return a guess for LBFGS, which reads values in each iteration.
 
         It keeps a step only if ``ys`` is positive, and stops if its loss does not change.
@@ -137,7 +137,7 @@ _COPIES = ("_to_copy", "alias", "clone", "detach")
 _VIEWS = ("_unsafe_view", "expand", "permute", "reshape", "squeeze", "t", "transpose", "unsqueeze")
 _PARTS = ("select", "slice", "view")
 _REDUCTIONS = ("_is_all_true", "_is_any_true", "all", "amax", "amin", "any", "max", "min", "prod")
-_SAME = frozenset((*_COPIES, *_VIEWS, *_PARTS, *_REDUCTIONS))
+_KEEP_VALUES = frozenset((*_COPIES, *_VIEWS, *_PARTS, *_REDUCTIONS))
 """Operators whose results have the values of their arguments."""
 _COUNTS = frozenset({"sum", "count_nonzero"})
 
@@ -147,9 +147,9 @@ class KnownValues:
 
     def __init__(self) -> None:
         self._truths: Any = WeakIdKeyDictionary()
-        """Truth values that all elements of a tensor have."""
+        """Tensors whose elements all have one truth value, and that value."""
         self._largest: Any = WeakIdKeyDictionary()
-        """Largest values of random numbers and of positions."""
+        """Tensors of random numbers or positions, and their largest possible value."""
 
     def truth(self, value: Any) -> bool | None:
         """Return the truth value that all elements of a tensor are known to have, or None."""
@@ -159,21 +159,21 @@ class KnownValues:
         return truth
 
     def largest(self, tensor: Any, default: Any) -> Any:
-        """Return the largest value of a tensor, if it is known."""
+        """Return the largest value of a tensor; ``default`` if it is unknown."""
         return self._largest.get(tensor, default)
 
-    def see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def note_operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note the known values of an operation's result, and drop values that it has changed."""
         if not args:
             return
         packet, _, _ = func.__name__.partition(".")
         name = packet.rstrip("_")
-        has_largest = self._see_largest(name, args, kwargs, result)
+        has_largest = self._note_largest(name, args, kwargs, result)
         if not isinstance(result, torch.Tensor):
             return
         if self._largest and not has_largest:
             self._largest.pop(result, None)
-        truth = self._truth_of(name, *args[:2])
+        truth = self._truth_of_result(name, *args[:2])
         if self._truths:  # each of these takes some microseconds
             self._forget_truth(args[0], result)
         if truth is not None:
@@ -186,10 +186,10 @@ class KnownValues:
             self._truths.pop(result._base, None)
         self._truths.pop(result, None)
 
-    def _see_largest(self, name: str, args: Any, kwargs: Any, result: Any) -> bool:
+    def _note_largest(self, name: str, args: Any, kwargs: Any, result: Any) -> bool:
         """Note the largest values of an operation's results; return False if they are unknown."""
         source = args[0]
-        passes_on = name in _SAME or name == "unbind"
+        passes_on = name in _KEEP_VALUES or name == "unbind"
         largest = largest_value(name, args, kwargs, result)
         if largest is not None:
             result, value = largest
@@ -201,7 +201,7 @@ class KnownValues:
             self._largest[tensor] = value
         return True
 
-    def _truth_of(self, name: str, first: Any, second: Any = None) -> bool | None:
+    def _truth_of_result(self, name: str, first: Any, second: Any = None) -> bool | None:
         """Return the truth value of an operator's results, if those of its arguments decide it."""
         if name == "full" and second is True:
             return True
@@ -218,19 +218,23 @@ class KnownValues:
             return _compared(name, first, truth, second)
         if name in _COUNTS and truth is False:
             return False
-        if name in _SAME:
+        if name in _KEEP_VALUES:
             return truth
         return None
 
 
 def _negated(truth: bool | None) -> bool | None:
+    """Return the opposite of a truth value; None if it is unknown."""
     if truth is None:
         return None
     return not truth
 
 
 def _joined_truth(first: bool | None, second: bool | None, *, decisive: bool) -> bool | None:
-    """Return two truth values joined by "or", which True decides, or by "and"."""
+    """Return two truth values joined by "or" (``decisive`` is True) or by "and" (False).
+
+    None stands for an unknown value: ``unknown and False`` is False, ``unknown or False`` unknown.
+    """
     if decisive in (first, second):
         return decisive
     if first is None or second is None:
@@ -239,7 +243,11 @@ def _joined_truth(first: bool | None, second: bool | None, *, decisive: bool) ->
 
 
 def _compared(name: str, first: Any, truth: bool | None, second: Any) -> bool | None:
-    """Return the result of a comparison; ``truth`` is the known value of ``first``."""
+    """Return the result of a comparison; None if it is unknown.
+
+    ``truth`` is the known value of ``first``. No value is assumed to be infinite or not a number:
+    ``x == x`` is true, ``x == math.inf`` is not.
+    """
     is_number = isinstance(second, (int, float))
     if is_number and truth is not None:
         compare = _COMPARED[name]
@@ -264,9 +272,8 @@ _ENDS = ("RETURN", "JUMP", "POP_JUMP", "FOR_ITER", "SEND", "YIELD", "RERAISE")
 
 
 def _value_without_error() -> bool | None:
-    """Return the truth value with which the calling code passes its ``assert`` or ``raise``.
-
-    None if it has none.
+    """Return the truth value with which the calling code passes its ``assert``, or a condition
+    before a ``raise``; None if there is no such condition.
     """
     for frame in stack(sys._getframe(1)):
         code = frame.f_code
@@ -275,13 +282,17 @@ def _value_without_error() -> bool | None:
         if file == torch.__file__ and code.co_name.startswith("_check"):
             return True
         if not is_ours(file) and not file.startswith(_COMPILER):
-            return _value_at(code, frame.f_lasti)
+            return _value_for_condition(code, frame.f_lasti)
     return None
 
 
 @functools.lru_cache(maxsize=64)
-def _value_at(code: types.CodeType, offset: int) -> bool | None:
-    """Return the truth value that avoids an error, for the condition that a call returns."""
+def _value_for_condition(code: types.CodeType, offset: int) -> bool | None:
+    """Return the truth value that avoids an error, if the call at ``offset`` returns a condition.
+
+    For ``assert (x > 0).all()``, the bytecode after the call is ``POP_JUMP_IF_TRUE`` over a
+    ``RAISE_VARARGS``.
+    """
     instructions = dis.get_instructions(code)
     steps = [step for step in instructions if step.opname not in ("EXTENDED_ARG", "NOP")]
     end = len(steps)
@@ -309,7 +320,11 @@ def _value_at(code: types.CodeType, offset: int) -> bool | None:
 def _branch_without_error(
     steps: Sequence[dis.Instruction], following: int, target: int, *, jumps_if: bool
 ) -> bool | None:
-    """Return the truth value that leads to the branch without an error; None if both are alike."""
+    """Return the truth value that leads to the branch without an error.
+
+    None if both branches raise, or neither does. One begins at the step ``following``, the other at
+    ``target``, to which the code jumps if the condition is ``jumps_if``.
+    """
     raises_here = _raises(steps, following)
     raises_there = _raises(steps, target)
     if raises_here is raises_there:

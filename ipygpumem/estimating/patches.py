@@ -97,12 +97,12 @@ tensors.
 def fake_parameter(kind: Any, tensor: Any, *, requires_grad: bool) -> Any:
     """Return a fake tensor that is also an instance of a library's own parameter class."""
     made = torch.Tensor.detach(tensor).requires_grad_(requires_grad)
-    made.__class__ = _fake_kind(kind)
+    made.__class__ = _fake_parameter_class(kind)
     return made
 
 
 @functools.lru_cache(maxsize=64)
-def _fake_kind(kind: Any) -> Any:
+def _fake_parameter_class(kind: Any) -> Any:
     """Return a class for fake tensors that derives from a library's parameter class, too."""
 
     def detach(tensor: Any) -> Any:  # of the same class, as torch.nn.Parameter() demands
@@ -138,7 +138,7 @@ class Wrapper(NamedTuple):
     reason: str
 
     def patch(self) -> Patch:
-        """Return the replacement."""
+        """Return the patch that calls the function, with the replaced one as its first argument."""
         original = getattr(self.owner, self.name)
         function = self.function
 
@@ -173,39 +173,47 @@ class Patches:
         self._functions = functions
         self._threads_modes = threads_modes
         self._files = SavedFiles(note)
-        self._operators: list[Any] = []
-        """Replacements of functions that torch's compiler looks up, in order."""
-        self._others: list[Any] = []
-        """The other replacements, in order."""
+        self._operator_patches_applied: list[Any] = []
+        """The replacements of operators that are in force, in order, as patches of
+        ``unittest.mock``.
+        """
+        self._other_patches: list[Any] = []
+        """All other replacements that are in force, in order."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Replace the functions during the block."""
-        replacements = [*self._of_fake_tensors(), *self._of_effects(), *self._of_code()]
+        """Replace all of them during the block."""
+        replacements = [
+            *self._fake_tensor_patches(),
+            *self._effect_patches(),
+            *self._code_patches(),
+        ]
         with ExitStack() as stack:
             stack.callback(self._autocast.close)
-            self._others = _replacement_contexts(replacements)
-            self._operators = _replacement_contexts(self._of_operators())
-            changes = [*self._others, *self._operators]
+            self._other_patches = _replacement_contexts(replacements)
+            self._operator_patches_applied = _replacement_contexts(self._operator_patches())
+            changes = [*self._other_patches, *self._operator_patches_applied]
             for change in changes:
                 stack.enter_context(change)
-            stack.enter_context(_libraries_imported_without(changes))
+            stack.enter_context(_libraries_import_originals(changes))
             if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
 
-    def _of_operators(self) -> list[Patch | Wrapper]:
-        """Return the replacements of functions that are operators, or that take their place."""
+    def _operator_patches(self) -> list[Patch | Wrapper]:
+        """Return the replacements of operators, such as ``torch.softmax``, which torch's compiler
+        looks up by their identities.
+        """
         if self._devices.on_cpu:
-            return [*self._of_card(), *self._of_autocast()]
-        return self._of_card()
+            return [*self._card_patches(), *self._autocast_patches()]
+        return self._card_patches()
 
-    def _of_fake_tensors(self) -> list[Patch | Wrapper]:
+    def _fake_tensor_patches(self) -> list[Patch | Wrapper]:
         """Return the replacements in torch's own fake tensors."""
         mode = fake_tensor.FakeTensorMode
         tensor = fake_tensor.FakeTensor
         original_make = torch.Tensor._make_subclass
-        make = staticmethod(functools.partial(_make_subclass, original_make))
+        make = staticmethod(functools.partial(_make_fake_parameter, original_make))
         no_references = SimpleNamespace(getweakrefs=_no_references)
         return [
             Patch(fake_tensor.log, "disabled", True, "the errors that it logs are raised, too"),
@@ -216,10 +224,10 @@ class Patches:
             Patch(torch.Tensor, "record_stream", _do_nothing, "it refuses our streams"),
             Patch(torch.Tensor, "_make_subclass", make, "it makes parameters, and asks no mode"),
             Patch(torch.utils, "weakref", no_references, "swap_tensors refuses them"),
-            Wrapper(torch.utils, "swap_tensors", _swap, "it swaps values, too"),
+            Wrapper(torch.utils, "swap_tensors", _swap_values, "it swaps values, too"),
         ]
 
-    def _of_effects(self) -> list[Patch | Wrapper]:
+    def _effect_patches(self) -> list[Patch | Wrapper]:
         """Return the replacements of functions with effects outside the estimate."""
         files = self._files
         # Imported here, since the estimated code may import it, and a trainer saves at its end.
@@ -236,7 +244,7 @@ class Patches:
             Patch(torch, "set_num_threads", _do_nothing, "it would last"),
         ]
 
-    def _of_code(self) -> list[Patch | Wrapper]:
+    def _code_patches(self) -> list[Patch | Wrapper]:
         """Return the replacements of functions that run the code in another way."""
         loader = torch.utils.data.DataLoader
         context = _device.DeviceContext
@@ -244,23 +252,35 @@ class Patches:
         autograd = torch.autograd
         traces = self._unfollowed.call_script_maker
         run_backward = self._run_backward
-        gaussian_loss = _without_modes(functional.gaussian_nll_loss)
-        stft = _without_modes(torch.stft)
+        gaussian_loss = _unseen_by_modes(functional.gaussian_nll_loss)
+        stft = _unseen_by_modes(torch.stft)
         keeps_arguments = "a mode keeps its arguments"
         items: list[Patch | Wrapper] = [
-            Wrapper(loader, "__init__", _load_here, "processes get no fake tensors"),
-            Wrapper(threading.Thread, "start", self._start, "modes belong to a thread"),
-            Wrapper(torch, "compile", self._compile, "fake tensors are not compiled"),
-            Wrapper(torch.nn.Module, "compile", self._compile_module, "as torch.compile"),
-            Wrapper(torch.jit, "script", self._script, "it fuses operations"),
+            Wrapper(loader, "__init__", _load_in_this_process, "processes get no fake tensors"),
+            Wrapper(threading.Thread, "start", self._start_thread, "modes belong to a thread"),
+            Wrapper(torch, "compile", self._skip_compiling, "fake tensors are not compiled"),
+            Wrapper(torch.nn.Module, "compile", self._skip_compiling_module, "as torch.compile"),
+            Wrapper(torch.jit, "script", self._compile_script, "it fuses operations"),
             Wrapper(torch.jit, "trace", traces, "as torch.jit.script"),
             Wrapper(torch.jit, "load", traces, "as torch.jit.script"),
             Wrapper(scaler, "_maybe_opt_step", _always_step, "an overflow is a value"),
             Wrapper(autograd, "_engine_run_backward", run_backward, "backward leaves modes"),
-            Wrapper(autograd.graph.saved_tensors_hooks, "__init__", self._hook, "as backward"),
-            Wrapper(torch._C._nn, "_parse_to", self._parse_to, "it makes another device of one"),
+            Wrapper(
+                autograd.graph.saved_tensors_hooks,
+                "__init__",
+                self._set_saved_tensor_hooks,
+                "as backward",
+            ),
+            Wrapper(
+                torch._C._nn,
+                "_parse_to",
+                self._parse_arguments_of_to,
+                "it makes another device of one",
+            ),
             Wrapper(context, "__init__", _note_named_device, "its device is made of the code's"),
-            Wrapper(context, "__torch_function__", self._in_context, "called after our mode"),
+            Wrapper(
+                context, "__torch_function__", self._call_in_device_context, "called after our mode"
+            ),
             Patch(functional, "gaussian_nll_loss", gaussian_loss, keeps_arguments),
             Patch(torch, "stft", stft, keeps_arguments),
             Patch(torch.functional, "stft", stft, keeps_arguments),
@@ -269,7 +289,7 @@ class Patches:
             items.append(Wrapper(owner, name, function, "its memory is not known"))
         return items
 
-    def _of_card(self) -> list[Patch | Wrapper]:
+    def _card_patches(self) -> list[Patch | Wrapper]:
         """Return the replacements of functions with other kernels on a card.
 
         torch's own functions, such as ``multi_head_attention_forward``, call these with modes off.
@@ -285,10 +305,12 @@ class Patches:
             Wrapper(torch.Tensor, "softmax", card.softmax, off),
             Wrapper(torch, "log_softmax", card.log_softmax, off),
             Wrapper(torch.Tensor, "log_softmax", card.log_softmax, off),
-            Wrapper(torch.overrides, "has_torch_function", _is_foreign, "it counts our modes"),
+            Wrapper(
+                torch.overrides, "has_torch_function", _has_foreign_class, "it counts our modes"
+            ),
         ]
 
-    def _of_autocast(self) -> list[Patch | Wrapper]:
+    def _autocast_patches(self) -> list[Patch | Wrapper]:
         """Return the replacements of autocast's functions, which take no tensors."""
         autocast = self._autocast
         module = torch.amp.autocast_mode
@@ -309,7 +331,7 @@ class Patches:
 
     # -- functions that run code in another way ----------------------------------------------------
 
-    def _start(self, original: Any, thread: Any) -> None:
+    def _start_thread(self, original: Any, thread: Any) -> None:
         """Start a thread, with the modes if the estimated code starts it."""
         if torch._C._len_torch_dispatch_stack():
             run = thread.run
@@ -321,26 +343,27 @@ class Patches:
             thread.run = run_in_modes
         original(thread)
 
-    def _compile(self, _: Any, model: Any = None, **options: Any) -> Any:
-        """Return a model, or a decorator, without compiling anything."""
+    def _skip_compiling(self, _: Any, model: Any = None, **options: Any) -> Any:
+        """Return a model, or a decorator, uncompiled: stands for ``torch.compile``."""
         self._unfollowed.note_compiled(is_eager=is_eager(options))
         if model is None:
             return _unchanged
         return model
 
-    def _compile_module(self, *_: Any, **options: Any) -> None:
+    def _skip_compiling_module(self, *_: Any, **options: Any) -> None:
+        """Leave a module uncompiled: stands for ``torch.nn.Module.compile``."""
         self._unfollowed.note_compiled(is_eager=is_eager(options))
 
-    def _script(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compile code with torch's own operators.
+    def _compile_script(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call ``torch.jit.script`` with torch's own operators.
 
         The compiler finds operators by the identity of functions, such as ``functional.linear``,
         and keeps those that it finds first for good. It calls the user's code, whose effects and
         threads the other replacements still keep inside the estimate.
         """
-        with _undone([*self._others, *self._operators]):
+        with _with_originals([*self._other_patches, *self._operator_patches_applied]):
             torch.jit._builtins._get_builtin_table()
-        with _undone(self._operators):
+        with _with_originals(self._operator_patches_applied):
             return self._unfollowed.call_script_maker(original, *args, **kwargs)
 
     def _run_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -351,10 +374,9 @@ class Patches:
         with self._functions:
             return original(*args, **kwargs)
 
-    def _hook(self, original: Any, hooks: Any, pack: Any, unpack: Any) -> None:
-        """Run the hooks of saved tensors in the mode.
-
-        The operation that saves them has left it.
+    def _set_saved_tensor_hooks(self, original: Any, hooks: Any, pack: Any, unpack: Any) -> None:
+        """Set hooks of saved tensors that run in the mode, which the operation that saves them has
+        left.
         """
 
         def run_in_mode(hook: Any, saved: Any) -> Any:
@@ -365,8 +387,11 @@ class Patches:
             hooks, functools.partial(run_in_mode, pack), functools.partial(run_in_mode, unpack)
         )
 
-    def _parse_to(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the parsed arguments of ``Module.to``; the CPU is an object that says where."""
+    def _parse_arguments_of_to(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the parsed arguments of ``Module.to``.
+
+        A CPU among them becomes ``ON_HOST`` if the code itself names it, otherwise ``STAND_IN``.
+        """
         device, *further = original(*args, **kwargs)
         if device is None or device.type != "cpu" or not self._devices.has_places:
             return device, *further
@@ -377,7 +402,7 @@ class Patches:
             named = named.device
         return ON_HOST if names_host(named) else STAND_IN, *further
 
-    def _in_context(
+    def _call_in_device_context(
         self,
         _: Any,
         context: Any,
@@ -386,7 +411,10 @@ class Patches:
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
-        """Call a function in a ``torch.device`` context, with the device that stands for its."""
+        """Call a function inside ``with torch.device("cuda"):``.
+
+        If it makes a tensor, it gets the device that stands for that of the context.
+        """
         options = dict(kwargs or {})
         is_constructor = func in _device._device_constructors()
         if not is_constructor or options.get("device") is not None:
@@ -398,7 +426,7 @@ class Patches:
 
 
 def _note_named_device(original: Any, context: Any, device: Any) -> None:
-    """Make a ``torch.device`` context, which knows if the code itself names the CPU."""
+    """Initialize a ``torch.device`` context, and note on it if the code itself names the CPU."""
     original(context, device)
     vars(context)[_NAMES_HOST] = names_host(device)
 
@@ -417,7 +445,9 @@ def _replacement_contexts(items: list[Patch | Wrapper]) -> list[Any]:
 
 
 class SavedFiles:
-    """Saves nothing, and refuses to load what would have been saved."""
+    """Stands for functions that save and load files: saves nothing, and names the files that are
+    missing for that reason.
+    """
 
     def __init__(self, note: Note) -> None:
         self._note = note
@@ -472,7 +502,7 @@ def _supports_cpu(*_: Any, **__: Any) -> list[str]:
     return ["cpu"]
 
 
-def _make_subclass(original: Any, kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+def _make_fake_parameter(original: Any, kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
     """Make a parameter of a library's own class from a fake tensor."""
     is_fake = isinstance(data, fake_tensor.FakeTensor)
     if not is_fake or not issubclass(kind, torch.nn.Parameter):
@@ -483,7 +513,8 @@ def _make_subclass(original: Any, kind: Any, data: Any, *args: Any, **kwargs: An
     return fake_parameter(kind, data, requires_grad=bool(requires_grad))
 
 
-def _swap(original: Any, first: Any, second: Any) -> None:
+def _swap_values(original: Any, first: Any, second: Any) -> None:
+    """Give the first tensor the data of the second one, as ``Module.to`` needs it."""
     if first.device.type == second.device.type:
         first.data = second.data
     else:
@@ -503,7 +534,8 @@ def _to_list(_: Any, tensor: Any) -> Any:
     return values
 
 
-def _load_here(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+def _load_in_this_process(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+    """Initialize a data loader that starts no processes."""
     original(loader, *args, **kwargs)
     vars(loader).update(NO_PROCESSES)
 
@@ -516,7 +548,7 @@ def _always_step(_: Any, scaler: Any, optimizer: Any, __: Any, *args: Any, **kwa
 _PLAIN = (type(None), torch.Tensor, torch.nn.Parameter, fake_tensor.FakeTensor)
 
 
-def _is_foreign(original: Any, items: Any) -> bool:
+def _has_foreign_class(original: Any, items: Any) -> bool:
     """Return True if an item is a tensor of a class that overrides torch functions.
 
     Modules use their fused kernels only if there is none, and our modes must not disable these.
@@ -525,15 +557,15 @@ def _is_foreign(original: Any, items: Any) -> bool:
     return has_other_class and bool(original(items))
 
 
-def _without_modes(function: Any) -> Any:
-    """Return a function of torch that modes do not see, but the functions that it calls.
+def _unseen_by_modes(function: Any) -> Any:
+    """Return a function of torch of which modes see only the functions that it calls.
 
     A mode keeps all arguments until the function ends, also those that the function drops.
     """
     has_torch_function = torch.overrides.has_torch_function
 
     def is_any_foreign(*items: Any) -> bool:
-        return _is_foreign(has_torch_function, items)
+        return _has_foreign_class(has_torch_function, items)
 
     names = dict(function.__globals__)
     for check in ("has_torch_function_unary", "has_torch_function_variadic"):
@@ -542,10 +574,10 @@ def _without_modes(function: Any) -> Any:
 
 
 @contextmanager
-def _libraries_imported_without(changes: list[Any]) -> Iterator[None]:
-    """Import libraries with torch's own functions and tensors.
+def _libraries_import_originals(changes: list[Any]) -> Iterator[None]:
+    """Let imports of libraries inside the block get torch's own functions and tensors.
 
-    A library keeps what it takes at its import for good.
+    A library keeps for good what it imports, as in ``from torch import save``.
     """
     # It imports modules of torch itself when it is first entered, as ``f"{x}"`` does: within
     # ``exec_module`` it would ask for the module that is being imported.
@@ -564,7 +596,7 @@ def _libraries_imported_without(changes: list[Any]) -> Iterator[None]:
         is_importing = True
         try:
             with (
-                _undone(changes),
+                _with_originals(changes),
                 _disable_current_modes(),
                 torch._C.DisableTorchFunction(),
             ):
@@ -577,8 +609,8 @@ def _libraries_imported_without(changes: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _undone(changes: list[Any]) -> Iterator[None]:
-    """Put torch's own functions back during the block.
+def _with_originals(changes: list[Any]) -> Iterator[None]:
+    """Restore torch's own functions during the block.
 
     Args:
         changes: patches of ``unittest.mock``, each of which replaces one function.

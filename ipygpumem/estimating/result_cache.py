@@ -70,14 +70,14 @@ class _Fresh(NamedTuple):
     device: torch.device
 
 
-_Part = _Argument | _View | _Fresh | None
+_TensorRecipe = _Argument | _View | _Fresh | None
 """How to make one tensor of a result; None for a None in its place."""
 
 
 class _Recipe(NamedTuple):
-    """How to make a result."""
+    """How to make the result of an operation from its arguments."""
 
-    parts: tuple[_Part, ...]
+    parts: tuple[_TensorRecipe, ...]
     container: type | None
     """The type of a result of several tensors; None for a single one."""
 
@@ -106,10 +106,10 @@ class ResultCache:
         """
         if operator is not func:
             return operator(*args, **kwargs)
-        if self._changes_lists(func) and self._is_accepted(args, kwargs):
+        if self._changes_lists(func) and self._would_be_accepted(args, kwargs):
             return None
         if func is _LIFT and _is_number(args[0]):
-            return self._number(args[0])
+            return self._fake_number(args[0])
         tensors: list[Any] = []
         try:
             key = self._key(func, args, kwargs, tensors)
@@ -117,14 +117,14 @@ class ResultCache:
             return func(*args, **kwargs)
         if key not in self._recipes:
             result = func(*args, **kwargs)
-            self._recipes[key] = self._recipe(func, args, kwargs, key, tensors, result)
+            self._recipes[key] = self._checked_recipe(func, args, kwargs, key, tensors, result)
             return result
         recipe = self._recipes[key]
         if recipe is None:
             return func(*args, **kwargs)
-        return self._made(recipe, tensors)
+        return self._make_result(recipe, tensors)
 
-    def _number(self, tensor: Any) -> Any:
+    def _fake_number(self, tensor: Any) -> Any:
         """Return a fake tensor with the value of a real one, which the code made from a number.
 
         torch would describe the real tensor in full. Optimizers make a number for each parameter.
@@ -151,7 +151,7 @@ class ResultCache:
             self._are_in_place[func] = is_in_place
         return is_in_place
 
-    def _is_accepted(self, args: Any, kwargs: Any) -> bool:
+    def _would_be_accepted(self, args: Any, kwargs: Any) -> bool:
         """Return True if torch accepts lists of tensors, because those at one place are alike."""
         if kwargs:
             return False
@@ -180,17 +180,18 @@ class ResultCache:
         if func in _NOT_REPEATED:
             raise _NotRepeatableError
         key: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
-        self._describe(args, key, tensors)
+        self._describe_all(args, key, tensors)
         for name, value in kwargs.items():
             key.append(name)
-            self._describe_one(value, key, tensors)
+            self._describe(value, key, tensors)
         return tuple(key)
 
-    def _describe(self, values: Iterable[Any], key: list[Any], tensors: list[Any]) -> None:
+    def _describe_all(self, values: Iterable[Any], key: list[Any], tensors: list[Any]) -> None:
+        """Add the descriptions of arguments to the key, and their tensors to ``tensors``."""
         for value in values:
-            self._describe_one(value, key, tensors)
+            self._describe(value, key, tensors)
 
-    def _describe_one(self, value: Any, key: list[Any], tensors: list[Any]) -> None:
+    def _describe(self, value: Any, key: list[Any], tensors: list[Any]) -> None:
         """Add the description of an argument to the key, and its tensors to ``tensors``."""
         kind = type(value)
         if kind is FakeTensor:
@@ -205,13 +206,13 @@ class ResultCache:
             key += (kind, value)  # 1 == 1.0 == True
         elif kind in _SEQUENCES:
             key += (kind, len(value))
-            self._describe(value, key, tensors)
+            self._describe_all(value, key, tensors)
         else:
             raise _NotRepeatableError
 
     # -- recipes -----------------------------------------------------------------------------------
 
-    def _recipe(
+    def _checked_recipe(
         self,
         func: Any,
         args: Any,
@@ -220,27 +221,29 @@ class ResultCache:
         tensors: list[Any],
         result: Any,
     ) -> _Recipe | None:
-        """Return how to make the result that torch has returned; None if that is not known."""
+        """Return the recipe of a result that torch has returned, once it has made an equal result;
+        None if it cannot.
+        """
         if func.namespace not in _LIBRARIES:
             return None
         try:
             if self._key(func, args, kwargs, []) != key:  # such as that of ``t_``
                 return None
             recipe = _recipe_of(result, tensors)
-            if not _are_alike(result, self._made(recipe, tensors)):
+            if not _is_made_alike(result, self._make_result(recipe, tensors)):
                 return None
         except _NotRepeatableError:
             return None
         return recipe
 
-    def _made(self, recipe: _Recipe, tensors: list[Any]) -> Any:
-        """Return a new result."""
+    def _make_result(self, recipe: _Recipe, tensors: list[Any]) -> Any:
+        """Return a new result of an operation on ``tensors``."""
         if recipe.container is None:
-            return self._part(recipe.parts[0], tensors)
-        return recipe.container([self._part(part, tensors) for part in recipe.parts])
+            return self._make_tensor(recipe.parts[0], tensors)
+        return recipe.container([self._make_tensor(part, tensors) for part in recipe.parts])
 
-    def _part(self, part: _Part, tensors: list[Any]) -> Any:
-        """Return one tensor of a new result."""
+    def _make_tensor(self, part: _TensorRecipe, tensors: list[Any]) -> Any:
+        """Return one tensor of a new result; None for a None."""
         if part is None:
             return None
         if isinstance(part, _Argument):
@@ -263,6 +266,7 @@ def _is_number(tensor: Any) -> bool:
 
 
 def _are_numbers(values: list[Any]) -> bool:
+    """Return True if all values are Python's own numbers."""
     return set(map(type, values)) <= _NUMBERS
 
 
@@ -280,11 +284,11 @@ def _description(tensor: Any) -> tuple[Any, ...]:
 
 def _recipe_of(result: Any, tensors: list[Any]) -> _Recipe:
     """Return how to make a result from the tensors among the arguments."""
-    numbers = _Numbers(tensors)
+    numbers = _ArgumentNumbers(tensors)
     kind = type(result)
     if kind not in _SEQUENCES:
-        return _Recipe((_part_of(result, numbers),), None)
-    parts = tuple(_part_of(item, numbers) for item in result)
+        return _Recipe((_tensor_recipe(result, numbers),), None)
+    parts = tuple(_tensor_recipe(item, numbers) for item in result)
     storages = [
         item.untyped_storage()._cdata
         for item, part in zip(result, parts, strict=True)
@@ -295,7 +299,7 @@ def _recipe_of(result: Any, tensors: list[Any]) -> _Recipe:
     return _Recipe(parts, kind)
 
 
-class _Numbers:
+class _ArgumentNumbers:
     """Numbers of the arguments by their identities, and by those of their storages."""
 
     def __init__(self, tensors: list[Any]) -> None:
@@ -308,7 +312,7 @@ class _Numbers:
                 self.of_storages.setdefault(storage._cdata, []).append(number)
 
 
-def _part_of(value: Any, numbers: _Numbers) -> _Part:
+def _tensor_recipe(value: Any, numbers: _ArgumentNumbers) -> _TensorRecipe:
     """Return how to make one tensor of a result."""
     if value is None:
         return None
@@ -318,7 +322,7 @@ def _part_of(value: Any, numbers: _Numbers) -> _Part:
         raise _NotRepeatableError
     same = numbers.of_tensors.get(id(value))
     if same is not None:
-        return _Argument(_only(same))
+        return _Argument(_only_number(same))
     if value.requires_grad:
         raise _NotRepeatableError
     shape = tuple(value.shape)
@@ -326,29 +330,36 @@ def _part_of(value: Any, numbers: _Numbers) -> _Part:
     sharing = numbers.of_storages.get(value.untyped_storage()._cdata)
     if sharing is not None:
         offset = value.storage_offset()
-        return _View(_only(sharing), shape, stride, offset, value.dtype, value.fake_device)
+        return _View(_only_number(sharing), shape, stride, offset, value.dtype, value.fake_device)
     return _Fresh(shape, stride, value.dtype, value.fake_device)
 
 
-def _only(numbers: list[int]) -> int:
-    """Return the only number: with two, another call may mean either."""
+def _only_number(numbers: list[int]) -> int:
+    """Return the only number; with two, it is unclear which argument the next call would mean.
+
+    Raises:
+        _NotRepeatableError: there are several.
+    """
     if len(numbers) > 1:
         raise _NotRepeatableError
     return numbers[0]
 
 
-def _are_alike(result: Any, made: Any) -> bool:
-    """Return True if a result is as torch has made it."""
+def _is_made_alike(result: Any, made: Any) -> bool:
+    """Return True if the tensors of ``made`` are like those of torch's own result."""
     if not isinstance(result, (list, tuple)):
         result, made = [result], [made]
     return all(map(_is_alike, result, made))
 
 
 def _is_alike(tensor: Any, made: Any) -> bool:
+    """Return True if two tensors have equal properties, and storages of one size."""
     if tensor is made:
         return True
-    return _description(tensor) == _description(made) and _bytes(tensor) == _bytes(made)
+    return _description(tensor) == _description(made) and _storage_bytes(tensor) == _storage_bytes(
+        made
+    )
 
 
-def _bytes(tensor: Any) -> int:
+def _storage_bytes(tensor: Any) -> int:
     return int(tensor.untyped_storage().nbytes())

@@ -319,7 +319,7 @@ class Estimation:
         with ExitStack() as stack:
             for handle in self._hooks_of_optimizers():
                 stack.callback(handle.remove)
-            stack.enter_context(self._accelerators.standing_in())
+            stack.enter_context(self._accelerators.applied())
             stack.enter_context(self._patches.applied())
             stack.enter_context(patch.object(builtins, "eval", copying_names_first(eval)))
             stack.enter_context(patch.object(builtins, "exec", copying_names_first(exec)))

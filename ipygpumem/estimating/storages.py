@@ -213,7 +213,7 @@ class StorageLog:
         ===============================================  ===========================
         a hook has marked it                             the mark, such as gradients
         it existed before the run                        other
-        autograd recorded it for backward, log_tensor below     activations
+        autograd recorded it for backward, see below     activations
         a backward pass allocated it                     temporaries
         it lives on until a backward pass, or the end    other
         all else: it dies in its forward pass            temporaries

@@ -52,15 +52,15 @@ class TorchFunctions(TorchFunctionMode):
         self.recurrent: dict[str, None] = {}
         """Lines that call recurrent layers with other kernels on a card, such as cuDNN's."""
         self._handlers: dict[Any, Handler] = {
-            **_OF_VALUES,
+            **_VALUE_HANDLERS,
             torch.cumprod: cumprod,
             torch.Tensor.cumprod: cumprod,
-            torch.Tensor.pin_memory: self._pinned,
+            torch.Tensor.pin_memory: self._pin_memory,
             torch.Tensor.device.__get__: self._device_of,
             torch._pack_padded_sequence: packed.pack,
             torch._pad_packed_sequence: packed.pad,
-            **self._of_recurrent_layers(),
-            **_of_card(card),
+            **self._recurrent_handlers(),
+            **_card_handlers(card),
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,13 +75,14 @@ class TorchFunctions(TorchFunctionMode):
         # The step counters of torch's optimizers stay on the host.
         if self._devices.real_device is None or caller.startswith("torch.optim."):
             return func(*args, **kwargs)
-        return self._redirected(func, args, kwargs)
+        return self._call_redirected(func, args, kwargs)
 
-    def _of_recurrent_layers(self) -> dict[Any, Handler]:
+    def _recurrent_handlers(self) -> dict[Any, Handler]:
+        """Return the handler of each function of a recurrent layer."""
         layers = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
         return dict.fromkeys(layers, self._recurrent_layer)
 
-    def _redirected(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _call_redirected(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a torch function with the available device instead of other devices."""
         devices = self._devices
         if func in _MOVES:
@@ -101,13 +102,13 @@ class TorchFunctions(TorchFunctionMode):
         """Call a function that may move a tensor to another device."""
         tensor = args[0]
         if func is torch.Tensor.cpu:
-            return self._moved(functools.partial(func, **kwargs), tensor, HOST)
+            return self._call_moving(functools.partial(func, **kwargs), tensor, HOST)
         accelerator = _MOVES[func]
         if accelerator:
             devices = self._devices
             devices.accelerators_named_by_code.setdefault(accelerator)
             call = functools.partial(torch.Tensor.to, device=devices.real_device)
-            return self._moved(call, tensor, CARD)
+            return self._call_moving(call, tensor, CARD)
         return self._move_to_argument(func, args, kwargs)
 
     def _move_to_argument(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -132,7 +133,7 @@ class TorchFunctions(TorchFunctionMode):
         def call_with_device(tensor: Any) -> Any:
             return func(tensor, *further, **kwargs)
 
-        return self._moved(call_with_device, tensor, place)
+        return self._call_moving(call_with_device, tensor, place)
 
     def _place_named_by(self, target: Any) -> str | None:
         """Return the place of a device, or of another tensor; None for neither."""
@@ -140,8 +141,8 @@ class TorchFunctions(TorchFunctionMode):
             return self._places.of(target)
         return self._devices.place_named_by(target)
 
-    def _moved(self, call: Callable[[Any], Any], tensor: Any, place: str) -> Any:
-        """Return the result of a call that converts a tensor, and moves it to a place.
+    def _call_moving(self, call: Callable[[Any], Any], tensor: Any, place: str) -> Any:
+        """Return the result of a call that moves a tensor to a place, and may convert it.
 
         A card converts what comes from the host after it has got it, and the host what it gets.
         """
@@ -157,7 +158,7 @@ class TorchFunctions(TorchFunctionMode):
         return self._places.moved(call(tensor), CARD)
 
     def _device_of(self, original: Any, tensor: Any) -> Any:
-        """Return a tensor's device; the CPU is an object that says where the tensor is."""
+        """Return a tensor's device; instead of the CPU, ``ON_HOST`` or ``STAND_IN``."""
         device = original(tensor)
         if device.type != "cpu" or not self._devices.has_places:
             return device
@@ -165,8 +166,8 @@ class TorchFunctions(TorchFunctionMode):
             return ON_HOST
         return STAND_IN
 
-    def _pinned(self, _: Any, tensor: Any, *__: Any, **___: Any) -> Any:
-        """Return a copy on the host, unless host and device are counted together."""
+    def _pin_memory(self, _: Any, tensor: Any, *__: Any, **___: Any) -> Any:
+        """Return a pinned copy on the host; the tensor itself if host and device count together."""
         if self._devices.real_device is None:
             return tensor.clone()
         return tensor
@@ -204,6 +205,7 @@ def _is_batch_sizes(value: Any) -> bool:
 
 
 def _refuse_address(*_: Any) -> NoReturn:
+    """Raise an EstimateError for ``x.data_ptr()``; if a model is being saved, with a hint."""
     hint = ""
     for frame in stack(sys._getframe(1)):
         if frame.f_code.co_name == "save_pretrained":
@@ -213,8 +215,8 @@ def _refuse_address(*_: Any) -> NoReturn:
     raise EstimateError(f"{UNKNOWN}: data_ptr in {line}{hint}")
 
 
-def _reduced(original: Any, tensor: Any, protocol: int) -> Any:
-    """Return the parts of a fake tensor for ``copy.copy``; pickle would need its values."""
+def _reduce_for_copy(original: Any, tensor: Any, protocol: int) -> Any:
+    """Return the parts of a fake tensor for ``copy.copy``; raise for pickle, which needs values."""
     for frame in stack(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
         if module == "copy":
@@ -224,7 +226,7 @@ def _reduced(original: Any, tensor: Any, protocol: int) -> Any:
     raise EstimateError(f"{UNKNOWN}: pickle in {user_line()}")
 
 
-def _array(_: Any, tensor: Any, *__: Any, **___: Any) -> Any:
+def _to_array(_: Any, tensor: Any, *__: Any, **___: Any) -> Any:
     """Return a tensor's values as an array; unknown ones all get the same guess."""
     if getattr(tensor, "constant", None) is not None:
         with torch._C._DisableTorchDispatch():
@@ -237,7 +239,8 @@ def _array(_: Any, tensor: Any, *__: Any, **___: Any) -> Any:
     return numpy.full(tuple(tensor.shape), guess, dtype)
 
 
-def _formatted(original: Any, tensor: Any, format_spec: str) -> str:
+def _format(original: Any, tensor: Any, format_spec: str) -> str:
+    """Return the text of ``f"{x:.2f}"``, with a guess for the value of a fake scalar."""
     if not isinstance(tensor, FakeTensor):
         return str(original(tensor, format_spec))
     if tensor.dim():
@@ -246,6 +249,7 @@ def _formatted(original: Any, tensor: Any, format_spec: str) -> str:
 
 
 def _set_data(original: Any, tensor: Any, value: Any) -> None:
+    """Set the data of a tensor, as in ``x.data = y``, and the device of a fake one."""
     original(tensor, value)
     if isinstance(tensor, FakeTensor):
         tensor.fake_device = value.fake_device
@@ -270,7 +274,7 @@ def _deep_copy(original: Any, tensor: Any, memo: Any) -> Any:
 
 
 def _with_copied_storage(tensor: Any, storages: dict[int, Any]) -> Any:
-    """Return a tensor like a fake one, on a copy of its storage.
+    """Return a tensor like a fake one, in a copy of its storage.
 
     Args:
         tensor: the tensor.
@@ -299,13 +303,13 @@ _MOVES = {
     torch.Tensor.to: "",
 }
 """Functions that may move a tensor, and the accelerator that they name."""
-_OF_VALUES: dict[Any, Handler] = {
+_VALUE_HANDLERS: dict[Any, Handler] = {
     torch.Tensor.data_ptr: _refuse_address,
-    torch.Tensor.numpy: _array,
-    torch.Tensor.__array__: _array,
+    torch.Tensor.numpy: _to_array,
+    torch.Tensor.__array__: _to_array,
     torch.Tensor.__deepcopy__: _deep_copy,
-    torch.Tensor.__reduce_ex__: _reduced,
-    torch.Tensor.__format__: _formatted,
+    torch.Tensor.__reduce_ex__: _reduce_for_copy,
+    torch.Tensor.__format__: _format,
     torch.Tensor.data.__set__: _set_data,
     torch.Tensor.share_memory_: _unchanged,
 }
@@ -315,7 +319,7 @@ torch sets the data of a fake tensor, but not its device.
 """
 
 
-def _of_card(card: CardFunctions) -> dict[Any, Handler]:
+def _card_handlers(card: CardFunctions) -> dict[Any, Handler]:
     """Return the handlers of functions with other kernels on a card."""
     handlers: dict[Any, Handler] = {
         torch.lstm_cell: card.lstm_cell,

@@ -83,7 +83,7 @@ def has_rule(name: str) -> bool:
 
 
 def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[int]:
-    """Return the blocks that an operator allocates next to its results.
+    """Return the bytes of the blocks that an operator allocates next to its results.
 
     Args:
         name: of the operator, as ``operator_name`` returns it.
@@ -91,7 +91,7 @@ def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[
         result: its first result.
         processors: the number of the device's multiprocessors.
     """
-    sizes = _ruled_sizes(name, args, result)
+    sizes = _sizes_by_rule(name, args, result)
     if name in _PARTIAL_BYTES:
         sizes.append(_partial_results(name, args, result, processors))
     if name in _CELLS and args[-1]:
@@ -100,8 +100,8 @@ def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[
     return [int(size) for size in sizes if size]
 
 
-def _ruled_sizes(name: str, args: Any, result: Any) -> list[int]:
-    """Return the blocks that an operator's rule says, if it has one."""
+def _sizes_by_rule(name: str, args: Any, result: Any) -> list[int]:
+    """Return the bytes of the blocks that an operator's rule gives; none without a rule."""
     rule = _RULES.get(name)
     if rule is None:
         return []
@@ -169,37 +169,44 @@ def _nbytes(tensor: Any) -> int:
 
 @_rule_of("masked_scatter_backward")
 def _first_argument(args: Any, _: Any) -> int:
+    """Return the bytes of a block as large as the first argument."""
     return _nbytes(args[0])
 
 
 @_rule_of("_softmax_backward_data")
 def _second_argument(args: Any, _: Any) -> int:
+    """Return the bytes of a block as large as the second argument."""
     return _nbytes(args[1])
 
 
 @_rule_of("_pdist_backward")
 def _distances_of_pairs_backward(args: Any, _: Any) -> int:
+    """Return the bytes of a gradient of each row for each other row."""
     return _nbytes(args[1]) * (len(args[1]) - 1)
 
 
 @_rule_of("_cdist_backward")
 def _distances_backward(args: Any, _: Any) -> int:
+    """Return the bytes of a gradient of each first row for each second row."""
     rows = args[2].shape[-2]
     return int(_nbytes(args[1]) * rows)
 
 
 @_rule_of("_safe_softmax")
 def _truth_values(args: Any, _: Any) -> int:
+    """Return the bytes of a truth value for each element."""
     return int(args[0].numel())
 
 
 @_rule_of("randperm")
 def _sorted_keys(args: Any, _: Any) -> int:
+    """Return the bytes of random keys with positions, and of their sort."""
     return int(40 * args[0] + MIB)
 
 
 @_rule_of("mse_loss", "smooth_l1_loss")
 def _reduced_loss(args: Any, result: Any) -> int:
+    """Return the bytes of the losses of all elements, if they are reduced."""
     if result.dim():
         return 0
     return _nbytes(args[0])
@@ -217,6 +224,7 @@ def _converted(args: Any, result: Any) -> int:
 
 @_rule_of("multinomial")
 def _multinomial(args: Any, _: Any) -> list[int]:
+    """Return the bytes of blocks as large as the weights: one, or three with replacement."""
     weights_bytes = _nbytes(args[0])
     with_replacement = len(args) > 2 and args[2]
     if with_replacement:
@@ -238,8 +246,8 @@ def _deviations(args: Any, result: Any) -> int:
 # -- copies of arguments ---------------------------------------------------------------------------
 
 
-def _copies(is_readable: Callable[[Any], bool], *numbers: int) -> Rule:
-    """Return a rule: copies of the numbered arguments that a kernel cannot read."""
+def _rule_of_copies(is_readable: Callable[[Any], bool], *numbers: int) -> Rule:
+    """Return a rule: the bytes of copies of the numbered arguments that a kernel cannot read."""
 
     def rule(args: Any, _: Any) -> int:
         copied_bytes = 0
@@ -311,10 +319,10 @@ _READ_ONLY_DENSE = (
     "upsample_nearest3d_backward",
     "upsample_trilinear3d_backward",
 )
-_rule_of(*_READ_ONLY_CONTIGUOUS)(_copies(is_contiguous, 0))
-_rule_of(*_READ_ONLY_DENSE)(_copies(_is_dense, 0))
+_rule_of(*_READ_ONLY_CONTIGUOUS)(_rule_of_copies(is_contiguous, 0))
+_rule_of(*_READ_ONLY_DENSE)(_rule_of_copies(_is_dense, 0))
 _rule_of("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")(
-    _copies(_is_dense, 0, 1)
+    _rule_of_copies(_is_dense, 0, 1)
 )
 
 
@@ -358,7 +366,7 @@ def _group_norm_backward(args: Any, _: Any) -> list[int]:
 # -- attention -------------------------------------------------------------------------------------
 
 
-def laid_out(*tensors: Any) -> list[int]:
+def copies_by_heads(*tensors: Any) -> list[int]:
     """Return the bytes of each tensor that must be copied so that its heads are inside its rows."""
     return [tensor.nbytes for tensor in tensors if not tensor.transpose(1, 2).is_contiguous()]
 
@@ -372,7 +380,7 @@ def _flash_backward(args: Any, _: Any) -> list[int]:
     gradient, query, key, value, output = args[:5]
     batch, heads, length, width = query.shape
     rows = batch * heads * rounded_up(length, 128)
-    sizes = laid_out(gradient, output)
+    sizes = copies_by_heads(gradient, output)
     sizes.append(rows * 4)
     sizes.append(rows * rounded_up(width, 32) * 4)
     heads_of_key = heads // key.shape[1]
@@ -404,7 +412,7 @@ _SUMS_OF_TILE = 896
 """Cumulative sums that one block of a card's threads computes."""
 
 
-def sums_bytes(count: int) -> int:
+def cumulative_sums_bytes(count: int) -> int:
     """Return the bytes with which a kernel computes cumulative sums of 64 bits."""
     tiles = divided_up(count, _SUMS_OF_TILE)
     return rounded_up(16 * (tiles + 32), 256) + 511
@@ -418,13 +426,13 @@ _PAIRS_OF_TILE = {8: 4608, 4: 5376, 2: 5632, 1: 3456}
 Those of torch 2.11 on a Hopper.
 """
 _KEYS_OF_TILE = {torch.float64: 5760, torch.int64: 5760, torch.float32: 6912, torch.int32: 7296}
-"""The same for values without positions, by their type."""
+"""Values without positions that one block of threads sorts in a pass, by their type."""
 _SMALL_KEYS_OF_TILE = 9728
-"""The same for values of 16 or 8 bits."""
+"""Values of 16 or 8 bits, without positions, that one block of threads sorts in a pass."""
 _MOST_OF_BLOCK = 2304
 """Maximum number of pairs, or of 64-bit values, that one block sorts alone, without a copy."""
 _MOST_SMALLER_KEYS_OF_BLOCK = 4864
-"""The same for smaller values without positions."""
+"""Maximum number of smaller values without positions that one block sorts alone."""
 
 
 def sort_bytes(count: int, bits: int, itemsize: int = 8) -> int:
@@ -438,10 +446,10 @@ def sort_bytes(count: int, bits: int, itemsize: int = 8) -> int:
     if count <= _MOST_OF_BLOCK:
         return 1
     copies_bytes = rounded_up(itemsize * count, 256) + rounded_up(8 * count, 256)
-    return _bytes_of_passes(count, bits, copies_bytes, _PAIRS_OF_TILE[itemsize])
+    return _radix_sort_bytes(count, bits, copies_bytes, _PAIRS_OF_TILE[itemsize])
 
 
-def keys_bytes(count: int, bits: int, dtype: Any) -> int:
+def sort_bytes_without_positions(count: int, bits: int, dtype: Any) -> int:
     """Return the bytes that a kernel takes besides to sort values of a type, without positions;
     ``count`` and ``bits`` as in ``sort_bytes``.
     """
@@ -452,10 +460,10 @@ def keys_bytes(count: int, bits: int, dtype: Any) -> int:
     if count <= most_of_block:
         return 1
     tile = _KEYS_OF_TILE.get(dtype, _SMALL_KEYS_OF_TILE)
-    return _bytes_of_passes(count, bits, rounded_up(itemsize * count, 256), tile)
+    return _radix_sort_bytes(count, bits, rounded_up(itemsize * count, 256), tile)
 
 
-def _bytes_of_passes(count: int, bits: int, copies_bytes: int, tile: int) -> int:
+def _radix_sort_bytes(count: int, bits: int, copies_bytes: int, tile: int) -> int:
     """Return the bytes of a sort that takes a pass for each 8 bits.
 
     A pass needs 2 KiB, and all of them 1 KiB for each tile. Several also need copies.
@@ -481,7 +489,7 @@ def merge_sort_bytes(count: int, items: int = 1) -> int:
     return items * rounded_up(8 * count, 256) + rounded_up(8 * (tiles + 1), 256) + 255
 
 
-def _bytes_to_sort(values: Any) -> int:
+def _sort_bytes_of(values: Any) -> int:
     """Return the bytes with which a kernel sorts all values of a tensor."""
     itemsize = values.itemsize
     return sort_bytes(values.numel(), 8 * itemsize, itemsize)
@@ -494,7 +502,7 @@ def _median(args: Any, _: Any) -> list[int]:
         return []
     source = args[0]
     positions_bytes = 8 * source.numel()
-    return [source.nbytes, positions_bytes, positions_bytes, _bytes_to_sort(source)]
+    return [source.nbytes, positions_bytes, positions_bytes, _sort_bytes_of(source)]
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -512,7 +520,7 @@ def least_bytes(name: str, args: Any, result: Any, *, is_on_card: bool) -> int:
 
     For instance, some kernels compute all losses before they add them up.
     """
-    if _is_cut(name, args, is_on_card=is_on_card):
+    if _cuts_results(name, args, is_on_card=is_on_card):
         return int(args[0].numel() * result.itemsize) if result.numel() else 0
     is_reduced_loss = name in _IN_RESULT and result.dim() == 0
     if is_on_card and (name in _RESIZED or is_reduced_loss):
@@ -520,7 +528,7 @@ def least_bytes(name: str, args: Any, result: Any, *, is_on_card: bool) -> int:
     return 0
 
 
-def _is_cut(name: str, args: Any, *, is_on_card: bool) -> bool:
+def _cuts_results(name: str, args: Any, *, is_on_card: bool) -> bool:
     """Return True for an operator that cuts its results after it has made them."""
     if not is_on_card:
         cuts = name in _CUT_ON_HOST

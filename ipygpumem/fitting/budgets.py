@@ -50,7 +50,7 @@ def checked_budget(sizes: Mapping[str, object]) -> dict[str, int]:
     for name, size in sizes.items():
         if size is None:
             continue
-        device = _limitable(name)
+        device = _checked_device(name)
         try:
             size_bytes[device] = checked_bytes(size, least=MIB)
         except UnitError as error:
@@ -60,7 +60,7 @@ def checked_budget(sizes: Mapping[str, object]) -> dict[str, int]:
     return size_bytes
 
 
-def _limitable(name: object) -> str:
+def _checked_device(name: object) -> str:
     """Return ``gpu`` or the name of a CUDA device (``BudgetError`` for any other)."""
     try:
         device = parse_device(name, kinds=("cuda",))
@@ -105,7 +105,7 @@ class Budget(GuardedBlock):
         """Sentences about devices that cannot be limited."""
         self.refusals: list[str] = []
         """Sentences about requests that it refused."""
-        self._earlier: dict[int, tuple[float, float]] = {}
+        self._changed_shares: dict[int, tuple[float, float]] = {}
         """torch's previous limit and ours, as shares of the device, by device index."""
 
     def size_of(self, device: str) -> int:
@@ -115,7 +115,7 @@ class Budget(GuardedBlock):
     def start(self) -> None:
         """Set the limits; note devices that cannot be limited."""
         try:
-            with self._noted("no device can be limited"):
+            with self._errors_noted("no device can be limited"):
                 self._limit_all()
             in_force.append(self)
         except BaseException:  # an interrupt, too
@@ -123,9 +123,10 @@ class Budget(GuardedBlock):
             raise
 
     @contextlib.contextmanager
-    def _noted(self, fault: str) -> Iterator[None]:
-        """Turn an error of a device into a note; if its context is broken, the user's code will
-        raise that itself.
+    def _errors_noted(self, fault: str) -> Iterator[None]:
+        """Turn an error inside the block into a note that begins with ``fault``.
+
+        If a device's context is broken, the user's code will raise that error itself.
         """
         try:
             yield
@@ -146,33 +147,34 @@ class Budget(GuardedBlock):
         count = cuda.device_count()
         for name, size in self._sizes_by_device(cuda, count).items():
             if index_of(name) < count:
-                with self._noted(f"{name} cannot be limited"):
+                with self._errors_noted(f"{name} cannot be limited"):
                     self._limit(cuda, name, size)
             else:
                 self.notes.append(f"budget: there is no {name} here")
 
     def _sizes_by_device(self, cuda: Any, count: int) -> dict[str, int]:
-        """Return the sizes, that of ``gpu`` for each device in use; a limit on any other device
-        would create a context there.
+        """Return the sizes with ``gpu`` replaced by each device in use.
+
+        A limit on any other device would create a context there.
         """
-        sizes = dict[str, int]()
-        named = dict(self.sizes)
-        size = named.pop("gpu", None)
-        if size is not None:
+        sizes_of_used = dict[str, int]()
+        sizes_by_name = dict(self.sizes)
+        size_of_gpus = sizes_by_name.pop("gpu", None)
+        if size_of_gpus is not None:
             for index in range(count):
                 if index == cuda.current_device() or cuda.memory_reserved(index):
-                    sizes[f"cuda:{index}"] = size
-        return sizes | named
+                    sizes_of_used[f"cuda:{index}"] = size_of_gpus
+        return sizes_of_used | sizes_by_name
 
     def _limit(self, cuda: Any, name: str, size: int) -> None:
-        """Limit one device, to at most the limit that it has."""
+        """Limit one device to a size, but never raise the limit that it has."""
         index = index_of(name)
         total = cuda.get_device_properties(name).total_memory
         # cudaMallocAsync reports no limit as more than 1
         earlier = min(1.0, memory_fraction(cuda, index))
         # one byte less would cost a block of 2 MiB
         share = min(earlier, math.nextafter(size / total, 1.0))
-        self._earlier[index] = earlier, share  # before the change, in case of an interrupt
+        self._changed_shares[index] = earlier, share  # before the change, in case of an interrupt
         _set_fraction(cuda, index, share)
         limit = self.limits[name] = min(size, int(earlier * total))
         if cuda.memory_reserved(name) > limit:  # the allocator keeps using memory reserved before
@@ -180,7 +182,7 @@ class Budget(GuardedBlock):
             self._note_reserved(cuda, name, limit)
 
     def _note_reserved(self, cuda: Any, name: str, limit: int) -> None:
-        """Note reserved memory beyond a limit."""
+        """Note that a device has more memory reserved than its limit, if it does."""
         reserved = cuda.memory_reserved(name)
         if reserved > limit:
             live = format_bytes(cuda.memory_allocated(name))
@@ -193,9 +195,9 @@ class Budget(GuardedBlock):
         """Restore the previous limits, except those that other code has changed."""
         if self in in_force:
             in_force.remove(self)
-        cuda = torch_cuda() if self._earlier else None
-        for index, (earlier, ours) in list(self._earlier.items()):
-            with self._noted(f"cuda:{index} stays limited"):
+        cuda = torch_cuda() if self._changed_shares else None
+        for index, (earlier, ours) in list(self._changed_shares.items()):
+            with self._errors_noted(f"cuda:{index} stays limited"):
                 now = min(1.0, memory_fraction(cuda, index))
                 if _is_same_share(now, ours):
                     _set_fraction(cuda, index, earlier)
@@ -203,7 +205,7 @@ class Budget(GuardedBlock):
                     self.notes.append(
                         f"budget: other code changed the limit on cuda:{index}; it is kept"
                     )
-            self._earlier.pop(index)
+            self._changed_shares.pop(index)
 
     def _open_block(self) -> Budget:
         """Set the limits at the start of a ``with`` block."""
@@ -254,8 +256,10 @@ class LimitRefusal(NamedTuple):
 
 
 def note_refusal(message: str) -> LimitRefusal | None:
-    """Return the limit on torch's allocator that caused an out-of-memory error, and note it in its
-    budget, if there is one; None if the device ran out.
+    """Return the refusal by a limit on torch's allocator that an out-of-memory error tells of; None
+    if the device ran out.
+
+    If a budget set the limit, the budget notes the refusal.
     """
     failed = failed_allocation(message)
     if failed is None or failed.limit is None:
@@ -281,7 +285,9 @@ def note_refusal(message: str) -> LimitRefusal | None:
 
 
 def _budget_of(device: str, limit: int) -> Budget | None:
-    """Return the innermost budget that set a limit; torch's text of it has two decimals."""
+    """Return the innermost budget that set a limit, which torch's message rounds; None if other
+    code set it.
+    """
     for budget in reversed(in_force):
         if device in budget.limits and abs(budget.size_of(device) - limit) <= limit // 100:
             return budget

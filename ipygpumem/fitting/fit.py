@@ -115,7 +115,8 @@ class Fit:
         self._ran_out = ran_out
         self._garbage = garbage or Garbage()
         self._mark: GcMark | None = None
-        self._left: dict[str, int] = {}
+        """The objects that existed before the last try."""
+        self._bytes_after_last_try: dict[str, int] = {}
         """Bytes in use on each device after the last try."""
         self._span: Span | None = None
         self._started = 0.0
@@ -141,14 +142,14 @@ class Fit:
         usages = () if span is None else span.stop()
         measured = Try(dict(self.plan.values), FITS, seconds, usages)
         if error is not None:
-            return self._end_with_error(error, measured)
+            return self._record_error(error, measured)
         if is_exactly(result, Estimate):
-            self._end_with_estimate(result, measured)  # type: ignore[arg-type]  # an Estimate
+            self._record_estimate(result, measured)  # type: ignore[arg-type]  # an Estimate
         else:
-            self._end_measured(measured)
+            self._record_measured(measured)
         return False
 
-    def _end_measured(self, measured: Try) -> None:
+    def _record_measured(self, measured: Try) -> None:
         """Record a try without an error: it fits if enough memory stayed free."""
         crowded = None
         # The final run of values that fitted may use some of the headroom: that is its purpose.
@@ -160,7 +161,7 @@ class Fit:
             self.tries.append(replace(measured, outcome=CROWDED, device=crowded))
         self.more = self.plan.record_outcome(fits=crowded is None)
 
-    def _end_with_error(self, error: BaseException, measured: Try) -> bool:
+    def _record_error(self, error: BaseException, measured: Try) -> bool:
         """Record a try that failed; return True if memory ran out, so that smaller values may
         fit.
         """
@@ -190,7 +191,7 @@ class Fit:
         self.more = self.plan.record_outcome(fits=False)
         return True
 
-    def _end_with_estimate(self, estimate: Estimate, measured: Try) -> None:
+    def _record_estimate(self, estimate: Estimate, measured: Try) -> None:
         """Record an estimate as the outcome; the values fit only if its verdict is a
         plain "fits".
         """
@@ -223,17 +224,24 @@ class Fit:
         """Free the last try's memory, once nothing references it."""
         # the first try collects older garbage too
         since = self._mark if len(self.tries) > 1 else None
-        left = self._free_since(since)
-        if since is not None and self._has_grown(left):
-            left = self._free_since(None)  # objects of earlier tries may have become garbage
-        self._left = left
+        bytes_in_use = self._free_since(since)
+        if since is not None and self._have_grown(bytes_in_use):
+            # Objects of earlier tries may have become garbage.
+            bytes_in_use = self._free_since(None)
+        self._bytes_after_last_try = bytes_in_use
 
-    def _has_grown(self, left: Mapping[str, int]) -> bool:
+    def _have_grown(self, bytes_in_use: Mapping[str, int]) -> bool:
         """Return True if a try left notably more bytes in use on a device than the one before."""
-        return any(size > self._left.get(device, 0) + _TRIFLE for device, size in left.items())
+        for device, size in bytes_in_use.items():
+            if size > self._bytes_after_last_try.get(device, 0) + _TRIFLE:
+                return True
+        return False
 
     def _free_since(self, since: GcMark | None) -> dict[str, int]:
-        """Collect garbage created since the mark; return the bytes in use on each device."""
+        """Free memory, and return the bytes in use on each device.
+
+        Only garbage that was made ``since`` a mark is collected; with None, all garbage.
+        """
         reclaim.run_steps(self._meter, reclaim.steps_that_free(self._garbage, lambda: since), [])
         return reclaim.bytes_in_use(self._meter.now())
 
@@ -272,7 +280,8 @@ def _estimated_usage(device: DeviceEstimate) -> Usage:
 
 
 def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
-    """Return a device with less than ``headroom`` free at the peak, or None.
+    """Return the first device of which less than a share of ``headroom`` was free at the peak, or
+    None.
 
     Accelerators are checked if the try used one, else the host. A budget replaces the device's
     size.
@@ -293,13 +302,13 @@ def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
         else:
             free = total - usage.peak_bytes
             if usage.device not in limits:
-                free -= _bytes_of_others(usage)
+                free -= _bytes_outside_torch(usage)
         if free < headroom * total:
             return usage.device
     return None
 
 
-def _bytes_of_others(usage: Usage) -> int:
+def _bytes_outside_torch(usage: Usage) -> int:
     """Return the bytes of a device that are in use outside of torch's allocator: by other
     processes, and by the context of this one; 0 if unknown.
     """
@@ -316,7 +325,7 @@ def failed_device(failure: Failure, usages: Sequence[Usage]) -> str:
     used accelerator.
     """
     text = f"{failure.error}: {failure.message}"
-    kind = _kind_in(text)
+    kind = _kind_of_device_in(text)
     number = NUMBERED_DEVICE.search(text)
     if kind in TORCH_DEVICES and number:
         return f"{kind}:{number[1]}"
@@ -332,7 +341,7 @@ def failed_device(failure: Failure, usages: Sequence[Usage]) -> str:
     return "cpu"
 
 
-def _kind_in(text: str) -> str:
+def _kind_of_device_in(text: str) -> str:
     """Return the kind of device that an error's text means; empty if it means none."""
     for kind, pattern in KINDS_OF_DEVICES.items():
         if re.search(pattern, text):
@@ -350,7 +359,7 @@ def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
     usage = usage_on(last.usages, device)
     needed_bytes = _needed_bytes(last, usage)
     if needed_bytes:
-        text += f": it needs {_need(last, needed_bytes, device, plan)}"
+        text += f": it needs {_need_in_words(last, needed_bytes, device, plan)}"
     elif device != "cpu":
         text += f" on {device}"
     text += _limit_in_words(last, device, needed_bytes, usage)
@@ -370,7 +379,7 @@ def _needed_bytes(last: Try, usage: Usage | None) -> int | None:
     return peak_bytes + (last.requested_bytes or 0)
 
 
-def _need(last: Try, needed_bytes: int, device: str, plan: Plan) -> str:
+def _need_in_words(last: Try, needed_bytes: int, device: str, plan: Plan) -> str:
     """Return the memory that a try needed, in words."""
     memory = "RAM" if device == "cpu" else device
     text = f"{format_bytes(needed_bytes)} of {memory}"

@@ -21,10 +21,10 @@ def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
         AutofitError: no values fit, or the function does not take the variables.
     """
     __tracebackhide__ = True
-    _checked_parameters(function, fit.plan.values)
+    _parameters_to_try(function, fit.plan.values)
     try:
         while True:
-            result = _try(function, fit)
+            result = _run_try(function, fit)
             if fit.more or fit.plan.best is None:
                 with interrupts.reraise_swallowed():
                     result = None
@@ -37,8 +37,8 @@ def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
     return AutofitResult(dict(fit.plan.values), result, tuple(fit.tries))
 
 
-def _try(function: Callable[..., Any], fit: Fit) -> Any:
-    """Return the function's return value; None after an out-of-memory error."""
+def _run_try(function: Callable[..., Any], fit: Fit) -> Any:
+    """Run one try; return the function's return value, None after an out-of-memory error."""
     __tracebackhide__ = True
     fit.begin()
     try:
@@ -54,12 +54,12 @@ def _try(function: Callable[..., Any], fit: Fit) -> Any:
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _called(function: Callable[..., Any]) -> str:
+def _name_of_function(function: Callable[..., Any]) -> str:
     """Return a function's name, or its type's if it has none."""
     return text_of(getattr(function, "__qualname__", None)) or type_name(function)
 
 
-def _checked_parameters(
+def _parameters_to_try(
     function: Callable[..., Any], names: Mapping[str, Any]
 ) -> Sequence[inspect.Parameter]:
     """Return the parameters of the function to try; none if they are unknown.
@@ -71,7 +71,7 @@ def _checked_parameters(
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if is_generator or inspect.iscoroutinefunction(function):
         raise AutofitError(
-            f"{_called(function)} runs nothing when it is called: pass a plain function"
+            f"{_name_of_function(function)} runs nothing when it is called: pass a plain function"
         )
     try:
         parameters = inspect.signature(function).parameters
@@ -80,7 +80,7 @@ def _checked_parameters(
     takes_all = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
     for name in names:
         if name not in parameters and not takes_all:
-            raise AutofitError(f"{_called(function)} takes no argument {quoted(name)}")
+            raise AutofitError(f"{_name_of_function(function)} takes no argument {quoted(name)}")
     return tuple(parameters.values())
 
 
@@ -98,15 +98,15 @@ def decorated(
     def call(*args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         variables = {name: options.pop(name, value) for name, value in start.items()}
-        parameters = _checked_parameters(function, variables)
-        _check_positional(args, function, parameters, variables)
+        parameters = _parameters_to_try(function, variables)
+        _refuse_values_of_variables(args, function, parameters, variables)
 
-        def tried(**values: Any) -> Any:
+        def call_with_values(**values: Any) -> Any:
             __tracebackhide__ = True
             positional = _with_values_inserted(args, parameters, values)
             return function(*positional, **values, **options)
 
-        fitted = run(tried, variables)
+        fitted = run(call_with_values, variables)
         # The return value may be large: only the caller keeps it.
         call.fitted = dataclasses.replace(fitted, result=None)  # type: ignore[attr-defined]  # any attribute will do
         return fitted.result
@@ -115,13 +115,13 @@ def decorated(
     return call
 
 
-def _check_positional(
+def _refuse_values_of_variables(
     args: tuple[Any, ...],
     function: Callable[..., Any],
     parameters: Sequence[inspect.Parameter],
     variables: Mapping[str, Any],
 ) -> None:
-    """Raise ``AutofitError`` if ``args`` has values for the variables, too."""
+    """Raise ``AutofitError`` if the call ``train(data, 64)`` has values of variables, too."""
     __tracebackhide__ = True
     if not parameters or any(item.kind is item.VAR_POSITIONAL for item in parameters):
         return
@@ -130,7 +130,7 @@ def _check_positional(
     if len(args) > len(free):
         name = next(iter(variables))
         words = f"leave it out, or write {name}=NUMBER to start from that"
-        raise AutofitError(f"{_called(function)}: autofit gives {name}: {words}")
+        raise AutofitError(f"{_name_of_function(function)}: autofit gives {name}: {words}")
 
 
 def _with_values_inserted(

@@ -68,7 +68,7 @@ class _Variable:
         """True if it is the number of rows in a batch, by its name."""
         return self.is_whole and _BATCH.search(self.name) is not None
 
-    def below(self, value: Number, factor: float) -> Number | None:
+    def reduced(self, value: Number, factor: float) -> Number | None:
         """Return ``value`` times ``factor``, at least the minimum; None if it is the minimum
         already.
         """
@@ -81,14 +81,16 @@ class _Variable:
             reduced -= reduced % _ROWS
         return type(self.start)(max(math.ceil(self.smallest), reduced))
 
-    def between(self, low: Number, high: Number) -> Number | None:
-        """Return the value in the middle, or None if it is not worth trying."""
+    def middle_of(self, low: Number, high: Number) -> Number | None:
+        """Return the value in the middle of a fitting and a failing one, or None if that is not
+        worth trying.
+        """
         if not self.is_whole:
             if high > low * _FINE:
                 return (low + high) / 2
             return None
         if self.is_batch and low >= _ROWS:
-            return self._batch_between(int(low), int(high))
+            return self._batch_in_middle(int(low), int(high))
         middle = (int(low) + int(high)) // 2
         if self.is_batch and middle > _ROWS:
             middle -= middle % _ROWS
@@ -96,8 +98,8 @@ class _Variable:
             return type(self.start)(middle)
         return None
 
-    def _batch_between(self, low: int, high: int) -> Number | None:
-        """Return the size of a batch in the middle, or None if none is worth trying."""
+    def _batch_in_middle(self, low: int, high: int) -> Number | None:
+        """Return a multiple of 8 in the middle of two batches, or None if none is worth trying."""
         grain = max(_ROWS, low // _COARSE // _ROWS * _ROWS)
         smallest = (low // _ROWS + 1) * _ROWS
         if smallest >= high or high - low <= grain:
@@ -146,9 +148,10 @@ def _default_minimum(start: Number) -> Number:
     return 0.0
 
 
-def _factor(step: object) -> float:
-    """Return the factor for ``halve``, ``search`` (which starts by halving) or a text such as
-    ``0.9``.
+def _reduction_factor(step: object) -> float:
+    """Return the factor by which a step reduces a value.
+
+    ``step`` is ``halve``, ``search`` (which starts by halving) or a text such as ``0.9``.
     """
     if step is None or (type(step) is str and step in ("halve", "search")):
         return 0.5
@@ -163,7 +166,7 @@ def _factor(step: object) -> float:
     return factor
 
 
-def _share(headroom: object) -> float:
+def _parsed_share(headroom: object) -> float:
     """Parse a share such as ``5%`` or ``0.05``."""
     text = headroom[:40] if type(headroom) is str else quoted(headroom)
     share = 1.0
@@ -182,7 +185,7 @@ def _share(headroom: object) -> float:
 
 
 @dataclass(frozen=True)
-class _Given:
+class _GivenOptions:
     """The options that the user has given, and that no default replaces."""
 
     step: bool
@@ -212,19 +215,23 @@ class Plan:
         max_tries: Any = None,
     ) -> None:
         self._variables = _variables(start, smallest)
-        self._factor = _factor(step)
+        self._reduction_factor = _reduction_factor(step)
         self._searches = type(step) is str and step == "search"
         try:
-            self._left = 10 if max_tries is None else whole(max_tries, least=0)
+            self._tries_left = 10 if max_tries is None else whole(max_tries, least=0)
         except UnitError as error:
             raise AutofitError(f"max_tries (--max-tries): {error}") from None
         self.headroom = _HEADROOM_OF_SEARCH if self._searches else 0.0
         """Share of each device's memory that must stay free at the peak."""
         if headroom is not None:
-            self.headroom = _share(headroom)
-        self._given = _Given(step is not None, headroom is not None, max_tries is not None)
-        self._turn = 0
+            self.headroom = _parsed_share(headroom)
+        self._given_options = _GivenOptions(
+            step is not None, headroom is not None, max_tries is not None
+        )
+        self._reductions = 0
+        """How often a variable was to be reduced: the next one is that of this number, in turn."""
         self._failures: list[Values] = []
+        """The values that did not fit."""
         self.best: Values | None = None
         """The largest values found to fit so far."""
         self.exhausted = False
@@ -235,12 +242,12 @@ class Plan:
 
     def expect_estimates(self) -> None:
         """Default to a complete search without headroom, since estimates are cheap."""
-        if not self._given.step:
+        if not self._given_options.step:
             self._searches = True
-        if not self._given.headroom:
+        if not self._given_options.headroom:
             self.headroom = 0.0
-        if not self._given.max_tries:
-            self._left = _MOST_ESTIMATES
+        if not self._given_options.max_tries:
+            self._tries_left = _MOST_ESTIMATES
 
     @property
     def failed(self) -> Number | None:
@@ -255,10 +262,10 @@ class Plan:
         there are any.
         """
         following = self._values_after(fits=fits)
-        if following is not None and self._left <= 0:
+        if following is not None and self._tries_left <= 0:
             self.exhausted = True
             following = None
-        self._left -= 1
+        self._tries_left -= 1
         self.repeats = False
         if following is None and self.best is not None and self.best != self.values:
             self.repeats = True
@@ -270,40 +277,42 @@ class Plan:
         return True
 
     def _values_after(self, *, fits: bool) -> Values | None:
-        """Return the values to try if there were no limit on the tries, or None."""
+        """Return the next values to try, with any number of tries; None if the search is over."""
         if fits:
             self.best = dict(self.values)
-            return self._above() if self._searches else None
+            return self._increased_values() if self._searches else None
         self._failures.append(dict(self.values))
         if self.best == self.values:
             self.best = None  # it fitted earlier, but no longer does
         if self.best is None:
-            return self._below()
-        return self._above()
+            return self._reduced_values()
+        return self._increased_values()
 
-    def _below(self) -> Values | None:
-        """Return the values with the next reducible variable reduced, or None."""
+    def _reduced_values(self) -> Values | None:
+        """Return the values with the next variable reduced, or None if all are at their minimum."""
         for _ in self._variables:
-            variable = self._variables[self._turn % len(self._variables)]
-            self._turn += 1
-            value = variable.below(self.values[variable.name], self._factor)
+            variable = self._variables[self._reductions % len(self._variables)]
+            self._reductions += 1
+            value = variable.reduced(self.values[variable.name], self._reduction_factor)
             if value is not None:
                 return {**self.values, variable.name: value}
         return None
 
-    def _above(self) -> Values | None:
-        """Return the best values with the first variable that can grow increased, or None."""
+    def _increased_values(self) -> Values | None:
+        """Return the best values with one variable increased, or None if none is worth trying."""
         if self.best is None or not self._failures:
             return None
         for variable in self._variables:
-            value = variable.between(self.best[variable.name], self._ceiling(variable, self.best))
+            value = variable.middle_of(
+                self.best[variable.name], self._smallest_failed(variable, self.best)
+            )
             if value is not None:
                 return {**self.best, variable.name: value}
         return None
 
-    def _ceiling(self, variable: _Variable, fits: Values) -> Number:
-        """Return the smallest failed value among tries whose other variables were at most ``fits``,
-        or the start.
+    def _smallest_failed(self, variable: _Variable, fits: Values) -> Number:
+        """Return the smallest value of a variable with which a try failed, although the other
+        variables were at most those of ``fits``; if there is none, a value just above the start.
         """
         ceiling = variable.start + 1 if variable.is_whole else variable.start
         names = [other.name for other in self._variables if other is not variable]

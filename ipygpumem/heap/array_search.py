@@ -16,7 +16,12 @@ from ipygpumem.records import RetainedArray
 
 
 class ArraySearch(Walk):
-    """Finds the tensors and arrays that objects hold, each storage once; not in classes."""
+    """Finds the tensors and arrays that objects hold, each storage once; classes are not entered.
+
+    Args:
+        leaves_out: returns True for an array to leave out, such as one that is older.
+        allowance: the walk's time and memory, if they are limited.
+    """
 
     def __init__(
         self,
@@ -30,8 +35,8 @@ class ArraySearch(Walk):
         """Arrays with their descriptions, of which the storages have not been compared yet."""
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Record the arrays that own memory, and return those that lead to other objects, with the
-        wrappers, whose memory belongs to the tensors inside.
+        """Record the arrays with memory for ``find``, and return the arrays that lead to other
+        objects: also wrappers, whose memory belongs to the tensors inside.
         """
         pairs = described(arrays)
         self._pairs += pairs
@@ -48,8 +53,8 @@ class ArraySearch(Walk):
         yield from super().enter(objects, path)
 
     def find(self, value: object) -> Iterator[tuple[object, Array]]:
-        """Yield the arrays that ``value`` is or refers to, except those that an earlier call has
-        found.
+        """Yield the arrays that ``value`` is or leads to, with their descriptions, but none on a
+        storage that an earlier call has found.
         """
         for_later = max(0, self.left - MOST_OBJECTS // 3)
         self.left -= for_later
@@ -73,8 +78,14 @@ class ArraySearch(Walk):
     def retained_by(
         self, name: str, value: object, *, function: str = "", line: int = 0
     ) -> tuple[RetainedArray, list[tuple[object, Array]]] | None:
-        """Return the memory held by ``name``, and the arrays with their descriptions; None if no
-        array is new.
+        """Return the row of a name, and its arrays with their descriptions; None if it has none on
+        a storage that is new to the search.
+
+        Args:
+            name: the name.
+            value: its object.
+            function: the function of which it is a local name; empty if it is none.
+            line: the line of the function at which it stands.
         """
         pairs = list(self.find(value))
         if not pairs:
@@ -97,8 +108,13 @@ def arrays_of_names(named: Mapping[str, object]) -> list[RetainedArray]:
 
 
 def summed(name: str, kind: str, arrays: Sequence[Array], *, alone: bool) -> RetainedArray:
-    """Return the sum of the arrays held by ``name``; ``alone`` means that the object is itself an
-    array.
+    """Return the row of all arrays to which a name leads.
+
+    Args:
+        name: the name.
+        kind: the type of its object.
+        arrays: the arrays.
+        alone: True if the object is itself an array.
     """
     shape = None
     if alone and len(arrays) == 1:

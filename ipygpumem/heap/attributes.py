@@ -33,7 +33,9 @@ MISSING = object()
 
 
 def has_nameless_attributes(item: object) -> bool:
-    """Return True if an object may store attributes outside a dict."""
+    """Return True if an object may store attributes outside a dict: the collector reports their
+    values without names.
+    """
     return bool(flags_of(type(item)) & MANAGED_DICT)
 
 
@@ -47,10 +49,10 @@ def attributes_in_dict(item: object, referents: Sequence[object]) -> dict[str, A
     is_unclear = False
     for candidate in referents:
         if type(candidate) is dict and candidate:
-            answers = set(islice(_are_attributes(item, candidate), _MOST_TRIED))
-            if answers == {True}:
+            are_attributes = set(islice(_are_attributes(item, candidate), _MOST_TRIED))
+            if are_attributes == {True}:
                 return candidate
-            is_unclear = is_unclear or not answers
+            is_unclear = is_unclear or not are_attributes
     if is_unclear and not has_nameless_attributes(item) and type(item) is not FunctionType:
         return instance_dict(item) or {}
     return {}
@@ -91,8 +93,8 @@ def reader_of(kind: type, name: str) -> Callable[[object], object] | None:
 
 
 def _are_attributes(item: object, names: dict[Any, Any]) -> Iterator[bool]:
-    """Yield True for each entry of a dict that is an attribute of the object, too; leave out
-    unreadable names.
+    """Yield for each entry of a dict whether it is an attribute of an object, too; nothing for
+    names that cannot be read without running code.
     """
     for name, value in list(names.items()):
         if type(name) is str and _is_readable(type(item), name):
@@ -100,6 +102,7 @@ def _are_attributes(item: object, names: dict[Any, Any]) -> Iterator[bool]:
 
 
 def _read(item: object, name: str) -> object:
+    """Return an attribute that is readable; ``MISSING`` if the object does not have it."""
     try:
         return object.__getattribute__(item, name)  # finds it without creating the dict
     except (AttributeError, TypeError):
@@ -130,7 +133,12 @@ def slot_descriptors(kind: type) -> dict[str, Any]:
 
 
 def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, object]:
-    """Return the attributes of an object that are stored in slots and set."""
+    """Return the attributes of an object that are stored in slots and set, by name.
+
+    Args:
+        item: the object.
+        descriptors: the ``slot_descriptors`` of its class; None to read them.
+    """
     if descriptors is None:
         descriptors = slot_descriptors(type(item))
     values: dict[str, object] = {}

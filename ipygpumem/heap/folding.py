@@ -1,5 +1,5 @@
-"""Reads one node of a graph: an object, and the objects to which only it leads, which are folded
-into it: their bytes and their references count as its own.
+"""Reads one node of a graph: an object, and the objects to which only it leads. These are folded
+into it, which means that their bytes and their references count as its own.
 
 Loops over objects run in C, in chunks.
 """
@@ -47,6 +47,7 @@ _MOST_INSIDE = 100_000
 _MOST_IN_LINK = 100
 """Maximum number of items of a container that may be a link of a list."""
 _LEADS_TO_ALL = (FunctionType, ModuleType, FrameType, type)
+"""Types of objects that lead to a namespace, and so to everything."""
 _NO_REFERENCES = References((), (), (), (), True)
 
 
@@ -66,6 +67,7 @@ class Folder:
         self._graph = context.graph
         self._types = context.types
         self._once = held_once()
+        """The reference count of an object to which one object refers, in a part of a list."""
         self._with_items_read: set[int] = set()
         """Containers whose items have been read before them, by identity."""
 
@@ -89,18 +91,19 @@ class Folder:
         key = id(container)
         self._with_items_read.add(key)
         for part in chunks(self._context.barriers.enterable(items)):
-            only_here, nodes = self._folded_and_nodes(part, self._types.learn(part))
+            only_here, nodes = self._singles_and_nodes(part, self._types.learn(part))
             self._graph.inside.update(map(id, nodes))
             self._graph.lead(key, map(id, nodes))
             self._context.frontier.add(nodes)
             self.fold(key, only_here)
 
     def look_ahead(self, node: Any) -> None:
-        """Add the links of a list, so that they are read together."""
+        """Add the links of the list to which a node belongs, so that they are read together."""
         self._context.frontier.add(self.links_behind(node))
 
     def links_behind(self, node: Any) -> list[Any]:
-        """Return the nodes of the same type to which a node leads, one after the other.
+        """Return the nodes of the same type to which a node of a linked list leads, one after the
+        other; nothing for another object.
 
         Each node of a doubly linked list leads to one new node: read one by one, a list of 50,000
         takes 2.7 s instead of 0.3 s.
@@ -120,7 +123,14 @@ class Folder:
     def _fold_part(
         self, folding: _Folding, part: Sequence[Any], type_ids: set[int], times: int
     ) -> None:
-        """Read some objects that belong to a node; each stands for ``times`` objects."""
+        """Read some objects that belong to a node.
+
+        Args:
+            folding: the node.
+            part: the objects.
+            type_ids: at least the identities of their types.
+            times: number of objects for which each of them stands.
+        """
         if len(part) == 1:
             following = self._single_links(part[0])
             folding.linked.update(map(id, following))
@@ -139,8 +149,10 @@ class Folder:
     def _measure(
         self, folding: _Folding, part: Sequence[Any], type_ids: set[int], times: int
     ) -> None:
-        """Add the bytes of objects to their node."""
-        size, of_libraries = self._context.memory.of(part, type_ids, folding.key, folding.edges)
+        """Add the bytes of objects, and the memory behind them, to their node."""
+        size, of_libraries = self._context.memory.measure(
+            part, type_ids, folding.key, folding.edges
+        )
         folding.add(size, times)
         self._context.note_uncounted(folding.key, part, type_ids)
         if of_libraries:
@@ -148,10 +160,17 @@ class Folder:
             self._lead_to(folding, of_libraries)
 
     def _fold_below(self, folding: _Folding, below: Sequence[Any], times: int) -> None:
-        """Read objects to which objects of a node refer."""
+        """Sort objects to which objects of a node refer: numbers and text with one reference count
+        as bytes, other objects with one reference are read later, and the rest are nodes.
+
+        Args:
+            folding: the node.
+            below: the objects.
+            times: number of objects for which each of them stands.
+        """
         type_ids = self._types.learn(below)
         leaf_types = type_ids & self._types.leaves
-        to_fold, nodes = self._folded_and_nodes(below, type_ids)
+        to_fold, nodes = self._singles_and_nodes(below, type_ids)
         if leaf_types:
             leaves = of_types(leaf_types, to_fold)
             folding.add(Counter(cpu=self._types.own_bytes.of(leaves, leaf_types)), times)
@@ -165,7 +184,7 @@ class Folder:
         self._lead_to(folding, nodes)
 
     def _lead_to(self, folding: _Folding, nodes: Sequence[Any]) -> None:
-        """Add references from the node that is read to other nodes."""
+        """Add references from the node that is read to other nodes, which are read later."""
         self._graph.inside.update(map(id, nodes))
         folding.edges.update(dict.fromkeys(map(id, nodes)))
         self._context.frontier.add(nodes)
@@ -183,7 +202,7 @@ class Folder:
         graph.has_autograd = graph.has_autograd or bool(references.of_graphs)
         self._context.frontier.add(tensors)
 
-    def _folded_and_nodes(
+    def _singles_and_nodes(
         self, items: Sequence[Any], type_ids: set[int]
     ) -> tuple[Sequence[Any], Sequence[Any]]:
         """Divide objects to which a node refers by their reference counts.
@@ -239,8 +258,12 @@ class Folder:
     def references_of(
         self, part: Sequence[Any], type_ids: set[int]
     ) -> Iterator[tuple[References, int]]:
-        """Yield the references of objects, not too many at once, each with the number for which it
-        stands.
+        """Yield the references of objects, not too many at once, each with the number of references
+        for which it stands: more than one in a sample of a very long container.
+
+        Args:
+            part: the objects.
+            type_ids: at least the identities of their types.
         """
         long_array = self._long_array(part, type_ids)
         if long_array is not None:
@@ -249,7 +272,7 @@ class Folder:
             yield self.references.of(part, type_ids), 1
         elif len(part) == 1 and id(part[0]) in self._with_items_read:
             yield self._references_besides_items(part[0]), 1
-        elif self._items_in(part) <= _MOST_INSIDE:
+        elif self._number_of_items_in(part) <= _MOST_INSIDE:
             yield self.references.of(part, type_ids), 1
         elif len(part) > 1:
             middle = len(part) // 2
@@ -258,7 +281,7 @@ class Folder:
         else:
             yield from self._references_of_long(part[0])
 
-    def _items_in(self, items: Sequence[Any]) -> int:
+    def _number_of_items_in(self, items: Sequence[Any]) -> int:
         """Return the number of items of all containers among ``items``."""
         containers = self._types.containers
         return sum(lengths_of(of_types(containers, items), containers))
@@ -271,7 +294,7 @@ class Folder:
         stands_for = self._stands_for(base.__len__(container))
         parts = parts_of_container(container, base, CHUNK * stands_for)
         try:
-            yield from self._in_parts(parts, stands_for)
+            yield from self._references_in_chunks(parts, stands_for)
         except RuntimeError:  # a thread changes the container: the rest is missing
             self._context.limits.is_complete = False
         yield self._references_besides_items(container), 1
@@ -295,7 +318,9 @@ class Folder:
     def _references_of_array(self, array: Any) -> Iterator[tuple[References, int]]:
         """Yield the objects in a long array in chunks; of a very long one, those of a sample."""
         stands_for = self._stands_for(read_array("size", array))
-        yield from self._in_parts(parts_of_array(array, CHUNK, CHUNK * stands_for), stands_for)
+        yield from self._references_in_chunks(
+            parts_of_array(array, CHUNK, CHUNK * stands_for), stands_for
+        )
         attributes = [instance_dict(array), *slots(array).values()]
         yield References(self._context.barriers.enterable(attributes), (), (), (), True), 1
 
@@ -306,10 +331,10 @@ class Folder:
             self._graph.notes[SAMPLED] = None
         return stands_for
 
-    def _in_parts(
+    def _references_in_chunks(
         self, parts: Iterable[Sequence[Any]], stands_for: int
     ) -> Iterator[tuple[References, int]]:
-        """Yield references in chunks.
+        """Yield chunks of items as references, without the items behind barriers.
 
         ``map`` keeps no reference to a chunk, which would count as another reference to its items.
         """
@@ -318,8 +343,8 @@ class Folder:
             yield References(entered, (), (), (), True), stands_for
 
     def _references_besides_items(self, container: Any) -> References:
-        """Return the references that an instance of a container's subclass has
-        besides its items.
+        """Return the references that an instance of a container's subclass has besides its items:
+        its attributes.
         """
         if id(type(container)) in CONTAINER_TYPES:
             return _NO_REFERENCES
@@ -329,8 +354,8 @@ class Folder:
     # -- linked lists ----------------------------------------------------------------------------
 
     def _single_links(self, item: Any) -> list[Any]:
-        """Return the next links of a list to which only the list refers: one by one would take
-        long.
+        """Return the next links of a linked list, of which each has one reference, that of the link
+        before it: reading them one by one would take long.
         """
         links = list[Any]()
         if not self._may_be_link(item) or not self._is_short(item):
@@ -375,13 +400,15 @@ class Folder:
         return by_identity(shared)
 
     def _may_be_link(self, item: Any) -> bool:
-        """Return False for an object that is read in another way, or that leads to everything."""
+        """Return True if an object may be a link of a list: no container whose items were read
+        before it, and none of the objects that lead to everything.
+        """
         if id(item) in self._with_items_read:
             return False
         return not any(map(is_instance, repeat(item), _LEADS_TO_ALL))
 
     def _is_short(self, item: Any) -> bool:
-        """Return False for a container with more items than a link of a list has."""
+        """Return True unless an object is a container with more items than a link of a list has."""
         base = self._types.containers.get(id(type(item)))
         if base is None:
             return True
@@ -389,7 +416,12 @@ class Folder:
 
 
 class _Folding:
-    """A node that is being read."""
+    """A node that is being read.
+
+    Args:
+        key: the node.
+        items: the first objects to read.
+    """
 
     def __init__(self, key: int, items: Sequence[Any]) -> None:
         self.key = key

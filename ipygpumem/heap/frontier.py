@@ -1,4 +1,4 @@
-"""Shares nodes that wait to be read, and limits, between the readers of a graph."""
+"""The state that the readers of a graph share: the nodes that wait to be read, and the limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Frontier:
     Attributes:
         waiting: the nodes to read, the next one last.
         new: the nodes that the reading has added.
-        met: nodes of earlier readings to which nodes of this one refer, and some of this one.
+        met: nodes of earlier readings to which nodes of this reading refer, and some nodes of this
+            reading.
         unread: by identity, nodes that no reading has read: reserved ones, and those that an
             interrupted reading has left.
     """
@@ -44,12 +45,12 @@ class Frontier:
         self.met = set()
 
     def end(self) -> None:
-        """Keep what is still waiting for a later reading."""
+        """Keep the nodes that still wait for a later reading."""
         self.unread.update(by_identity(self.waiting))
         self.waiting = []
 
     def add_roots(self, roots: Sequence[object]) -> list[Any]:
-        """Add nodes that no reading has read; return them."""
+        """Add the roots that no reading has read as nodes; return these."""
         to_read = []
         for key, item in by_identity(roots).items():
             if key not in self._graph.objects:
@@ -106,11 +107,11 @@ class Limits:
         self._visited = 0
 
     def visit(self, number: int) -> None:
-        """Count objects that were read."""
+        """Count ``number`` more objects as read."""
         self._visited += number
 
     def is_reached(self) -> bool:
-        """Return True if the reading has read as many objects as it may."""
+        """Return True if the reading has read as many objects as it may; then it is incomplete."""
         if self._visited <= self._most:
             return False
         self.is_complete = False

@@ -40,6 +40,9 @@ from ipygpumem.introspect import class_dict, is_exactly, mro_of
 from ipygpumem.probes.host import fall_during
 
 _ROUNDS = 5
+"""Maximum number of repetitions: finalisers may make more garbage, and another thread may have
+collected between two steps.
+"""
 _TIMES = 50
 """Maximum number of attempts to run a collection."""
 _FEW = 4
@@ -47,7 +50,11 @@ _FEW = 4
 
 
 class GcMark:
-    """A moment; young as long as every object made since is young."""
+    """A moment: an object that is young as long as every object made since is young.
+
+    Args:
+        watch: notes collections, where one may leave the mark young; else None.
+    """
 
     def __init__(self, watch: CollectionWatch | None = None) -> None:
         self._watch = watch
@@ -63,7 +70,7 @@ class GcMark:
 
 
 class CollectionWatch:
-    """Notes each collection of the process."""
+    """Notes the last collection of the process, until ``stop`` is called."""
 
     def __init__(self) -> None:
         self._events: dict[str, object] = {}
@@ -81,6 +88,7 @@ class CollectionWatch:
 
 
 def _remove_callback(note: object) -> None:
+    """Remove a callback of the collector by identity: comparing would run the user's code."""
     gc.callbacks[:] = [callback for callback in gc.callbacks if callback is not note]
 
 
@@ -94,23 +102,27 @@ def young_generations() -> tuple[int, ...]:
     was_on = gc.isenabled()
     gc.disable()  # an automatic collection between two steps would make the probe old
     try:
-        return _tried_generations()
+        return _generations_by_trial()
     finally:
         if was_on:
             gc.enable()
 
 
-def _tried_generations() -> tuple[int, ...]:
-    """Return the generations in which a new object stands before and after collections."""
+def _generations_by_trial() -> tuple[int, ...]:
+    """Return ``young_generations`` by collecting with a new object.
+
+    With generations 0 and 1, the object is first in generation 0 and, after a collection of each of
+    them, in 1 and then in none. With one young generation, it is in none after the first.
+    """
     for _ in range(_ROUNDS):  # another thread may have collected between two steps
         probe = _Probe()
         try:
-            places = [_generations_of(probe)]
+            places = [_generations_with(probe)]
             if places == [[0, 1]]:  # a new object is in all generations
                 return ()
             for generation in (0, 1):
                 gc.collect(generation)
-                places.append(_generations_of(probe))
+                places.append(_generations_with(probe))
         except TypeError:  # PyPy lists objects without generations
             return ()
         if places == [[0], [1], []]:
@@ -124,19 +136,20 @@ class _Probe:
     """An object that the collector tracks."""
 
 
-def _generations_of(item: object) -> list[int]:
-    return [
-        number
-        for number in (0, 1)
-        if any(map(is_, gc.get_objects(generation=number), repeat(item)))
-    ]
+def _generations_with(item: object) -> list[int]:
+    """Return the numbers of the generations 0 and 1 in whose lists an object is."""
+    numbers = list[int]()
+    for number in (0, 1):
+        if any(map(is_, gc.get_objects(generation=number), repeat(item))):
+            numbers.append(number)
+    return numbers
 
 
 _YOUNG = young_generations()
 
 
 class Known(weakref.ref[object]):
-    """Our own weak reference to a known instance, never shared with other code."""
+    """A weak reference of this package, never shared with other code, which its type tells."""
 
     __slots__ = ()
 
@@ -149,6 +162,7 @@ class Garbage:
     SHORTEST_SECONDS = 0.02
     """Minimum duration of a cell after which more than young garbage may be collected."""
     _FIRST_GUESS_SECONDS = 2e-7
+    """Time that a collection takes for each allocated block, until one was timed."""
     _MOST_KNOWN = 100_000
     """Maximum number of weak references to keep; beyond it, a walk over the heap is cheaper."""
 
@@ -165,6 +179,7 @@ class Garbage:
         """Collections of generation 0 that the collector had counted at the end of the last cell.
         """
         self._falls: list[int] | None = None
+        """Receives by how much each collection lowers RSS, while ``collect`` is asked for that."""
         self._uncounted = 0
         """Objects made by cells that the collector has not counted towards a full collection."""
         self._saver = YoungSaver()
@@ -172,43 +187,46 @@ class Garbage:
     # -- objects made since a mark ---------------------------------------------------------------
 
     def mark(self) -> GcMark | None:
-        """Collect young garbage and return this moment; None if objects made later could not be
-        told apart.
+        """Collect young garbage and return this moment; None if objects made from now on could not
+        be told from older ones.
 
         That is so if the user has disabled the collector, and where it has no young generations.
         """
-        self._make_old()
+        self._collect_young()
         return self.last
 
-    def list_from_now(self, made: ObjectsSince) -> None:
+    def list_from_now(self, new_objects: ObjectsSince) -> None:
         """Begin a list of new objects right after ``mark``, where the collector's lists keep their
         order.
         """
         if self.last is not None and _YOUNG == (0, 1):
-            self._saver.add(made)
+            self._saver.add(new_objects)
 
-    def end_list(self, made: ObjectsSince) -> None:
+    def end_list(self, new_objects: ObjectsSince) -> None:
         """End a list of new objects."""
-        self._saver.remove(made)
+        self._saver.remove(new_objects)
 
-    def _make_old(self) -> int:
-        """Collect young garbage, and record the instances that become old; return the number of
-        objects that died.
+    def _collect_young(self) -> int:
+        """Collect young garbage, which makes all other objects old, and record the instances among
+        these; return the number of objects that died.
         """
         if not _YOUNG or not gc.isenabled():
             self.last = self._known = None
             return 0
         last = self.last
-        progress = _progress_of_others() if self._known is not None else {}
-        known = self._known_with_new()
+        progress = _progress_of_other_threads() if self._known is not None else {}
+        known = self._known_and_new()
         died = _collect_generation(_YOUNG[-1], self._falls)
-        # Another thread has collected too, or may have made instances that were not listed.
-        if self.last is not last or (known is not None and _progress_of_others() != progress):
+        if self.last is not last:  # another thread has collected, too
             known = None
-        self._known, self.last, self._collections = known, GcMark(self._watch), 0
+        elif known is not None and _progress_of_other_threads() != progress:
+            known = None  # another thread may have made instances that were not listed
+        self._known = known
+        self.last = GcMark(self._watch)
+        self._collections = 0
         return died
 
-    def _known_with_new(self) -> list[Known] | None:
+    def _known_and_new(self) -> list[Known] | None:
         """Return the known instances and those that may be younger; None if unknown or too many."""
         if self._known is None:
             return None
@@ -225,7 +243,8 @@ class Garbage:
     def instances(self, *bases: type) -> list[object]:
         """Return the live instances of classes written in Python, subclasses included.
 
-        Walks over the heap only the first time, and when older instances are not known.
+        Walks over the heap only for the first question about these classes, and when older
+        instances are not known.
         """
         is_asked_again = len(bases) == len(self._bases) and all(map(is_, bases, self._bases))
         new = self._new_instances() if self._known is not None and is_asked_again else None
@@ -266,8 +285,11 @@ class Garbage:
         """Collect until nothing more dies, since finalisers may free more; return the number of
         objects that died.
 
-        With ``since``, look only at objects made after that mark, if they are still young. Add to
-        ``falls`` by how much each collection lowered RSS; nothing while other Python threads run.
+        Args:
+            since: collect only objects made after this mark, if they are still young; None to
+                collect all objects.
+            falls: receives by how much each collection lowered RSS; nothing while other Python
+                threads run.
         """
         self._falls = falls
         try:
@@ -282,18 +304,19 @@ class Garbage:
         young = objects_since(since)
         if young is None:
             return self._collect_all()
-        run_code = _that_run_code(young)
+        watchers = _watchers_of_finalisers(young)
         del young
-        died = self._make_old()
+        died = self._collect_young()
         # Objects that a finaliser freed may be old.
-        if any(reference() is None for reference in run_code):
+        if any(watcher() is None for watcher in watchers):
             return died + self._collect_all()
         return died
 
     def _collect_all(self) -> int:
+        """Collect all garbage until nothing more dies; return the number of objects that died."""
         total = 0
         for _ in range(_ROUNDS):
-            total += self._make_old()
+            total += self._collect_young()
             died = self._collect_old()
             total += died
             if died == 0:
@@ -301,6 +324,7 @@ class Garbage:
         return total
 
     def _collect_old(self) -> int:
+        """Collect all generations once; return the number of objects that died."""
         died = _collect_generation(2, self._falls)
         self.last = self.last and GcMark(self._watch)  # objects made by finalisers are young
         return died
@@ -308,8 +332,14 @@ class Garbage:
     def cell_ended(
         self, seconds: float, share: float, *, in_scope: bool, of_all_objects: bool = False
     ) -> None:
-        """Collect the cell's garbage, and that ``of_all_objects`` if that is wanted, or cheap
+        """Collect the garbage of a cell that has ended, and all other garbage if that is cheap
         compared with the cell.
+
+        Args:
+            seconds: duration of the cell.
+            share: maximum share of the cell's work that a collection of all objects may take.
+            in_scope: True if a scope is open, whose objects must stay young.
+            of_all_objects: True to collect all garbage in any case.
         """
         if not gc.isenabled():
             return
@@ -331,17 +361,17 @@ class Garbage:
             with interrupts.reraise_swallowed():
                 gc.collect(0)
         else:
-            self._make_old()
+            self._collect_young()
         self._collections = gc.get_count()[1]
         # Increments are due as often as collections of the youngest objects.
         thresholds = gc.get_threshold()[: 3 if has_middle else 1]
         if not in_scope and self._uncounted > prod(thresholds):
             self._uncounted = 0
-            _let_collect()
+            _let_old_be_collected()
 
     def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
-        """Collect all garbage if the predicted time is at most ``share`` of the work; return True
-        if it was collected.
+        """Collect all garbage if that is predicted to take at most ``share`` of the time that code
+        has worked; return True if it was collected.
 
         The cost grows with the heap, so it is predicted from the number of allocated blocks and the
         time per block of earlier collections. The work is the CPU time since the last call, so that
@@ -357,7 +387,7 @@ class Garbage:
         blocks = sys.getallocatedblocks()
         if blocks * self._seconds_per_block > share * worked:
             return False
-        self._make_old()
+        self._collect_young()
         started = time.perf_counter()
         self._collect_old()
         self._seconds_per_block = (time.perf_counter() - started) / blocks
@@ -366,7 +396,7 @@ class Garbage:
 
 def _collect_generation(generation: int, falls: list[int] | None = None) -> int:
     """Collect a generation as soon as no other thread collects; return the number of objects that
-    died.
+    died. Add to ``falls`` by how much that lowered RSS, if it is known.
     """
     for _ in range(_TIMES):
         earlier = gc.get_stats()[generation]["collections"]
@@ -383,13 +413,13 @@ def _collect_generation(generation: int, falls: list[int] | None = None) -> int:
     return 0
 
 
-def _let_collect() -> None:
+def _let_old_be_collected() -> None:
     """Make CPython decide whether a collection of old objects is due."""
     # lists may come from a free list, and would not count
     [set() for _ in range(gc.get_threshold()[0] + 1)]
 
 
-def _progress_of_others() -> dict[int, list[int]]:
+def _progress_of_other_threads() -> dict[int, list[int]]:
     """Return the current instructions of the other threads."""
     progress = dict[int, list[int]]()
     for thread, top in frames_of_other_threads().items():
@@ -421,9 +451,9 @@ def young_objects() -> list[object]:
     return young
 
 
-def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:
-    """Return functions that return None once one of ``items`` has died and run a finaliser or
-    callback.
+def _watchers_of_finalisers(items: Sequence[object]) -> list[Callable[[], object]]:
+    """Return a function for each object whose death runs a finaliser or a callback; it returns None
+    once the object is dead.
     """
     ending = list(filter(_runs_finaliser, of_types(_types_with_finaliser(items), items)))
     references: list[Any] = instances_among(items, weakref.ref)
@@ -442,8 +472,8 @@ def _types_with_finaliser(items: Sequence[object]) -> set[int]:
 
 
 def _runs_finaliser(item: object) -> bool:
-    """Return False for a generator or coroutine that has ended or never begun, such as IPython's
-    context managers: these run nothing when they die.
+    """Return True if an object with ``__del__`` runs code when it dies: not a generator or
+    coroutine that has ended or never begun, such as those of IPython's context managers.
     """
     return not is_exactly(item, *SUSPENDED) or is_started(item)
 

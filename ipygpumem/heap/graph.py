@@ -15,8 +15,8 @@ NodeKey = int | tuple[object, ...]
 
 
 class Graph:
-    """Nodes: objects and pieces of memory. Objects with one reference are folded into the node that
-    refers to them.
+    """Nodes and the references between them. Nodes are objects with several references, and pieces
+    of memory; objects with one reference are folded into the node that refers to them.
 
     Attributes:
         objects: the nodes that are objects, by identity; keeps them alive.
@@ -25,8 +25,9 @@ class Graph:
         cpu_bytes: RAM of each node with the objects folded into it. Leaves, such as numbers and
             text, are missing: they are measured when they are asked for.
         device_bytes: bytes on accelerators of the nodes that have any.
-        inside: number of references from inside to each object.
-        inside_torch: number of references from torch's C++ code inside to each tensor.
+        inside: number of references from objects of the graph to each node that is an object.
+        inside_torch: number of references from torch's C++ objects, behind objects of the graph, to
+            each tensor.
         folded: the folded objects that may lead to more, if they are wanted.
         arrays: the tensors and arrays that are folded into each node or are that node, if they are
             wanted.
@@ -143,10 +144,12 @@ class Spans:
         return overlaps
 
     def _between(self, start: int, end: int) -> range:
+        """Return the numbers of the spans that overlap with the bytes from ``start`` to ``end``."""
         first = bisect_right(self._ends, start)
         return range(first, bisect_left(self._starts, end))
 
     def _insert(self, start: int, end: int, owner: NodeKey | None) -> None:
+        """Add a span that overlaps with no other one, in the order of addresses."""
         place = bisect_left(self._starts, start)
         self._starts.insert(place, start)
         self._ends.insert(place, end)

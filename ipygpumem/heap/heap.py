@@ -1,4 +1,4 @@
-"""Lists all live objects, and finds referrers.
+"""Lists all live objects, and finds referrers: ``Heap`` is what a look reads once and then asks.
 
 The garbage collector lists containers only. It lists no NumPy arrays, and no dict or tuple that
 contains only arrays, numbers and text (CPython stops tracking it). Both are found as referents of
@@ -55,7 +55,12 @@ from ipygpumem.probes.accelerators import loaded_torch
 
 
 class _Turn:
-    """The process-wide lock for examining the heap; the collector is also one per process."""
+    """The process-wide lock for examining the heap; the collector is also one per process.
+
+    Attributes:
+        lock: the lock.
+        was_on: True if the collector was enabled when the lock was taken.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -97,6 +102,12 @@ def undisturbed() -> Iterator[None]:
 def refuse_while_traced(what: str) -> None:
     """Raise if torch traces or compiles the calling code, which would record our reading of
     tensors.
+
+    Args:
+        what: the work to do outside of the traced code, for the message.
+
+    Raises:
+        GpuMemError: torch traces or compiles the code.
     """
     core = getattr(loaded_torch(), "_C", None)
     tracing = getattr(core, "_get_tracing_state", None)
@@ -238,9 +249,9 @@ class Heap:
     # -- the pass --------------------------------------------------------------------------------
 
     def _pass_over_all(self, observer: HeapObserver | None) -> None:
-        """Find the instances, the arrays, and the containers that the collector does not track."""
-        behind: dict[int, object] = {}
-        """Untracked arrays and containers, by identity."""
+        """Fill the lists of instances, of arrays, and of untracked containers."""
+        behind_tracked: dict[int, object] = {}
+        """Untracked arrays and containers to which tracked objects refer, by identity."""
         for part in chunks(self.tracked):
             tracked = Batch(part)
             self._instances.see(tracked)
@@ -255,30 +266,43 @@ class Heap:
                 references, in_dicts = referents_of(tracked, ROWS)
             untracked = list(filterfalse(gc.is_tracked, references))
             del references
-            self._see_untracked(tracked, untracked, in_dicts, behind, observer)
+            self._see_untracked(tracked, untracked, in_dicts, behind_tracked, observer)
         local = list(filterfalse(gc.is_tracked, self.local))
-        self._see_untracked(Batch([]), local, 0, behind, observer)
+        self._see_untracked(Batch([]), local, 0, behind_tracked, observer)
         if observer is not None:
             observer.is_complete = True
-        self._follow(behind)
+        self._follow(behind_tracked)
 
     def _see_untracked(
         self,
         tracked: Batch[object],
         untracked: list[object],
         in_dicts: int,
-        behind: dict[int, object],
+        behind_tracked: dict[int, object],
         observer: HeapObserver | None,
     ) -> None:
-        """Add the arrays and containers among untracked objects to ``behind``."""
-        if observer is not None:
-            behind.update(by_identity(observer.see(tracked, untracked, in_dicts)))
-            return
-        behind.update(self._that_lead_on(untracked))
+        """Add the arrays and containers among untracked objects to ``behind_tracked``; with an
+        observer, which follows containers by itself, only the arrays that it finds.
 
-    def _that_lead_on(self, untracked: list[object]) -> dict[int, object]:
-        """Note the large and the wanted ones among untracked objects; return the arrays and
-        containers among them, which lead to further objects.
+        Args:
+            tracked: some tracked objects.
+            untracked: the untracked objects to which they refer.
+            in_dicts: as in ``HeapObserver.see``.
+            behind_tracked: receives the arrays and containers.
+            observer: sees the objects, if there is one.
+        """
+        if observer is not None:
+            arrays = observer.see(tracked, untracked, in_dicts)
+            behind_tracked.update(by_identity(arrays))
+            return
+        behind_tracked.update(self._arrays_and_containers_among(untracked))
+
+    def _arrays_and_containers_among(self, untracked: list[object]) -> dict[int, object]:
+        """Return the arrays and containers among untracked objects, which lead to further objects,
+        by identity.
+
+        Also note the objects for ``large_objects`` and ``of_types``, because each object is read
+        here once.
         """
         of_many = TypesOfMany(untracked)
         # Nearly a third are empty, and lead nowhere.
@@ -290,7 +314,11 @@ class Heap:
         return arrays | by_identity(containers)
 
     def _follow(self, behind: dict[int, object]) -> None:
-        """Find the arrays and containers in those ``behind`` tracked objects."""
+        """Add untracked arrays and containers to the lists, with all that are in them.
+
+        Args:
+            behind: those to which tracked objects refer, by identity; receives all further ones.
+        """
         new = list(behind.values())
         contents = _contents(self.ndarrays)
         while new or contents:
@@ -300,7 +328,7 @@ class Heap:
             self._containers += containers
             number_before = len(behind)
             for part in chunks([*containers, *contents, *_contents(arrays)]):
-                behind.update(self._that_lead_on(_untracked_behind(part)))
+                behind.update(self._arrays_and_containers_among(_untracked_behind(part)))
             new = list(islice(behind.values(), number_before, None))
             contents = []
 
@@ -369,8 +397,8 @@ class Heap:
         return places_of(self.ndarrays)
 
     def referred(self, wanted: Collection[int], without: Collection[int] = ()) -> list[Any]:
-        """Return the objects with the ``wanted`` identities to which an object that is not among
-        ``without`` refers.
+        """Return the objects with the ``wanted`` identities to which a running function refers, or
+        a tracked object whose identity is not in ``without``.
         """
         if not wanted:
             return []
@@ -468,8 +496,8 @@ class TrackedInstances:
 
 
 class _ArraysByStorage:
-    """The tensors and NumPy arrays of a heap by their storages, which are read when they are asked
-    for.
+    """The tensors and NumPy arrays of a heap by their storages, which are read when they are
+    needed.
     """
 
     def __init__(self, tensors: list[object], ndarrays: list[object]) -> None:
@@ -511,10 +539,13 @@ class _ArraysByStorage:
 
 
 class _ObjectsOfTypes:
-    """Collects the objects of some types, without subclasses.
+    """Collects the objects of some types, without those of subclasses.
+
+    Args:
+        types: identities of the types.
 
     Attributes:
-        objects: these, by identity.
+        objects: the objects by identity.
     """
 
     def __init__(self, types: Collection[int]) -> None:
@@ -522,12 +553,12 @@ class _ObjectsOfTypes:
         self._types = AddressFilter(types)
 
     def read_tracked(self, tracked: Batch[object]) -> None:
-        """Add those among some tracked objects."""
+        """Add the objects of the types among tracked objects."""
         if self._types.wanted:
             self.objects.update(by_identity(tracked.of_types(self._types.wanted)))
 
     def read_untracked(self, untracked: TypesOfMany[object]) -> None:
-        """Add those among some untracked objects."""
+        """Add the objects of the types among untracked objects."""
         if self._types.wanted:
             self.objects.update(by_identity(untracked.of_types(self._types)))
 
@@ -572,16 +603,21 @@ class _Instances:
 
 
 class _OfClass(NamedTuple):
+    """The instances of a class."""
+
     base: type
+    """The class."""
     instances: list[object]
     types: set[int]
     """Identities of the class, and of the types that derive from it."""
 
 
 _UNTRACKED = AddressFilter(UNTRACKED_TYPES)
+"""Types of containers that the collector may not track."""
 
 
 def _array_types() -> set[int]:
+    """Return the identity of NumPy's array type; that of None if NumPy is not loaded."""
     return {id(library_type("numpy", "ndarray"))}
 
 

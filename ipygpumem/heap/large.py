@@ -15,6 +15,7 @@ from ipygpumem.heap.containers import LARGE
 _DICT = {id(dict)}
 _TEXT = AddressFilter({id(str)})
 _BYTES = {id(bytes), id(bytearray)}
+"""Types of objects that may be large by themselves."""
 _MOST_BYTES_EACH = 400
 """A letter, or an entry of the emptiest dict, takes less; ``len`` is several times faster than
 ``getsizeof``.
@@ -22,6 +23,7 @@ _MOST_BYTES_EACH = 400
 
 
 def _of_size(items: Sequence[object], smallest: int) -> list[object]:
+    """Return the items of at least ``smallest`` bytes."""
     are_large = map(smallest.__le__, map(sys.getsizeof, items))
     return list(compress(items, are_large))
 
@@ -46,7 +48,7 @@ class LargeObjects:
         self._rare = AddressFilter(_BYTES | self._of_libraries)
 
     def read(self, untracked: TypesOfMany[Any], containers: Sequence[Any]) -> None:
-        """Add the large ones among objects that the garbage collector does not track.
+        """Add the large objects among objects that the garbage collector does not track.
 
         Args:
             untracked: the objects.
@@ -66,7 +68,7 @@ class LargeObjects:
             self.leaves.update(by_identity(of_types(self._of_libraries, rare)))
 
     def read_tracked(self, tracked: Batch[Any]) -> None:
-        """Add the large ones among some tracked objects."""
+        """Add the large containers, and the objects of libraries, among tracked objects."""
         for kind in LARGE:
             same = tracked.of_types({id(kind)})
             # ``sys.getsizeof`` takes four times as long, and hardly any part has a large one.

@@ -24,7 +24,12 @@ from ipygpumem.heap.knowledge.torch_references import plain_tensors
 
 
 class _Level:
-    """Objects, each with the node that owns it."""
+    """Objects, each with the node that owns it.
+
+    Attributes:
+        items: the objects.
+        owners: the identity of the node that owns each of them.
+    """
 
     def __init__(self, items: Iterable[Any] = (), owners: Iterable[int] = ()) -> None:
         self.items = list(items)
@@ -45,8 +50,13 @@ class _Level:
         self.owners += level.owners
 
 
-class _Belongings:
-    """The bytes and edges of nodes that are read together."""
+class _BytesAndEdges:
+    """The bytes and edges of nodes that are read together.
+
+    Attributes:
+        edges: the nodes to which each node leads, in order, by its identity.
+        sizes: the bytes of RAM of each node, by its identity.
+    """
 
     def __init__(self, nodes: Sequence[object]) -> None:
         self.edges: dict[int, dict[NodeKey, None]] = {id(node): {} for node in nodes}
@@ -78,57 +88,64 @@ class LevelReader:
 
     def read(self, nodes: Sequence[Any]) -> None:
         """Read nodes, and everything that only they lead to; add the nodes to which these refer."""
-        belongings = _Belongings(nodes)
+        totals = _BytesAndEdges(nodes)
         level = _Level(nodes, list(map(id, nodes)))
         try:
             while level.items:
-                level = self._read_level(level, belongings)
+                level = self._read_level(level, totals)
         finally:  # a spent allowance leaves what was read so far
-            self._add(belongings)
+            self._add_to_graph(totals)
 
-    def _read_level(self, level: _Level, belongings: _Belongings) -> _Level:
-        """Read the references of a level; return the next level."""
+    def _read_level(self, level: _Level, totals: _BytesAndEdges) -> _Level:
+        """Read the references of a level; return the objects to which only its objects refer, the
+        next level.
+        """
         following = _Level()
         for part in level.parts():
             self._context.limits.check()
-            self._read_part(part, belongings, following)
+            self._read_part(part, totals, following)
         self._context.limits.visit(len(following.items))
         if self._context.keeps_folded:
             self._context.graph.folded += following.items
         return following
 
-    def _add(self, belongings: _Belongings) -> None:
+    def _add_to_graph(self, totals: _BytesAndEdges) -> None:
         """Add the bytes and edges of nodes to the graph."""
         graph = self._context.graph
-        for key, size in belongings.sizes.items():
+        for key, size in totals.sizes.items():
             graph.cpu_bytes[key] = graph.cpu_bytes.get(key, 0) + size
-        for key, edges in belongings.edges.items():
+        for key, edges in totals.edges.items():
             if key in graph.edges:  # some of it was folded
                 graph.lead(key, edges)
             elif edges:
                 graph.edges[key] = tuple(edges)
 
-    def _read_part(self, part: _Level, belongings: _Belongings, following: _Level) -> None:
-        """Read the references of some objects; add what only they lead to to ``following``.
+    def _read_part(self, part: _Level, totals: _BytesAndEdges, following: _Level) -> None:
+        """Read the references of some objects.
 
-        Objects of special kinds, and those that refer to such, are read one by one.
+        Objects of special kinds, and objects that refer to such, are read one by one.
+
+        Args:
+            part: the objects, with the nodes that own them.
+            totals: receives the bytes and edges of these nodes.
+            following: receives the objects to which only they refer.
         """
-        part = self._without(self._special(part.items), part)
+        part = self._fold_special(self._positions_read_one_by_one(part.items), part)
         references = self._references_of(part.items)
-        numbers = list(map(len, references))
+        lengths = list(map(len, references))
         below = _Level(list(chain.from_iterable(references)))
         del references  # they refer to the objects, too
-        special = self._referring_to_special(below.items, numbers)
+        special = self._referring_to_special(below.items, lengths)
         if special:
             del below
-            self._read_part(self._without(special, part), belongings, following)
+            self._read_part(self._fold_special(special, part), totals, following)
             return
-        below.owners = list(chain.from_iterable(map(repeat, part.owners, numbers)))
+        below.owners = list(chain.from_iterable(map(repeat, part.owners, lengths)))
         entered = set(map(id, self._context.barriers.enterable(below.items)))
         if len(entered) < len(below.items):
             below = below.only(list(map(entered.__contains__, map(id, below.items))))
-        self._measure(part, belongings)
-        self._divide(below, belongings, following)
+        self._measure(part, totals)
+        self._sort_by_references(below, totals, following)
 
     def _references_of(self, items: Sequence[Any]) -> list[list[Any]]:
         """Return the objects to which each of some objects refers.
@@ -142,51 +159,59 @@ class LevelReader:
                     references[position] += bases_of(item)[:1]
         return references
 
-    def _referring_to_special(self, referents: Sequence[Any], numbers: Sequence[int]) -> set[int]:
-        """Return the positions of the objects that refer to tensors, arrays or other objects that
-        may have references which Python does not count.
+    def _referring_to_special(self, referents: Sequence[Any], lengths: Sequence[int]) -> set[int]:
+        """Return the positions of the objects of a level that refer to tensors, arrays or other
+        objects that may have references which Python does not count.
 
         Args:
-            referents: the objects to which they refer.
-            numbers: the number of these for each of them.
+            referents: the objects to which the objects of the level refer, in their order.
+            lengths: the number of ``referents`` of each object of the level.
         """
         apart = self._types.apart
         if apart.isdisjoint(self._types.learn(referents)):
             return set()
         plain = self._plain_arrays(referents)
-        positions = chain.from_iterable(map(repeat, range(len(numbers)), numbers))
+        positions = chain.from_iterable(map(repeat, range(len(lengths)), lengths))
         special = set[int]()
         for position, item in zip(positions, referents, strict=True):
             if id(type(item)) in apart and id(item) not in plain:
                 special.add(position)
         return special
 
-    def _measure(self, level: _Level, belongings: _Belongings) -> None:
+    def _measure(self, level: _Level, totals: _BytesAndEdges) -> None:
         """Add the bytes of objects to the nodes that own them."""
         tensors = of_types(self._types.tensors, level.items)
         if tensors:
-            self._measure_tensors(tensors, belongings)
+            self._measure_tensors(tensors, totals)
         if not self._types.storages.isdisjoint(types_of(level.items)):
             for owner, item in zip(level.owners, level.items, strict=True):
                 if id(type(item)) in self._types.storages:
-                    self._context.memory.add_of_storage(item, belongings.edges[owner])
-        belongings.add(level.owners, self._types.own_bytes.each(level.items))
+                    self._context.memory.add_of_storage(item, totals.edges[owner])
+        totals.add(level.owners, self._types.own_bytes.each(level.items))
         self._context.memory.keep_arrays(level.owners, level.items)
         self._context.note_uncounted_of_each(level.owners, level.items)
 
-    def _measure_tensors(self, tensors: Sequence[Any], belongings: _Belongings) -> None:
-        """Add what torch keeps for plain tensors, which are nodes, and lead them to their
-        storages.
+    def _measure_tensors(self, tensors: Sequence[Any], totals: _BytesAndEdges) -> None:
+        """Add the bytes of torch's C++ objects for plain tensors, each of which is a node, and the
+        edges to their storages.
         """
         each_bytes, storages = self._context.memory.of_plain_tensors(tensors)
         nodes = list(map(id, tensors))
-        belongings.add(nodes, repeat(each_bytes, len(nodes)))
+        totals.add(nodes, repeat(each_bytes, len(nodes)))
         for node, storage in zip(nodes, storages, strict=True):
-            belongings.edges[node][storage] = None
+            totals.edges[node][storage] = None
 
-    def _divide(self, below: _Level, belongings: _Belongings, following: _Level) -> None:
-        """Add the objects to which the objects of a level refer: as bytes, as objects to read next,
-        or as nodes.
+    def _sort_by_references(self, below: _Level, totals: _BytesAndEdges, following: _Level) -> None:
+        """Add the objects to which the objects of a level refer.
+
+        An object with one reference belongs to the same node: a number or text as bytes only, any
+        other object as one to read next. An object with several references is a node of its own,
+        but for constants, which belong to no node.
+
+        Args:
+            below: the objects, with the nodes that own the objects that refer to them.
+            totals: receives the bytes and edges of these nodes.
+            following: receives the objects to read next.
         """
         counts = list(map(sys.getrefcount, below.items))
         constants = constants_among(below.items, counts)
@@ -198,22 +223,22 @@ class LevelReader:
             not single and id(item) not in constants
             for single, item in zip(is_single, below.items, strict=True)
         ]
-        self._measure(below.only(is_own_leaf), belongings)
+        self._measure(below.only(is_own_leaf), totals)
         following.add(below.only(leads_on))
         shared = below.only(is_shared)
         self._context.graph.inside.update(map(id, shared.items))
-        belongings.lead(shared.owners, shared.items)
+        totals.lead(shared.owners, shared.items)
         self._context.frontier.add(shared.items)
 
     # -- special kinds ---------------------------------------------------------------------------
 
-    def _special(self, items: Sequence[Any]) -> set[int]:
+    def _positions_read_one_by_one(self, items: Sequence[Any]) -> set[int]:
         """Return the positions of the objects that are read one by one: they have references or
         memory of which the collector does not know, or very many items.
         """
         types = self._types
         type_ids = types.learn(items)
-        special = self._of_special_types(items, type_ids)
+        special = self._positions_of_special_types(items, type_ids)
         dicts = {type_id for type_id in type_ids if types.containers.get(type_id) is dict}
         if dicts and has_own_keys(of_types(dicts, items)):
             for position, item in enumerate(items):
@@ -226,7 +251,7 @@ class LevelReader:
                     special.add(position)
         return special
 
-    def _of_special_types(self, items: Sequence[Any], type_ids: Set[int]) -> set[int]:
+    def _positions_of_special_types(self, items: Sequence[Any], type_ids: Set[int]) -> set[int]:
         """Return the positions of the objects whose type tells that they are read one by one, but
         not of plain arrays and tensors.
 
@@ -265,8 +290,10 @@ class LevelReader:
             return set()
         return plain_tensors(tensors)
 
-    def _without(self, special: set[int], level: _Level) -> _Level:
-        """Fold the objects at some positions into their nodes one by one; return the rest."""
+    def _fold_special(self, special: set[int], level: _Level) -> _Level:
+        """Read the objects at the ``special`` positions of a level one by one, and return the other
+        objects of the level.
+        """
         if not special:
             return level
         plain = _Level()

@@ -84,7 +84,8 @@ not say how much, and users slice frames with ``head()``.
 _MAPPED = "a memory map: only its used pages are in RAM"
 
 
-def _of(value: object, size_bytes: int, note: str = "") -> Piece:
+def _piece_of(value: object, size_bytes: int, note: str = "") -> Piece:
+    """Return the memory that only one object shows, whose identity is the key."""
     return Piece(object_key(value), size_bytes, note=note)
 
 
@@ -106,6 +107,9 @@ def native(value: object, kind: str, *attributes: str) -> Any:
 
 
 # -- memory, by library -------------------------------------------------------------------------
+#
+# Each function below yields the memory behind an object of the class that stands next to it in
+# ``_BY_INSTANCE`` or ``_BY_METHOD``, and Python objects to which only the library refers.
 
 
 def _arrow_array(array: Any) -> Iterator[object]:
@@ -156,13 +160,13 @@ def _ctypes_data(data: Any) -> Iterator[object]:
     is_owner = ctypes.Array._b_needsfree_.__get__(data)
     is_part = ctypes.Array._b_base_.__get__(data) is not None
     if is_owner and not is_part:
-        piece = _of(data, ctypes.sizeof(data))
+        piece = _piece_of(data, ctypes.sizeof(data))
         yield piece._replace(address=ctypes.addressof(data))
 
 
 def _cymem_pool(pool: Any) -> Iterator[object]:
     headers_bytes = 8 * len(pool.addresses)  # malloc's
-    yield _of(pool, pool.size + headers_bytes)
+    yield _piece_of(pool, pool.size + headers_bytes)
 
 
 def _h5py_file(item: Any) -> Iterator[object]:
@@ -203,12 +207,12 @@ def _lightgbm_booster(booster: Any) -> Iterator[object]:
     sampled_rounds = min(rounds, 20)  # writing all of a large model would take seconds
     text = booster.model_to_string(num_iteration=sampled_rounds)
     size = len(text) * rounds // max(sampled_rounds, 1)
-    yield _of(booster, size, _SAVED)
+    yield _piece_of(booster, size, _SAVED)
 
 
 def _matplotlib_renderer(renderer: Any) -> Iterator[object]:
     # The outline of what it has drawn: 45 MiB for 100,000 points of ``scatter``.
-    yield _of(renderer, memoryview(renderer).nbytes, MAY_HAVE_DRAWN_MUCH)
+    yield _piece_of(renderer, memoryview(renderer).nbytes, MAY_HAVE_DRAWN_MUCH)
 
 
 def _memory_map(mapped: Any) -> Iterator[object]:
@@ -225,7 +229,7 @@ def _memory_map(mapped: Any) -> Iterator[object]:
         if is_file or resident < size:
             note = note_on_pages(size, is_file=is_file)
         size = resident
-    yield _of(mapped, size, note)
+    yield _piece_of(mapped, size, note)
 
 
 def _numba_list(items: Any) -> Iterator[object]:
@@ -235,7 +239,7 @@ def _numba_list(items: Any) -> Iterator[object]:
         return
     kind = attributes["_list_type"].item_type
     size = structs.bytes_of_typed_list(memory.data)
-    yield _of(memory, size, _note_on_numba([kind]))
+    yield _piece_of(memory, size, _note_on_numba([kind]))
 
 
 def _numba_dict(items: Any) -> Iterator[object]:
@@ -246,12 +250,15 @@ def _numba_dict(items: Any) -> Iterator[object]:
     kind = attributes["_dict_type"]
     note = _note_on_numba([kind.key_type, kind.value_type])
     size = structs.bytes_of_typed_dict(memory.data)
-    yield _of(memory, size, note)
+    yield _piece_of(memory, size, note)
 
 
 def _note_on_numba(kinds: Sequence[object]) -> str:
-    """Return the note of a container of anything but numbers: its items may have memory of their
-    own.
+    """Return the note of one of numba's containers: its items may have memory of their own, unless
+    all of them are numbers.
+
+    Args:
+        kinds: numba's types of the items.
     """
     number = library_type("numba.core.types", "Number")
     boolean = library_type("numba.core.types", "Boolean")
@@ -277,7 +284,7 @@ def texts_of_numpy(dtype: Any) -> Iterator[object]:
 
 
 def _pandas_engine(engine: Any) -> Iterator[object]:
-    yield _of(engine, engine.sizeof())
+    yield _piece_of(engine, engine.sizeof())
 
 
 _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
@@ -291,7 +298,7 @@ def _pillow_image(image: Any) -> Iterator[object]:
     width, height = pixels.size
     row_bytes = width * _PIXEL_BYTES.get(pixels.mode, 4)
     pointer_bytes = 8  # to each row
-    yield _of(pixels, height * (row_bytes + pointer_bytes))
+    yield _piece_of(pixels, height * (row_bytes + pointer_bytes))
 
 
 def _polars_frame(frame: Any) -> Iterator[object]:
@@ -315,8 +322,11 @@ def _polars_series(series: Any) -> Iterable[object]:
 
 
 def polars_column(column: Any, *key: object) -> Iterator[object]:
-    """Yield the memory of a column of polars; ``key`` is the column's identity if it has one of its
-    own.
+    """Yield the memory of a column of polars.
+
+    Args:
+        column: the object of polars' core.
+        key: the column's identity while its frame is alive; empty for that of the object.
     """
     kind = column.dtype()
     with contextlib.suppress(AttributeError):  # another version of polars
@@ -326,7 +336,7 @@ def polars_column(column: Any, *key: object) -> Iterator[object]:
     if "Object" not in str(kind):  # these have no buffers, and polars would print an error
         with contextlib.suppress(AttributeError, KeyError):  # another version of polars
             # the start of a column is shorter, at the same address
-            spans = _polars_spans(column)
+            spans = _spans_of_polars(column)
             is_small = sum(size for _, size in spans) < _SMALL_COLUMN_BYTES
             note = MAY_BE_SLICE if is_small else ""
             for address, size in spans:
@@ -337,15 +347,15 @@ def polars_column(column: Any, *key: object) -> Iterator[object]:
 
 
 def _polars_categories(column: Any, categories: Any) -> Iterator[object]:
-    """Yield the memory of the texts of a Categorical or Enum, and of the index from
-    texts to codes.
+    """Yield the memory of the texts of a Categorical or Enum, and of the index from texts to
+    codes.
     """
     series = sys.modules["polars.series.series"].Series
     identity: tuple[object, ...]
     if is_instance(categories, series):  # of an Enum
         texts = native(categories, "PySeries", "_s")
         yield texts
-        identity = tuple(_polars_spans(texts)[:1])
+        identity = tuple(_spans_of_polars(texts)[:1])
         number = texts.len()
     else:
         identity = categories.name(), categories.namespace()
@@ -356,7 +366,8 @@ def _polars_categories(column: Any, categories: Any) -> Iterator[object]:
     yield Piece(("polars", *identity), size, note=_BY_CATEGORIES)
 
 
-def _polars_spans(column: Any) -> list[tuple[int, int]]:
+def _spans_of_polars(column: Any) -> list[tuple[int, int]]:
+    """Return the address and the bytes of each buffer of a column."""
     spans = list[tuple[int, int]]()
     for chunk in column.get_chunks():
         inner = native(chunk, "PySeries", "_s")
@@ -368,7 +379,7 @@ def _sklearn_tree(tree: Any) -> Iterator[object]:
     node_bytes = sys.modules["sklearn.tree._tree"].NODE_DTYPE.itemsize
     count = max(tree.node_count, 1)
     values_bytes = tree.value.nbytes // count
-    yield _of(tree, tree.capacity * (node_bytes + values_bytes))
+    yield _piece_of(tree, tree.capacity * (node_bytes + values_bytes))
 
 
 def _shared_block(block: Any) -> Iterator[object]:
@@ -395,7 +406,7 @@ def _shared_memory(segment: Any) -> Iterator[object]:
     size = linked_bytes(_segment_name(attributes))
     if size is None:
         size = map_bytes(mapped)
-    yield _of(mapped, size, OUTLIVES)
+    yield _piece_of(mapped, size, OUTLIVES)
 
 
 def is_segment(item: object) -> bool:
@@ -412,11 +423,12 @@ def is_segment(item: object) -> bool:
 
 
 def _segment_name(attributes: Mapping[str, object]) -> str:
+    """Return the name of shared memory, as the file system has it, from its object's attributes."""
     return text_of(attributes.get("_name")).lstrip("/")
 
 
 def segments(items: Sequence[object]) -> list[object]:
-    """Return the ``items`` that are such shared memory."""
+    """Return the ``items`` that are shared memory as in ``is_segment``."""
     base = library_type(*_SEGMENT)
     if base is None:
         return []
@@ -429,12 +441,12 @@ def _sqlite_connection(connection: Any) -> Iterator[object]:
         if address:
             yield Piece(("sqlite", address), size)
         else:
-            yield _of(connection, size)
+            yield _piece_of(connection, size)
 
 
 def _text_stream(stream: Any) -> Iterator[object]:
     if not io.StringIO.closed.__get__(stream):
-        yield _of(stream, structs.bytes_of_text_stream(stream))
+        yield _piece_of(stream, structs.bytes_of_text_stream(stream))
 
 
 def _torch_storage(storage: Any) -> Iterator[object]:
@@ -449,11 +461,11 @@ def _torch_storage(storage: Any) -> Iterator[object]:
 
 def _xgboost_booster(booster: Any) -> Iterator[object]:
     saved = booster.save_raw("ubj")
-    yield _of(booster, len(saved), _SAVED)
+    yield _piece_of(booster, len(saved), _SAVED)
 
 
 def _xgboost_matrix(matrix: Any) -> Iterator[object]:
-    yield _of(matrix, matrix.num_nonmissing() * 8, _BY_VALUES)  # each value has an index
+    yield _piece_of(matrix, matrix.num_nonmissing() * 8, _BY_VALUES)  # each value has an index
 
 
 _BY_INSTANCE: tuple[tuple[str, str, PieceReader], ...] = (
@@ -552,7 +564,7 @@ class LoadedReader(NamedTuple):
     """Only this library's own classes can be read; empty if instances of any subclass can."""
 
 
-_base_of = attrgetter("base")
+_class_of_reader = attrgetter("base")
 
 
 def loaded_readers() -> list[LoadedReader]:
@@ -581,7 +593,9 @@ def reader_for(kind: type, readers: Sequence[LoadedReader] | None = None) -> Pie
     if readers is None:
         readers = loaded_readers()
     bases = set(map(id, mro_of(kind)))
-    if bases.isdisjoint(map(id, map(_base_of, readers))):  # nearly always, of thousands of types
+    if bases.isdisjoint(
+        map(id, map(_class_of_reader, readers))
+    ):  # nearly always, of thousands of types
         return None
     for reader in readers:
         if id(reader.base) not in bases:
@@ -614,19 +628,20 @@ _LEAST_SHARED = 512
 
 
 def with_memory(items: Sequence[Any]) -> list[tuple[Any, Piece]]:
-    """Return each piece of memory behind the ``items`` that other objects may share, with its item.
+    """Return the items with memory that other objects may share, each with a piece of it.
 
-    Views of arrays among the items are left out.
+    An item with several pieces stands there several times. Views of arrays among the items are left
+    out.
     """
-    memory = list[tuple[Any, Piece]]()
+    items_with_pieces = list[tuple[Any, Piece]]()
     for item in of_types(sharing_kinds(), items):
-        memory += [(item, piece) for piece in pieces_behind(item)]
+        items_with_pieces += [(item, piece) for piece in pieces_behind(item)]
     if library_type("numpy", "ndarray") is not None:
-        memory += _memory_of_arrays(items)
-        memory += _memory_of_buffers(items)
+        items_with_pieces += _memory_of_arrays(items)
+        items_with_pieces += _memory_of_buffers(items)
     if library_type("torch", "Tensor") is not None:
-        memory += _memory_of_tensors(items)
-    return memory
+        items_with_pieces += _memory_of_tensors(items)
+    return items_with_pieces
 
 
 def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
@@ -701,7 +716,12 @@ class LibraryMemory(NamedTuple):
 
 
 def read_behind(item: Any, read: PieceReader) -> LibraryMemory:
-    """Return the memory behind an object; ``read`` is the function that reads it."""
+    """Return the memory behind an object.
+
+    Args:
+        item: the object.
+        read: the function for its class, from ``reader_for``.
+    """
     try:
         parts = list(read(item))
     except Exception as error:  # closed, or an unknown version of the library
@@ -738,7 +758,7 @@ def _types_with_memory(items: Sequence[object]) -> set[int]:
 
 
 def pieces_behind(item: Any) -> list[Piece]:
-    """Return the memory behind an object."""
+    """Return the pieces of memory behind an object; none if no function reads its class."""
     read = reader_for(type(item))
     if read is None:
         return []

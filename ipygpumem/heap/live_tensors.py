@@ -1,4 +1,4 @@
-"""Finds all live tensors, also those that only graphs, leaves and TorchScript keep alive.
+"""Finds all live tensors, also the tensors that only graphs, leaves and TorchScript keep alive.
 
 The garbage collector cannot see these references. They are found from the other end: from the nodes
 of every live tensor's graph to their saved tensors.
@@ -14,7 +14,7 @@ from typing import Any
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, without_types
 from ipygpumem.heap.garbage import Garbage, Known
-from ipygpumem.heap.knowledge.graphs import behind, with_graph_or_gradient
+from ipygpumem.heap.knowledge.graphs import kept_by, with_graph_or_gradient
 from ipygpumem.heap.knowledge.nodes import Nodes, expect_dead_nodes
 from ipygpumem.heap.tensors import tensors_of_script
 
@@ -64,5 +64,5 @@ def live_tensors(garbage: Garbage) -> list[Any]:
     nodes = Nodes()
     with sys.modules["torch"]._C.DisableTorchFunction():
         for tensor in with_graph_or_gradient(tensors):
-            live += [saved for _, saved in behind(tensor, nodes)]
+            live += [saved for _, saved in kept_by(tensor, nodes)]
     return list(by_identity(live).values())

@@ -1,5 +1,6 @@
-"""Adds the bytes of objects, and the memory behind them, to a graph: each byte of
-host memory once.
+"""Adds the bytes of objects, and the memory behind them, to a graph: each byte of host memory once.
+
+A tensor, an array and a column of polars may show the same bytes, which addresses tell.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class MemoryReader:
         self.met = set()
 
     def add(self, pieces: Sequence[Piece]) -> None:
-        """Add memory of a library to which no object leads yet."""
-        self._add(pieces, {})
+        """Add pieces of a library's memory to which no object leads yet."""
+        self._add_pieces(pieces, {})
 
     def exclude_data(self, arrays: Iterable[Any]) -> None:
         """Do not count the data of some tensors and arrays; what else they lead to counts when it
@@ -121,21 +122,24 @@ class MemoryReader:
             self._exclude_pieces(_keys_of_storages(tensor))
 
     def _exclude_pieces(self, keys: Iterable[tuple[object, ...]]) -> None:
+        """Do not count the pieces with these keys: add them to the graph without bytes."""
         for key in keys:
             self._graph.pieces.setdefault(key, Piece(key, 0))
 
-    def of(
+    def measure(
         self, items: Sequence[Any], type_ids: set[int], key: int, edges: dict[NodeKey, None]
     ) -> tuple[Counter[str], list[object]]:
-        """Measure objects of at most these types, and add their memory to the graph.
-
-        Returns the bytes, and the objects to which only a library refers.
+        """Measure the objects of a node, and add the memory behind them to the graph.
 
         Args:
             items: the objects.
             type_ids: at least the identities of their types.
             key: the node to which they belong.
-            edges: the edges of this node; those to the memory behind the objects are added.
+            edges: the edges of this node; receives the edges to the memory behind the objects.
+
+        Returns:
+            The bytes of the objects themselves by device, and further objects, to which only
+            libraries refer.
         """
         types = self._types
         size = Counter(cpu=types.own_bytes.of(items, type_ids))
@@ -145,16 +149,13 @@ class MemoryReader:
         if not types.tensors.isdisjoint(type_ids):
             tensors = of_types(types.tensors, items)
             is_node = len(items) == 1 and id(items[0]) == key
-            if is_node:
-                size.update(self._of_tensors(tensors, edges))
-            else:
-                size.update(self._of_tensors(tensors, None))
+            size.update(self._bytes_of_tensors(tensors, edges if is_node else None))
         if not types.arrays.isdisjoint(type_ids):
             for array in of_types(types.arrays, items):
-                self._add(self._foreign_memory(array), edges)
+                self._add_pieces(self._piece_shown_by(array), edges)
         of_libraries = list[object]()
         if not types.own_bytes.readers.keys().isdisjoint(type_ids):
-            of_libraries = self._add_of_libraries(items, edges)
+            of_libraries = self._add_behind_library_objects(items, edges)
         return size, of_libraries
 
     def keep_arrays(self, owners: Sequence[int], items: Sequence[Any]) -> None:
@@ -171,29 +172,29 @@ class MemoryReader:
             if id(type(item)) in kinds:
                 self._graph.arrays.setdefault(owner, []).append(item)
 
-    def _add_of_libraries(
+    def _add_behind_library_objects(
         self, items: Sequence[object], edges: dict[NodeKey, None]
     ) -> list[object]:
-        """Add the memory that libraries keep behind objects; return the objects to which only they
-        refer.
+        """Add the memory that libraries keep behind objects; return further objects, to which only
+        these libraries refer.
         """
         readers = self._types.own_bytes.readers
         of_libraries = list[object]()
         for item in of_types(readers, items):
             library_memory = read_behind(item, readers[id(type(item))])
-            self._add(library_memory.pieces, edges)
+            self._add_pieces(library_memory.pieces, edges)
             of_libraries += library_memory.objects
             if not library_memory.is_complete:
                 self._graph.notes[UNREAD] = None
         return of_libraries
 
     def add_of_storage(self, storage: Any, edges: dict[NodeKey, None]) -> None:
-        """Add the memory behind a Python object of a storage, and the edge that leads to it."""
+        """Add the memory behind torch's Python object of a storage, and the edge to it."""
         read = self._types.own_bytes.readers[id(type(storage))]
-        self._add(read_behind(storage, read).pieces, edges)
+        self._add_pieces(read_behind(storage, read).pieces, edges)
 
     def join_by_address(self, new: Sequence[NodeKey]) -> None:
-        """Count host memory of new nodes once that several nodes show.
+        """Count host memory once that new nodes show together with each other, or with older nodes.
 
         Arrays and buffers come first, then the pieces of libraries. A library that shows an array's
         memory has a reference to the array that no Python object contains. A small piece may be
@@ -214,10 +215,10 @@ class MemoryReader:
             array = self._graph.objects[key]
             self._graph.cpu_bytes[key] -= read_array("nbytes", array)
 
-    def _of_tensors(
+    def _bytes_of_tensors(
         self, tensors: Sequence[Any], edges: dict[NodeKey, None] | None
     ) -> Counter[str]:
-        """Return the bytes of tensors, without their storages if these become nodes.
+        """Return the bytes of tensors by device, with their storages unless these become nodes.
 
         Args:
             tensors: one that is a node, or several that are folded into a node.
@@ -232,9 +233,9 @@ class MemoryReader:
             if edges is None:
                 size.update(of_storages(plain.sizes, plain.devices))
                 return size
-            self._add(self._pieces_of_plain(reader, plain), edges)
+            self._add_pieces(self._pieces_of_plain(reader, plain), edges)
             for tensor in unusual:
-                self._add(_pieces_of_unusual(reader, tensor), edges)
+                self._add_pieces(_pieces_of_unusual(reader, tensor), edges)
         return size
 
     def of_plain_tensors(self, tensors: Sequence[Any]) -> tuple[int, list[NodeKey]]:
@@ -247,7 +248,7 @@ class MemoryReader:
             each_bytes = of_tensors(reader, tensors) // len(tensors)  # all are alike
             plain, _ = reader.plain(tensors)
             pieces = self._pieces_of_plain(reader, plain)
-        self._add(pieces, {})
+        self._add_pieces(pieces, {})
         return each_bytes, [piece.key for piece in pieces]
 
     def _pieces_of_plain(self, reader: Reader, plain: PlainTensors) -> list[Piece]:
@@ -261,9 +262,9 @@ class MemoryReader:
                 self._graph.of_other_libraries.add(piece.key)
         return pieces
 
-    def _foreign_memory(self, array: Any) -> list[Piece]:
-        """Return the memory that an array shows, if it belongs to an object of which nothing else
-        is known.
+    def _piece_shown_by(self, array: Any) -> list[Piece]:
+        """Return the piece that an array shows, if that memory belongs to an object that is only
+        known by this, such as one of an unknown C library; else nothing.
         """
         owner = read_array("base", array)
         if owner is None or is_array(owner) or is_atom(owner):
@@ -274,11 +275,16 @@ class MemoryReader:
         _, start, end = place_of(array)
         return [Piece(("memory", id(owner)), end - start, address=start)]
 
-    def _add(self, pieces: Sequence[Piece], edges: dict[NodeKey, None]) -> None:
-        """Add memory to the graph, each piece once, and the edges that lead to it."""
+    def _add_pieces(self, pieces: Sequence[Piece], edges: dict[NodeKey, None]) -> None:
+        """Add pieces of memory to the graph, each piece once.
+
+        Args:
+            pieces: the pieces.
+            edges: receives the edges to them, from the node that leads to them.
+        """
         graph = self._graph
-        of_torch: dict[tuple[int, str], Counter[str]] = {}
-        """The bytes of a storage, by its size and device: few differ."""
+        storage_bytes: dict[tuple[int, str], Counter[str]] = {}
+        """The bytes of a storage by device, by its size and device: few differ."""
         for piece in pieces:
             edges[piece.key] = None
             if piece.key in graph.pieces:
@@ -298,13 +304,17 @@ class MemoryReader:
                 graph.add_bytes(piece.key, {piece.device: size})
                 continue
             kind = size, piece.device
-            if kind not in of_torch:
-                of_torch[kind] = of_storages([size], [piece.device])
-            graph.add_bytes(piece.key, of_torch[kind])
+            if kind not in storage_bytes:
+                storage_bytes[kind] = of_storages([size], [piece.device])
+            graph.add_bytes(piece.key, storage_bytes[kind])
 
     def _count_once(self, key: NodeKey, owner: NodeKey | None, size_bytes: int) -> None:
-        """Take memory that belongs to another node off a node; memory that is not counted has no
-        owner.
+        """Take memory off a node that was counted at another one, and add an edge between them.
+
+        Args:
+            key: the node.
+            owner: the node at which the memory was counted; None if it is excluded.
+            size_bytes: the bytes that both show.
         """
         graph = self._graph
         if type(key) is int and type(owner) is int:
@@ -374,10 +384,12 @@ def _is_small(array: Any) -> bool:
 
 
 def _owns_much(array: Any) -> bool:
+    """Return True for an array that owns its large memory."""
     return read_array("base", array) is None and read_array("nbytes", array) >= _LARGE
 
 
 def _order_of_span(span: tuple[int, int, NodeKey]) -> tuple[int, int, bool]:
+    """Return the sort key of ``_spans_of``."""
     start, end, key = span
     is_piece = type(key) is tuple
     return start, -end, is_piece
@@ -427,6 +439,7 @@ def _keys_of_maps(array: Any) -> list[tuple[object, ...]]:
 
 
 def _memory_of_unusual(reader: Reader, tensor: object) -> Memory | None:
+    """Return the memory of a wrapper itself, or of all parts of a sparse tensor."""
     if reader.is_foreign(tensor):
         return reader.own(tensor)
     return reader.memory(tensor)

@@ -1,4 +1,6 @@
-"""Finds the arrays under names, with the paths that a user would type."""
+"""Finds the arrays under names, with the paths that a user would type, such as
+``model.layers[0].weight`` or ``results["loss"][3]``.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,8 @@ _KEY_OF_DICT = re.compile(r'\.__dict__\["([^"]*)"\]')
 
 
 def _key_as_attribute(match: re.Match[str]) -> str:
-    return _attribute(match[1])
+    """Return the code of the attribute for a match of ``_KEY_OF_DICT``."""
+    return _code_of_attribute(match[1])
 
 
 class NamedArrays(Walk):
@@ -89,13 +92,15 @@ class NamedArrays(Walk):
         """How to enter a type's objects, by the type's identity."""
 
     def named(self, roots: Collection[tuple[str, object]]) -> dict[int, Any]:
-        """Return the arrays and other objects behind names, by identity; those on the shortest
-        paths first.
-        """
+        """Return the arrays behind names by identity, the arrays on the shortest paths first."""
         return by_identity(self.arrays_behind(roots))
 
     def arrays_behind(self, roots: Collection[tuple[str, object]]) -> list[Any]:
-        """Return the same as a list; their identities are the keys of ``paths``, too."""
+        """Return the arrays behind names as a list; their identities are the keys of ``paths``.
+
+        Args:
+            roots: the names with their objects.
+        """
         names = list(map(itemgetter(0), roots))
         values = list(map(itemgetter(1), roots))
         every_array = list[Any]()
@@ -116,17 +121,17 @@ class NamedArrays(Walk):
         (item,) = objects
         category = self._category_of(item)
         if category == "sequence":
-            yield self._sequence(item, path)
+            yield self._group_of_sequence(item, path)
         elif category == "dict":
-            yield from self._dict(item, path)
+            yield from self._groups_of_dict(item, path)
         elif category == "set":
-            yield self._set(item, path)
+            yield self._group_of_set(item, path)
         elif category == "class":
             yield _group_of_attributes(dict(class_dict(item)), path)
         elif category == "ndarray":
-            yield from self._ndarray(item, path)
+            yield from self._groups_of_ndarray(item, path)
         else:
-            yield from self._object(item, category, path)
+            yield from self._groups_of_object(item, category, path)
 
     def _category_of(self, item: object) -> str:
         """Return how to enter an object, which depends on its type."""
@@ -141,28 +146,33 @@ class NamedArrays(Walk):
         self._categories[id(type(item))] = category
         return category
 
-    def _sequence(self, item: Any, path: str) -> Group:
+    def _group_of_sequence(self, item: Any, path: str) -> Group:
+        """Return the items of a sequence, such as ``x[3]``."""
         base: Any = next(base for base in SEQUENCES if is_instance(item, base))
         # In C, because there may be a million items.
         label = (path.replace("%", "%%") + "[%d]").__mod__
         return list(islice(base.__iter__(item), LONGEST)), label
 
-    def _set(self, item: Any, path: str) -> Group:
+    def _group_of_set(self, item: Any, path: str) -> Group:
+        """Return the items of a set, all as ``x{…}``."""
         base: Any = frozenset
         if is_instance(item, set):
             base = set
         items = list(islice(base.__iter__(item), LONGEST))
-        return items, _same(f"{path}{{…}}")
+        return items, _always(f"{path}{{…}}")
 
-    def _ndarray(self, item: Any, path: str) -> Iterator[Group]:
+    def _groups_of_ndarray(self, item: Any, path: str) -> Iterator[Group]:
+        """Yield the elements of an array of objects, or the attributes of any other array."""
         objects = elements(item)
         if objects is None:
-            yield from self._object(item, "ndarray", path)
+            yield from self._groups_of_object(item, "ndarray", path)
         else:
-            yield objects, _by_position(path)
+            yield objects, _with_position(path)
 
-    def _dict(self, item: Any, path: str) -> Iterator[Group]:
-        """Yield the values of a dict and its keys; nothing of a module's namespace."""
+    def _groups_of_dict(self, item: Any, path: str) -> Iterator[Group]:
+        """Yield the values of a dict, such as ``x["a"]``, and its keys; nothing of a module's
+        namespace.
+        """
         if are_globals(item):
             return
         views: tuple[Iterable[object], ...] = (dict.keys(item), dict.values(item))
@@ -170,13 +180,13 @@ class NamedArrays(Walk):
         keys, values = map(list, views)
 
         def by_key(position: int) -> str:
-            key = self._key(keys[position], path)
+            key = self._code_of_key(keys[position], path)
             return f"{path}[{key}]"
 
         yield values, by_key
-        yield keys, _by_position(f"list({path})")
+        yield keys, _with_position(f"list({path})")
 
-    def _key(self, key: object, path: str) -> str:
+    def _code_of_key(self, key: object, path: str) -> str:
         """Return the source text of a key of the dict at ``path``."""
         text = key_text(key)
         if text is not None:
@@ -187,9 +197,17 @@ class NamedArrays(Walk):
             return path_of_key
         return f"<{type_name(key)}>"
 
-    def _object(self, item: Any, category: str, path: str) -> Iterator[Group]:
-        """Yield the contents of any other object: its fields in C and its attributes."""
-        yield from _fields(item, category, path)
+    def _groups_of_object(self, item: Any, category: str, path: str) -> Iterator[Group]:
+        """Yield the contents of an object that is no container: its fields in C, its attributes and
+        slots. Attributes without a dict get a mark instead of their names, which are read only for
+        paths to arrays.
+
+        Args:
+            item: the object.
+            category: the result of ``_category_of``.
+            path: the path to the object.
+        """
+        yield from _groups_in_c_fields(item, category, path)
         referents = gc.get_referents(item)
         if types_of(referents) <= self._kinds["skip"]:
             return
@@ -200,7 +218,7 @@ class NamedArrays(Walk):
         if attributes:
             self.pass_over(attributes)
         if category == "module":
-            yield from self._parts_of_module(attributes, path)
+            yield from self._groups_of_module(attributes, path)
         yield _group_of_attributes(attributes, path)
         if category == "function":  # its slots lead to its module's namespace
             return
@@ -212,11 +230,11 @@ class NamedArrays(Walk):
         nameless = without_objects(named, referents)
 
         def by_mark(position: int) -> str:
-            return self._unread(item, nameless[position], path)
+            return self._path_with_mark(item, nameless[position], path)
 
         yield nameless, by_mark
 
-    def _parts_of_module(self, attributes: dict[str, Any], path: str) -> Iterator[Group]:
+    def _groups_of_module(self, attributes: dict[str, Any], path: str) -> Iterator[Group]:
         """Yield the contents of a torch module's own dicts as attributes of the module."""
         for name in MODULE_PARTS:
             inner: Any = attributes.get(name)
@@ -232,7 +250,7 @@ class NamedArrays(Walk):
             self._slots[id(kind)] = descriptors
         return descriptors
 
-    def _unread(self, item: object, value: object, path: str) -> str:
+    def _path_with_mark(self, item: object, value: object, path: str) -> str:
         """Return the path of an attribute with a mark instead of its name, which is read if it
         leads to an array.
         """
@@ -244,10 +262,11 @@ class NamedArrays(Walk):
         """Replace the marks in the paths of arrays by the names of attributes."""
         for key, path in self.paths.items():
             if _MARK in path:
-                with_names = _MARKED.sub(self._read_name, path)
+                with_names = _MARKED.sub(self._name_for_mark, path)
                 self.paths[key] = _KEY_OF_DICT.sub(_key_as_attribute, with_names)
 
-    def _read_name(self, mark: re.Match[str]) -> str:
+    def _name_for_mark(self, mark: re.Match[str]) -> str:
+        """Return the code of the attribute for which a mark stands."""
         number = int(mark[1])
         item, value = self._attributes_unread[number]
         names = self._names.setdefault(id(type(item)), {})
@@ -255,7 +274,7 @@ class NamedArrays(Walk):
         if name is None:
             return f".<{type_name(value)}>"
         names[name] = None
-        return _attribute(name)
+        return _code_of_attribute(name)
 
 
 def _loaded_bases() -> Iterator[tuple[type, str]]:
@@ -266,46 +285,49 @@ def _loaded_bases() -> Iterator[tuple[type, str]]:
             yield base, category
 
 
-def _fields(item: Any, category: str, path: str) -> Iterator[Group]:
-    """Yield the objects in fields of C, by the attributes that show them."""
+def _groups_in_c_fields(item: Any, category: str, path: str) -> Iterator[Group]:
+    """Yield the objects in an object's fields in C, such as a function's closure, with the
+    attribute that shows them.
+    """
     if category == "function":
-        yield item.__closure__ or (), _by_position(f"{path}.__closure__")
-        yield item.__defaults__ or (), _by_position(f"{path}.__defaults__")
-        yield [item.__kwdefaults__], _same(f"{path}.__kwdefaults__")
+        yield item.__closure__ or (), _with_position(f"{path}.__closure__")
+        yield item.__defaults__ or (), _with_position(f"{path}.__defaults__")
+        yield [item.__kwdefaults__], _always(f"{path}.__kwdefaults__")
     elif category == "cell":
-        yield gc.get_referents(item), _same(f"{path}.cell_contents")
+        yield gc.get_referents(item), _always(f"{path}.cell_contents")
     elif category == "builtin":  # such as ``[].append``
-        yield [item.__self__], _same(f"{path}.__self__")
+        yield [item.__self__], _always(f"{path}.__self__")
     elif category == "frame":
-        yield from _frame(item, path)
+        yield from _groups_in_frame(item, path)
 
 
-def _frame(item: object, path: str) -> Iterator[Group]:
-    """Label the arrays of a DataFrame or Series with its own name: users never write their real
-    paths.
+def _groups_in_frame(item: object, path: str) -> Iterator[Group]:
+    """Yield the arrays of a DataFrame or Series with its own path: users never write their real
+    paths. The index and the columns have ``.index`` and ``.columns``.
     """
     attributes = instance_dict(item) or {}
     for part in gc.get_referents(attributes.get("_mgr")):
         if type(part) is tuple:  # the blocks
-            yield inside_pandas(part), _same(path)
+            yield inside_pandas(part), _always(path)
         elif type(part) is list:  # the axes
             ends = [".columns", ".index"]
             if len(part) == 1:
                 ends = [".index"]
             for axis, end in zip(part, ends, strict=False):
-                yield inside_pandas(axis), _same(path + end)
+                yield inside_pandas(axis), _always(path + end)
 
 
 def _group_of_attributes(attributes: dict[str, Any], path: str) -> Group:
+    """Return the values of attributes, such as ``x.a``."""
     names = list(attributes)
 
     def by_name(position: int) -> str:
-        return path + _attribute(names[position])
+        return path + _code_of_attribute(names[position])
 
     return list(attributes.values()), by_name
 
 
-def _by_position(path: str) -> Label:
+def _with_position(path: str) -> Label:
     """Return the label of an item: its position in the container at ``path``."""
 
     def label(position: int) -> str:
@@ -314,7 +336,7 @@ def _by_position(path: str) -> Label:
     return label
 
 
-def _same(path: str) -> Label:
+def _always(path: str) -> Label:
     """Return a label that is the same for all items."""
 
     def label(_: int) -> str:
@@ -323,7 +345,7 @@ def _same(path: str) -> Label:
     return label
 
 
-def _attribute(name: object) -> str:
+def _code_of_attribute(name: object) -> str:
     """Return the source text of an attribute; torch numbers the parts of a sequence."""
     text = text_of(name)
     if is_name(text):

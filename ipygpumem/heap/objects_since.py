@@ -1,4 +1,5 @@
-"""Lists the objects made since a moment, also when they are no longer young.
+"""Lists the objects made since a moment, such as the start of an experiment, also when they are no
+longer young.
 
 A collection of the middle generation or of all objects makes young ones old, which CPython does not
 tell from older ones. So at the start of each, the identities of the young objects are saved, 8
@@ -22,11 +23,11 @@ _MOST_SAVED = 5_000_000
 _FEW = 10_000
 """Number of identities of which a set takes little memory."""
 _END = object()
-"""Its identity follows those of each collection."""
+"""Its identity is saved after the identities of each collection, as a mark."""
 
 
 class ObjectsSince:
-    """The tracked objects made since a moment.
+    """The tracked objects made since a moment, which ``YoungSaver.add`` begins.
 
     A container that the collector did not track at the start (a dict of numbers and text) counts as
     new once it is tracked, and so does the dict of an old object's attributes once it is read: a
@@ -41,7 +42,11 @@ class ObjectsSince:
         """Number of collections at the start of which nothing was saved, before this moment."""
 
     def start(self, saver: YoungSaver) -> None:
-        """Start here, right after a collection has made all existing objects old."""
+        """Begin the list, right after a collection has made all existing objects old.
+
+        Args:
+            saver: saves the identities of the objects that become old from now on.
+        """
         self._first = len(saver.saved)
         self._not_saved = saver.number_not_saved()
         self._saver = saver
@@ -51,7 +56,7 @@ class ObjectsSince:
         return self._saver is not None and self._saver.number_not_saved() == self._not_saved
 
     def moment(self) -> int:
-        """Return this moment as the number of identities saved so far."""
+        """Return this moment, for ``identities``: the number of identities saved so far."""
         return 0 if self._saver is None else len(self._saver.saved)
 
     def identities(self, after: int = 0) -> set[int] | None:
@@ -64,24 +69,24 @@ class ObjectsSince:
         """
         saver = self._saver
         # First, because a collection between the two saves the identities of what it makes old.
-        young = _young()
+        young = _young_identities()
         if saver is None or not self.are_known():
             return None
         first = max(self._first, after)
-        identities_of_young = set(memoryview(young).cast("Q"))
-        return _alive(saver.saved, first) | identities_of_young
+        young_ids = set(memoryview(young).cast("Q"))
+        return _still_alive(saver.saved, first) | young_ids
 
 
-def _young() -> bytes:
-    """Return the ``identities`` of the objects that are not old."""
+def _young_identities() -> bytes:
+    """Return the ``identities`` of the objects that are not old, as a row of bytes."""
     # The youngest first: a collection between the two makes objects older, and they are then in
     # both.
     youngest = identities_of_list(gc.get_objects(generation=0))
     return identities_of_list(gc.get_objects(generation=1)) + youngest
 
 
-def _alive(saved: array[int], first: int) -> set[int]:
-    """Return the identities, from number ``first`` on, that tracked objects still have.
+def _still_alive(saved: array[int], first: int) -> set[int]:
+    """Return the saved identities, from position ``first`` on, that tracked objects still have.
 
     Most saved objects have died when an experiment ends. A set of all would take ten times the
     memory of their identities, which would be the peak of the experiment's cell.
@@ -114,6 +119,7 @@ class YoungSaver:
     def __init__(self) -> None:
         self.saved = array("Q")
         self._lists: list[ObjectsSince] = []
+        """The lists that have begun and not ended."""
         self._event: dict[str, Any] = {}
         """The collector's report of the start of the last collection, under "start"."""
         self._sources: list[tuple[Callable[[], Iterable[object]], ...]] = [(), (), ()]
@@ -146,8 +152,8 @@ class YoungSaver:
         middle, full = (generation["collections"] for generation in gc.get_stats()[1:])
         return int(middle) + int(full) - self.saved.count(id(_END))
 
-    def add(self, made: ObjectsSince) -> None:
-        """Start a list of new objects here."""
+    def add(self, new_objects: ObjectsSince) -> None:
+        """Begin a list of new objects at this moment."""
         if not self._lists:
             self._allowance[:] = [repeat(True, _MOST_SAVED)]
             self._sources[1:] = [_SOURCES, _SOURCES]
@@ -157,30 +163,31 @@ class YoungSaver:
         if not are_called:  # at first, or if the user has cleared the list
             self._remove_callbacks()
             gc.callbacks += self._callbacks
-        made.start(self)
-        self._lists.append(made)
+        new_objects.start(self)
+        self._lists.append(new_objects)
 
-    def remove(self, made: ObjectsSince) -> None:
-        """Remove a list, if it was added.
+    def remove(self, new_objects: ObjectsSince) -> None:
+        """End a list, if it was added.
 
         The callbacks stay: the places of the user's callbacks do not change, which a report may
         have named.
         """
-        self._lists[:] = [item for item in self._lists if item is not made]
+        self._lists[:] = [item for item in self._lists if item is not new_objects]
         if not self._lists:
             self._sources[1:] = [(), ()]
             del self.saved[:]
 
     def stop(self) -> None:
-        """Remove all lists, and the callbacks."""
-        for made in list(self._lists):
-            self.remove(made)
+        """End all lists, and remove the callbacks."""
+        for new_objects in list(self._lists):
+            self.remove(new_objects)
         self._remove_callbacks()
         self._event.clear()
 
     def _remove_callbacks(self) -> None:
-        ours = set(map(id, self._callbacks))
-        gc.callbacks[:] = [callback for callback in gc.callbacks if id(callback) not in ours]
+        """Remove our callbacks of the collector by identity: comparing would run user code."""
+        our_ids = set(map(id, self._callbacks))
+        gc.callbacks[:] = [callback for callback in gc.callbacks if id(callback) not in our_ids]
 
 
 class _Steps(map):  # type: ignore[type-arg]  # takes none at run time

@@ -1,4 +1,4 @@
-"""Divides objects into parts that the user knows by name or by kind: columns, keys, attributes,
+"""Divides an object into parts that the user knows by name or by kind: columns, keys, attributes,
 variables, and items by type.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.attributes import MODULE_PARTS, slots
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each, types_of
-from ipygpumem.heap.knowledge.frames import SUSPENDED, in_traceback, locals_of
+from ipygpumem.heap.knowledge.frames import SUSPENDED, locals_in_traceback, locals_of
 from ipygpumem.heap.libraries import library_of, polars_column, polars_columns
 from ipygpumem.introspect import (
     ATOMS,
@@ -79,6 +79,7 @@ def cached(cache: object) -> list[object]:
 
 
 def _of_dict(value: Any) -> Iterator[ObjectPart]:
+    """Yield each entry of a dict, or its values by type if they are many."""
     length = dict.__len__(value)
     if length > MOST_PARTS:
         first_items = list(islice(dict.values(value), _MOST_ITEMS))
@@ -103,6 +104,7 @@ def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:
 
 
 def _parts_in_attributes(value: object) -> Iterator[ObjectPart]:
+    """Yield the attributes of an object; nothing if they are only numbers and text."""
     # Reading ``__dict__`` creates the dict for good, so only objects that hold more than numbers
     # and text are read.
     kind = type(value)
@@ -132,6 +134,7 @@ def _content_of_module(attributes: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _named_parts(attributes: Mapping[str, object]) -> Iterator[ObjectPart]:
+    """Yield each of the first attributes as a part."""
     for name, item in list(attributes.items())[:MOST_PARTS]:
         yield ObjectPart("attributes", [f".{text_of(name)}"], [item])
 
@@ -141,12 +144,13 @@ def _variables(value: Any) -> Iterator[ObjectPart]:
     if is_exactly(value, *SUSPENDED):
         variables = list(locals_of(value).items())
     else:
-        variables = list(in_traceback(value))
+        variables = list(locals_in_traceback(value))
     for name, item in variables:
         yield ObjectPart("variables", [name], [item])
 
 
 def _cached_results(cache: Any) -> Iterator[ObjectPart]:
+    """Yield the results in an ``lru_cache`` as one part."""
     yield ObjectPart("items", [CACHED], cached(cache), cache.cache_info().currsize)
 
 

@@ -57,7 +57,9 @@ class PlainObjects:
         return list(other_kinds.values())
 
     def _without_leaves(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Pass over the leaves among some objects; return the rest, which may lead to more."""
+        """Pass over the numbers and texts among some objects; return the other objects, which may
+        lead to more.
+        """
         leaf_types = (self._types.learn(items) & self._types.leaves) - BUFFERS
         # Nothing else leads to one with a single reference. ``compress`` would hold another one.
         are_shared = list(map(ONCE_IN_LIST.__lt__, map(sys.getrefcount, items)))

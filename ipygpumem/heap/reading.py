@@ -114,8 +114,8 @@ class GraphReader:
         return self.new
 
     def read_pieces(self, pieces: Sequence[Piece]) -> list[NodeKey]:
-        """Add memory of a library before the object that leads to it is read; return the new
-        nodes.
+        """Add pieces of a library's memory before the object that leads to them is read; return the
+        new nodes.
 
         Raises:
             AllowanceError: the allowance is spent.
@@ -146,14 +146,15 @@ class GraphReader:
         self._frontier.unread.update(by_identity(objects))
 
     def owned(self, objects: Sequence[Any]) -> list[Any]:
-        """Return the objects that belong to an object that refers to them: no constants, and not
-        behind barriers.
+        """Return the objects that belong to an object that refers to all of them: without constants
+        and without objects behind barriers.
         """
         entered = self.barriers.enterable(objects)
         constants = constants_among(entered, list(map(sys.getrefcount, entered)))
         return [item for item in entered if id(item) not in constants]
 
     def _begin(self) -> None:
+        """Begin with a new reading, whose nodes ``new`` and ``met`` receive."""
         self._frontier.begin()
         self.memory.begin()
         self.limits.begin()
@@ -193,9 +194,13 @@ class GraphReader:
                 self.limits.visit(len(nodes))
                 self._level_reader.read(nodes)
 
-    def _lead_to_tasks(self, first: int) -> None:
-        """Let futures lead to the tasks that they wake, if something else leads to these, too."""
-        for key, task in self._graph.waking[first:]:
+    def _lead_to_tasks(self, futures_before: int) -> None:
+        """Let new futures lead to the tasks that they wake, if something else leads to these, too.
+
+        Args:
+            futures_before: number of futures of earlier readings.
+        """
+        for key, task in self._graph.waking[futures_before:]:
             if task in self._graph.objects:
                 self._graph.inside[task] += 1
                 self._graph.lead(key, [task])

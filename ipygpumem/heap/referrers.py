@@ -30,23 +30,25 @@ _NO_IDENTITY = 2**64 - 1
 
 
 class CopiedReferences:
-    """The identities of all objects to which those in each part of the heap refer."""
+    """The identities of all objects to which each part of the heap refers."""
 
     def __init__(self) -> None:
         self._rows: list[bytes] = []
+        """The identities of the objects to which each part refers, as ``identities``."""
         self._sorted: list[number_array[int]] = []
-        """The same without duplicates, once there have been many searches: those of a drawn figure,
-        in which everything refers to everything, are 60.
+        """The same identities in order, without duplicates, once there have been many searches:
+        those of a drawn figure, in which everything refers to everything, are 60.
         """
         self._searches = 0
+        """Number of searches for more identities than an ``AddressFilter`` takes."""
 
     def add(self, row: bytes) -> None:
         """Add the references of the next part, a row of ``identities``."""
         self._rows.append(row)
 
     def parts_with(self, wanted: Collection[int]) -> list[bool]:
-        """Return for each part whether it refers to one of the ``wanted`` objects, and maybe to
-        some that are no longer there.
+        """Return for each part whether it referred to one of the ``wanted`` objects when it was
+        copied.
         """
         if len(wanted) > AddressFilter.MOST:
             self._searches += 1
@@ -137,7 +139,7 @@ class Referrers:
         return self._referrers
 
     def _add_dicts_with_keys(self, texts: set[int]) -> None:
-        """Add the dicts that have text as keys, which the collector omits."""
+        """Add the dicts with some texts, by identity, as keys, which the collector omits."""
         if not texts:
             return
         for part in chunks([*self._tracked, *self._containers]):
@@ -175,8 +177,8 @@ class Referrers:
                     self._referrers[key].append(item)
 
     def _add_arrays_of_atoms(self, atoms: set[int]) -> None:
-        """Add the arrays that refer to numbers and text, which are not kept for later questions,
-        because there may be millions in an array.
+        """Add the arrays with some numbers and texts, by identity. The contents of arrays are not
+        kept for later questions, because there may be millions in an array.
         """
         if not atoms:
             return
@@ -191,8 +193,8 @@ class Referrers:
         """Return all objects that refer to some of ``objects``, and maybe more."""
         added = [item for item, _ in self._added.values()]
         owners = [self._added[key][1] for key in objects if key in self._added]
-        candidates = [*_in_parts(objects, self._tracked, self._references), *owners]
-        candidates += _that_refer_to(objects, added)
+        candidates = [*_referrers_in_parts(objects, self._tracked, self._references), *owners]
+        candidates += _referrers_among(objects, added)
         if not all(map(gc.is_tracked, objects.values())):
             candidates += self._containers_that_refer_to(objects)
         return list(by_identity(candidates).values())
@@ -204,10 +206,10 @@ class Referrers:
             for part in chunks(self._containers):
                 references = gc.get_referents(*part)
                 self._references_of_containers.add(identities_of_list(references))
-        return _in_parts(objects, self._containers, self._references_of_containers)
+        return _referrers_in_parts(objects, self._containers, self._references_of_containers)
 
 
-def _in_parts(
+def _referrers_in_parts(
     objects: dict[int, object], candidates: list[object], references: CopiedReferences
 ) -> list[object]:
     """Return the ``candidates`` that refer to some of ``objects``, and did so when the references
@@ -215,22 +217,22 @@ def _in_parts(
     """
     referrers = list[object]()
     for part in compress(chunks(candidates), references.parts_with(objects)):
-        referrers += _referring_to(objects, part)
+        referrers += _referrers_in(objects, part)
     return referrers
 
 
-def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:
+def _referrers_among(objects: dict[int, object], candidates: list[object]) -> list[object]:
     """Return the ``candidates`` that refer to some of ``objects``; fast for any number of
     objects.
     """
     referrers = list[object]()
     for part in chunks(candidates):
         if not objects.keys().isdisjoint(map(id, gc.get_referents(*part))):
-            referrers += _referring_to(objects, part)
+            referrers += _referrers_in(objects, part)
     return referrers
 
 
-def _referring_to(objects: dict[int, object], candidates: Sequence[object]) -> Iterator[object]:
+def _referrers_in(objects: dict[int, object], candidates: Sequence[object]) -> Iterator[object]:
     """Yield the ``candidates`` that refer to some of ``objects``.
 
     In C, because there are thousands in each part of the heap: a plain loop takes twice as long.
@@ -240,13 +242,13 @@ def _referring_to(objects: dict[int, object], candidates: Sequence[object]) -> I
 
 
 def _identities_inside(array: object, listed: set[int]) -> set[int]:
-    """Return the identities of the arrays of which an array is a view, or of the containers and
-    arrays among its elements.
+    """Return the identities of the arrays of which an array is a view, and of the objects among its
+    elements except numbers and text.
 
-    If none of the former is among the ``listed`` arrays, both: nothing else leads to the elements.
-    An example is the column of a data frame.
+    The elements of a view count only if none of those arrays is among the ``listed`` ones, so that
+    nothing else leads to the elements. An example is the column of a data frame.
     """
-    bases = set(map(id, bases_of(array)))
-    if not listed.isdisjoint(bases):
-        return bases
-    return bases | {id(item) for item in flat_elements(array) or () if not is_atom(item)}
+    base_ids = set(map(id, bases_of(array)))
+    if not listed.isdisjoint(base_ids):
+        return base_ids
+    return base_ids | {id(item) for item in flat_elements(array) or () if not is_atom(item)}

@@ -123,18 +123,18 @@ class Region:
     # -- questions -------------------------------------------------------------------------------
 
     def held_from_outside(self, ours: Mapping[int, int]) -> set[NodeKey]:
-        """Return the objects that something outside refers to, and the storages of tensors with a
-        graph that other tensors show.
+        """Return the objects to which something outside the region refers, and the storages of
+        tensors with a graph that tensors outside show, too.
 
         Args:
             ours: number of references that do not count, such as those of the caller's lists, by
                 an object's identity.
         """
-        beyond = self._references_from_outside()
-        for key in ours.keys() & beyond.keys():
-            beyond[key] -= ours[key]
-        self._add_references_in_torch(beyond)
-        return {key for key, number in beyond.items() if number > 0}
+        from_outside = self._references_from_outside()
+        for key in ours.keys() & from_outside.keys():
+            from_outside[key] -= ours[key]
+        self._add_references_in_torch(from_outside)
+        return {key for key, number in from_outside.items() if number > 0}
 
     def _references_from_outside(self) -> dict[NodeKey, int]:
         """Return the number of references from outside to each tensor, and to each object that has
@@ -149,18 +149,18 @@ class Region:
         self.objects.popitem()
         usual = counts.pop()  # the references that each object has at this moment
         from_inside = map(self.graph.inside.get, self.objects, repeat(0))
-        from_elsewhere = list(map(sub, counts, from_inside))
-        has_some = list(map(usual.__lt__, from_elsewhere))
-        beyond: dict[NodeKey, int] = dict.fromkeys(map(id, self.tensors()), 0)
+        not_from_inside = list(map(sub, counts, from_inside))
+        has_some = list(map(usual.__lt__, not_from_inside))
+        from_outside: dict[NodeKey, int] = dict.fromkeys(map(id, self.tensors()), 0)
         for key, number in zip(
-            compress(self.objects, has_some), compress(from_elsewhere, has_some), strict=True
+            compress(self.objects, has_some), compress(not_from_inside, has_some), strict=True
         ):
-            beyond[key] = number - usual
+            from_outside[key] = number - usual
         # ``arrays_of`` needs the arrays: one more reference to each that is a node.
         for array in chain.from_iterable(self.graph.arrays.values()):
-            if id(array) in beyond:
-                beyond[id(array)] -= 1
-        return beyond
+            if id(array) in from_outside:
+                from_outside[id(array)] -= 1
+        return from_outside
 
     def in_hidden_cycles(self) -> set[int]:
         """Return the arrays of objects that lead to themselves.
@@ -217,52 +217,54 @@ class Region:
             libraries |= self.graph.uncounted[key]
         return libraries
 
-    def freed_by(self, groups: Sequence[int], ours: Mapping[int, int]) -> list[Counter[str]]:
+    def freed_by(self, root_ids: Sequence[int], ours: Mapping[int, int]) -> list[Counter[str]]:
         """Return the bytes by device that die with each of some roots.
 
-        One label on each node is enough, because roots do not dominate each other: a node that two
-        roots lead to dies with neither.
+        A node that two roots lead to dies with neither. So the nodes of each root are walked only
+        up to nodes of earlier roots, and what is behind these is taken off at the end.
 
         Args:
-            groups: the identities of the roots.
+            root_ids: the identities of the roots.
             ours: as in ``held_from_outside``.
         """
-        shared = self.reach(self.held_from_outside(ours) | self.in_hidden_cycles())
-        labelled = set[NodeKey]()
-        met_twice = set[NodeKey]()
-        by_root = list[set[NodeKey]]()
-        for root in groups:
-            reached = set[NodeKey]()
-            level = set[NodeKey]([root]) - shared
+        surviving = self.reach(self.held_from_outside(ours) | self.in_hidden_cycles())
+        of_earlier_roots = set[NodeKey]()
+        of_several_roots = set[NodeKey]()
+        nodes_by_root = list[set[NodeKey]]()
+        for root_id in root_ids:
+            nodes = set[NodeKey]()
+            level = set[NodeKey]([root_id]) - surviving
             while level:
-                met_twice |= level & labelled
-                level -= labelled
-                reached |= level
+                of_several_roots |= level & of_earlier_roots
+                level -= of_earlier_roots
+                nodes |= level
                 level = self.graph.ends_of(level)
-                level -= shared  # in place: there may be a million nodes
-                level -= reached
-            labelled |= reached
-            by_root.append(reached)
-        met_twice = self.reach(met_twice)
-        return [self.bytes_of(reached - met_twice) for reached in by_root]
+                level -= surviving  # in place: there may be a million nodes
+                level -= nodes
+            of_earlier_roots |= nodes
+            nodes_by_root.append(nodes)
+        of_several_roots = self.reach(of_several_roots)
+        return [self.bytes_of(nodes - of_several_roots) for nodes in nodes_by_root]
 
     def arrays_of(self, keys: Collection[NodeKey]) -> list[Any]:
         """Return the tensors and arrays in some nodes; needs ``keeps_arrays``."""
-        chosen = list[Any]()
+        arrays_in_keys = list[Any]()
         for key, arrays in self.graph.arrays.items():
             if key in keys:
-                chosen += arrays
-        return chosen
+                arrays_in_keys += arrays
+        return arrays_in_keys
 
     def tensors(self, keys: Collection[NodeKey] | None = None) -> list[Any]:
-        """Return the tensors among the nodes, all or those with some identities."""
+        """Return the tensors among the nodes with the keys ``keys``, or among all nodes."""
         tensors = of_types(self.reader.types.tensors, list(self.objects.values()))
         if keys is None:
             return tensors
         return [tensor for tensor in tensors if id(tensor) in keys]
 
     def node_of(self, piece: Piece, otherwise: NodeKey) -> NodeKey:
-        """Return the node of some memory: a piece, or the array or bytes that own it."""
+        """Return the node that has a piece of memory: the piece itself, the array or bytes that own
+        it, or ``otherwise`` if neither is a node.
+        """
         if piece.key in self.graph.pieces:
             return piece.key
         key = piece.key[1] if len(piece.key) == 2 else None
@@ -285,9 +287,9 @@ class Region:
         segments = of_types(self.reader.types.segments, list(self.objects.values()))
         return bool(segments)
 
-    def _add_references_in_torch(self, beyond: dict[NodeKey, int]) -> None:
-        """Correct the references from outside for those in torch's C++ code, which Python's counts
-        do not show.
+    def _add_references_in_torch(self, from_outside: dict[NodeKey, int]) -> None:
+        """Correct the numbers of references from outside for the references in torch's C++ code,
+        which Python's counts do not show.
         """
         tensors = self.tensors()
         if not tensors:
@@ -296,14 +298,16 @@ class Region:
         with torch._C.DisableTorchFunction():
             # neither function is in every torch
             if hasattr(torch.Tensor, "_use_count"):
-                self._add_references_to_tensors(torch, tensors, beyond)
+                self._add_references_to_tensors(torch, tensors, from_outside)
             if hasattr(torch._C, "_storage_Use_Count"):
-                self._add_references_to_storages(torch, tensors, beyond)
+                self._add_references_to_storages(torch, tensors, from_outside)
 
     def _add_references_to_tensors(
-        self, torch: Any, tensors: Sequence[Any], beyond: dict[NodeKey, int]
+        self, torch: Any, tensors: Sequence[Any], from_outside: dict[NodeKey, int]
     ) -> None:
-        """Correct the references from outside to tensors, such as those of autograd's nodes."""
+        """Correct the numbers of references from outside to tensors for those of C++ code, such as
+        autograd's nodes.
+        """
         example = torch.empty(0, device="meta")
         alone = sys.getrefcount(example)
         view = example[:]
@@ -313,11 +317,13 @@ class Region:
         for tensor in tensors:
             in_torch = torch.Tensor._use_count(tensor) - 1
             if in_torch:
-                beyond[id(tensor)] -= shows_one
-            beyond[id(tensor)] += self._beyond_in_torch(tensor, in_torch)
+                from_outside[id(tensor)] -= shows_one
+            from_outside[id(tensor)] += self._from_outside_in_torch(tensor, in_torch)
 
-    def _beyond_in_torch(self, tensor: Any, in_torch: int) -> int:
-        """Return how many of a tensor's references in C++ are not those of the region."""
+    def _from_outside_in_torch(self, tensor: Any, in_torch: int) -> int:
+        """Return how many of the ``in_torch`` references from C++ to a tensor are not those of the
+        region.
+        """
         return max(0, in_torch - self.graph.inside_torch.get(id(tensor), 0))
 
     def held_in_torch(self, sharers: Sequence[Any] = ()) -> set[int]:
@@ -339,12 +345,12 @@ class Region:
             del bases  # they would count as references
             for tensor in tensors:
                 in_torch = torch.Tensor._use_count(tensor) - 1 - views[id(tensor)]
-                if self._beyond_in_torch(tensor, in_torch):
+                if self._from_outside_in_torch(tensor, in_torch):
                     held.add(id(tensor))
         return held
 
     def _add_references_to_storages(
-        self, torch: Any, tensors: Sequence[Any], beyond: dict[NodeKey, int]
+        self, torch: Any, tensors: Sequence[Any], from_outside: dict[NodeKey, int]
     ) -> None:
         """Count a tensor as held from outside if its storage has a name there, or more tensors than
         the region has; of a tensor with a graph only the storage, as after ``loss.detach()``.
@@ -363,4 +369,4 @@ class Region:
             # one more is that of ``storage``
             if has_name or torch._C._storage_Use_Count(storage._cdata) > len(same) + 1:
                 is_node = key in self.graph.pieces and has_graph(same[0])
-                beyond[key if is_node else id(same[0])] = 1
+                from_outside[key if is_node else id(same[0])] = 1

@@ -59,7 +59,11 @@ class Remembered:
         self._samples = {id(item): _Sample(item) for item in items[::distance]}
 
     def alive(self, by_identity: Mapping[int, object]) -> list[object]:
-        """Return the remembered objects among live ones, given by their identities."""
+        """Return the remembered objects among live objects.
+
+        Args:
+            by_identity: the live objects, by identity; some may be new ones at the same places.
+        """
         items = dict[int, object]()
         for key in self.identities:
             if key in by_identity and id(type(by_identity[key])) in self._types:
@@ -97,21 +101,22 @@ class _Sample:
 
 
 class _Clue(NamedTuple):
-    """An object by which another one, which leads to it, is recognised."""
+    """A part by which an object is recognised, such as a text in a list of records."""
 
     path: tuple[int, ...]
-    """Its place among the parts of the other one, then among the parts of that part, and so on.
+    """The place among the parts of the object, then the place among the parts of that part, and so
+    on, down to the clue.
 
     The first place changes when the earlier items of a list are removed.
     """
     evidence: object
-    """A weak reference, a small text or number itself, or at least an identity, with a sample of a
-    text.
+    """A weak reference to the clue, the clue itself if it is a small text or number, or at least
+    its identity, with a sample if it is a text.
     """
 
     @classmethod
     def below(cls, parts: Sequence[object], place: int) -> _Clue:
-        """Return the clue at a place among parts, or in the part there."""
+        """Return the clue at a place among the parts of an object, or inside of the part there."""
         path = [place]
         while True:
             part = parts[path[-1]]
@@ -126,7 +131,9 @@ class _Clue(NamedTuple):
             path.append(_rarest(parts, range(min(len(parts), _MOST_CANDIDATES))))
 
     def is_below(self, item: object) -> bool:
-        """Return True if the path leads to the clue from any part of an object."""
+        """Return True if an object leads to the clue by the path, or by the path with another
+        first place.
+        """
         parts = _parts_of(item)
         place = self.path[0]
         if place < len(parts) and self._is_below_part(parts[place]):
@@ -134,7 +141,7 @@ class _Clue(NamedTuple):
         return any(map(self._is_below_part, parts))
 
     def _is_below_part(self, part: object) -> bool:
-        """Return True if the path after its first step leads to the clue."""
+        """Return True if the path after its first place leads from a part to the clue."""
         for place in self.path[1:]:
             parts = _parts_of(part)
             if place >= len(parts):
@@ -165,7 +172,7 @@ def _clues_of(parts: Sequence[object]) -> list[_Clue]:
 
 
 def _parts_of(item: object) -> Sequence[object]:
-    """Return the first and last of the objects to which one refers, always in the same order."""
+    """Return the first and last objects to which an object refers, always in the same order."""
     if type(item) is list or type(item) is tuple:
         return _ends_of(item)  # ``gc.get_referents`` would copy all of them
     if type(item) is dict:

@@ -13,7 +13,7 @@ from operator import itemgetter
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.knowledge.graphs import kept_behind
+from ipygpumem.heap.knowledge.graphs import kept_by_many
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.libraries import BUFFERS, Piece, sharing_kinds, with_memory
 from ipygpumem.heap.region import Region
@@ -41,8 +41,8 @@ def partners(region: Region, heap: Heap, held: Collection[NodeKey]) -> Partners:
     Args:
         region: has read some objects, with ``keeps_folded``.
         heap: the live objects, and those of the ``types_to_compare``.
-        held: objects and storages of the region that are held from outside. A tensor's storage is
-            a partner of these only, because torch keeps its Python object while the tensor lives.
+        held: objects and storages of the region that are held from outside. Only these have the
+            Python object of a storage as a partner: torch keeps that object while a tensor lives.
     """
     own_pieces = _own_pieces(region)
     if not own_pieces:
@@ -77,6 +77,7 @@ def _own_pieces(region: Region) -> Sequence[tuple[NodeKey, Piece]]:
 
 
 def _place(piece: Piece) -> tuple[object, int]:
+    """Return a piece's address, or its key if that is not known, and its size."""
     return piece.address or piece.key, piece.size_bytes
 
 
@@ -85,12 +86,12 @@ def _saved_by_graphs(tensors: Sequence[object]) -> set[tuple[str, int] | None]:
     nodes = Nodes()
     storages = set[tuple[str, int] | None]()
     for leaves in (True, False):
-        storages.update(map(storage_key, kept_behind(tensors, nodes, leaves=leaves)))
+        storages.update(map(storage_key, kept_by_many(tensors, nodes, leaves=leaves)))
     return storages
 
 
 class _Outside:
-    """Objects with memory, by its address or key."""
+    """Objects outside of a region, which are found by the addresses or keys of their memory."""
 
     def __init__(self, objects_with_pieces: Sequence[tuple[object, Piece]]) -> None:
         self._objects = list(map(itemgetter(0), objects_with_pieces))

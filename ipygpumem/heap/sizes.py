@@ -153,8 +153,8 @@ class Sizes:
             passed_over -= added
 
     def pass_through(self, values: Sequence[object]) -> None:
-        """Count nothing that some objects lead to in later measurements; the caller keeps it alive.
-        Three times as fast as ``together``.
+        """Let later measurements count neither some objects nor anything to which they lead; the
+        caller keeps these alive. Three times as fast as ``together``.
         """
         if not self._begin():
             return
@@ -191,8 +191,8 @@ class Sizes:
         return ""
 
     def not_counted(self, identities: Set[int]) -> set[int]:
-        """Return the identities of the objects that have not been counted; only those with several
-        references.
+        """Return the identities that are not those of counted objects. Of the objects with one
+        reference, it is not known which ones were counted.
         """
         counted = self.region.objects.keys() - self._waiting
         return set(identities - counted)
@@ -209,12 +209,12 @@ class Sizes:
         self._waiting.discard(id(value))
         measurement = _Measurement(self.region)
         shares = self._measure_parts(value, measurement)
-        also_in = self._sharers(measurement, label)
+        also_in = self._labels_sharing_with(measurement, label)
         if label:
             self._measured.append((label, measurement.nodes))
         self.complete = self.region.reader.limits.is_complete
         contents = list(filter(_is_content, shares))
-        contents.sort(key=_size_of_share, reverse=True)
+        contents.sort(key=_bytes_of_share, reverse=True)
         uncounted = sorted(self.region.uncounted_by(measurement.nodes))
         return Size(
             device_bytes=dict(measurement.size()),
@@ -243,7 +243,7 @@ class Sizes:
                 size = measurement.add_items(value, part.objects)
                 shares.append(Share(name, part.kind, name, part.items, size))
             else:
-                shares += self._of_part(part, measurement)
+                shares += self._shares_of_part(part, measurement)
         reader.release([value])
         size = measurement.add(reader.barriers.enterable([value]))
         for part in unread_parts:
@@ -252,7 +252,7 @@ class Sizes:
         return shares
 
     def _begin(self) -> bool:
-        """Begin a measurement; return False if the allowance is spent."""
+        """Begin a measurement, unless the allowance is spent; return True if it has begun."""
         limits = self.region.reader.limits
         is_spent = self.allowance is not None and self.allowance.is_spent()
         self.complete = not is_spent
@@ -260,7 +260,9 @@ class Sizes:
         return self.complete
 
     def _is_counted(self, value: object, label: str) -> bool:
-        """Return True if an object counts elsewhere, or not at all."""
+        """Return True if an object was counted by an earlier measurement, counts under another
+        label, or does not count at all.
+        """
         key = id(value)
         is_expected = key in self._waiting and self._labels.get(key) == label
         if key in self.region.objects and not is_expected:
@@ -283,9 +285,13 @@ class Sizes:
         self.complete = reader.limits.is_complete
         return size
 
-    def _sharers(self, measurement: _Measurement, label: str) -> dict[str, None]:
-        """Return the labels of other objects that share more than a little with one; named objects
-        always count.
+    def _labels_sharing_with(self, measurement: _Measurement, label: str) -> dict[str, None]:
+        """Return the labels of other objects with which the object of a measurement shares more
+        than a little memory. A named object to which it leads is always among them.
+
+        Args:
+            measurement: the measurement.
+            label: the label of its object, which is left out.
         """
         met_named = self._labels.keys() & measurement.met
         sharers = dict.fromkeys(self._labels[key] for key in met_named)
@@ -300,11 +306,11 @@ class Sizes:
         return sharers
 
     def _is_large(self, common: set[NodeKey], nodes: set[NodeKey]) -> bool:
-        """Return True if some nodes, and those among ``nodes`` to which they lead, have more than a
-        little memory.
+        """Return True if the ``common`` nodes of two objects, and the ``nodes`` of one of these to
+        which they lead, have more than a little memory.
         """
-        some = list(islice(common, _FEW_NODES))  # of a million common numbers, these tell
-        if self.region.bytes_of(some).total() >= _LARGE:
+        few_common = list(islice(common, _FEW_NODES))  # of a million common numbers, these tell
+        if self.region.bytes_of(few_common).total() >= _LARGE:
             return True
         reached = self.region.reach(common) & nodes
         return self.region.bytes_of(reached).total() >= _LARGE
@@ -323,9 +329,13 @@ class Sizes:
                 raise
             return []
 
-    def _of_part(self, part: ObjectPart, measurement: _Measurement) -> list[Share]:
-        """Measure a part; names that share memory get equal shares, except of the elements of an
-        object array.
+    def _shares_of_part(self, part: ObjectPart, measurement: _Measurement) -> list[Share]:
+        """Measure a part, and return a share for each of its names: equal shares, but of an array
+        of objects each name gets the elements of its own row.
+
+        Args:
+            part: the part, such as all columns of a frame that are in one block.
+            measurement: receives the nodes.
         """
         objects = part.objects or ()
         # A column of polars has memory, and no Python object.
@@ -350,11 +360,11 @@ class Sizes:
         return shares
 
 
-_size_of_share = attrgetter("size_bytes")
+_bytes_of_share = attrgetter("size_bytes")
 
 
 def _is_content(share: Share) -> bool:
-    """Return False for an attribute that has no memory which is counted here."""
+    """Return True if a share is shown: an attribute only if it has memory."""
     return share.size_bytes > 0 or share.kind != "attributes"
 
 
@@ -363,7 +373,8 @@ class _Measurement:
 
     Attributes:
         nodes: the new nodes.
-        met: nodes that were in the region before, and some of the new ones.
+        met: nodes of the region to which the measurement led, although they were there before; and
+            some of the new ones.
         notes: the reasons why the size is an estimate.
     """
 
@@ -405,7 +416,9 @@ class _Measurement:
         return size + after_bytes - before_bytes
 
     def _added(self, read: Callable[[], list[NodeKey]]) -> int:
-        """Return the bytes of the nodes that ``read`` adds to the region, and count these nodes."""
+        """Call ``read``, which adds nodes to the region; add these to the measurement, and return
+        their bytes on all devices.
+        """
         region = self._region
         region.graph.notes.clear()
         try:
@@ -451,7 +464,9 @@ def sizeable(values: Sequence[object]) -> list[object]:
 
 
 def _is_rows_of_objects(value: Any) -> bool:
-    """Return True for a plain object array of rows, or a view of one that shows all of it."""
+    """Return True for a plain array of objects with at least two dimensions, or a view that shows
+    all of one.
+    """
     array_type: Any = library_type("numpy", "ndarray")
     if array_type is None or type(value) is not array_type:
         return False
@@ -468,7 +483,12 @@ _MOST_SHOWN = 3
 
 
 def row_of(items: Sequence[object], size: Size) -> RetainedArray:
-    """Return the row of some objects."""
+    """Return the row of a report for one object, or for several that are reported together.
+
+    Args:
+        items: the objects.
+        size: the memory that they hold.
+    """
     examples = one_of_each(items).values()
     kinds = {name_of(type(example)) for example in examples}
     is_single = len(items) == 1

@@ -1,4 +1,5 @@
-"""Reads the memory that C objects keep from their C structs, where no Python function names it.
+"""Reads how much memory C objects keep from their C structs, where no Python function tells it: of
+``io.StringIO``, ``mmap``, SQLite's connections, NumPy's ``StringDType`` and numba's containers.
 
 No code of the user runs, and nothing is copied or locked for longer than the reading takes. A
 struct is read only if a trial with a new object has shown that this version of the library lays it
@@ -100,6 +101,7 @@ def _try_text_streams() -> bool:
 
 
 def _text_bytes(stream: Any) -> int:
+    """Return the bytes of the text in a stream, in either of its two states."""
     buffer, _, _, characters, state, *written = fields_of(stream, 9)
     size = 4 * characters if buffer else 0
     if state == _REALIZED:
@@ -143,6 +145,7 @@ def address_of_map(mapped: Any) -> int:
 
 @functools.cache
 def _can_read_maps() -> bool:
+    """Return True if this Python's memory maps are laid out as expected."""
     return _succeeds(_try_maps)
 
 
@@ -230,18 +233,19 @@ def _memory_of_database(library: Any, database: int) -> Iterator[tuple[int, int]
     if not mutex or library.sqlite3_mutex_try(mutex):  # a thread may run a statement for minutes
         raise UnknownLayoutError
     try:
-        cache = _used(library, database, _CACHE_USED)
-        is_shared = _used(library, database, _CACHE_USED_SHARED) < cache
+        cache_bytes = _used(library, database, _CACHE_USED)
+        is_shared = _used(library, database, _CACHE_USED_SHARED) < cache_bytes
         file = _file_of(library, database) if is_shared else 0
-        used = _used(library, database, _SCHEMA_USED) + _used(library, database, _STATEMENTS_USED)
+        other_bytes = _used(library, database, _SCHEMA_USED)
+        other_bytes += _used(library, database, _STATEMENTS_USED)
         deserialized = _deserialized(library, database)
     finally:
         library.sqlite3_mutex_leave(mutex)
     if file:
-        yield file, cache
+        yield file, cache_bytes
     else:
-        used += cache
-    yield 0, used
+        other_bytes += cache_bytes
+    yield 0, other_bytes
     if deserialized is not None:
         yield deserialized
 
@@ -310,6 +314,7 @@ def _try_texts() -> bool:
 
 
 def _arena(dtype: Any) -> tuple[int, int]:
+    """Return the address and the bytes of the memory in which a dtype keeps long texts."""
     (allocator,) = _fields(id(dtype) + type(dtype).__basicsize__ - 8, 1)
     _, _, _, used, size, address = _fields(allocator, 6)
     if used > size or (address == 0) is not (size == 0):

@@ -19,6 +19,10 @@ from ipygpumem.introspect import class_dict, instance_dict, is_instance, text_of
 def answers_itself(torch: Any, kind: type) -> bool:
     """Return True if a tensor class has its own ``__torch_dispatch__``, which may run even to read
     a shape.
+
+    Args:
+        torch: the torch module.
+        kind: the class.
     """
     for base in type.mro(kind):
         if base is torch.Tensor:
@@ -31,6 +35,7 @@ def answers_itself(torch: Any, kind: type) -> bool:
 _DEEPEST = 4
 """Maximum number of wrappers in each other to read."""
 _INTEGERS = {int}
+"""The type of known sizes; torch.compile has symbols for unknown ones."""
 _COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
 _COMPRESSED_COLUMNS = ("ccol_indices", "row_indices", "values")
 _SPARSE_PARTS = {
@@ -53,13 +58,14 @@ class Memory(NamedTuple):
     shared: bool = False
     """True if other processes may share host memory."""
     note: str = ""
+    """The reason why the memory cannot be read; empty if it can."""
     is_plain: bool = False
     """True if the only storage is the tensor's own."""
 
 
 class PlainTensors(NamedTuple):
-    """Columns of what is known of tensors that have a storage of their own; several may have the
-    same.
+    """Tensors that have one storage each, with its properties, as columns of equal length; several
+    tensors may have the same storage.
     """
 
     tensors: list[Any]
@@ -82,13 +88,13 @@ class PlainTensors(NamedTuple):
         return [type(size) is int and device != "meta" for size, device in sizes_on_devices]
 
     def of(self, chosen: Iterable[object]) -> PlainTensors:
-        """Return the rows for which ``chosen`` is true."""
-        chosen = list(chosen)
-        columns = [list(compress(column, chosen)) for column in self]
+        """Return the tensors for which ``chosen`` has a true value, with their properties."""
+        are_chosen = list(chosen)
+        columns = [list(compress(column, are_chosen)) for column in self]
         return PlainTensors(*columns)
 
     def extend(self, rows: PlainTensors) -> None:
-        """Add rows to the columns."""
+        """Add tensors with their properties to the columns."""
         self.tensors.extend(rows.tensors)
         self.storages.extend(rows.storages)
         self.keys.extend(rows.keys)
@@ -97,7 +103,7 @@ class PlainTensors(NamedTuple):
 
 
 class _Texts(dict[Any, str]):
-    """Names of dtypes and devices."""
+    """Names of dtypes and devices, such as ``float32``, each made once."""
 
     def __missing__(self, value: object) -> str:
         text = str(value).removeprefix("torch.")
@@ -142,7 +148,9 @@ class Reader:
             return None
 
     def keys(self, tensor: object) -> tuple[int, ...]:
-        """Return the identities of a tensor's storages, or of the object if it has none."""
+        """Return the identities of a tensor's storages, or the identity of the tensor if it has
+        none.
+        """
         storages = self.memory(tensor).storages
         if not storages:
             return (id(tensor),)
@@ -164,7 +172,7 @@ class Reader:
 
     def address_of_others(self, tensor: object) -> int | None:
         """Return the address of a plain tensor's host storage if another library than torch
-        allocated it.
+        allocated it, such as NumPy for ``torch.from_numpy``; else None.
         """
         storage = self._storage(tensor)
         if storage.device.type != "cpu":
@@ -175,7 +183,12 @@ class Reader:
         return int(storage.data_ptr())
 
     def memory(self, tensor: object, depth: int = 0) -> Memory:
-        """Return the storages of a tensor of any kind."""
+        """Return the storages of a tensor of any kind, with those of the tensors inside it.
+
+        Args:
+            tensor: the tensor.
+            depth: number of wrappers around it.
+        """
         try:
             is_foreign = self.is_foreign(tensor)
             if not is_foreign and self._layout(tensor) is self._strided:
@@ -217,7 +230,7 @@ class Reader:
         return plain, special_tensors
 
     def _columns(self, tensors: Sequence[Any]) -> PlainTensors:
-        """Return the storages, sizes and devices of tensors, with None where a tensor has none."""
+        """Return tensors with the properties of their storages; None where a tensor has none."""
         storages = each(self._storage, tensors)
         if all(each(self._is_cpu, tensors)):  # without an object for each device
             devices = ["cpu"] * len(tensors)
@@ -228,7 +241,12 @@ class Reader:
         return PlainTensors(list(tensors), storages, keys, sizes, devices)
 
     def are_shared(self, storages: Sequence[Any], devices: Sequence[str]) -> list[bool]:
-        """Return for each storage whether other processes may share its host memory."""
+        """Return for each storage whether other processes may share its host memory.
+
+        Args:
+            storages: the storages.
+            devices: the device of each of them.
+        """
         if set(devices) == {"cpu"}:
             return list(map(self._is_shared, storages))
         # An accelerator's storage always says so.
@@ -257,7 +275,13 @@ class Reader:
         return self._in_storage(storage, foreign=is_foreign)
 
     def _in_storage(self, storage: Any, *, foreign: bool) -> Memory:
-        """Return the memory of a tensor with a storage; a ``foreign`` one owns none on ``meta``."""
+        """Return the memory of a tensor with a storage.
+
+        Args:
+            storage: the storage.
+            foreign: True if the tensor's class has its own ``__torch_dispatch__``: then it owns no
+                memory on ``meta``.
+        """
         device = self.text(storage.device)
         if device == "meta":
             if foreign:
@@ -331,7 +355,7 @@ class Reader:
         return self._shapes.setdefault(sizes, sizes)
 
     def shapes(self, tensors: Sequence[Any]) -> list[tuple[int, ...] | None]:
-        """Return the same for many tensors; if all are plain, read in C."""
+        """Return the result of ``shape`` for each of many tensors; read in C if all are plain."""
         examples = one_of_each(tensors).values()
         if any(map(self.is_foreign, examples)):
             return list(map(self.shape, tensors))
@@ -349,7 +373,9 @@ class Reader:
 
 
 def _memory_of_parts(memories: Sequence[Memory]) -> Memory:
-    """Return the memory of a tensor from that of its parts: the first device and note count."""
+    """Return the memory of all parts of a tensor, with the device and note of the first part that
+    has any.
+    """
     storages = dict[int, int]()
     device = note = ""
     for memory in memories:
@@ -361,6 +387,7 @@ def _memory_of_parts(memories: Sequence[Memory]) -> Memory:
 
 
 def _has_memory(storage: Any) -> bool:
+    """Return True for a storage with an address; the storage of a wrapper has none."""
     try:
         return bool(storage.data_ptr())
     except RuntimeError:  # a wrapper's, from torch 2.1 on
@@ -382,11 +409,13 @@ def each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
 
 
 def _is_torchs(kind: type) -> bool:
+    """Return True for a class of torch."""
     module = text_of(class_dict(kind).get("__module__"))
     return module == "torch" or module.startswith("torch.")
 
 
 def _in_words(error: Exception) -> str:
+    """Return the note of a tensor that cannot be read: the first line of the error."""
     reason = type(error).__name__
     if len(error.args) == 1:
         lines = text_of(error.args[0]).splitlines()
@@ -426,13 +455,13 @@ class Storages:
         return size if type(size) is int else 0
 
     def add_of(self, reader: Reader, tensors: Sequence[Any]) -> list[Any]:
-        """Add the storages of tensors, or of their parts for tensors without a storage; return the
-        latter tensors.
+        """Add the storages of tensors, and the storages of the parts of tensors without one; return
+        the tensors without a storage.
         """
         storages = each(reader.base.untyped_storage, tensors)
         with_storages = zip(tensors, storages, strict=True)
-        odd = [tensor for tensor, storage in with_storages if storage is None]
-        for tensor in odd:  # sparse, or in another layout
+        without_storage = [tensor for tensor, storage in with_storages if storage is None]
+        for tensor in without_storage:  # sparse, or in another layout
             parts = reader.parts(tensor)
             storages += each(reader.base.untyped_storage, parts)
         kind: Any = sys.modules["torch"].UntypedStorage
@@ -445,13 +474,13 @@ class Storages:
             sizes = each(kind.nbytes, list(map(by_key.__getitem__, new)))
             self._sizes.update(zip(new, sizes, strict=True))
         self._keys |= new
-        return odd
+        return without_storage
 
     def __contains__(self, key: int) -> bool:
         return key in self._keys
 
     def alive(self, keys: Iterable[int]) -> Iterator[bool]:
-        """Return for each of some storages, all of them added before, whether it is alive."""
+        """Yield for each of some storages, all of which were added, whether it is alive."""
         has_expired: Callable[[int], bool] = sys.modules["torch"].UntypedStorage._expired
         # A dropped reference must not be asked: its memory is free.
         return (key in self._keys and not has_expired(key) for key in keys)
@@ -472,7 +501,11 @@ class Storages:
         return any(self.alive(self._keys))
 
     def _free_at_end(self, free: Callable[[int], object]) -> None:
-        """Free all references with this object."""
+        """Free all references as soon as this object dies.
+
+        Args:
+            free: torch's function that frees the reference with a key.
+        """
         key = id(self._keys)
         if key in ENDS_OF_STORAGES:
             return

@@ -89,29 +89,29 @@ class ObjectCount:
     def see(
         self, tracked: Batch[object], untracked: Sequence[object], in_dicts: int
     ) -> list[object]:
-        """Count tracked objects, and the untracked ones behind them; return the new arrays among
-        the latter.
+        """Count tracked objects, and the untracked objects behind them that were not counted yet;
+        return the arrays among these. The arguments are those of ``HeapObserver.see``.
         """
-        new = self._new(untracked)
-        self._add(tracked)
-        self._add(Batch(self._new_keys(tracked, in_dicts)))
+        new = self._not_counted(untracked)
+        self._count(tracked)
+        self._count(Batch(self._keys_not_counted(tracked, in_dicts)))
         arrays = []
         while new:
             batch = Batch(new)
-            self._add(batch)
+            self._count(batch)
             new_arrays = batch.of_types(self._own_bytes.arrays)
             arrays += new_arrays
             leading = batch.of_types(self._leading)
-            new = self._new(self._in_arrays(new_arrays))
+            new = self._not_counted(self._untracked_in_arrays(new_arrays))
             for part in map(Batch, chunks(leading)):
                 referents, in_dicts = referents_of(part)
                 untracked = list(filterfalse(gc.is_tracked, referents))
                 del referents  # another reference to each of them
-                new += self._new(untracked)
-                new += self._new_keys(part, in_dicts)
+                new += self._not_counted(untracked)
+                new += self._keys_not_counted(part, in_dicts)
         return arrays
 
-    def _in_arrays(self, arrays: Sequence[object]) -> list[object]:
+    def _untracked_in_arrays(self, arrays: Sequence[object]) -> list[object]:
         """Return the untracked elements of arrays of objects, such as the text in a data frame.
 
         Views of one array show the same elements, which are read once.
@@ -126,7 +126,7 @@ class ObjectCount:
                 elements += filterfalse(gc.is_tracked, flat_elements(owner) or ())
         return elements
 
-    def _new_keys(self, objects: Batch[object], in_dicts: int) -> list[object]:
+    def _keys_not_counted(self, objects: Batch[object], in_dicts: int) -> list[object]:
         """Return the text keys of dicts that were not counted yet, each once.
 
         Args:
@@ -135,10 +135,10 @@ class ObjectCount:
         """
         dicts = objects.of_types(self._own_bytes.dicts)
         if dicts:
-            return self._new(text_keys(dicts, self._own_bytes.dicts, in_dicts))
+            return self._not_counted(text_keys(dicts, self._own_bytes.dicts, in_dicts))
         return []
 
-    def _new(self, untracked: Sequence[object]) -> list[object]:
+    def _not_counted(self, untracked: Sequence[object]) -> list[object]:
         """Return the objects that were not counted yet, each once.
 
         Objects with one reference are met once, so that they need not be remembered: there may be
@@ -152,15 +152,15 @@ class ObjectCount:
         self._shared.update(compress(here, are_shared))
         return new
 
-    def _add(self, batch: Batch[object]) -> None:
+    def _count(self, batch: Batch[object]) -> None:
         """Add the bytes of objects themselves, and the memory behind them."""
         if not batch.types <= self._types:
             self._learn(batch)
         self._size += self._own_bytes.requested(batch)
         tensors = batch.of_types(self._tensors)
         if tensors:
-            self._add_tensors(tensors)
-        self._look_behind(batch.of_types(self._readers.keys()))
+            self._count_objects_of_torch(tensors)
+        self._count_behind(batch.of_types(self._readers.keys()))
 
     def _learn(self, batch: Batch[object]) -> None:
         """Sort the types that were not seen yet."""
@@ -170,7 +170,12 @@ class ObjectCount:
             self._learn_type(type_id, example)
 
     def _learn_type(self, type_id: int, example: object) -> None:
-        """Sort the type of an object that the own bytes know."""
+        """Sort a type that ``_own_bytes`` has learned.
+
+        Args:
+            type_id: the identity of the type.
+            example: an object of the type.
+        """
         self._types.add(type_id)
         if self._tensor_type is not None and is_instance(example, self._tensor_type):
             self._tensors.add(type_id)
@@ -181,13 +186,13 @@ class ObjectCount:
         if reader is not None and library_of(type(example)) not in _NOT_READ:
             self._readers[type_id] = reader
 
-    def _add_tensors(self, tensors: Sequence[Any]) -> None:
+    def _count_objects_of_torch(self, tensors: Sequence[Any]) -> None:
         """Add the bytes of torch's C++ objects."""
         torch: Any = sys.modules["torch"]
         with torch._C.DisableTorchFunction():
             self._size += of_tensors(Reader(torch), tensors) + STORAGE_BYTES * len(tensors)
 
-    def _look_behind(self, items: Iterable[object]) -> None:
+    def _count_behind(self, items: Iterable[object]) -> None:
         """Read the memory that libraries keep behind objects."""
         waiting = list(items)
         while waiting:

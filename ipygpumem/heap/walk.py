@@ -160,7 +160,11 @@ class Walk:
     # -- overridden by subclasses ----------------------------------------------------------------
 
     def kind_of(self, item: object) -> str:
-        """Return how objects of the type of ``item`` are handled: one of ``_KINDS``."""
+        """Return how the walk handles the objects of a type: one of ``_KINDS``.
+
+        Args:
+            item: any object of the type.
+        """
         base_ids = set(map(id, mro_of(type(item))))
         for base, kind in self._bases:
             if id(base) in base_ids:
@@ -174,8 +178,8 @@ class Walk:
         return "leading"
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Return the arrays that lead to other objects: by a subclass's attributes, or by elements
-        that are objects.
+        """Return the arrays, of some, that lead to other objects: by a subclass's attributes, or by
+        elements that are objects.
         """
         tensors = self.of_kind("tensor", arrays)
         ndarrays = self.of_kind("ndarray", arrays)
@@ -184,7 +188,12 @@ class Walk:
         return _with_attributes(tensors) + list(by_identity(leading).values())
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
-        """Yield the contents of some objects; objects with a path come one at a time."""
+        """Yield the contents of some objects, in groups.
+
+        Args:
+            objects: the objects; only one of them if it has a path.
+            path: the path; empty without one.
+        """
         if len(objects) == 1 and self._length(objects[0]) > _MANY:
             for part in self._contents_of_long(objects[0]):
                 yield part, None
@@ -193,17 +202,20 @@ class Walk:
         if type_ids >= _FUNCTION:
             for function in of_types(_FUNCTION, objects):
                 self.seen.add(id(function.__globals__))  # a namespace leads to everything
-        yield self._chain(objects), None
+        yield self._links_behind(objects), None
         yield gc.get_referents(*objects), None
         if not self._kinds["ndarray"].isdisjoint(type_ids):
             for array in self.of_kind("ndarray", objects):
-                yield self._elements(array), None
+                yield self._objects_in_array(array), None
 
     # -- implementation --------------------------------------------------------------------------
 
     def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
-        """Yield the arrays among objects and behind them, in groups; those in long
-        containers last.
+        """Yield the arrays among objects and behind them, in groups; arrays in long containers
+        last.
+
+        Args:
+            groups: the objects to begin with, with their labels, or None for no paths.
         """
         for items, label in chain(groups, self._contents_of_waiting()):
             for start, part in zip(count(0, CHUNK), chunks(items)):
@@ -214,15 +226,15 @@ class Walk:
                 if start > 0 and self.left <= 0:
                     self.complete = False
                     break
-                arrays, leading = self._sift(part, with_paths=label is not None)
+                arrays, leading = self._arrays_and_leading(part, with_paths=label is not None)
                 if label is None:
                     self._queue.extend(zip(chunks(leading, _AT_ONCE), repeat("")))
                 else:
-                    self._label(arrays, leading, part, start, label)
+                    self._note_paths(arrays, leading, part, start, label)
                 if arrays:
                     yield arrays
 
-    def _label(
+    def _note_paths(
         self,
         arrays: Sequence[Any],
         leading: Sequence[Any],
@@ -320,16 +332,18 @@ class Walk:
         if id(type(container)) not in CONTAINER_TYPES:
             yield [instance_dict(container), *slots(container).values()]
 
-    def _elements(self, array: Any) -> list[Any]:
-        """Return the objects in an array; note if they cannot be read."""
+    def _objects_in_array(self, array: Any) -> list[Any]:
+        """Return the objects in an array; if they cannot be read, none, and the walk is
+        incomplete.
+        """
         elements = flat_elements(array)
         if elements is None and any(holding_objects([array])):
             self.complete = False
         return elements or []
 
-    def _chain(self, objects: Sequence[object]) -> list[object]:
-        """Return the next objects of a linked list, if ``objects`` is one of its nodes: one by one
-        would take long.
+    def _links_behind(self, objects: Sequence[object]) -> list[object]:
+        """Return the next nodes of a linked list if ``objects`` is one of its nodes, else nothing:
+        following them one by one would take long.
         """
         nodes = list[object]()
         if len(objects) != 1 or type(objects[0]) is FunctionType:
@@ -345,24 +359,28 @@ class Walk:
             nodes.append(node)
         return nodes
 
-    def _sift(self, items: Sequence[Any], *, with_paths: bool) -> tuple[list[Any], list[Any]]:
-        """Return the new arrays among ``items``, and the new objects that may lead to more."""
-        type_ids = self._sort(items)
+    def _arrays_and_leading(
+        self, items: Sequence[Any], *, with_paths: bool
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the arrays among ``items`` that the walk has not seen, and the unseen objects that
+        may lead to more; of the latter only as many as may still be entered.
+        """
+        type_ids = self._classify(items)
         arrays = list[Any]()
         leading = list[Any]()
         if not self._arrays.isdisjoint(type_ids):
-            arrays = self._new(of_types(self._arrays, items))
+            arrays = self._not_seen(of_types(self._arrays, items))
             leading += self.that_lead_on(arrays)
             self._alive.append(arrays)
         if not self._kinds["leading"].isdisjoint(type_ids):
             candidates = self.of_kind("leading", items)
             if with_paths and len(candidates) > _FEW:
-                candidates = self._with_more(candidates)
-            leading += self._new(candidates)
+                candidates = self._without_plain_containers(candidates)
+            leading += self._not_seen(candidates)
         has_classes = not self._kinds["class"].isdisjoint(type_ids)
         if self._modules_of_classes and has_classes:
             classes = self._classes_to_enter(items)
-            leading += self._new(classes)
+            leading += self._not_seen(classes)
         if len(leading) > self.left:
             self.complete = False
             del leading[max(0, self.left) :]
@@ -380,8 +398,8 @@ class Walk:
         return classes
 
     def _may_lead_on(self, container: Any) -> bool:
-        """Return False for a long container of numbers and text; in a hasty walk, also if the first
-        of its other items contain nothing else.
+        """Return True if a long container has more than numbers and text. A hasty walk only looks
+        at its first items that are neither, and at the contents of these.
         """
         base = self._containers[id(type(container))]
         for part in parts_of_container(container, base):
@@ -391,15 +409,15 @@ class Walk:
             self._glances_left -= len(part)
             if types_of(part) <= ATOMS:
                 continue
-            if self._is_hasty and self._lead_nowhere([part]):
+            if self._is_hasty and self._are_plain_containers([part]):
                 self.complete = False
                 return False
             return True
         return False
 
-    def _with_more(self, items: Sequence[object]) -> list[Any]:
-        """Return the objects that contain more than numbers and text."""
-        if self._lead_nowhere(items):
+    def _without_plain_containers(self, items: Sequence[object]) -> list[Any]:
+        """Return the objects that lead to more than numbers and text."""
+        if self._are_plain_containers(items):
             return []
         skip = self._kinds["skip"]
         return [
@@ -408,13 +426,15 @@ class Walk:
             if not skip.issuperset(map(id, map(type, gc.get_referents(item))))
         ]
 
-    def _lead_nowhere(self, items: Sequence[object]) -> bool:
-        """Return True if containers contain only numbers and text, as most do."""
+    def _are_plain_containers(self, items: Sequence[object]) -> bool:
+        """Return True if objects lead only to numbers and text, on at most ``_LEVELS`` levels: most
+        do.
+        """
         skip = self._kinds["skip"]
         leading = self._kinds["leading"]
         for _ in range(_LEVELS):
             items = gc.get_referents(*items)
-            type_ids = self._sort(items)
+            type_ids = self._classify(items)
             if type_ids <= skip:
                 return True
             if not type_ids <= skip | leading:
@@ -422,8 +442,10 @@ class Walk:
             items = self.of_kind("leading", items)
         return False
 
-    def _sort(self, items: Sequence[object]) -> set[int]:
-        """Return the types of ``items``, after classifying the new ones."""
+    def _classify(self, items: Sequence[object]) -> set[int]:
+        """Return the identities of the types of ``items``, after sorting the new types into
+        ``_kinds``.
+        """
         type_ids = types_of(items)
         if type_ids <= self._types:
             return type_ids
@@ -441,8 +463,10 @@ class Walk:
                     self._containers[type_id] = base
         return type_ids
 
-    def _new(self, items: Sequence[Any]) -> list[Any]:
-        """Return the items that were not seen before, each once, in their order."""
+    def _not_seen(self, items: Sequence[Any]) -> list[Any]:
+        """Return the items that the walk has not seen, each once, in their order; then it has seen
+        them.
+        """
         by_key = by_identity(items)
         if self.seen.isdisjoint(by_key):
             self.seen.update(by_key)

@@ -73,8 +73,8 @@ class WatchedArray:
         return array is not None and not is_on_closed_map(array)
 
     def detach(self, places: Container[Span | None]) -> None:
-        """Drop the weak reference before user code runs, if ``update`` can find the array at one of
-        ``places``.
+        """Drop the weak reference before user code runs, if the array is at one of ``places``,
+        where ``update`` will look for it.
         """
         if self.place in places:
             self._is_alive = self()

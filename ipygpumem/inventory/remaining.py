@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.knowledge.tasks import pending
+from ipygpumem.heap.knowledge.tasks import pending_tasks
 from ipygpumem.heap.paths.data_frame_steps import without_old_blocks
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.inventory.contents import Contents, Received
@@ -186,4 +186,4 @@ def _older_behind(
 
 def _pending_tasks(heap: Heap, not_counted: set[int]) -> list[object]:
     """Return the new tasks that only the event loop keeps, by a future that wakes each of them."""
-    return [task for task in pending(heap.tasks) if id(task) in not_counted]
+    return [task for task in pending_tasks(heap.tasks) if id(task) in not_counted]

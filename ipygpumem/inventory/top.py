@@ -16,7 +16,7 @@ from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import Progress, chunks, instances_among, no_progress
 from ipygpumem.heap.heap import refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE
-from ipygpumem.heap.knowledge.tasks import is_pending, pending
+from ipygpumem.heap.knowledge.tasks import is_pending, pending_tasks
 from ipygpumem.heap.knowledge.views import small_view
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.parts import CACHED
@@ -250,7 +250,7 @@ def _has_pending(value: Any) -> bool:
         value = value.values()
     elif not any(type(value) is kind for kind in _WITH_TASKS):  # ``in`` compares metaclasses
         return False
-    return bool(pending(list(islice(value, _MOST_TASKS))))
+    return bool(pending_tasks(list(islice(value, _MOST_TASKS))))
 
 
 class _Measured(NamedTuple):

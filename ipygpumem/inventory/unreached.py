@@ -28,7 +28,7 @@ from ipygpumem.heap.bulk import (
 )
 from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.knowledge.frames import SUSPENDED, code_of, failed, locals_of
+from ipygpumem.heap.knowledge.frames import SUSPENDED, code_of, locals_of, with_tracebacks
 from ipygpumem.heap.knowledge.slices import Slices, is_view
 from ipygpumem.heap.parts import cached
 from ipygpumem.heap.sizes import Sizes
@@ -271,7 +271,7 @@ def _users_places(heap: Heap) -> Iterator[Any]:
     for suspended in heap.instances(*SUSPENDED):
         if is_users(code_of(suspended).co_filename):
             yield suspended
-    yield from failed(heap.instances(BaseException))
+    yield from with_tracebacks(heap.instances(BaseException))
 
 
 def _contents(place: Any) -> list[object]:

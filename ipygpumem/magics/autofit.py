@@ -24,7 +24,8 @@ from ipygpumem.heap.array_search import arrays_of_names
 from ipygpumem.introspect import type_name
 from ipygpumem.magics import completions
 from ipygpumem.report.autofit import autofit_report
-from ipygpumem.report.layout import Report, clean
+from ipygpumem.report.layout import Report
+from ipygpumem.report.words import clean
 from ipygpumem.scope.bindings import Bindings, bindings_of
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.app import App

@@ -16,7 +16,8 @@ from ipygpumem.notebook import running_cell
 from ipygpumem.report import history as reports
 from ipygpumem.report.cells import usage_parts
 from ipygpumem.report.experiments import times
-from ipygpumem.report.layout import Report, clean, listed, note
+from ipygpumem.report.layout import Report, note
+from ipygpumem.report.words import clean, listed
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import (
     Options,

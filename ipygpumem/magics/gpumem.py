@@ -17,11 +17,13 @@ from ipygpumem.meter.contexts import create_context, why_no_accelerator
 from ipygpumem.probes.other_kernels import other_kernels
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import CellRecord
+from ipygpumem.report.devices import device_label, sizes
 from ipygpumem.report.export import save
 from ipygpumem.report.freeing import freed_report
 from ipygpumem.report.history import history_report, traces_report
-from ipygpumem.report.layout import Report, clean, count, device_label, listed, note, sizes
+from ipygpumem.report.layout import Report, note
 from ipygpumem.report.status import status_report
+from ipygpumem.report.words import clean, count, listed
 from ipygpumem.shell.app import App, LastLook
 from ipygpumem.shell.commands.declarations import (
     Options,

@@ -19,9 +19,10 @@ from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.top import LargestNames, NamedSize, select
 from ipygpumem.magics import completions
 from ipygpumem.notebook import cell_of_output
-from ipygpumem.report.layout import Report, clean
+from ipygpumem.report.layout import Report
 from ipygpumem.report.tensors import groups_report, tensors_report
 from ipygpumem.report.top import top_report
+from ipygpumem.report.words import clean
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import (
     Options,

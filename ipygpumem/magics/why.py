@@ -14,16 +14,17 @@ from ipygpumem.errors import describe_error, ellipsize, quoted
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.ownership import ownership_of
 from ipygpumem.magics import completions, tensors
-from ipygpumem.report.layout import Report, clean
+from ipygpumem.report.layout import Report
 from ipygpumem.report.why import left_report, of_ipython_report, outputs_report, why_report
+from ipygpumem.report.words import clean
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, argument, command, did_you_mean
 from ipygpumem.shell.ipython.caches import made_by_ipython, outputs_of
 from ipygpumem.shell.ipython.sources import cell_that_bound
 
 _ONE_NAME = "one name at a time; %gpumem top {} lists several"
-_NAMES = re.compile(r"\w+(, *\w+)+,? *")
-"""Matches several names, which Python takes for a tuple."""
+_SEVERAL_NAMES = re.compile(r"\w+(, *\w+)+,? *")
+"""Matches several names, such as ``x, y``, which Python takes for a tuple."""
 
 
 @command(
@@ -38,62 +39,75 @@ _NAMES = re.compile(r"\w+(, *\w+)+,? *")
     ),
 )
 def why(app: App, options: Options) -> list[Report]:
-    """Return the report on a name, an expression, or a deleted name."""
+    """Return the report on a name, an expression, or a deleted name.
+
+    Everything below gets the object in a list: a variable would be a reference of ours among the
+    user's, which are counted.
+    """
     expression = options.expression
     names = app.context.namespace
     is_name = expression in names
     try:
-        # the list is the only reference to the object here
-        holding = [names[expression] if is_name else app.context.shell.ev(expression)]
+        only_object = [names[expression] if is_name else app.context.shell.ev(expression)]
     except Exception as error:
         if type(error) is NameError and expression.isidentifier():
-            return [_report_of_deleted(app, expression)]
-        raise UsageError(clean(f"%gpumem why: {_problem(expression, error, names)}")) from None
-    if not is_name and type(holding[0]) is tuple and _NAMES.fullmatch(expression):
+            return [_report_on_missing_name(app, expression)]
+        message = _message_on_failed_expression(expression, error, names)
+        raise UsageError(clean(f"%gpumem why: {message}")) from None
+    if not is_name and type(only_object[0]) is tuple and _SEVERAL_NAMES.fullmatch(expression):
         words = expression.replace(",", "")
         raise UsageError(clean(f"%gpumem why: {_ONE_NAME.format(words)}"))
-    report = _report_of_ipythons(app, expression, holding, is_name=is_name)
+    report = _report_on_ipythons_own(app, expression, only_object, is_name=is_name)
     if report is not None:
         return [report]
-    references = 2 if is_name else 1  # of the list, and of the name
+    return [_report_on_object(app, expression, only_object, is_name=is_name)]
+
+
+def _report_on_object(
+    app: App, expression: str, only_object: list[object], *, is_name: bool
+) -> Report:
+    """Return the report on the holders of a user's object, the item of ``only_object``."""
+    our_references = 2 if is_name else 1  # of the list, and of the name
     roots = app.experiments.survivors.roots()
     with app.context.display.working("what else holds it"):
-        ownership = ownership_of(expression, holding, roots, references, is_name=is_name)
-    ownership = replace(ownership, outputs=outputs_of(app.context.shell, holding[0]))
-    text = holding[0]
-    if not is_name and type(text) is str and text in names:
-        hint = f"this is about the text; for the variable: %gpumem why {text}"
-        ownership = replace(ownership, notes=(*ownership.notes, hint))
-    return [why_report(ownership)]
+        ownership = ownership_of(expression, only_object, roots, our_references, is_name=is_name)
+    outputs = outputs_of(app.context.shell, only_object[0])
+    notes = ownership.notes
+    text = only_object[0]
+    if not is_name and type(text) is str and text in app.context.namespace:
+        notes = (*notes, f"this is about the text; for the variable: %gpumem why {text}")
+    return why_report(replace(ownership, outputs=outputs, notes=notes))
 
 
-def _report_of_ipythons(
-    app: App, expression: str, holding: list[object], *, is_name: bool
+def _report_on_ipythons_own(
+    app: App, expression: str, only_object: list[object], *, is_name: bool
 ) -> Report | None:
-    """Return the report on the only object in ``holding`` if it is IPython's own, such as its
-    outputs; None for another one.
+    """Return the report on the item of ``only_object`` if it is IPython's own, such as ``Out`` or
+    ``In``; None for any other object.
     """
     shell = app.context.shell
     cache = app.context.namespace.get("_oh")
-    if type(cache) is dict and holding[0] is cache:
+    if type(cache) is dict and only_object[0] is cache:
         return outputs_report(tensors.outputs(shell), len(cache))
-    made = made_by_ipython(shell, expression) if is_name else ""
-    if made:
-        return of_ipython_report(expression, type_name(holding[0]), made)
+    description = made_by_ipython(shell, expression) if is_name else ""
+    if description:
+        return of_ipython_report(expression, type_name(only_object[0]), description)
     return None
 
 
-def _problem(expression: str, error: Exception, names: Container[str]) -> str:
-    """Return the message on an expression that cannot be evaluated."""
+def _message_on_failed_expression(expression: str, error: Exception, names: Container[str]) -> str:
+    """Return the message on an expression whose evaluation has raised ``error``."""
     words = re.split(r"[\s,]+", expression)
-    several = [word for word in words if word in names]
-    if type(error) is SyntaxError and len(several) > 1:
-        return _ONE_NAME.format(" ".join(several))
+    names_in_expression = [word for word in words if word in names]
+    if type(error) is SyntaxError and len(names_in_expression) > 1:
+        return _ONE_NAME.format(" ".join(names_in_expression))
     return f"{quoted(expression)}: {ellipsize(describe_error(error))}"
 
 
-def _report_of_deleted(app: App, name: str) -> Report:
-    """Return the report on a name that does not exist, or no longer."""
+def _report_on_missing_name(app: App, name: str) -> Report:
+    """Return the report on a name that does not exist, with the memory that it has left if a cell
+    has bound it before; else with a similar name.
+    """
     cell = cell_that_bound(app.context.shell, name)
-    meant = "" if cell is not None else did_you_mean(name, list(app.context.namespace))
-    return left_report(name, cell, app.experiments.survivors.left_by(name, cell), meant)
+    similar_name = "" if cell is not None else did_you_mean(name, list(app.context.namespace))
+    return left_report(name, cell, app.experiments.survivors.left_by(name, cell), similar_name)

@@ -66,7 +66,7 @@ def parse_device(
     elif type(given) is int and given.bit_length() < 64:
         name = f"cuda:{given}"
     if name == "gpu":
-        name = _gpu(kinds)
+        name = _kind_of_gpu(kinds)
     if name in _HOST:
         return "cpu"
     known_names = set(known)
@@ -80,7 +80,7 @@ def parse_device(
     )
 
 
-def _gpu(kinds: Iterable[str]) -> str:
+def _kind_of_gpu(kinds: Iterable[str]) -> str:
     """Return the kind of devices that ``gpu`` means here."""
     if "mps" in kinds and has_mps(loaded_torch()):
         return "mps"
@@ -235,7 +235,9 @@ class CachingAllocatorProbe(Probe):
         return tuple(readings)
 
     def _whole_device(self, module: Any, index: int, to_ask: DevicesToAsk) -> WholeDevice:
-        """Return the figures of a device, as far as they are asked for and known."""
+        """Return the figures of a device with all processes; without them if ``to_ask`` leaves the
+        device out, or if they are unknown.
+        """
         total = self._totals.get(index)
         if total is None:
             total = self._totals[index] = module.get_device_properties(index).total_memory
@@ -286,7 +288,7 @@ class DevicesToAsk(Enum):
 
     ALL = "all devices"
     USED = "devices that this process uses"
-    DRIVER = "the same, if the driver knows the figures without a call to the device"
+    DRIVER = "devices that this process uses, if the driver tells without a call to the device"
     NONE = "no device"
 
 
@@ -332,16 +334,16 @@ class _SharedPeaks:
         """Peaks that our resets cleared and the user has not, by device and path."""
         self._our_peaks: dict[int, int] = {}
         """Peak of allocated bytes that a reset by the user cleared, by device."""
-        self._latest: dict[int, Stats] = {}
+        self._last_stats: dict[int, Stats] = {}
         """The last statistics of each device since our last ``rearm``."""
         self._wrapped: dict[str, tuple[Any, Any]] = {}
         """The original function and ours, by name."""
         self._stats: Callable[[int], Stats] = getattr(library, stats)
         self._reset: Callable[[int], None] = getattr(library, reset)
-        self._wrap(stats, self._stats_for_user)
-        self._wrap("_accelerator_getDeviceStats", self._stats_for_user)
-        self._wrap(reset, self._reset_by_user)
-        self._wrap("_accelerator_resetPeakStats", self._reset_by_user)
+        self._wrap(stats, self._with_users_peaks)
+        self._wrap("_accelerator_getDeviceStats", self._with_users_peaks)
+        self._wrap(reset, self._with_our_peak_stored)
+        self._wrap("_accelerator_resetPeakStats", self._with_our_peak_stored)
 
     @classmethod
     def of(cls, library: Any, backend: str) -> _SharedPeaks | None:
@@ -355,7 +357,9 @@ class _SharedPeaks:
         return cls(library, stats, reset)
 
     def _wrap(self, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace a function by ``make(function)``; older torch lacks the general ones."""
+        """Replace a function of torch, if this version has it, by the one that ``make`` returns for
+        it.
+        """
         original = getattr(self._library, name, None)
         if original is not None:
             wrapper = make(original)
@@ -366,7 +370,7 @@ class _SharedPeaks:
         """Return the raw statistics of ``device`` and its peak of allocated bytes since our
         ``rearm``.
         """
-        stats = self._latest[device] = self._stats(device)
+        stats = self._last_stats[device] = self._stats(device)
         return stats, max(stats["allocated_bytes"]["all"]["peak"], self._our_peaks.get(device, 0))
 
     def rearm(self, device: int) -> None:
@@ -374,13 +378,13 @@ class _SharedPeaks:
         seen.
         """
         users_peaks = self._users_peaks.setdefault(device, {})
-        stats = self._latest.pop(device, {}) or self._stats(device)
-        for path, values in _with_peaks(stats):
+        stats = self._last_stats.pop(device, {}) or self._stats(device)
+        for path, values in _statistics_with_peaks(stats):
             users_peaks[path] = max(users_peaks.get(path, 0), values["peak"])
         self._reset(device)
         self._our_peaks.pop(device, None)
 
-    def _stats_for_user(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_users_peaks(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return torch's function with the peaks that the user's code would see without our
         ``rearm``.
         """
@@ -388,13 +392,13 @@ class _SharedPeaks:
         def stats(device: int) -> Stats:
             statistics: Stats = original(device)
             users_peaks = self._users_peaks.get(device, {})
-            for path, values in _with_peaks(statistics):
+            for path, values in _statistics_with_peaks(statistics):
                 values["peak"] = max(values["peak"], users_peaks.get(path, 0))
             return statistics
 
         return stats
 
-    def _reset_by_user(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_our_peak_stored(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return torch's function, which stores our peak before the user's code resets it."""
 
         def reset(device: int) -> None:
@@ -414,13 +418,13 @@ class _SharedPeaks:
         self._wrapped.clear()
 
 
-def _with_peaks(
+def _statistics_with_peaks(
     stats: Stats, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, int]]]:
-    """Yield every statistic that has a peak, at any depth, with its path."""
+    """Yield every statistic that has a peak, with its path: ``("allocated_bytes", "all")``."""
     for name, value in stats.items():
         if type(value) is dict:
             if "peak" in value:
                 yield (*path, name), value
             else:
-                yield from _with_peaks(value, (*path, name))
+                yield from _statistics_with_peaks(value, (*path, name))

@@ -52,7 +52,7 @@ class Segment:
     returned to the driver.
     """
     small: bool = False
-    """It serves allocations of at most 1 MiB."""
+    """True if it serves allocations of at most 1 MiB."""
     stream: int = 0
     """Its free blocks serve this CUDA stream alone; 0 is the default stream."""
 
@@ -113,6 +113,7 @@ class Snapshot:
         self.requested_bytes = sum(block.requested_bytes for block in self.blocks_in_use)
 
     def _add_blocks(self, blocks: Sequence[SnapshotBlock]) -> None:
+        """Add the blocks of a segment to the sums."""
         for block in blocks:
             self.reserved_bytes += block.size_bytes
             if block.state == "allocated":
@@ -121,6 +122,7 @@ class Snapshot:
                 self.pending_bytes += block.size_bytes
 
     def _add_free_pieces(self, segment: Segment) -> None:
+        """Add the free memory of a segment to the sums."""
         for size, can_be_freed in segment.free_pieces():
             if segment.private:
                 self.private_bytes += size
@@ -147,12 +149,12 @@ def snapshots(backend: str) -> dict[str, Snapshot]:
         entries = take()
     segments: dict[str, list[Segment]] = {}
     for data in entries:
-        segments.setdefault(f"{backend}:{data['device']}", []).append(_segment(data))
+        segments.setdefault(f"{backend}:{data['device']}", []).append(_segment_of_entry(data))
     return {device: Snapshot(tuple(items)) for device, items in segments.items()}
 
 
-def _segment(data: Mapping[str, Any]) -> Segment:
-    """Return the segment that torch describes."""
+def _segment_of_entry(data: Mapping[str, Any]) -> Segment:
+    """Return the segment of an entry in torch's snapshot."""
     blocks = list[SnapshotBlock]()
     address = int(data["address"])
     for entry in data["blocks"]:
@@ -176,7 +178,7 @@ _STATES: dict[str, State] = {"inactive": "inactive", "active_allocated": "alloca
 
 
 def _snapshot_block(entry: Mapping[str, Any], address: int) -> SnapshotBlock:
-    """Return the block that torch describes."""
+    """Return the block of an entry in torch's snapshot; ``address`` is where it begins."""
     size = int(entry["size"])
     requested = min(int(entry.get("requested_size", size)), size)
     # torch's documentation calls the third state active_awaiting_free, its snapshots

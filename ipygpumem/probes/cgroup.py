@@ -72,7 +72,7 @@ def limits(root: Path = ROOT) -> list[Group]:
         with contextlib.suppress(OSError, ValueError):
             limit = int((folder / version.limit).read_text())
             if limit < UNLIMITED:
-                groups.append(_group(version, folder, limit))
+                groups.append(_group_with_figures(version, folder, limit))
     return groups
 
 
@@ -90,7 +90,7 @@ def tightest(root: Path = ROOT) -> Group | None:
     return min(limits(root), key=lambda group: group.limit_bytes, default=None)
 
 
-def _group(version: Version, folder: Path, limit: int) -> Group:
+def _group_with_figures(version: Version, folder: Path, limit: int) -> Group:
     """Return a group with its figures."""
     used = int((folder / version.used).read_text())
     figures: dict[str, int] = {}
@@ -122,7 +122,9 @@ def groups_around(root: Path, version: Version, path: str) -> Iterator[Path]:
 
 
 def memberships(root: Path) -> Iterator[tuple[Version, str]]:
-    """Yield the paths of this process's groups in the trees that may limit memory."""
+    """Yield the path of this process's group in each tree that may limit memory, such as
+    ``/user.slice``.
+    """
     for line in _lines(root / "proc/self/cgroup"):
         fields = line.split(":", 2)
         if len(fields) < 3:
@@ -135,7 +137,7 @@ def memberships(root: Path) -> Iterator[tuple[Version, str]]:
 
 
 def mounts(root: Path, version: Version) -> Iterator[tuple[str, str]]:
-    """Yield the mounts of a tree: the group at its top, and the folder."""
+    """Yield each mount of a tree: the path of the group at its top, and the folder."""
     for line in _lines(root / "proc/self/mountinfo"):
         mount, _, file_system = line.partition(" - ")
         fields = mount.split(" ")

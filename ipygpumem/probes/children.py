@@ -46,25 +46,33 @@ def descendants() -> list[int]:
 
 
 def pages(process: object) -> list[bytes]:
-    """Return the pages of a process, of its address space and then in RAM; none if it has ended."""
+    """Return a process's number of pages in its address space, then in RAM, and by kind, as text;
+    none if it has ended.
+    """
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/statm").read_bytes().split()
     return []
 
 
-def size_of(pid: int) -> tuple[int, bool] | None:
-    """Return the PSS of a process and True; its RSS and False if only that is readable; None if it
-    has ended.
-    """
+class ProcessSize(NamedTuple):
+    """The memory of a process in RAM."""
+
+    size_bytes: int
+    is_shared_out: bool
+    """True for PSS, which divides shared pages among their processes; False for RSS."""
+
+
+def size_of(pid: int) -> ProcessSize | None:
+    """Return the PSS of a process, or its RSS if only that is readable; None if it has ended."""
     with contextlib.suppress(OSError):
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
         pss = _PSS.search(rollup)
         if pss:
-            return int(pss[1]) * KIB, True
+            return ProcessSize(int(pss[1]) * KIB, is_shared_out=True)
     with contextlib.suppress(OSError, IndexError):
         pages_in_ram = int(pages(pid)[1])
         if pages_in_ram:
-            return pages_in_ram * PAGE_BYTES, False
+            return ProcessSize(pages_in_ram * PAGE_BYTES, is_shared_out=False)
     return None
 
 
@@ -127,14 +135,16 @@ def children() -> list[Child]:
     by_pid = {process.pid: process for process in psutil.Process().children(recursive=True)}
     for process in by_pid.values():
         with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
-            size, is_shared_out = size_of(process.pid) or (int(process.memory_info().rss), False)
+            size = size_of(process.pid)
+            if size is None:  # no /proc
+                size = ProcessSize(int(process.memory_info().rss), is_shared_out=False)
             # torchrun starts its workers seconds after the cell that started torchrun.
             ancestor = process
             parent = by_pid.get(process.ppid())
             while parent is not None:
                 ancestor, parent = parent, by_pid.get(parent.ppid())
             started_at = _started_at(ancestor.pid) or ancestor.create_time()
-            live.append(Child(process.pid, process.name(), started_at, size, is_shared_out))
+            live.append(Child(process.pid, process.name(), started_at, *size))
     live.sort(key=attrgetter("memory_bytes"), reverse=True)
     return live
 

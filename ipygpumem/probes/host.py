@@ -71,22 +71,22 @@ class HostProbe(Probe):
     """All probes that use the mark: the kernel has one per process, which any of them resets."""
 
     def __init__(self, *, exact: bool = True) -> None:
-        self._total = total_bytes()
+        self._total_bytes = total_bytes()
         self._mark_is_at_rss = False
         """True if the last reading found the mark at the RSS, so that there is nothing to reset."""
         self._peak_before_resets = 0
         """The highest mark that other probes have reset since our own ``rearm``."""
-        self._mapped: int | None = None
+        self._mapped_bytes: int | None = None
         self._pid = os.getpid()
-        self._open(exact=exact)
+        self._open_files(exact=exact)
 
     def use_mark(self, *, exact: bool) -> None:
         """Switch between the kernel's mark and sampling."""
         self.close()
-        self._open(exact=exact)
+        self._open_files(exact=exact)
 
-    def _open(self, *, exact: bool) -> None:
-        """Open the file of the mark, if the peak is to be ``exact`` and a reset lowers the mark."""
+    def _open_files(self, *, exact: bool) -> None:
+        """Open the files of RSS and, with ``exact``, of the mark, if a reset lowers that."""
         forked = self._pid != os.getpid()
         self._exact = exact
         self._pid = os.getpid()
@@ -126,7 +126,7 @@ class HostProbe(Probe):
         if os.getpid() != self._pid:  # after a fork the descriptors name the parent process
             self.use_mark(exact=self._exact)
         if detail:
-            self._total = total_bytes()  # a container's limit may change at run time
+            self._total_bytes = total_bytes()  # a container's limit may change at run time
         rss, mark = self._rss_and_peak()
         self._mark_is_at_rss = mark <= rss
         method: Method
@@ -137,20 +137,21 @@ class HostProbe(Probe):
             method = "kernel"
             highest = max(mark, self._peak_before_resets)
         bound = own_limits.bound("RLIMIT_AS")  # code may set it at any time
-        total = self._total if bound is None else min(self._total, bound)
+        total = self._total_bytes if bound is None else min(self._total_bytes, bound)
         reading = Reading(
-            "cpu", rss, highest, method, total, None, None, None, self.note, self._mapped
+            "cpu", rss, highest, method, total, None, None, None, self.note, self._mapped_bytes
         )
         return (reading,)
 
     def _rss_and_peak(self) -> tuple[int, int]:
-        """Return the RSS and the kernel's mark, both the RSS without one; note the address space,
-        which the same file has.
+        """Return the RSS, and the kernel's mark or without one the RSS again.
+
+        Also note the size of the address space, which the same file has.
         """
         if self._status is not None:
             status = os.pread(self._status, 4096, 0)
             mapped = _MAPPED.search(status)
-            self._mapped = None if mapped is None else int(mapped[1]) * KIB
+            self._mapped_bytes = None if mapped is None else int(mapped[1]) * KIB
             mark = _MARK.search(status)
             if mark is not None:  # some systems' status lacks these lines
                 return int(mark[2]) * KIB, int(mark[1]) * KIB
@@ -198,12 +199,13 @@ _TEXT = ctypes.c_char * 200
 
 
 @functools.cache  # each makes garbage
-def _pread() -> Callable[..., object]:
+def _c_pread() -> Callable[..., object]:
+    """Return the C library's ``pread``, called without releasing the GIL."""
     return ctypes.PyDLL(None).pread
 
 
 def fall_during(call: functools.partial[T]) -> tuple[T, int | None]:
-    """Call a function written in C; return its result, and how far RSS fell in it, None if unknown.
+    """Call a function written in C; return its result, and by how much RSS fell, None if unknown.
 
     No other Python thread runs between the two readings, because none of the three calls releases
     the GIL.
@@ -215,8 +217,8 @@ def fall_during(call: functools.partial[T]) -> tuple[T, int | None]:
     try:
         text_before = _TEXT()
         text_after = _TEXT()
-        read_before = _reading(file, text_before)
-        read_after = _reading(file, text_after)
+        read_before = _call_that_reads(file, text_before)
+        read_after = _call_that_reads(file, text_after)
         run: Any = functools.partial.__call__  # in C, as map is
         _, result, _ = map(run, (read_before, call, read_after))
     finally:
@@ -224,9 +226,9 @@ def fall_during(call: functools.partial[T]) -> tuple[T, int | None]:
     return result, _rss_in(text_before.value) - _rss_in(text_after.value)
 
 
-def _reading(file: int, text: ctypes.Array[ctypes.c_char]) -> functools.partial[object]:
-    """Return a call that reads a file into ``text``."""
-    return functools.partial(_pread(), file, text, len(text), ctypes.c_long())
+def _call_that_reads(file: int, text: ctypes.Array[ctypes.c_char]) -> functools.partial[object]:
+    """Return a call in C that reads a file into ``text``."""
+    return functools.partial(_c_pread(), file, text, len(text), ctypes.c_long())
 
 
 def _rss_in(statm: bytes) -> int:
@@ -276,15 +278,16 @@ def host_figures(children_bytes: int | None, segments_bytes: int) -> HostFigures
     memory segments.
     """
     memory = _psutil().virtual_memory()
-    private, shared, file = _rss_by_kind()
+    rss = _rss_by_kind()
     available = int(memory.available)
     return HostFigures(
         ram_bytes=int(memory.total),
         free_bytes=int(getattr(memory, "free", available)),
         available_bytes=available,
-        private_bytes=private,
-        shared_bytes=max(shared, segments_bytes),  # the process need not have touched all of them
-        file_bytes=file,
+        private_bytes=rss.private_bytes,
+        # The process need not have touched all of the segments.
+        shared_bytes=max(rss.shared_bytes, segments_bytes),
+        file_bytes=rss.file_bytes,
         children_bytes=children_bytes,
         group=cgroup.tightest(),
         limit=own_limits.nearest(),
@@ -292,18 +295,25 @@ def host_figures(children_bytes: int | None, segments_bytes: int) -> HostFigures
     )
 
 
-def _rss_by_kind() -> tuple[int, int, int]:
-    """Return the private, the shared, and the mapped files' bytes of RSS; all as private if the
-    system does not distinguish them.
-    """
+class _RssByKind(NamedTuple):
+    """RSS of this process by the kinds of its pages."""
+
+    private_bytes: int
+    shared_bytes: int = 0
+    file_bytes: int = 0
+    """Pages of mapped files."""
+
+
+def _rss_by_kind() -> _RssByKind:
+    """Return the RSS by kind; all of it as private if the system does not distinguish them."""
     try:
         status = Path("/proc/self/status").read_bytes()
-        private = own_limits.figure(status, b"\nRssAnon:")
-        shared = own_limits.figure(status, b"\nRssShmem:")
-        return private, shared, own_limits.figure(status, b"\nRssFile:")
+        private_bytes = own_limits.figure(status, b"\nRssAnon:")
+        shared_bytes = own_limits.figure(status, b"\nRssShmem:")
+        file_bytes = own_limits.figure(status, b"\nRssFile:")
     except (OSError, ValueError):  # not Linux, or before 4.5
-        memory = _psutil().Process().memory_info()
-        return int(memory.rss), 0, 0
+        return _RssByKind(int(_psutil().Process().memory_info().rss))
+    return _RssByKind(private_bytes, shared_bytes, file_bytes)
 
 
 class RamFigures(NamedTuple):

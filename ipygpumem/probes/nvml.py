@@ -52,8 +52,8 @@ class Nvml:
         self._library: Any = None
         self.missing = ""
         """Why there is no connection, after a failed attempt."""
-        self._handles: dict[int, Any] = {}
-        self._before_use: list[Any] | None = None
+        self._handles_by_index: dict[int, Any] = {}
+        self._handles_of_visible: list[Any] | None = None
         """The handles of the visible cards, as found before CUDA was initialised."""
 
     def device(self, module: Any, index: int, *, processes: bool, has_context: bool) -> WholeDevice:
@@ -77,7 +77,7 @@ class Nvml:
         """
         library = self._load()
         cards = list[Card]()
-        for index, handle in enumerate(_handles(library)):
+        for index, handle in enumerate(_all_handles(library)):
             model = library.nvmlDeviceGetName(handle)
             try:
                 whole = _whole_device(library, handle, processes=True, has_context=False)
@@ -119,17 +119,19 @@ class Nvml:
         """Return the handles of the devices that ``torch.cuda`` will have; none if their order is
         unknown.
         """
-        if self._before_use is None:
-            self._before_use = []
+        if self._handles_of_visible is None:
+            self._handles_of_visible = []
             with contextlib.suppress(LookupError):
-                self._before_use = self._of_visible(lambda library, card: card)
-        return dict(enumerate(self._before_use))
+                self._handles_of_visible = self._read_visible(lambda library, card: card)
+        return dict(enumerate(self._handles_of_visible))
 
     def _handle(self, cuda: Any, index: int) -> Any:
         """Return the handle of a device; LookupError if it cannot be identified."""
-        if index not in self._handles:
-            self._handles[index] = _handle_of(self._library, cuda.get_device_properties(index))
-        return self._handles[index]
+        if index not in self._handles_by_index:
+            self._handles_by_index[index] = _handle_by_uuid(
+                self._library, cuda.get_device_properties(index)
+            )
+        return self._handles_by_index[index]
 
     def visible(self) -> list[WholeDevice]:
         """Return NVML's figures for each card visible to CUDA in this process, in CUDA's order;
@@ -138,7 +140,7 @@ class Nvml:
         For a process that does not use CUDA yet, because asking torch would create a context.
         Raises LookupError if the order is unknown before CUDA is used, or if the driver fails.
         """
-        return self._of_visible(
+        return self._read_visible(
             lambda library, card: _whole_device(library, card, processes=False, has_context=False)
         )
 
@@ -147,18 +149,21 @@ class Nvml:
         not report them.
         """
         with contextlib.suppress(LookupError):
-            return self._of_visible(
+            return self._read_visible(
                 lambda library, card: tuple(library.nvmlDeviceGetCudaComputeCapability(card))
             )
         return []
 
-    def _of_visible(self, read: Callable[[Any, Any], T]) -> list[T]:
-        """Call ``read`` for each visible card; LookupError as in ``visible``."""
+    def _read_visible(self, read: Callable[[Any, Any], T]) -> list[T]:
+        """Return the result of ``read`` for each visible card; LookupError as in ``visible``.
+
+        ``read`` gets the library and the card's handle.
+        """
         library = self._load()
         if library is None:
             return []
         try:
-            return [read(library, card) for card in _visible(library)]
+            return [read(library, card) for card in _visible_handles(library)]
         except library.NVMLError as error:
             raise LookupError(f"NVML: {error}") from None
 
@@ -185,8 +190,8 @@ class Nvml:
         """Disconnect from NVML."""
         if self._library is not None:
             self._library.nvmlShutdown()
-            self._library = self._before_use = None
-        self._handles.clear()
+            self._library = self._handles_of_visible = None
+        self._handles_by_index.clear()
 
 
 def has_driver() -> bool:
@@ -198,7 +203,7 @@ def has_driver() -> bool:
         return nvml._load() is not None
 
 
-def _handles(library: Any) -> list[Any]:
+def _all_handles(library: Any) -> list[Any]:
     """Return the handles of all cards; none without a driver."""
     if library is None:
         return []
@@ -206,7 +211,7 @@ def _handles(library: Any) -> list[Any]:
     return [library.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
 
-def _handle_of(library: Any, properties: Any) -> Any:
+def _handle_by_uuid(library: Any, properties: Any) -> Any:
     """Return the handle of the device that torch describes; LookupError if it cannot
     be identified.
     """
@@ -225,14 +230,14 @@ def _handle_of(library: Any, properties: Any) -> Any:
     return handle
 
 
-def _visible(library: Any) -> list[Any]:
+def _visible_handles(library: Any) -> list[Any]:
     """Return the handles of the cards selected by ``CUDA_VISIBLE_DEVICES``, as CUDA reads it."""
-    cards = _handles(library)
+    cards = _all_handles(library)
     all_numbers = ",".join(str(number) for number in range(len(cards)))
     text = os.environ.get("CUDA_VISIBLE_DEVICES", all_numbers)
     words = [word.strip() for word in text.split(",")]
     if words[0].startswith("MIG-"):
-        return [library.nvmlDeviceGetHandleByUUID(words[0])]  # as in _find
+        return [library.nvmlDeviceGetHandleByUUID(words[0])]  # as in _handle_by_uuid
     if any(_mig_enabled(library, card) for card in cards):
         raise LookupError("a card is split by MIG and CUDA_VISIBLE_DEVICES does not name the slice")
     has_numbers = any(word.isdecimal() for word in words)
@@ -280,6 +285,7 @@ def _number_of_card(word: str, uuids: list[str]) -> int | None:
 
 
 def _mig_enabled(library: Any, handle: Any) -> bool:
+    """Return True if a card is split into slices."""
     try:
         return bool(library.nvmlDeviceGetMigMode(handle)[0])
     except library.NVMLError:  # a card without MIG

@@ -28,8 +28,10 @@ _MOST_RECORDS = 100_000
 
 
 def kill_counter_name(root: Path = cgroup.ROOT) -> str:
-    """Return the name of the counter of OOM kills in this process's control group, else on the
-    machine; empty without either.
+    """Return the name of the counter of OOM kills: that of this process's control group, else the
+    machine's; empty without either.
+
+    A name is a path and the number of its folder: ``/proc/vmstat:1``.
     """
     paths = list[Path]()
     for version, group in cgroup.memberships(root):

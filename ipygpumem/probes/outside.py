@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ipygpumem.probes import Probe
-from ipygpumem.probes.children import NOT_SHARED_OUT, children, descendants, pages, size_of
+from ipygpumem.probes.children import (
+    NOT_SHARED_OUT,
+    ProcessSize,
+    children,
+    descendants,
+    pages,
+    size_of,
+)
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.probes.segments import Segments
 from ipygpumem.records import Reading
@@ -89,7 +96,8 @@ class OutsideProbe(Probe):
         if self._lists_children:
             self._read_changed_children()
         elif detail:
-            self._set_children([(child.memory_bytes, child.is_shared_out) for child in children()])
+            sizes = [ProcessSize(child.memory_bytes, child.is_shared_out) for child in children()]
+            self._set_children(sizes)
 
     def _read_changed_children(self) -> None:
         """Read the child processes of Linux, if one has started, ended or changed its size."""
@@ -103,13 +111,13 @@ class OutsideProbe(Probe):
         sizes = map(size_of, pids)
         self._set_children([size for size in sizes if size is not None])
 
-    def _set_children(self, sizes: list[tuple[int, bool]]) -> None:
-        """Make one reading of the sizes of all child processes; each says if it is their PSS."""
-        total_bytes = sum(size for size, _ in sizes)
+    def _set_children(self, sizes: list[ProcessSize]) -> None:
+        """Make one reading of the sizes of all child processes."""
+        total_bytes = sum(size.size_bytes for size in sizes)
         if not total_bytes and not self._children:
             return
         note = ""
-        if not all(is_shared_out for _, is_shared_out in sizes):
+        if not all(size.is_shared_out for size in sizes):
             note = NOT_SHARED_OUT
         self._children = (Reading("children", total_bytes, total_bytes, "sampled", note=note),)
 

@@ -27,11 +27,11 @@ _MOST_SECONDS = 0.5
 """A slower probe is dropped, because every cell would wait for it."""
 
 
-# Each of these yields a library's memory on a device, and as the peak its highest use ever; 0 if it
-# records none.
+# Each of these yields a library's memory on each device, and as the peak its highest use ever; 0 if
+# the library records none.
 
 
-def _jax(jax: Any) -> Iterator[Reading]:
+def _read_jax(jax: Any) -> Iterator[Reading]:
     """Yield the pool of each device of the backend, if there is one: asking for devices would
     create it.
     """
@@ -62,7 +62,7 @@ def name_of_jax_device(device: Any) -> str:
     return f"jax:{number}"
 
 
-def _cupy(cupy: Any) -> Iterator[Reading]:
+def _read_cupy(cupy: Any) -> Iterator[Reading]:
     """Yield the pool of the current device: asking for another one would create a context there."""
     if cupy.cuda.is_available():
         pool = cupy.get_default_memory_pool()
@@ -76,7 +76,7 @@ def _cupy(cupy: Any) -> Iterator[Reading]:
         )
 
 
-def _rmm(rmm: Any) -> Iterator[Reading]:
+def _read_rmm(rmm: Any) -> Iterator[Reading]:
     """Yield the counts of the statistics adaptor, if there is one. RMM does not
     report its device.
     """
@@ -85,7 +85,7 @@ def _rmm(rmm: Any) -> Iterator[Reading]:
         yield Reading("rmm", counts.current_bytes, counts.peak_bytes, "sampled")
 
 
-def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
+def _read_tensorflow(tensorflow: Any) -> Iterator[Reading]:
     """Yield the pool of each GPU, if TensorFlow is initialised: an earlier call would reserve whole
     devices.
     """
@@ -97,7 +97,7 @@ def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
         yield Reading(f"tensorflow:{index}", info["current"], info["peak"], "sampled")
 
 
-def _torch(torch: Any) -> Iterator[Reading]:
+def _read_torch(torch: Any) -> Iterator[Reading]:
     """Yield Apple's GPU."""
     if not has_mps(torch):
         return
@@ -114,7 +114,13 @@ def _torch(torch: Any) -> Iterator[Reading]:
     )
 
 
-_READERS = {"torch": _torch, "jax": _jax, "cupy": _cupy, "rmm": _rmm, "tensorflow": _tensorflow}
+_READERS = {
+    "torch": _read_torch,
+    "jax": _read_jax,
+    "cupy": _read_cupy,
+    "rmm": _read_rmm,
+    "tensorflow": _read_tensorflow,
+}
 
 
 class PoolProbe(Probe):
@@ -126,33 +132,34 @@ class PoolProbe(Probe):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._highest: dict[str, int] = {}
-        self._marks: dict[str, int] = {}
+        self._highest_ever: dict[str, int] = {}
+        """Each device's highest use, by the library itself."""
+        self._highest_at_rearm: dict[str, int] = {}
         """Each device's highest use when the peak was rearmed."""
 
     @property
     def sampled(self) -> bool:
-        return bool(self._highest)
+        return bool(self._highest_ever)
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         readings = list[Reading]()
         for reading in _READERS[self.name](sys.modules[self.name]):
-            highest = self._highest[reading.device] = reading.peak_bytes
+            highest = self._highest_ever[reading.device] = reading.peak_bytes
             peak_bytes = reading.current_bytes
-            if highest > self._marks.get(reading.device, 0):  # a new record
+            if highest > self._highest_at_rearm.get(reading.device, 0):  # a new record
                 peak_bytes = max(peak_bytes, highest)
             readings.append(reading._replace(peak_bytes=peak_bytes))
         return tuple(readings)
 
     def rearm(self) -> None:
-        self._marks = dict(self._highest)
+        self._highest_at_rearm = dict(self._highest_ever)
 
 
 def finder_of_probes() -> Callable[[], list[Probe]]:
     """Return a function that returns the probes of libraries loaded since its last call."""
     waiting = list(_READERS)  # the libraries that are not loaded yet
 
-    def find() -> list[Probe]:
+    def find_new_probes() -> list[Probe]:
         probes: list[Probe] = []
         for name in waiting.copy():
             if name not in sys.modules or loaded(name) is None:
@@ -164,7 +171,7 @@ def finder_of_probes() -> Callable[[], list[Probe]]:
                 probes.append(PoolProbe(name))
         return probes
 
-    return find
+    return find_new_probes
 
 
 def _probes_of_torch(torch: Any) -> Iterator[Probe]:
@@ -208,10 +215,10 @@ class PluginProbe(Probe):
         if self._too_slow:
             raise ProbeError(self._too_slow)
         started = perf_counter()
-        readings: tuple[Reading, ...] = self._isolated(
+        readings: tuple[Reading, ...] = self._call_users_code(
             lambda: self._checked_readings(detail=detail, peak=peak)
         )
-        self.sampled = self._isolated(lambda: bool(getattr(self._probe, "sampled", False)))
+        self.sampled = self._call_users_code(lambda: bool(getattr(self._probe, "sampled", False)))
         seconds = perf_counter() - started
         if seconds > _MOST_SECONDS and not detail:
             self._too_slow = f"took {seconds:.2g} s, so it is no longer used"
@@ -223,7 +230,7 @@ class PluginProbe(Probe):
             )
         return readings
 
-    def _isolated(self, call: Callable[[], Any]) -> Any:
+    def _call_users_code(self, call: Callable[[], Any]) -> Any:
         """Return the result of the user's code; ``ProbeError`` for any error of it."""
         try:
             return call()
@@ -234,10 +241,11 @@ class PluginProbe(Probe):
             raise ProbeError(text) from None
 
     def _checked_readings(self, *, detail: bool, peak: bool) -> tuple[Reading, ...]:
+        """Return the readings of the user's code; ``ProbeError`` if one of them is invalid."""
         readings = self._probe.read(detail=detail, peak=peak)
-        return tuple(map(self._checked, readings))
+        return tuple(map(self._checked_reading, readings))
 
-    def _checked(self, reading: Any) -> Reading:
+    def _checked_reading(self, reading: Any) -> Reading:
         """Return a reading of the user's code; ``ProbeError`` says what is wrong with it."""
         if type(reading) is not Reading:
             raise ProbeError(f"read() must return Readings, not {type(reading).__name__}")
@@ -264,10 +272,10 @@ class PluginProbe(Probe):
         return ()  # it may not be thread-safe
 
     def rearm(self) -> None:
-        self._isolated(getattr(self._probe, "rearm", bool))
+        self._call_users_code(getattr(self._probe, "rearm", bool))
 
     def close(self) -> None:
-        self._isolated(getattr(self._probe, "close", bool))
+        self._call_users_code(getattr(self._probe, "close", bool))
 
 
 def _sizes_in(reading: Reading) -> list[object]:

@@ -33,42 +33,44 @@ class Segments:
         self._made_after = time.time() - _CLOCK_SECONDS
         self._names: dict[int, str] = {}
         """Names by inode of the segments that this process has opened and that may outlive it."""
-        self._left: dict[str, int] = {}
-        """Bytes by name of the closed ones that are not unlinked."""
+        self._sizes_left: dict[str, int] = {}
+        """Bytes by name of the segments that nothing of this process maps or has open, and that are
+        not unlinked.
+        """
 
     @property
     def note(self) -> str:
         """The line that frees segments to which no object refers; empty if there are none."""
-        return _unlinking(self._left)
+        return _line_that_unlinks(self._sizes_left)
 
     def scan(self, used_bytes: int) -> tuple[int, int]:
         """Return the bytes of all segments, and those of memfds among them.
 
         ``used_bytes`` are those of all files in the folder, other processes' too.
         """
-        sizes, memfd_sizes = self._open_ones()
-        left = self._left_ones(sizes)
+        file_sizes, memfd_sizes = self._open_sizes()
+        closed_sizes = self._closed_sizes(file_sizes)
         mapped: dict[int, int] | None = None
-        if left:
-            mapped = self._mapped()
-        self._left = {}
-        for inode, size in left.items():
+        if closed_sizes:
+            mapped = self._mapped_sizes()
+        self._sizes_left = {}
+        for inode, size in closed_sizes.items():
             if mapped is not None and inode not in mapped:
-                self._left[self._names[inode]] = size
-        sizes.update(left)
-        in_files = sum(sizes.values())
+                self._sizes_left[self._names[inode]] = size
+        file_sizes.update(closed_sizes)
+        in_files = sum(file_sizes.values())
         in_memfds = sum(memfd_sizes.values())
         other_bytes = max(0, used_bytes - in_files)
         if other_bytes:  # other processes', or mapped ones whose file is closed
             if mapped is None:
-                mapped = self._mapped()
-            closed_bytes = sum(size for inode, size in mapped.items() if inode not in sizes)
+                mapped = self._mapped_sizes()
+            closed_bytes = sum(size for inode, size in mapped.items() if inode not in file_sizes)
             other_bytes = min(other_bytes, closed_bytes)
         return in_files + in_memfds + other_bytes, in_memfds
 
-    def _open_ones(self) -> tuple[dict[int, int], dict[int, int]]:
+    def _open_sizes(self) -> tuple[dict[int, int], dict[int, int]]:
         """Return the bytes by inode of the open files in the folder, and of the open memfds."""
-        sizes: dict[int, int] = {}
+        file_sizes: dict[int, int] = {}
         memfd_sizes: dict[int, int] = {}
         for entry in os.scandir("/proc/self/fd"):
             try:  # no ``suppress``, which calls three functions for each open file
@@ -76,7 +78,7 @@ class Segments:
                 if not stat.S_ISREG(file.st_mode):
                     continue
                 if file.st_dev == self._device:
-                    sizes[file.st_ino] = file.st_blocks * BLOCK_BYTES
+                    file_sizes[file.st_ino] = file.st_blocks * BLOCK_BYTES
                     if file.st_nlink and file.st_ctime >= self._made_after:
                         target = str(Path(entry.path).readlink())
                         self._names[file.st_ino] = target.removeprefix(f"{MOUNT}/")
@@ -84,30 +86,30 @@ class Segments:
                     memfd_sizes[file.st_ino] = file.st_blocks * BLOCK_BYTES
             except OSError:  # closed, such as the one that listed the folder
                 continue
-        return sizes, memfd_sizes
+        return file_sizes, memfd_sizes
 
-    def _left_ones(self, open_sizes: Mapping[int, int]) -> dict[int, int]:
+    def _closed_sizes(self, open_sizes: Mapping[int, int]) -> dict[int, int]:
         """Return the bytes by inode of the segments that were closed and are not unlinked; forget
         the unlinked ones.
         """
-        left = dict[int, int]()
+        closed_sizes = dict[int, int]()
         for inode, name in list(self._names.items()):
             if inode in open_sizes or "/" in name:
                 continue
             size = linked_bytes(name, inode)
             if size:
-                left[inode] = size
+                closed_sizes[inode] = size
             else:
                 del self._names[inode]
-        return left
+        return closed_sizes
 
-    def _mapped(self) -> dict[int, int]:
-        """Return the bytes of each mapped file in /dev/shm; its address space if it has no name any
-        more.
+    def _mapped_sizes(self) -> dict[int, int]:
+        """Return the bytes by inode of each mapped file in /dev/shm; those of its address space if
+        it was unlinked.
         """
         device = f"{os.major(self._device):02x}:{os.minor(self._device):02x}".encode()
         paths: dict[int, Path] = {}
-        sizes: dict[int, int] = {}
+        file_sizes: dict[int, int] = {}
         # Line by line: the whole text takes 1 MiB with torch, which the next reading of RSS would
         # show as growth of the user's code.
         with Path("/proc/self/maps").open("rb") as maps:
@@ -118,13 +120,13 @@ class Segments:
                 start, _, end = fields[0].partition(b"-")
                 inode = int(fields[4])
                 paths[inode] = Path(os.fsdecode(fields[5]))
-                sizes[inode] = sizes.get(inode, 0) + int(end, 16) - int(start, 16)
+                file_sizes[inode] = file_sizes.get(inode, 0) + int(end, 16) - int(start, 16)
         for inode, path in paths.items():
             with contextlib.suppress(OSError):
                 file = path.stat()
                 if (file.st_dev, file.st_ino) == (self._device, inode):
-                    sizes[inode] = file.st_blocks * BLOCK_BYTES
-        return sizes
+                    file_sizes[inode] = file.st_blocks * BLOCK_BYTES
+        return file_sizes
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -146,7 +148,7 @@ def linked_bytes(segment: str, inode: int | None = None) -> int | None:
     return 0
 
 
-def _unlinking(segments: Mapping[str, int]) -> str:
+def _line_that_unlinks(segments: Mapping[str, int]) -> str:
     """Return the line that unlinks segments; empty without any."""
     if not segments:
         return ""

@@ -67,14 +67,20 @@ def _as_code(statement: str) -> str:
 
 
 def reference_to(name: str, container: Any, path: Path) -> ErrorReference:
-    """Return the reference to a stored error."""
+    """Return the reference to a stored error.
+
+    Args:
+        name: the variable or output that leads to it.
+        container: the container in which it is; None if the name is that of the error itself.
+        path: its keys in the container; empty if all of the container is to be removed.
+    """
     if container is None:
-        return ErrorReference(name, _deletion(name))
+        return ErrorReference(name, _deleting_statement(name))
     if not path:
         loses = name if _has_other_items(container) else ""
         if id(type(container)) in CLEARABLE_TYPES:
             return ErrorReference(name, f"{_code_of_name(name)}.clear()", loses=loses)
-        return ErrorReference(name, _deletion(name), loses=loses)
+        return ErrorReference(name, _deleting_statement(name), loses=loses)
     steps = ""
     inner = container
     for key in path:
@@ -106,7 +112,7 @@ def _code_of_name(name: str) -> str:
     return target_of(name)
 
 
-def _deletion(name: str) -> str:
+def _deleting_statement(name: str) -> str:
     """Return the statement that deletes a name or an output."""
     number = cell_of_output(name)
     if number is not None:

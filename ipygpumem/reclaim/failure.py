@@ -71,11 +71,16 @@ def classify(error: BaseException) -> Failure:
     interrupts = [item for item in errors if is_instance(item, KeyboardInterrupt)]
     if not interrupts and _is_cancelled(error):
         interrupts = [error]
-    ooms = _out_of_memory(errors, error, interrupts)
+    ooms = _ending_oom_errors(errors, error, interrupts)
     if ooms:
         oom = ooms[0]
         return Failure(
-            "oom", type_name(oom), message_of(oom), _requested(oom), poisoned, _full_memory(oom)
+            "oom",
+            type_name(oom),
+            message_of(oom),
+            _requested_bytes_in(oom),
+            poisoned,
+            _memory_used_up(oom),
         )
     if interrupts:
         interrupt = interrupts[0]
@@ -83,7 +88,7 @@ def classify(error: BaseException) -> Failure:
     return Failure("error", type_name(error), message_of(error), poisoned=poisoned)
 
 
-def _out_of_memory(
+def _ending_oom_errors(
     errors: Iterable[BaseException], error: BaseException, interrupts: Iterable[BaseException]
 ) -> list[BaseException]:
     """Return the out-of-memory errors in a chain that ended the code.
@@ -130,7 +135,7 @@ def is_oom(error: BaseException) -> bool:
     return _fills_shm(error)
 
 
-def _requested(error: BaseException) -> int | None:
+def _requested_bytes_in(error: BaseException) -> int | None:
     """Return the bytes that the message says were asked for; None if it does not."""
     match = REQUESTED.search(message_of(error))
     if match is None:
@@ -145,7 +150,7 @@ def _requested(error: BaseException) -> int | None:
 # -- which memory was used up -------------------------------------------------------------------
 
 
-def _full_memory(error: BaseException) -> _Place:
+def _memory_used_up(error: BaseException) -> _Place:
     """Return the memory that an out-of-memory error says was used up."""
     if _fills_shm(error):
         return "shm"
@@ -191,6 +196,7 @@ def _fills_shm(error: BaseException) -> bool:
 
 
 def _is_in_shm(path: Any) -> bool:
+    """Return True for the path of a file in shared memory."""
     return type(path) is str and f"{path}/".startswith(f"{MOUNT}/")
 
 

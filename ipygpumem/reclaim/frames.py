@@ -32,7 +32,7 @@ def frames_of(error: BaseException) -> list[FrameType]:
 
 
 def _frames_and_lines(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the same frames, each with its line."""
+    """Yield the frames of ``error`` and its chain, each once and with its line."""
     yielded: set[int] = set()
     for item in chain(error):
         for step in steps(traceback_of(item)):
@@ -108,8 +108,10 @@ def unfinished_frames(candidates: Sequence[FrameType]) -> set[int]:
 
 
 def _refers_to_its_code(frame: FrameType) -> bool:
-    """Return True for a finished frame of Python 3.11; before its end, its generator or its thread
-    does so.
+    """Return True for a frame that has ended, from Python 3.11 on.
+
+    Only then it refers to its code, as the collector sees it: before, its generator or its thread
+    does.
     """
     code = frame.f_code
     for item in gc.get_referents(frame):  # noqa: SIM110  # a generator would make this loop five times as slow
@@ -152,7 +154,7 @@ def kept_by_frames_alone(mappings: Sequence[Any]) -> list[dict[str, object]]:
 
 
 def _references_to_itself(names: dict[str, object]) -> int:
-    """Return how many of the names refer to the dict of the names."""
+    """Return how many of the names refer to their own dict, as in ``names = locals()``."""
     return sum(value is names for value in list(names.values()))
 
 

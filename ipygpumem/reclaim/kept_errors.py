@@ -55,7 +55,7 @@ def find(
     errors = list[BaseException]()
     for number, group in enumerate(groups):
         errors += group.errors.values()
-        for place in _places_in(list(group.errors.values())):
+        for place in _places_of_errors(list(group.errors.values())):
             # In the place of a line: the group, by which the rows are sorted below.
             places.append(place._replace(line=number))
     memory = held_by_places(places, notebook, errors, [], allowance)
@@ -83,16 +83,16 @@ def _kept_error(
     losses = [reference.loses for reference in group.references]
     names = [row.name for row in rows[:_NAMES_SHOWN]]
     return KeptError(
-        place=_texts_once(places),
+        place=_joined_once(places),
         size_bytes=sum(row.size_bytes for row in rows),
         names=tuple(names),
         remedy=line_that_removes(group.references, collects=collects),
         is_complete=is_complete,
-        loses=_texts_once(losses),
+        loses=_joined_once(losses),
     )
 
 
-def _texts_once(texts: Iterable[str]) -> str:
+def _joined_once(texts: Iterable[str]) -> str:
     """Return the texts that are not empty, in order, each once, separated by commas."""
     unique = dict.fromkeys(text for text in texts if text)
     return ", ".join(unique)
@@ -175,7 +175,7 @@ def _keeps_itself(error: BaseException, notebook: Mapping[str, object]) -> bool:
     The path may be an attribute, as in ``error.first = error``, or the frame of a function that has
     caught the error, kept it in a local, and returned it.
     """
-    reached = {id(notebook), id(vars(builtins)), id(error)}
+    reached_ids = {id(notebook), id(vars(builtins)), id(error)}
     waiting: list[object] = [error]
     while waiting:
         referents = _referents_of(waiting)
@@ -183,11 +183,11 @@ def _keeps_itself(error: BaseException, notebook: Mapping[str, object]) -> bool:
             return True
         waiting = []
         for item in referents:
-            if id(item) in reached or not _is_followed(item):
+            if id(item) in reached_ids or not _may_lead_to_error(item):
                 continue
-            reached.add(id(item))
+            reached_ids.add(id(item))
             waiting.append(item)
-            if len(reached) > _LONGEST_CYCLE:
+            if len(reached_ids) > _LONGEST_CYCLE:
                 return True
     return False
 
@@ -201,7 +201,7 @@ def _referents_of(items: list[object]) -> list[object]:
     return referents
 
 
-def _is_followed(item: object) -> bool:
+def _may_lead_to_error(item: object) -> bool:
     """Return False for an object that cannot lead to an error, or leads to everything, and for a
     container of so many items that a list of them would take long.
     """
@@ -215,7 +215,7 @@ def _is_followed(item: object) -> bool:
 # -- what they hold -----------------------------------------------------------------------------
 
 
-def _places_in(errors: Sequence[BaseException]) -> Iterator[Place]:
+def _places_of_errors(errors: Sequence[BaseException]) -> Iterator[Place]:
     """Yield the attributes of errors, and the locals of their frames; two errors may have the same
     names.
     """
@@ -249,9 +249,9 @@ def _attributes_of_error(error: BaseException) -> Iterator[tuple[str, object]]:
             yield name, value
     in_slots = slots(error)
     yield from in_slots.items()
-    listed = {id(arguments), id(attributes), id(type(error)), *map(id, in_slots.values())}
+    listed_ids = {id(arguments), id(attributes), id(type(error)), *map(id, in_slots.values())}
     for value in gc.get_referents(error):  # such as the text of a UnicodeError
-        if id(value) in listed:
+        if id(value) in listed_ids:
             continue
         if is_instance(value, TracebackType) or is_instance(value, BaseException):
             continue

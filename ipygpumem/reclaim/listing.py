@@ -18,7 +18,7 @@ from ipygpumem.heap.array_search import ArraySearch, summed
 from ipygpumem.heap.arrays import describe, library_type
 from ipygpumem.heap.bulk import chunks, kinds_of, of_types
 from ipygpumem.heap.containers import CONTAINERS
-from ipygpumem.heap.knowledge.graphs import kept_behind
+from ipygpumem.heap.knowledge.graphs import kept_by_many
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS
@@ -79,10 +79,10 @@ def held_by_frames(
     of the ``notebook``, which was held before the error too, and the frames of generators and
     threads that are still in use.
     """
-    places, unread = _places_in_frames(error, allowance)
+    places, unread_places = _places_in_frames(error, allowance)
     errors = list(chain(error))
     its_frames = frames_of(error)  # the notebook may refer to them, too
-    return held_by_places(places, notebook, errors, its_frames, allowance, unread)
+    return held_by_places(places, notebook, errors, its_frames, allowance, unread_places)
 
 
 def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[Place], int]:
@@ -90,16 +90,16 @@ def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[
     read.
     """
     places = list[Place]()
-    unread = 0
+    unread_places = 0
     reading = allowance.share(2)
     for call, (frame, line) in enumerate(finished_frames(error)):
         if reading.is_spent() and (reading.reason == "time" or len(places) > _MOST_UNTIMED):
-            unread += frame.f_code.co_nlocals
+            unread_places += frame.f_code.co_nlocals
             continue
         for name, value in names_in(frame).items():
             if id(type(value)) not in ATOMS or sys.getsizeof(value) >= _LEAST:
                 places.append(Place(name, value, frame.f_code.co_name, line, call))
-    return places, unread
+    return places, unread_places
 
 
 def held_by_places(
@@ -108,7 +108,7 @@ def held_by_places(
     errors: Sequence[BaseException],
     passed_over: Sequence[object],
     allowance: Allowance,
-    unread: int = 0,
+    unread_places: int = 0,
 ) -> HeldMemory:
     """Return the memory that ``places`` keep alive and ``notebook`` does not.
 
@@ -118,22 +118,22 @@ def held_by_places(
         errors: exceptions, which lead to everything; they are not entered.
         passed_over: other objects that are not entered.
         allowance: the time and memory for it.
-        unread: number of places that are missing from ``places``.
+        unread_places: number of places that are missing from ``places``.
     """
-    if not places and not unread:
+    if not places and not unread_places:
         return HeldMemory()
-    if notebook and not unread and not _surely_have_rows(places):
-        first = _PlaceSearch(places, (), errors, passed_over, allowance.share(3))
-        first.run()
-        if not first.rows and not first.uncounted:
+    if notebook and not unread_places and not _surely_have_rows(places):
+        quick_search = _PlaceSearch(places, (), errors, passed_over, allowance.share(3))
+        quick_search.run()
+        if not quick_search.rows and not quick_search.uncounted:
             return HeldMemory()  # as after most errors, without a search of the notebook's names
     search = _PlaceSearch(places, list(notebook.values()), errors, passed_over, allowance)
     search.run()
     rows = sorted(_one_row_for_each_line(search.rows.values()), key=lambda row: -row.size_bytes)
-    uncounted = len(search.uncounted) + unread
+    uncounted = len(search.uncounted) + unread_places
     if not uncounted:
         return HeldMemory(tuple(rows))
-    cut = CutListing(search.reason or "time", uncounted, len(places) + unread)
+    cut = CutListing(search.reason or "time", uncounted, len(places) + unread_places)
     return HeldMemory(tuple(rows), cut)
 
 
@@ -164,9 +164,13 @@ class _PlaceSearch:
     """Searches the memory behind places: arrays first, then all other objects."""
 
     places: Sequence[Place]
-    of_notebook: Sequence[object]
+    """Names that keep objects alive, in functions or exceptions."""
+    notebook_values: Sequence[object]
+    """The objects of the notebook's names, whose memory gets no rows."""
     errors: Sequence[BaseException]
+    """Exceptions, which are not entered: they lead to everything."""
     passed_over: Sequence[object]
+    """Other objects that are not entered."""
     allowance: Allowance
     rows: dict[tuple[str, str, int], RetainedArray] = field(default_factory=dict)
     """The rows by the keys of their places."""
@@ -177,7 +181,8 @@ class _PlaceSearch:
     own_bytes: list[int] = field(default_factory=list)
     """Bytes of each place's object without its items."""
     alone: set[int] = field(default_factory=set)
-    """Positions of large containers that cannot be the notebook's, too."""
+    """Positions of large containers to which only frames refer: they are not the notebook's, too.
+    """
 
     def run(self) -> None:
         """Fill the rows."""
@@ -186,10 +191,10 @@ class _PlaceSearch:
         for position, place in enumerate(self.places):  # before a walk refers to the objects
             if self.own_bytes[position] < _LEAST:
                 continue
-            if _is_alone(place, occurrences[id(place.value)]):
+            if _is_held_by_frames_alone(place, occurrences[id(place.value)]):
                 self.alone.add(position)
         graphs = self._add_arrays()
-        self._add_others(graphs)
+        self._add_other_memory(graphs)
 
     def _note_cut(self, position: int, allowance: Allowance) -> None:
         """Note that a place was not counted in full."""
@@ -202,7 +207,7 @@ class _PlaceSearch:
     def _add_arrays(self) -> list[list[Any]]:
         """Add the rows of tensors and arrays; return the memory that autograd keeps."""
         allowance = self.allowance.share(2)
-        search = self._search_past_own_arrays(allowance)
+        search = self._search_after_notebook(allowance)
         for position, place in enumerate(self.places):
             share = allowance.share(min(_MOST_SHARES, len(self.places) - position))
             search.begin(share)
@@ -219,39 +224,39 @@ class _PlaceSearch:
         self.rows.update(search.rows)
         return search.graphs
 
-    def _search_past_own_arrays(self, allowance: Allowance) -> _ArrayCollector:
+    def _search_after_notebook(self, allowance: Allowance) -> _ArrayCollector:
         """Return a search that has seen the arrays of the notebook's names, so that they get no
         rows.
         """
         search = _ArrayCollector(allowance.share(2))
         search.pass_over(*self.errors, *self.passed_over)
         search.left = MOST_AT_START
-        search.add(Place("", self.of_notebook))
+        search.add(Place("", self.notebook_values))
         search.add_autograd(allowance.share(2))
         search.left = MOST_OBJECTS
         return search
 
     # -- other memory ---------------------------------------------------------------------------
 
-    def _add_others(self, graphs: list[list[Any]]) -> None:
-        """Add the other memory of the places that ``of_notebook`` does not hold."""
-        candidates = self._that_may_be_large()
+    def _add_other_memory(self, graphs: list[list[Any]]) -> None:
+        """Add the memory of places that is no array, and that the notebook's names do not hold."""
+        candidates = self._positions_of_large()
         if not candidates:
             return
         allowance = self.allowance.share(2)
         sizes = self._new_sizes(allowance)
-        sizes.together([graphs, self.of_notebook])
+        sizes.together([graphs, self.notebook_values])
         if not sizes.complete:  # some of the places' memory may be the notebook's
             for position in candidates:
                 self._note_cut(position, allowance)
-                self._add_other(position, Size({}, complete=False))
+                self._add_row_of_memory(position, Size({}, complete=False))
             return
         for number, position in enumerate(candidates):
             sizes.allowance = self.allowance.share(min(_MOST_SHARES, len(candidates) - number))
             size = sizes.measure(self.places[position].value)
             if not size.complete:
                 self._note_cut(position, sizes.allowance)
-            self._add_other(position, size)
+            self._add_row_of_memory(position, size)
 
     def _new_sizes(self, allowance: Allowance) -> Sizes:
         """Return a measurement that does not enter the errors."""
@@ -259,8 +264,10 @@ class _PlaceSearch:
         sizes.pass_over(map(id, self.errors))
         return sizes
 
-    def _that_may_be_large(self) -> list[int]:
-        """Return the positions of the places that may hold much memory besides arrays."""
+    def _positions_of_large(self) -> list[int]:
+        """Return the positions of the places that may hold a MiB besides arrays: a few places are
+        measured together, and left out together.
+        """
         every_position = range(len(self.places))
         if max(self.own_bytes, default=0) >= _LEAST:
             return list(every_position)
@@ -279,7 +286,7 @@ class _PlaceSearch:
             return []
         return candidates
 
-    def _add_other(self, position: int, size: Size) -> None:
+    def _add_row_of_memory(self, position: int, size: Size) -> None:
         """Add the row of a place; a large container that was not counted in full has at least its
         own bytes.
         """
@@ -315,26 +322,26 @@ def _one_row_for_each_line(rows: Iterable[RetainedArray]) -> list[RetainedArray]
         key = (row.name, row.function, str(row.line), row.type_name, row.dtype, row.device)
         by_line.setdefault(key, []).append(row)
     of_lines = list[RetainedArray]()
-    for same in by_line.values():
-        first = same[0]
-        if len(same) > 1:
+    for rows_of_line in by_line.values():
+        joined = rows_of_line[0]
+        if len(rows_of_line) > 1:
             parts = Counter[str]()
-            for row in same:
+            for row in rows_of_line:
                 parts.update(row.parts)
-            first = replace(
-                first,
+            joined = replace(
+                joined,
                 shape=None,
-                size_bytes=sum(row.size_bytes for row in same),
-                arrays=sum(row.arrays for row in same),
-                objects=sum(row.objects for row in same),
+                size_bytes=sum(row.size_bytes for row in rows_of_line),
+                arrays=sum(row.arrays for row in rows_of_line),
+                objects=sum(row.objects for row in rows_of_line),
                 parts=dict(parts),
-                is_at_least=any(row.is_at_least for row in same),
+                is_at_least=any(row.is_at_least for row in rows_of_line),
             )
-        of_lines.append(first)
+        of_lines.append(joined)
     return of_lines
 
 
-def _is_alone(place: Place, occurrences: int) -> bool:
+def _is_held_by_frames_alone(place: Place, occurrences: int) -> bool:
     """Return True if nothing but the places' frames refers to an object, so that it cannot be the
     notebook's, too.
     """
@@ -378,9 +385,11 @@ class _ArrayCollector(ArraySearch):
         A place without a name gets no row: its arrays are then those of an earlier place.
         """
         self._tensors = []  # the walk adds them
-        entry = self.retained_by(place.name, place.value, function=place.function, line=place.line)
-        if entry is not None and place.name:
-            row, *_ = entry
+        row_and_arrays = self.retained_by(
+            place.name, place.value, function=place.function, line=place.line
+        )
+        if row_and_arrays is not None and place.name:
+            row, *_ = row_and_arrays
             self.rows[place.key()] = row
         if self._tensors:
             self._places.append((place, self._tensors))
@@ -423,8 +432,8 @@ class _ArrayCollector(ArraySearch):
         """
         if self._nodes is None:
             self._nodes = Nodes()
-        graph = kept_behind(tensors, self._nodes, leaves=leaves, allowance=allowance)
+        graph = kept_by_many(tensors, self._nodes, leaves=leaves, allowance=allowance)
         self.graphs.append(graph)
-        entry = self.retained_by(name, graph, function=place.function, line=place.line)
-        if entry is not None and place.name:
-            self.rows[place.key(name)] = replace(entry[0], type_name="")
+        row_and_arrays = self.retained_by(name, graph, function=place.function, line=place.line)
+        if row_and_arrays is not None and place.name:
+            self.rows[place.key(name)] = replace(row_and_arrays[0], type_name="")

@@ -31,8 +31,7 @@ _GONE = object()
 
 
 class NameSnapshot:
-    """The objects of all names at one moment; detects later whether one may be still alive without
-    its name.
+    """The objects of all names at one moment, of which one may later be alive without its name.
 
     Dead objects may leave objects behind in reference cycles, except tensors, which refer to
     nothing. It keeps no object alive, and does not cover objects that only other objects refer to.
@@ -52,7 +51,8 @@ class NameSnapshot:
         self._identities = identities(values)
         self._tensors: dict[str, tuple[int, Callable[[], bool]]] = {}
         """The identity of each tensor, and a function that tells whether it is alive."""
-        self._weakly: dict[str, weakref.ref[Any]] = {}
+        self._weak_references: dict[str, weakref.ref[Any]] = {}
+        """Weak references to the objects of the user's names, by name, where they support some."""
         kinds = Kinds(values)
         self._leads_on = _may_lead_on(kinds)
         """For each name 1 if its object may refer to more, 0 for numbers and text."""
@@ -63,12 +63,12 @@ class NameSnapshot:
         for position in kinds.positions(array_kinds):
             self._leads_on[position] = holds_objects(read_array("dtype", values[position]))
         self._watch_tensors(kinds.positions(tensor_kinds), values)
-        for position in self._owned(kinds.positions(weak_kinds)):
-            self._weakly[self._names[position]] = weakref.ref(values[position])
+        for position in self._positions_of_users_names(kinds.positions(weak_kinds)):
+            self._weak_references[self._names[position]] = weakref.ref(values[position])
 
     def _watch_tensors(self, positions: Iterable[int], values: Sequence[Any]) -> None:
-        """Watch the user's tensors, whose end tells more than their names."""
-        for position in self._owned(positions):
+        """Watch the user's tensors, which may be alive without their names."""
+        for position in self._positions_of_users_names(positions):
             tensor = values[position]
             self._tensors[self._names[position]] = id(tensor), watch(tensor)
             self._leads_on[position] = False
@@ -77,10 +77,10 @@ class NameSnapshot:
         """Return True if an object has lost its name, and it or an object that it referred to may
         be still alive.
         """
-        if self._owned(self._changed(namespace)):
+        if self._positions_of_users_names(self._changed_positions(namespace)):
             return True
         # A new object may have the identity of one that has died.
-        if _any_dead(self._weakly.values()):
+        if _any_dead(self._weak_references.values()):
             return True
         for name, (identity, is_alive) in self._tensors.items():
             if identity != id(namespace.get(name)) and is_alive():
@@ -93,7 +93,7 @@ class NameSnapshot:
         identities_before = memoryview(self._identities).cast("Q")
         return set(compress(identities_now, map(eq, identities_before, identities_now)))
 
-    def _owned(self, positions: Iterable[int]) -> list[int]:
+    def _positions_of_users_names(self, positions: Iterable[int]) -> list[int]:
         """Return the positions of names that are the user's, and whose objects may
         refer to more.
         """
@@ -101,7 +101,7 @@ class NameSnapshot:
         names = list(map(self._names.__getitem__, leading))
         return list(compress(leading, are_ownable(names)))
 
-    def _changed(self, namespace: dict[str, Any]) -> Iterator[int]:
+    def _changed_positions(self, namespace: dict[str, Any]) -> Iterator[int]:
         """Return the positions of the names that have other objects now."""
         names = tuple(namespace)
         if len(names) == len(self._names) and begins_with(names, self._names):

@@ -36,13 +36,13 @@ def run_steps(meter: Meter, steps: list[Step], done: list[FreeingStep]) -> None:
     """Run ``steps`` in order and append the memory freed by each to ``done``; an interrupt loses no
     finished step.
     """
-    before = _now(meter)
+    before = _readings_now(meter)
     for name, action in steps:
         started = perf_counter()
-        outcome, error = _run_step(action)
+        result, error = _run_step(action)
         seconds = perf_counter() - started
-        after = _now(meter)
-        freed = _credit(before, after, outcome)
+        after = _readings_now(meter)
+        freed = _freed_by_step(before, after, result)
         freed_reserved = decrease(bytes_reserved(before), bytes_reserved(after))
         done.append(FreeingStep(name, freed, freed_reserved, seconds, error))
         before = after
@@ -63,21 +63,23 @@ def _run_step(action: Callable[[], object]) -> tuple[object, str | None]:
         return None, describe_error(problem)
 
 
-def _credit(
-    before: Mapping[str, Reading], after: Mapping[str, Reading], outcome: object
+def _freed_by_step(
+    before: Mapping[str, Reading], after: Mapping[str, Reading], result: object
 ) -> dict[str, int]:
-    """Return each device's decrease by a step alone; other threads free memory too, and allocators
-    free late.
+    """Return the bytes that a step itself has freed on each device.
+
+    Other threads free memory in this time, too, and allocators free late: ``result``, that of the
+    step, limits the decrease that counts (see ``Step``).
     """
     freed = decrease(bytes_in_use(before), bytes_in_use(after))
     freed.pop("children", None)  # processes end some time after their names are deleted
-    if type(outcome) in (int, bool) and not outcome:
+    if type(result) in (int, bool) and not result:
         return dict.fromkeys(freed, 0)
-    if outcome is True:
+    if result is True:
         return freed
-    if isinstance(outcome, AtMost):
+    if isinstance(result, AtMost):
         if "cpu" in freed:
-            freed["cpu"] = min(freed["cpu"], outcome.size_bytes)
+            freed["cpu"] = min(freed["cpu"], result.size_bytes)
         return freed
     for device, size in freed.items():
         mapped_before = before[device].mapped_bytes
@@ -98,7 +100,7 @@ def _collect(garbage: Garbage, since: GcMark | None) -> int | AtMost:
     return died
 
 
-def _now(meter: Meter) -> dict[str, Reading]:
+def _readings_now(meter: Meter) -> dict[str, Reading]:
     """Return the meter's readings; empty if memory has run out."""
     try:
         return meter.now()

@@ -56,7 +56,7 @@ def stored_errors(named: Mapping[str, object], allowance: Allowance) -> list[Sto
     cleared = set[int]()
     """Identities of the containers that will be emptied: their other names need no statement."""
     error_types = kinds_of(list(named.values()), BaseException)
-    for names, values in _that_may_hold_errors(named, error_types):
+    for names, values in _names_that_may_hold_errors(named, error_types):
         for name, value in zip(names, values, strict=True):
             type_id = id(type(value))
             if type_id in error_types and len(stored) < _MOST_STORED:
@@ -66,14 +66,14 @@ def stored_errors(named: Mapping[str, object], allowance: Allowance) -> list[Sto
                 continue
             if allowance.is_spent():
                 return stored
-            in_container = _in_container(name, value, allowance)
+            in_container = _errors_in_container(name, value, allowance)
             if in_container and type_id in CLEARABLE_TYPES:
                 cleared.add(id(value))
             stored += in_container
     return stored
 
 
-def _that_may_hold_errors(
+def _names_that_may_hold_errors(
     named: Mapping[str, object], error_types: set[int]
 ) -> Iterator[tuple[Sequence[str], Sequence[Any]]]:
     """Yield names and their objects, without most of those that hold no errors.
@@ -84,7 +84,7 @@ def _that_may_hold_errors(
     all_values = chunks(list(named.values()), _NAMES_AT_ONCE)
     for names, values in zip(all_names, all_values, strict=True):
         containers = of_types(READ_TYPES, values)
-        short = _short(containers)
+        short = _short_containers(containers)
         if types_of(values).isdisjoint(error_types) and len(short) == len(containers):
             items = Batch(gc.get_referents(*short))
             if items.types.isdisjoint(READ_TYPES) and not _error_types(items):
@@ -94,14 +94,14 @@ def _that_may_hold_errors(
 
 def _error_types(batch: Batch[Any]) -> set[int]:
     """Return the identities of the types of errors among many objects."""
-    possible = batch.types - _NO_ERRORS
-    if not possible:
-        return possible
-    return kinds_of(list(batch.one_of_each(possible).values()), BaseException)
+    types_that_may_be_errors = batch.types - _NO_ERRORS
+    if not types_that_may_be_errors:
+        return types_that_may_be_errors
+    return kinds_of(list(batch.one_of_each(types_that_may_be_errors).values()), BaseException)
 
 
-def _short(containers: list[Any]) -> list[Any]:
-    """Return the containers that are read if they are in another one."""
+def _short_containers(containers: list[Any]) -> list[Any]:
+    """Return the containers that are short enough to be read inside another one."""
     if max(map(len, containers), default=0) <= _MOST_INNER_ITEMS:
         return containers
     return list(compress(containers, map(_MOST_INNER_ITEMS.__ge__, map(len, containers))))
@@ -110,7 +110,7 @@ def _short(containers: list[Any]) -> list[Any]:
 # -- errors in a container ----------------------------------------------------------------------
 
 
-def _in_container(name: str, container: Any, allowance: Allowance) -> list[Stored]:
+def _errors_in_container(name: str, container: Any, allowance: Allowance) -> list[Stored]:
     """Return the errors in a container, and in small containers in it, as in
     ``[(step, error)]``.
     """
@@ -134,7 +134,7 @@ class _Contents:
     errors: list[tuple[Path, BaseException]] = field(default_factory=list)
     inner_keys: list[object] = field(default_factory=list)
     """The keys of the small containers among the items."""
-    inner: list[Any] = field(default_factory=list)
+    inner_containers: list[Any] = field(default_factory=list)
     """The small containers; a list of pairs with their keys would make Python collect the young
     garbage after ten thousand, which makes all that is young old.
     """
@@ -147,19 +147,19 @@ class _Contents:
         """Add the errors among the items, and the small containers among them."""
         all_keys = chunks(keys, _ITEMS_AT_ONCE)
         all_items = chunks(items, _ITEMS_AT_ONCE)
-        for some_keys, some in zip(all_keys, all_items, strict=True):
-            batch = Batch(some)
+        for keys_together, items_together in zip(all_keys, all_items, strict=True):
+            batch = Batch(items_together)
             error_types = _error_types(batch)
             if not error_types and not _are_errors_in(batch):
                 continue  # without a step for each of many items
-            for key, item in zip(some_keys, some, strict=True):
+            for key, item in zip(keys_together, items_together, strict=True):
                 type_id = id(type(item))
                 if type_id in error_types:
                     self.errors.append(((key,), item))
                     self.items_with_errors += 1
                 elif type_id in READ_TYPES and 0 < len(item) <= _MOST_INNER_ITEMS:
                     self.inner_keys.append(key)
-                    self.inner.append(item)
+                    self.inner_containers.append(item)
 
     def add_inner_errors(self, allowance: Allowance) -> None:
         """Add the errors in the small containers among the items.
@@ -167,18 +167,18 @@ class _Contents:
         The collector tells in one call if there are errors in many of them; only then is each read.
         """
         all_keys = chunks(self.inner_keys, _AT_ONCE)
-        all_inner = chunks(self.inner, _AT_ONCE)
+        all_inner = chunks(self.inner_containers, _AT_ONCE)
         for keys, containers in zip(all_keys, all_inner, strict=True):
             if len(self.errors) >= _MOST_STORED or allowance.is_spent():
                 break
             if not kinds_of(gc.get_referents(*containers), BaseException):
                 continue
             for key, container in zip(keys, containers, strict=True):
-                errors = _errors_in(container)
+                errors = _keyed_errors(container)
                 if errors:
-                    self._add_inner(key, container, errors)
+                    self._add_errors_of_inner(key, container, errors)
 
-    def _add_inner(
+    def _add_errors_of_inner(
         self, key: object, container: Any, errors: list[tuple[object, BaseException]]
     ) -> None:
         """Add the errors of one inner container, with their keys in it; ``key`` is its own."""
@@ -203,11 +203,11 @@ class _Contents:
 
 def _are_errors_in(items: Batch[Any]) -> bool:
     """Return True if the small containers among some items have errors."""
-    short = _short(items.of_types(READ_TYPES))
+    short = _short_containers(items.of_types(READ_TYPES))
     return bool(_error_types(Batch(gc.get_referents(*short))))
 
 
-def _errors_in(container: Any) -> list[tuple[object, BaseException]]:
+def _keyed_errors(container: Any) -> list[tuple[object, BaseException]]:
     """Return the errors that a small container refers to, with their keys."""
     items = items_of(container)
     error_types = kinds_of(items, BaseException)

@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting.fit import Try, shown
 from ipygpumem.records import usage_on
-from ipygpumem.report.layout import (
-    Report,
-    Table,
-    clean,
-    clean_name,
-    device_label,
-    sampled_mark,
-    value_text,
-)
+from ipygpumem.report.devices import device_label, sampled_mark
+from ipygpumem.report.layout import Report, Table
+from ipygpumem.report.words import clean, clean_name, value_text
 from ipygpumem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ipygpumem.records import OUTSIDE, CellRecord, TraceRecord, Usage
-from ipygpumem.report import layout
-from ipygpumem.report.layout import LineSegment, Report, clean, clean_name, device_label
+from ipygpumem.report.devices import device_label, is_worth_reporting, peak_label
+from ipygpumem.report.layout import LineSegment, Report
+from ipygpumem.report.scales import Scales
+from ipygpumem.report.words import clean, clean_name
 from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
 
 
-def cell_report(record: CellRecord, scales: layout.Scales | None = None) -> Report:
+def cell_report(record: CellRecord, scales: Scales | None = None) -> Report:
     """Return the one-line report of a cell, with bars scaled by ``scales``; short if nothing
     changed.
     """
     number = record.execution_count
-    segments = _span_segments(record, scales or layout.Scales())
+    segments = _span_segments(record, scales or Scales())
     if number is None:
         return Report("cell", ["cell", *segments])
     has_bars = any(isinstance(segment, LineSegment) for segment in segments)
@@ -46,7 +48,7 @@ def trace_segments(record: TraceRecord) -> list[LineSegment | str]:
 
 
 def _span_segments(
-    record: CellRecord | TraceRecord, scales: layout.Scales | None = None
+    record: CellRecord | TraceRecord, scales: Scales | None = None
 ) -> list[LineSegment | str]:
     """Return a headline's parts: time, error, a child process's peak, each device in use."""
     segments: list[LineSegment | str] = [format_seconds(record.duration_seconds)]
@@ -66,7 +68,7 @@ def _span_segments(
 
 def worth_reporting(usages: Iterable[Usage]) -> list[Usage]:
     """Return the usages without those of accelerators that were and are empty."""
-    return list(filter(layout.is_worth_reporting, usages))
+    return list(filter(is_worth_reporting, usages))
 
 
 def begins_with_our_command(record: CellRecord) -> bool:
@@ -106,7 +108,7 @@ def _usage_part(usage: Usage) -> str:
     """Return a device's change, peak and use in words."""
     parts = [f"{usage_label(usage)} {format_change(usage.delta_bytes)}"]
     if usage.device not in OUTSIDE:
-        parts.append(f"peak {layout.peak_label(usage)}")
+        parts.append(f"peak {peak_label(usage)}")
     parts.append(_of_total(usage) or f"{format_bytes(usage.after_bytes)} now")
     return ", ".join(parts)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ipygpumem.estimating.records import PERHAPS, DeviceEstimate, Estimate, ModelSummary, ModuleRow
-from ipygpumem.report.layout import Fact, Report, Table, clean, device_label, shape_label, size_text
+from ipygpumem.report.devices import device_label, size_text
+from ipygpumem.report.layout import Fact, Report, Table
 from ipygpumem.report.registration import shows
+from ipygpumem.report.words import clean, shape_label
 from ipygpumem.units import format_bytes, format_change, format_in, format_seconds
 
 _GUESSES_SHOWN = 5

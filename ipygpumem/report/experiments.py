@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipygpumem.records import OUTSIDE, ExperimentRecord, Usage
-from ipygpumem.report import layout
+from ipygpumem.report import devices
 from ipygpumem.report.cells import usage_label, worth_reporting
 from ipygpumem.report.freeing import step_shares
-from ipygpumem.report.layout import LineSegment, Report, Table, clean, clean_name, count
+from ipygpumem.report.layout import Fact, LineSegment, Report, Table
 from ipygpumem.report.leaks import leak_table
+from ipygpumem.report.scales import Scales
+from ipygpumem.report.words import clean, clean_name, count
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 _LEAST_SHARE = 0.01
@@ -17,14 +19,14 @@ _LEAST_SHARE = 0.01
 
 
 def experiment_reports(
-    record: ExperimentRecord, style: str, scales: layout.Scales | None = None
+    record: ExperimentRecord, style: str, scales: Scales | None = None
 ) -> list[Report]:
     """Return the report of a finished experiment in ``style``: ``full``, ``compact``
     or ``none``.
     """
     if style == "none":
         return []
-    scales = scales or layout.Scales()
+    scales = scales or Scales()
     head: list[LineSegment | str] = [f"experiment {clean_name(record.name)}"]
     if record.cells:
         head.append(count(len(record.cells), "cell"))
@@ -50,40 +52,38 @@ def _compact_part(record: ExperimentRecord, usage: Usage) -> str:
     text = f"{usage_label(usage)} consumed {consumed}, freed {freed}"
     if usage.device in OUTSIDE:
         return text
-    return f"{text}, peak {layout.peak_label(usage)}"
+    return f"{text}, peak {devices.peak_label(usage)}"
 
 
-def _devices_table(
-    record: ExperimentRecord, usages: Sequence[Usage], scales: layout.Scales
-) -> Table:
+def _devices_table(record: ExperimentRecord, usages: Sequence[Usage], scales: Scales) -> Table:
     """Return one row per device; the cell's line shows what is in use now."""
     rows = []
     for usage in usages:
         row = {"device": usage_label(usage)} | end_labels(record, usage.device)
         if usage.device not in OUTSIDE:
-            row["peak"] = layout.peak_label(usage)
+            row["peak"] = devices.peak_label(usage)
         rows.append(row)
     bars = list(map(scales.bar, usages))
     return Table.of(rows, {"consumed", "freed", "peak"}, bars=bars)
 
 
-def _experiment_facts(record: ExperimentRecord) -> list[layout.Fact]:
+def _experiment_facts(record: ExperimentRecord) -> list[Fact]:
     """Return an experiment's parameters, what happened to its names, and the steps that freed."""
     parameters = [clean_name(f"{name}={value}") for name, value in record.parameters.items()]
     return [
-        layout.Fact("noted", parameters, code=True),
+        Fact("noted", parameters, code=True),
         *name_facts(record),
-        layout.Fact("freed by", step_shares(record.steps, record.freed)),
+        Fact("freed by", step_shares(record.steps, record.freed)),
     ]
 
 
-def name_facts(record: ExperimentRecord) -> list[layout.Fact]:
+def name_facts(record: ExperimentRecord) -> list[Fact]:
     """Return the facts on an experiment's names: deleted, restored and kept ones."""
     names = {"deleted": record.deleted, "restored": record.restored}
     facts = []
     for title, values in names.items():
-        facts.append(layout.Fact(title, list(map(clean_name, values)), code=True))
-    facts.append(layout.Fact("kept", _kept_names(record), code=True))
+        facts.append(Fact(title, list(map(clean_name, values)), code=True))
+    facts.append(Fact("kept", _kept_names(record), code=True))
     return facts
 
 
@@ -94,7 +94,7 @@ def _kept_names(record: ExperimentRecord) -> list[str]:
         bound = "at least " if item.is_at_least else ""
         least = _LEAST_SHARE * sum(item.device_bytes.values())
         large = {device: size for device, size in item.device_bytes.items() if size >= least}
-        sizes = ", ".join(layout.sizes(large))
+        sizes = ", ".join(devices.sizes(large))
         texts[item.name] = f"{clean_name(item.name)} ({bound}{sizes})"
     for name in record.kept:
         texts.setdefault(name, clean_name(name))

@@ -21,7 +21,7 @@ from ipygpumem.errors import FileError, describe_error, ellipsize, quoted
 from ipygpumem.introspect import type_name
 from ipygpumem.probes import host
 from ipygpumem.records import MOST_DEVICES, SCHEMA, USAGE_BYTES, SessionRecord, is_kind, open_plain
-from ipygpumem.report.layout import clean
+from ipygpumem.report.words import clean
 from ipygpumem.units import format_bytes
 
 _NAME = "ipygpumem"

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ipygpumem.records import FREE_HEAP_PAGES, OUTSIDE, FreeingStep
-from ipygpumem.report import layout
-from ipygpumem.report.layout import Report, clean, device_label
+from ipygpumem.report import devices
+from ipygpumem.report.devices import device_label
+from ipygpumem.report.layout import Report
+from ipygpumem.report.words import clean
 from ipygpumem.units import MIB, format_bytes
 
 
@@ -113,4 +115,4 @@ def failures_of(steps: Iterable[FreeingStep]) -> list[str]:
 
 def sizes_or_nothing(by_device: Mapping[str, int]) -> str:
     """Return the bytes on each device in words."""
-    return ", ".join(layout.sizes(by_device)) or "nothing"
+    return ", ".join(devices.sizes(by_device)) or "nothing"

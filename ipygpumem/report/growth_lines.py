@@ -14,8 +14,9 @@ from ipygpumem.inventory.growth_holders import (
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.inventory.top import LargestNames
 from ipygpumem.records import Growth
-from ipygpumem.report.layout import clean, clean_name, device_label, listed
+from ipygpumem.report.devices import device_label
 from ipygpumem.report.top import kind_of
+from ipygpumem.report.words import clean, clean_name, listed
 from ipygpumem.units import format_bytes, format_change
 
 _HOLDERS_SHOWN = 3

@@ -16,18 +16,15 @@ from ipygpumem.records import (
     usage_on,
 )
 from ipygpumem.report.cells import trace_segments
+from ipygpumem.report.devices import device_label, is_worth_reporting, peak_label
 from ipygpumem.report.experiments import end_labels, has_pauses
-from ipygpumem.report.layout import (
+from ipygpumem.report.layout import Report, Table
+from ipygpumem.report.words import (
     VALUE_SHOWN,
-    Report,
-    Table,
     clean,
     clean_name,
     count,
-    device_label,
-    is_worth_reporting,
     number_text,
-    peak_label,
     shorten,
     value_text,
 )

@@ -15,7 +15,8 @@ from html import escape
 
 from ipygpumem.report import text
 from ipygpumem.report.colours import IN_USE, PEAK
-from ipygpumem.report.layout import SEPARATOR, Bar, Fact, Listing, Report, Table, clean, listed
+from ipygpumem.report.layout import SEPARATOR, Bar, Fact, Listing, Report, Table
+from ipygpumem.report.words import clean, listed
 
 _TOGETHER = re.compile(
     r"(?<=\d) (?=(?:[KMGTP]?i?B|[mnµ]?s|min|h)\b)|(?<=\d) (?=× \d)|(?<=\d ×) (?=\d)"

@@ -8,18 +8,8 @@ from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from ipygpumem.records import SEVERAL_TYPES, RetainedArray, uncounted_note
-from ipygpumem.report import layout
-from ipygpumem.report.layout import (
-    SEPARATOR,
-    TO_FREE,
-    Report,
-    Table,
-    accelerator,
-    clean,
-    clean_name,
-    count,
-    row_of_more,
-)
+from ipygpumem.report.devices import accelerator
+from ipygpumem.report.layout import SEPARATOR, TO_FREE, Report, Table, row_of_more
 from ipygpumem.report.retained_arrays import (
     ROWS_OPEN,
     ROWS_SHOWN,
@@ -29,6 +19,7 @@ from ipygpumem.report.retained_arrays import (
     total_bytes,
     total_text,
 )
+from ipygpumem.report.words import clean, clean_name, count, number_text
 from ipygpumem.units import format_at_least, format_bytes, format_shape
 
 _SizedRow = tuple[int, dict[str, str]]
@@ -196,7 +187,7 @@ def _leak_row(group: Sequence[RetainedArray]) -> dict[str, str]:
         "size": format_at_least(total_bytes(group), is_at_least=is_at_least),
         "what": _words_on_objects(group) + _uncounted_text(group),
         "device": accelerator(first.device),
-        "cell": layout.number_text(first.cell),
+        "cell": number_text(first.cell),
         "held by": "",
         TO_FREE: "",
     }

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ipygpumem.records import OUTSIDE, CutListing, KeptError, RecoveryRecord
-from ipygpumem.report import layout
 from ipygpumem.report.freeing import failures_of, freed_reserved, sizes_or_nothing
-from ipygpumem.report.layout import Report, Table, clean, clean_name, count
+from ipygpumem.report.layout import Listing, Report, Table
 from ipygpumem.report.retained_arrays import held_table
+from ipygpumem.report.words import clean, clean_name, count
 from ipygpumem.units import MIB, format_at_least, format_bytes
 
 _KINDS = {"oom": "out of memory", "interrupt": "interrupted", "error": "failed"}
@@ -33,7 +33,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
             title += ", at least"
         tables.append(held_table(title, record.held, min_held_bytes, _also_freed(record)))
     locals_of_frames = list(map(clean, record.plain))
-    listings = [layout.Listing("small locals of these frames", locals_of_frames)]
+    listings = [Listing("small locals of these frames", locals_of_frames)]
     lines = _recovery_lines(record, min_held_bytes)
     head = _recovery_head(record)
     return [Report("recovery", head, lines, tables, listings=listings, is_trouble=True)]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ipygpumem.records import RetainedArray
-from ipygpumem.report import layout
-from ipygpumem.report.layout import Table, clean_name, count
+from ipygpumem.report.layout import Table
+from ipygpumem.report.words import clean_name, count, shape_label
 from ipygpumem.units import format_bytes
 
 ROWS_SHOWN = 20
@@ -64,7 +64,7 @@ def _held_row(item: RetainedArray) -> dict[str, str]:
 def shape_text(item: RetainedArray) -> str:
     """Return the shape of an array, or the number of arrays in a container."""
     if item.shape is not None:
-        return layout.shape_label(item.shape)
+        return shape_label(item.shape)
     if item.arrays and not item.parts:
         return count(item.arrays, "array")
     return ""

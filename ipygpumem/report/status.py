@@ -9,20 +9,9 @@ from ipygpumem.inventory.breakdown import Part, Reconciliation
 from ipygpumem.probes.children import Child
 from ipygpumem.probes.other_kernels import OtherKernel
 from ipygpumem.records import CellRecord, Reading
-from ipygpumem.report.layout import (
-    SEPARATOR,
-    Bar,
-    Report,
-    Table,
-    clean,
-    clean_name,
-    device_label,
-    is_worth_a_row,
-    row_of_more,
-    size_or_unknown,
-    size_text,
-    sizes,
-)
+from ipygpumem.report.devices import device_label, is_worth_a_row, size_or_unknown, size_text, sizes
+from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, row_of_more
+from ipygpumem.report.words import clean, clean_name
 from ipygpumem.units import format_bytes
 
 _CHILDREN_SHOWN = 10

@@ -8,20 +8,11 @@ from operator import attrgetter, is_
 from typing import NamedTuple
 
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
-from ipygpumem.report.layout import (
-    SEPARATOR,
-    Report,
-    Table,
-    and_more,
-    clean,
-    count,
-    number_text,
-    row_of_more,
-    shape_label,
-    sizes,
-)
+from ipygpumem.report.devices import sizes
+from ipygpumem.report.layout import SEPARATOR, Report, Table, and_more, row_of_more
 from ipygpumem.report.leaks import LAST_INDEX
 from ipygpumem.report.registration import shows
+from ipygpumem.report.words import clean, count, number_text, shape_label
 from ipygpumem.units import format_bytes, format_change
 
 _NOTES_SHOWN = 10

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ipygpumem.records import COMMENT
-from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, listed
+from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table
+from ipygpumem.report.words import clean, listed
 
 
 @dataclass(frozen=True)
 class Style:
-    """Capabilities of the output stream; lines are not wrapped if its ``width`` in columns is
-    unknown.
-    """
+    """The form of the text, as the output stream allows."""
 
     width: int | None = None
+    """Columns of the terminal; None if they are unknown, so that lines are not wrapped."""
     colour: bool = False
     bars: bool = False
 
@@ -32,12 +32,16 @@ _DIM = "\x1b[2m"
 _RESET = "\x1b[0m"
 _COLOURS = {"▒": _DIM, "█": "\x1b[36m", "░": "\x1b[33m"}
 _BAR = re.compile("▕[▒█░ ]{8}[▏┃]")
+"""Matches a drawn bar."""
 _PIECE = re.compile("▒+|█+|░+")
-_CELLS = 8
-BAR_COLUMNS = _CELLS + 2
+"""Matches a piece of a drawn bar."""
+_BAR_LETTERS = 8
+BAR_COLUMNS = _BAR_LETTERS + 2
 """Width of a bar with its two ends."""
 _TABLE_WIDTH = 120
+"""Maximum width of a table if the width of the terminal is unknown."""
 _NARROWEST = 20
+"""Width for which tables are laid out in a narrower terminal."""
 
 
 def encodable(shown: str, encoding: str) -> str:
@@ -50,12 +54,12 @@ def encodable(shown: str, encoding: str) -> str:
 
 
 def render(reports: Iterable[Report], style: Style = PLAIN) -> str:
-    """Return the reports one below the other."""
+    """Return the reports as text, one below the other."""
     return "\n".join([_text_report(report, style) for report in reports])
 
 
 def _text_report(report: Report, style: Style) -> str:
-    """Return the lines of one report."""
+    """Return one report as text: its headline, tables, facts, lines and listings."""
     lines = _headline_in_lines(report, style)
     for table in report.tables:
         if table.title:
@@ -78,42 +82,44 @@ def _text_report(report: Report, style: Style) -> str:
 
 def _headline_in_lines(report: Report, style: Style) -> list[str]:
     """Return the headline in lines, its first part in bold."""
-    plain = []
-    drawn = []
+    parts = []
+    parts_with_bars = []
     for text, bar in report.segments:
         part = clean(text)
-        plain.append(part)
+        parts.append(part)
         if style.bars and bar is not None:
             part += f" {text_bar(bar)}"
-        drawn.append(part)
-    lines = _broken(plain, drawn, style.width)
+        parts_with_bars.append(part)
+    lines = _parts_in_lines(parts, parts_with_bars, style.width)
     if style.colour:
-        lines[0] = _styled(lines[0], plain[0], _BOLD)
+        lines[0] = _styled(lines[0], parts[0], _BOLD)
     return lines
 
 
-def _styled(line: str, start: str, style: str) -> str:
-    """Return a line with its start in a style, unless that is broken over several lines."""
+def _styled(line: str, start: str, escape: str) -> str:
+    """Return a line with its ``start`` in the style of an ``escape`` sequence; unchanged if the
+    start is broken over several lines.
+    """
     if not line.startswith(start):
         return line
-    return f"{style}{start}{_RESET}{line.removeprefix(start)}"
+    return f"{escape}{start}{_RESET}{line.removeprefix(start)}"
 
 
-def _broken(plain: list[str], drawn: list[str], width: int | None) -> list[str]:
-    """Return the headline, whose parts are ``drawn`` with bars, in lines: first bars are dropped,
-    then it breaks between parts, then between words.
+def _parts_in_lines(parts: list[str], parts_with_bars: list[str], width: int | None) -> list[str]:
+    """Return a headline in lines of at most ``width`` columns. If it is too long for one line, its
+    bars are dropped; then it breaks between parts, and last between words.
     """
     if width is None:
-        return [SEPARATOR.join(drawn)]
-    for parts in (drawn, plain):
-        line = SEPARATOR.join(parts)
+        return [SEPARATOR.join(parts_with_bars)]
+    for shown in (parts_with_bars, parts):
+        line = SEPARATOR.join(shown)
         if columns(line) <= width:
             return [line]
-    parts = drawn
-    if any(columns(part) > width - 2 for part in drawn):
-        parts = plain
-    lines = _hanging(parts[0], width, "")
-    for part in parts[1:]:
+    shown = parts_with_bars
+    if any(columns(part) > width - 2 for part in shown):
+        shown = parts
+    lines = _hanging(shown[0], width, "")
+    for part in shown[1:]:
         longer = lines[-1] + SEPARATOR + part
         if columns(longer) <= width:
             lines[-1] = longer
@@ -123,20 +129,20 @@ def _broken(plain: list[str], drawn: list[str], width: int | None) -> list[str]:
 
 
 def _hanging(text: str, width: int | None, indent: str = "  ") -> list[str]:
-    """Return a text in lines, indented after the first."""
+    """Return a text in lines: the first with ``indent``, further ones indented by four blanks."""
     if width is None or columns(text) <= width - len(indent):
         return [indent + text]
-    first, *more = wrap(text, width - 4)
-    return [indent + first, *_indented(more)]
+    first, *further = wrap(text, width - 4)
+    return [indent + first, *_indented(further)]
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
-    """Return the further lines of a text, below its first one."""
+    """Return lines that continue a text, indented by four blanks."""
     return [f"    {line}" for line in lines]
 
 
 def _titled(title: str, text: str, style: Style) -> list[str]:
-    """Return a line that begins with a coloured title."""
+    """Return a text in lines, with the ``title`` at its start in a dim colour."""
     lines = _hanging(clean(text), style.width)
     if style.colour:
         lines[0] = _styled(lines[0], f"  {title}", _DIM)
@@ -152,28 +158,29 @@ def text_bar(bar: Bar) -> str:
     In use before is ``▒``, kept ``█``, the peak above ``░``; a piece has at least one character, if
     there is room.
     """
-    before, more, peak = _letters_of(bar)
-    drawn = "▒" * before + "█" * more + "░" * peak
+    before, kept, peak = _letters_of(bar)
+    drawn = "▒" * before + "█" * kept + "░" * peak
     end = "┃" if bar.is_whole else "▏"
-    return f"▕{drawn:{_CELLS}}{end}"
+    return f"▕{drawn:{_BAR_LETTERS}}{end}"
 
 
 def _letters_of(bar: Bar) -> list[int]:
     """Return the number of characters of each piece of a bar."""
     pieces = bar.pieces
     letters = []
-    begin = size = 0
+    begin = bytes_until_end = 0
     for piece in pieces:
-        size += piece
-        end = round(size * _CELLS / bar.length_bytes)
+        bytes_until_end += piece
+        end = round(bytes_until_end * _BAR_LETTERS / bar.length_bytes)
         letters.append(end - begin)
         begin = end
+    # Pieces that are rounded to nothing get one character.
     largest_first = sorted(range(3), key=pieces.__getitem__, reverse=True)
     for index in largest_first:
         if not pieces[index] or letters[index]:
             continue
         letters[index] = 1  # taken from the free part, else from the longest piece
-        if sum(letters) > _CELLS:
+        if sum(letters) > _BAR_LETTERS:
             longest = letters.index(max(letters))
             letters[longest] -= 1
     return letters
@@ -185,19 +192,19 @@ def _in_colour(bar: re.Match[str]) -> str:
 
 
 def _piece_in_colour(piece: re.Match[str]) -> str:
+    """Return a piece of a drawn bar in its colour."""
     letters = piece[0]
     return _COLOURS[letters[0]] + letters + _RESET
 
 
-# -- tables -------------------------------------------------------------------------------------
+# -- wrapping -----------------------------------------------------------------------------------
 
-_GAPS = (3, 2)
-_NARROWEST_TEXT = 18
-"""Minimum columns of a terminal for a long text next to other columns."""
 _TOGETHER = re.compile(r"(?<=\d) (?=[KMGTP]?i?B\b)| (?=· )")
+"""Matches blanks at which no line is broken: before a unit, and before a separator."""
 _BEGINS_PART = ".[("
+"""Characters with which a part of a path or call begins, as in ``model.layers[3]``."""
 _JOINT = re.compile(r"(?<=[_/,=-])|(?=[.\[(])")
-"""Places to break a long path or call."""
+"""Matches places to break a long path or call."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"  # cleaned text has none
 _FIRST_WIDE = "\N{HANGUL CHOSEONG KIYEOK}"  # no character before it takes two columns
 
@@ -222,32 +229,32 @@ def wrap(text: str, width: int) -> list[str]:
     if text.startswith(" ") and not text.isspace():
         return _wrap_source(text, width)
     lines = [""]
-    used = 0
+    columns_used = 0
     for word in _TOGETHER.sub(_NO_BREAK, text).split(" "):
-        needed = columns(word)
-        if used and used + 1 + needed <= width:
+        columns_of_word = columns(word)
+        if columns_used and columns_used + 1 + columns_of_word <= width:
             lines[-1] += f" {word}"
-            used += 1 + needed
+            columns_used += 1 + columns_of_word
             continue
-        pieces = [word] if needed <= width else _broken_word(word, width)
+        pieces = [word] if columns_of_word <= width else _broken_word(word, width)
         if lines == [""]:
             lines = pieces
         else:
             lines += pieces
-        used = columns(pieces[-1])
+        columns_used = columns(pieces[-1])
     return _without_separators([line.replace(_NO_BREAK, " ") for line in lines])
 
 
 def _wrap_source(text: str, width: int) -> list[str]:
     """Return an indented line of source code in lines of the same indentation."""
-    bare = text.lstrip(" ")
-    indent = " " * min(len(text) - len(bare), width // 2)
-    return [indent + line for line in wrap(bare, width - len(indent))]
+    code = text.lstrip(" ")
+    indent = " " * min(len(text) - len(code), width // 2)
+    return [indent + line for line in wrap(code, width - len(indent))]
 
 
 def wrap_code(code: str, width: int) -> list[str]:
-    """Return a line of code in lines of at most ``width`` columns, each line of its comment with
-    the sign of a comment: a pasted line must be no code if it is none.
+    """Return a line of code in lines of at most ``width`` columns. Each line of its comment begins
+    with ``#``, so that it is a comment when it is pasted.
     """
     lines = wrap(code, width)
     statement, _, comment = code.partition(COMMENT)
@@ -259,9 +266,9 @@ def wrap_code(code: str, width: int) -> list[str]:
 
 def _without_separators(lines: list[str]) -> list[str]:
     """Return lines that neither begin nor end with a separator where they were broken."""
-    begun = [line.removeprefix(SEPARATOR.lstrip()) for line in lines]
-    ended = [line.removesuffix(SEPARATOR.rstrip()) for line in begun[:-1]]
-    return [*ended, begun[-1]]
+    *without_start, last = [line.removeprefix(SEPARATOR.lstrip()) for line in lines]
+    without_end = [line.removesuffix(SEPARATOR.rstrip()) for line in without_start]
+    return [*without_end, last]
 
 
 def _broken_word(word: str, width: int) -> list[str]:
@@ -270,22 +277,24 @@ def _broken_word(word: str, width: int) -> list[str]:
     """
     pieces = []
     piece = ""
-    used = 0
+    columns_used = 0
     for letter in word:
-        needed = columns(letter)
-        if used + needed > width:
+        columns_of_letter = columns(letter)
+        if columns_used + columns_of_letter > width:
             place = _place_to_break(piece, letter)
             pieces.append(piece[:place])
             piece = piece[place:]
-            used = columns(piece)
+            columns_used = columns(piece)
         piece += letter
-        used += needed
+        columns_used += columns_of_letter
     return [*pieces, piece]
 
 
-def _place_to_break(piece: str, following: str) -> int:
-    """Return the last joint in the second half of a piece, or its end."""
-    if following in _BEGINS_PART:
+def _place_to_break(piece: str, next_letter: str) -> int:
+    """Return the index at which to break a piece of a word: the last joint in its second half, or
+    its end.
+    """
+    if next_letter in _BEGINS_PART:
         return len(piece)
     place = len(piece)
     for joint in _JOINT.finditer(piece, len(piece) // 2 + 1):
@@ -293,7 +302,13 @@ def _place_to_break(piece: str, following: str) -> int:
     return place
 
 
-_WIDEST_WHOLE = 40
+# -- tables -------------------------------------------------------------------------------------
+
+_GAPS = (3, 2)
+"""Blanks between two columns, the first choice first."""
+_NARROWEST_TEXT = 18
+"""Minimum columns of a terminal for a long text next to other columns."""
+_WIDEST_CODE = 40
 """Maximum width of a column of code that is broken last."""
 
 
@@ -306,37 +321,72 @@ def _lines_of_table(table: Table, style: Style) -> list[str]:
     becomes a line of names and values.
     """
     width = max(_NARROWEST, style.width or _TABLE_WIDTH) - 2
-    lines = _if_it_fits(table, style, width)
+    lines = _lines_if_it_fits(table, style, width)
     if lines is not None:
         return lines
-    table, equal = table.without_equal_columns()
-    below = _hanging(clean(equal), style.width) if equal else []
-    shorter = table
-    left_out = list[str]()
-    lines = _if_it_fits(shorter, style, width)
+    table, equal_texts = table.without_equal_columns()
+    lines_below = _hanging(clean(equal_texts), style.width) if equal_texts else []
+    smaller_table = table
+    columns_left_out = list[str]()
+    lines = _lines_if_it_fits(smaller_table, style, width)
     for name in table.expendable:
         if lines is None and name in table.columns:
-            shorter = shorter.without(name)
-            left_out.append(name)
-            lines = _if_it_fits(shorter, style, width)
+            smaller_table = smaller_table.without(name)
+            columns_left_out.append(name)
+            lines = _lines_if_it_fits(smaller_table, style, width)
     if lines is None:
-        return [*_one_below_the_other(_Grid(table), width), *below]
-    if left_out:
-        below += _hanging(f"columns left out in this width: {', '.join(left_out)}", style.width)
-    return [*lines, *below]
+        return [*_lines_of_rows(_Grid.of(table), width), *lines_below]
+    if columns_left_out:
+        remark = f"columns left out in this width: {', '.join(columns_left_out)}"
+        lines_below += _hanging(remark, style.width)
+    return [*lines, *lines_below]
 
 
-def _if_it_fits(table: Table, style: Style, width: int) -> list[str] | None:
-    """Return the lines of a table, or None if its columns do not fit side by side."""
-    grid = _Grid(table)
+def _lines_if_it_fits(table: Table, style: Style, width: int) -> list[str] | None:
+    """Return the lines of a table with its columns side by side; None if they do not fit."""
+    grid = _Grid.of(table)
     bars = list[str]()
     if style.bars and any(table.bars):
         bars = [text_bar(bar) if bar else "" for bar in table.bars]
     for layout in grid.layouts(bars):
-        widths = grid.fitting(layout, width)
+        widths = grid.widths_in(layout, width)
         if widths is not None:
             return _side_by_side(grid, widths, layout, style)
     return None
+
+
+class _Column(NamedTuple):
+    """A column of a table, with cleaned texts."""
+
+    heading: str
+    texts: Sequence[str]
+    """The text of each row."""
+    width: int
+    """Terminal columns of its widest text."""
+    is_number: bool
+    """True for numbers, which are right-aligned and never broken."""
+    is_code: bool
+    """True for code to paste, whose comment is a comment in each of its lines."""
+
+    @classmethod
+    def of(cls, table: Table, place: int) -> _Column:
+        """Return the column at a place in a table."""
+        name = table.columns[place]
+        heading = clean(name)
+        texts = [clean(row[place]) for row in table.rows]
+        width = max(map(columns, (heading, *texts)))
+        return cls(heading, texts, width, name in table.numbers, name in table.whole)
+
+    @property
+    def is_broken_last(self) -> bool:
+        """True for numbers and for short code."""
+        return self.is_number or (self.is_code and self.width <= _WIDEST_CODE)
+
+    def lines(self, text: str, width: int) -> list[str]:
+        """Return one of its texts in lines of just ``width`` columns."""
+        lines = wrap_code(text, width) if self.is_code else wrap(text, width)
+        align = _right if self.is_number else _left
+        return [align(line, width) for line in lines]
 
 
 class _Layout(NamedTuple):
@@ -345,6 +395,7 @@ class _Layout(NamedTuple):
     unbroken: Sequence[bool]
     """For each column, True if its texts are not broken."""
     bars: Sequence[str]
+    """The bar of each row, or none at all."""
     gap: int
     """Blanks between two columns."""
 
@@ -356,55 +407,55 @@ class _Layout(NamedTuple):
         return 0
 
 
-class _Grid:
-    """The cleaned texts of a table, and the widths of its columns."""
+class _Grid(NamedTuple):
+    """The columns of a table, to be placed side by side."""
 
-    def __init__(self, table: Table) -> None:
-        self.head = list(map(clean, table.columns))
-        self.body = [list(map(clean, row)) for row in table.rows]
-        self.widths: list[int] = []
-        for texts in zip(self.head, *self.body, strict=True):
-            self.widths.append(max(map(columns, texts)))
-        self.is_number: list[bool] = []
-        self._wrap: list[Callable[[str, int], list[str]]] = []
-        self._is_whole: list[bool] = []
-        """True for columns of numbers, and for short code, which is broken last."""
-        for name, width in zip(table.columns, self.widths, strict=True):
-            is_number = name in table.numbers
-            is_code = name in table.whole and width <= _WIDEST_WHOLE
-            self.is_number.append(is_number)
-            self._wrap.append(wrap_code if name in table.whole else wrap)
-            self._is_whole.append(is_number or is_code)
+    columns: Sequence[_Column]
+
+    @classmethod
+    def of(cls, table: Table) -> _Grid:
+        """Return the columns of a table."""
+        return cls([_Column.of(table, place) for place in range(len(table.columns))])
+
+    @property
+    def headings(self) -> list[str]:
+        """The headings of all columns."""
+        return [column.heading for column in self.columns]
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The texts of each row."""
+        return list(zip(*(column.texts for column in self.columns), strict=True))
 
     def layouts(self, bars: Sequence[str]) -> Iterator[_Layout]:
         """Yield ways to place the columns, the best first.
 
         Short code is broken only if the table fits neither with narrow gaps nor without its bars.
         """
-        for unbroken in (self._is_whole, self.is_number):
+        unbroken_at_first = [column.is_broken_last for column in self.columns]
+        never_broken = [column.is_number for column in self.columns]
+        for unbroken in (unbroken_at_first, never_broken):
             for bars_shown in (bars, ()):
                 for gap in _GAPS:
                     yield _Layout(unbroken, bars_shown, gap)
 
-    def fitting(self, layout: _Layout, width: int) -> list[int] | None:
-        """Return the widths of the columns, or None if they do not fit in ``width``."""
-        gaps = layout.gap * (len(self.widths) - 1)
-        return _fitting(self.widths, layout.unbroken, width - gaps - layout.bar_width)
+    def widths_in(self, layout: _Layout, width: int) -> list[int] | None:
+        """Return the width of each column in a layout; None if they do not fit in ``width``."""
+        widths = [column.width for column in self.columns]
+        gaps = layout.gap * (len(widths) - 1)
+        return _narrowed(widths, layout.unbroken, width - gaps - layout.bar_width)
 
-    def wrapped(self, row: Sequence[str], widths: Sequence[int], gap: int) -> list[str]:
-        """Return the lines of a row, whose texts are wrapped to the widths of the columns."""
-        columns_of_lines = []
-        looks = zip(widths, self.is_number, self._wrap, strict=True)
-        for text, (width, is_number, wrapped) in zip(row, looks, strict=True):
-            align = _right if is_number else _left
-            lines = [align(line, width) for line in wrapped(text, width)]
-            columns_of_lines.append(lines)
-        height = max(map(len, columns_of_lines))
-        for lines, width in zip(columns_of_lines, widths, strict=True):
-            missing = height - len(lines)
-            lines += [" " * width] * missing
+    def lines_of_row(self, texts: Sequence[str], widths: Sequence[int], gap: int) -> list[str]:
+        """Return the lines of a row, with its texts wrapped to the widths of the columns."""
+        cells = []
+        for column, text, width in zip(self.columns, texts, widths, strict=True):
+            cells.append(column.lines(text, width))
+        height = max(map(len, cells))
+        for lines, width in zip(cells, widths, strict=True):
+            number_missing = height - len(lines)
+            lines += [" " * width] * number_missing
         between = " " * gap
-        return [between.join(cells) for cells in zip(*columns_of_lines, strict=True)]
+        return [between.join(line_parts) for line_parts in zip(*cells, strict=True)]
 
 
 def _left(text: str, width: int) -> str:
@@ -418,11 +469,11 @@ def _right(text: str, width: int) -> str:
 
 
 def _side_by_side(grid: _Grid, widths: Sequence[int], layout: _Layout, style: Style) -> list[str]:
-    """Return the lines of a table whose columns fit."""
+    """Return the lines of a table whose columns have these widths: headings, a rule, the rows."""
     gap = layout.gap
     body = []
-    for number, row in enumerate(grid.body):
-        lines = grid.wrapped(row, widths, gap)
+    for number, texts in enumerate(grid.rows):
+        lines = grid.lines_of_row(texts, widths, gap)
         if layout.bars:
             lines[0] += " " * gap + layout.bars[number]
         body += lines
@@ -432,28 +483,35 @@ def _side_by_side(grid: _Grid, widths: Sequence[int], layout: _Layout, style: St
     if style.colour:
         start = f"  {_DIM}"
         end = _RESET
-    top = [*grid.wrapped(grid.head, widths, gap), rule]
+    top = [*grid.lines_of_row(grid.headings, widths, gap), rule]
     lines_of_top = [f"{start}{line.rstrip()}{end}" for line in top]
     lines_of_body = [f"  {line.rstrip()}" for line in body]
     return lines_of_top + lines_of_body
 
 
-def _one_below_the_other(grid: _Grid, width: int) -> list[str]:
-    """Return a line of names and values for each row."""
+def _lines_of_rows(grid: _Grid, width: int) -> list[str]:
+    """Return each row as a text of headings and values, because the columns do not fit side by
+    side.
+    """
     lines = []
-    for row in grid.body:
-        named = []
-        for name, text in zip(grid.head, row, strict=True):
+    for texts in grid.rows:
+        values = []
+        for heading, text in zip(grid.headings, texts, strict=True):
             if text:
-                named.append(f"{name}{_NO_BREAK}{text}")
-        first, *more = wrap(SEPARATOR.join(named), width - 2)
-        lines += [f"  {first}", *_indented(more)]
+                values.append(f"{heading}{_NO_BREAK}{text}")
+        first, *further = wrap(SEPARATOR.join(values), width - 2)
+        lines += [f"  {first}", *_indented(further)]
     return lines
 
 
-def _fitting(widths: Sequence[int], unbroken: Sequence[bool], room: int) -> list[int] | None:
-    """Return widths that sum to at most ``room``, or None: unbroken columns keep theirs, the
-    widest of the rest shrink first.
+def _narrowed(widths: Sequence[int], unbroken: Sequence[bool], room: int) -> list[int] | None:
+    """Return widths of columns that sum to at most ``room``; None if there are none.
+
+    Args:
+        widths: the widths of the widest texts.
+        unbroken: for each column, True if it keeps its width. The widest of the other columns
+            shrink first, down to ``_NARROWEST_TEXT``.
+        room: the columns of the terminal.
     """
     if sum(widths) <= room:
         return list(widths)

@@ -11,21 +11,10 @@ from ipygpumem.heap.paths.remedies import Remedy
 from ipygpumem.heap.sizes import Share
 from ipygpumem.inventory.top import SMALLEST, LargestNames, NamedSize
 from ipygpumem.records import COMMENT, OUTSIDE
-from ipygpumem.report.layout import (
-    TO_FREE,
-    Report,
-    Table,
-    accelerator,
-    clean,
-    clean_name,
-    count,
-    device_label,
-    is_worth_a_row,
-    listed,
-    number_text,
-    row_of_more,
-)
+from ipygpumem.report.devices import accelerator, device_label, is_worth_a_row
+from ipygpumem.report.layout import TO_FREE, Report, Table, row_of_more
 from ipygpumem.report.registration import shows
+from ipygpumem.report.words import clean, clean_name, count, listed, number_text
 from ipygpumem.units import format_at_least, format_bytes
 
 _PARTS_SHOWN = 3

@@ -11,20 +11,12 @@ from ipygpumem.inventory.one_line import lines_for_all
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.inventory.top import LargestNames
 from ipygpumem.records import ReferencePath, RetainedArray
-from ipygpumem.report.layout import (
-    IN_ONE_LINE,
-    Listing,
-    Report,
-    Table,
-    clean,
-    clean_name,
-    count,
-    listed,
-    sizes,
-)
+from ipygpumem.report.devices import sizes
+from ipygpumem.report.layout import IN_ONE_LINE, Listing, Report, Table
 from ipygpumem.report.leaks import leak_table
 from ipygpumem.report.registration import shows
 from ipygpumem.report.top import top_report
+from ipygpumem.report.words import clean, clean_name, count, listed
 from ipygpumem.units import MIB, format_bytes
 
 _HOLDERS_SHOWN = 10

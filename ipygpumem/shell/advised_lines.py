@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from ipygpumem.report.layout import Report
 
-_MOST = 500
+_MOST_STATEMENTS = 500
 _LONGEST_CELL = 20_000
 """Characters; longer cells are generated code, into which no line was pasted."""
 _OUR_COMMAND = "%gpumem"
@@ -19,7 +19,11 @@ _OUR_COMMAND = "%gpumem"
 
 
 class AdvisedLines:
-    """The statements of the last reports' lines, as texts."""
+    """The statements in the lines that the last reports have advised.
+
+    Attributes:
+        texts: the statements, the latest last; a dict that is used as an ordered set.
+    """
 
     def __init__(self) -> None:
         self.texts: dict[str, None] = {}
@@ -31,7 +35,7 @@ class AdvisedLines:
                 for statement in _statements(line):
                     self.texts.pop(statement, None)  # so that it becomes the last one
                     self.texts[statement] = None
-        while len(self.texts) > _MOST:
+        while len(self.texts) > _MOST_STATEMENTS:
             del self.texts[next(iter(self.texts))]
 
     def are_in(self, source: str) -> bool:

@@ -1,4 +1,9 @@
-"""Records the names and the memory at the start of an experiment, which cannot be its own."""
+"""Records the names and the memory at the start of an experiment, which cannot be its own.
+
+At the end, the baseline tells of each object whether it is older: arrays by their places in memory,
+objects that the collector tracks by its generations, and data such as texts by the containers that
+had it at the start.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +35,15 @@ from ipygpumem.shell.context import ShellContext
 
 
 class Baseline:
-    """The names and arrays at the start of an experiment.
+    """The names, arrays and contents of containers at the start of an experiment.
+
+    *Received* objects are new ones in containers that a name has led to since the start.
 
     Args:
         context: the shell's.
         remarks: receives a sentence if something could not be recorded.
         known: places in memory of arrays that outlived earlier experiments.
-        names: the experiment's names so far.
+        names: the notebook's names.
     """
 
     def __init__(
@@ -47,13 +54,13 @@ class Baseline:
         names: tuple[str, ...],
     ) -> None:
         self._namespace = context.namespace
-        self._before: BaselineSnapshot | None = None
+        self._arrays: BaselineSnapshot | None = None
         """The arrays at the start; None without a library of arrays."""
         self._has_failed = False
         """True if the arrays could not be listed: then every array may have been there."""
         if {"torch", "numpy"} & sys.modules.keys():
             try:
-                self._before = BaselineSnapshot(context.namespace, context.garbage, known)
+                self._arrays = BaselineSnapshot(context.namespace, context.garbage, known)
             except Exception as error:  # only needed for the report
                 if is_from_signal(error):
                     raise
@@ -62,12 +69,12 @@ class Baseline:
                 remarks.append(f"objects still alive will not be listed, {why}")
         self._names = NameSnapshot(context.namespace, names)
         """The objects of the names, by identity."""
-        self.contents = Contents(context.namespace, _modules_besides(context.namespace))
+        self.contents = Contents(context.namespace, _names_of_users_modules(context.namespace))
         """The contents of the containers to which the names lead."""
-        self._made = ObjectsSince()
-        """The tracked objects made since."""
+        self._objects_since = ObjectsSince()
+        """The tracked objects made since the start."""
         self._moment_of_list = 0
-        """When ``objects_at_end`` was listed."""
+        """The moment of the collector at which ``objects_at_end`` was listed."""
         self._garbage = context.garbage
         self._threads = frozenset(sys._current_frames())
         """The threads that run already."""
@@ -76,48 +83,51 @@ class Baseline:
         """Identities of the values of context variables."""
         self._addresses: ReadableAddresses | None = None
         """The addresses at the start; None if all arrays are known."""
-        if self._before is not None and not self._before.is_certain:
+        if self._arrays is not None and not self._arrays.is_certain:
             self._addresses = ReadableAddresses()
         self._in_new_containers = set[int]()
         """Identities of the NumPy arrays that only containers made since have, as of the end."""
         self._mark = context.garbage.mark()
         """The start, for the collector."""
-        context.garbage.list_from_now(self._made)
+        context.garbage.list_from_now(self._objects_since)
 
     @property
     def is_complete(self) -> bool:
-        """Return True if it contains all arrays."""
-        return self._before is None or self._before.complete
+        """True if it contains all arrays."""
+        return self._arrays is None or self._arrays.complete
 
     def was_there(self, item: object, array: Array) -> bool:
-        """Return True if the memory of ``item``, described by ``array``, may have been allocated at
-        the start.
+        """Return True if the memory of an array may have been allocated at the start.
+
+        Args:
+            item: the array.
+            array: its description.
         """
         if self._has_failed:
             return True
-        if self._before is None or not self._before.has(item, array):
+        if self._arrays is None or not self._arrays.has(item, array):
             return False
-        if self._before.may_have_died(item):
-            return id(item) not in self._received and not self.is_surely_new(
-                place_of(owner_of(item))
-            )
+        if self._arrays.may_have_died(item):
+            # A new array may have the identity and the place of an older one that has died.
+            is_received = id(item) in self._received
+            return not is_received and not self.is_surely_new(place_of(owner_of(item)))
         return True
 
     def remarks_on_grown(
         self, arrays: Mapping[StorageKey, Array], heap: Heap, made: Set[int]
     ) -> dict[StorageKey, str]:
-        """Return the remark on each line that drops a tensor or array which is older than its new
-        memory, by storage.
+        """Return remarks, by storage, on lines that drop a tensor or array which is older than its
+        memory, such as one that the experiment has resized.
 
         Args:
-            arrays: the new memory.
+            arrays: the new arrays by storage.
             heap: the live objects.
             made: identities of the tracked objects made since.
         """
-        if self._before is None:
+        if self._arrays is None:
             return {}
         named = self._names.identities_of_same(self._namespace)
-        return remarks_on_grown(arrays, heap, made, self._before.had_other_size, named)
+        return remarks_on_grown(arrays, heap, made, self._arrays.had_other_size, named)
 
     def note_new_containers(self) -> None:
         """Note the NumPy arrays that only containers made since the start have.
@@ -132,11 +142,11 @@ class Baseline:
         tracked = gc.get_objects()
         take_out(tracked)
         are_new = list(map(made.__contains__, map(id, tracked)))
-        new = list(compress(tracked, are_new))
-        arrays = set(map(id, instances_among(gc.get_referents(*new), array_type)))
+        new_objects = list(compress(tracked, are_new))
+        arrays = set(map(id, instances_among(gc.get_referents(*new_objects), array_type)))
         if arrays:
-            older = list(compress(tracked, map(not_, are_new)))
-            arrays -= self._in_older(arrays, older, new, made)
+            older_objects = list(compress(tracked, map(not_, are_new)))
+            arrays -= self._in_older(arrays, older_objects, new_objects, made)
         self._in_new_containers = arrays
 
     def _in_older(
@@ -149,16 +159,16 @@ class Baseline:
             arrays: identities of the arrays in new containers.
             older: the tracked objects of the start; the notebook's names do not count.
             new: the tracked objects made since.
-            made: the identities of the objects made since.
+            made: the identities of ``new``.
         """
         new_dicts = by_identity(of_types({id(dict)}, new))
         in_older = set[int]()
         dicts_in_older = set[int]()
         for part in chunks(older):
-            holders = [item for item in part if item is not self._namespace]
-            referred = set(map(id, gc.get_referents(*holders)))
-            in_older |= arrays & referred
-            dicts_in_older |= new_dicts.keys() & referred
+            referrers = [item for item in part if item is not self._namespace]
+            referents = set(map(id, gc.get_referents(*referrers)))
+            in_older |= arrays & referents
+            dicts_in_older |= new_dicts.keys() & referents
         # A dict is tracked once it gets a container, so that an older one may seem new.
         if dicts_in_older:
             for key in dicts_in_older - self.received(made):
@@ -173,8 +183,8 @@ class Baseline:
         return identity in self._received or self.is_new_memory(start, end)
 
     def is_new_memory(self, start: int, end: int) -> bool:
-        """Return True if some addresses could not be read at the start; False if that is not
-        known.
+        """Return True if the addresses from ``start`` to ``end`` could not be read at the start of
+        the experiment; False if that is not known.
         """
         return self._addresses is not None and not self._addresses.may_have_had(start, end)
 
@@ -192,17 +202,19 @@ class Baseline:
         return self._in_new_containers | self.received(self._made_after(0))
 
     def mark_if_nothing_lingers(self) -> GcMark | None:
-        """Return the start mark, or None if objects named at the start may have become garbage."""
+        """Return the collector's mark of the start, if all garbage must be newer; None if objects
+        with a name at the start may have become garbage.
+        """
         if self._names.some_may_live_on(self._namespace):
             return None
         return self._mark
 
     def forget(self) -> None:
-        """Drop the recorded arrays."""
-        self._garbage.end_list(self._made)
+        """Drop all lists, and stop listing new objects."""
+        self._garbage.end_list(self._objects_since)
         self.drop_lists()
-        if self._before is not None:
-            self._before.close()
+        if self._arrays is not None:
+            self._arrays.close()
 
     def drop_lists(self) -> None:
         """Drop the lists of new objects, 60 MiB for a million of them."""
@@ -211,7 +223,7 @@ class Baseline:
     def received(
         self, made: Set[int], is_older_array: Callable[[object], bool] | None = None
     ) -> set[int]:
-        """Return the identities of the new objects that known ones have received since.
+        """Return the identities of received objects.
 
         Args:
             made: identities of the tracked objects made since.
@@ -225,8 +237,8 @@ class Baseline:
         return set(map(id, chain.from_iterable(part.items for part in parts)))
 
     def knows_new_objects(self) -> bool:
-        """Return False if objects made since cannot be told from older ones."""
-        return self._made.are_known()
+        """Return True if objects made since the start can be told from older ones."""
+        return self._objects_since.are_known()
 
     def objects_since(self) -> set[int]:
         """Return the identities of the tracked objects made since, and maybe of some that have died
@@ -244,30 +256,30 @@ class Baseline:
         Our own work may make the dict of an object's attributes later, which only
         ``objects_since`` contains then.
         """
-        self._moment_of_list = self._made.moment()
+        self._moment_of_list = self._objects_since.moment()
         return self._made_after(0)
 
     def _made_after(self, moment: int) -> set[int]:
         """Return the identities of the tracked objects made since the start that were young at a
         later moment, or made after it; none if unknown.
         """
-        return self._made.identities(moment) or set()
+        return self._objects_since.identities(moment) or set()
 
     def modules_imported(self) -> int:
         """Return the number of modules that were imported since."""
         return len(sys.modules) - self._number_of_modules
 
     def elsewhere(self) -> list[object]:
-        """Return the text and numbers in local names of new threads, and the new values of context
-        variables.
+        """Return new objects to which no tracked object refers: text and numbers in local names of
+        new threads, and new values of context variables.
 
-        The age of the text in older threads is unknown.
+        Text in older threads is left out, because its age is unknown.
         """
         values = [value for value in copy_context().values() if id(value) not in self._in_context]
         return [*filterfalse(gc.is_tracked, running_locals(self._threads)), *values]
 
 
-def _modules_besides(namespace: dict[str, Any]) -> list[str]:
+def _names_of_users_modules(namespace: dict[str, Any]) -> list[str]:
     """Return the names of the user's modules, without the one of the notebook itself."""
     return [
         name for name, module in users_modules().items() if module_dict(module) is not namespace

@@ -1,4 +1,7 @@
-"""Watches the objects of names that a cell may delete, to answer ``%gpumem why`` of such a name."""
+"""Watches the objects of names that a cell may delete, such as ``del model``.
+
+``%gpumem why model`` then tells what is still alive of the object. No object is kept alive.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,18 @@ from ipygpumem.shell.context import ShellContext
 
 _WORD = re.compile(r"\w+")
 _DELETING_ANY = {"reset", "reset_selective"}
+"""Words of cells that delete names which the cells don't contain."""
 _DELETING = {"del", "xdel", *_DELETING_ANY}
 """Words of cells that delete names."""
 _MOST_DELETED = 1000
+"""Maximum number of names to watch."""
 
 
 class _Deleted(NamedTuple):
     """A name that a cell may have deleted."""
 
     cell: int
-    """The cell's number."""
+    """The number of the cell that may have deleted it."""
     watched: WatchedName | None
     """The name's arrays, if it had any."""
     reference: Callable[[], object] | None
@@ -34,14 +39,18 @@ class _Deleted(NamedTuple):
 
 
 class DeletedNames:
-    """The names that cells may have deleted, without their objects."""
+    """The names that cells may have deleted, with weak references to their objects."""
 
     def __init__(self, context: ShellContext) -> None:
         self._context = context
         self._names: dict[str, _Deleted] = {}
 
     def watch(self, source: str) -> None:
-        """Watch the objects of a cell's names that it may delete, without keeping them alive."""
+        """Watch the objects of the names that a cell may delete; call it before its code runs.
+
+        Args:
+            source: the cell's source.
+        """
         words = set(_WORD.findall(source))
         if words.isdisjoint(_DELETING):
             return
@@ -60,11 +69,11 @@ class DeletedNames:
         self._names.pop(name, None)
         if is_atom(value) or is_instance(value, type) or is_instance(value, ModuleType):
             return
-        watched = watch_names([(name, value)], search)
-        detach_numpy(watched)  # user code is about to run
+        watched_names = watch_names([(name, value)], search)
+        detach_numpy(watched_names)  # user code is about to run
         cell = self._context.shell.execution_count
-        first = watched[0] if watched else None
-        self._names[name] = _Deleted(cell, first, lasting_weak(value))
+        watched = watched_names[0] if watched_names else None
+        self._names[name] = _Deleted(cell, watched, lasting_weak(value))
 
     def of(self, name: str, cell: int | None) -> tuple[WatchedName | None, object]:
         """Return the arrays of a deleted name, and its object if it is alive.

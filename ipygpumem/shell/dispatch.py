@@ -168,7 +168,7 @@ class GpuMemMagics(Magics):
                 self._reject_cell()
             if isinstance(error, UsageError):
                 raise
-            from ipygpumem.report.layout import clean  # the App has imported it
+            from ipygpumem.report.words import clean  # the App has imported it
 
             message = clean(str(error))
             kind = UsageError if error.is_users_mistake else MissingPackageError

@@ -15,7 +15,8 @@ from ipygpumem.failures import failures_told
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.records import CellRecord, packed
 from ipygpumem.report import html, text
-from ipygpumem.report.layout import Report, Scales
+from ipygpumem.report.layout import Report
+from ipygpumem.report.scales import Scales
 from ipygpumem.shell.advised_lines import AdvisedLines
 
 if TYPE_CHECKING:
@@ -48,11 +49,13 @@ class Display:
         display_id: str | None = None,
         is_new: bool = False,
     ) -> None:
-        """Show ``reports`` in one display, if there are any; its metadata has their records, and
-        that of ``cell``.
+        """Show ``reports`` in one display, if there are any.
 
-        With a ``display_id``, it replaces the display with that id, or gets that id if it
-        ``is_new``.
+        Args:
+            reports: the reports, whose records are in the display's metadata.
+            cell: a cell's record, which is there too.
+            display_id: the id of a display that this one replaces.
+            is_new: True if no display has that id yet: this one gets it.
         """
         if not reports:
             return
@@ -75,7 +78,9 @@ class Display:
             publisher.publish(**message)
 
     def _metadata(self, reports: Sequence[Report], cell: CellRecord | None) -> dict[str, Any]:
-        """Return the metadata of a display; in a notebook, whose file has it, with the records."""
+        """Return the metadata of a display: the kinds of its reports and, in a notebook, whose file
+        has the metadata, the records.
+        """
         content: dict[str, Any] = {"reports": [report.kind for report in reports]}
         if self.has_images:
             records: list[Any] = [] if cell is None else [cell]
@@ -144,7 +149,7 @@ class Display:
             stream.write(" " * os.get_terminal_size(stream.fileno()).columns + "\r")
 
     def _for_terminal(self, reports: Sequence[Report]) -> str:
-        """Return the text in the style and encoding of stdout."""
+        """Return the reports as text in the width, colours and encoding of stdout."""
         stream = sys.stdout
         width = terminal_columns()
         has_bars = width is not None and self._config.bar

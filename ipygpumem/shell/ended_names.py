@@ -7,15 +7,20 @@ from collections.abc import Sequence
 from ipygpumem.heap.knowledge.frames import last_step
 from ipygpumem.notebook import running_cell
 from ipygpumem.reclaim.exceptions import traceback_of
-from ipygpumem.report.layout import clean_name
+from ipygpumem.report.words import clean_name
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell_deletes
 
 
 def remarks(error: NameError, context: ShellContext, experiments: ExperimentManager) -> list[str]:
-    """Return a remark if an experiment has deleted the missing name, or if it has ended elsewhere;
-    none for a name that user code has bound again, and deleted, since.
+    """Return a remark if an experiment has deleted the missing name, or if it has ended in another
+    way; none for a name that user code has bound again, and deleted, since.
+
+    Args:
+        error: the cell's error.
+        context: the shell's services.
+        experiments: the finished experiments, and ``ended_elsewhere``, such as names of %%isolate.
     """
     name = error.name
     if type(name) is not str:
@@ -40,11 +45,16 @@ def remarks(error: NameError, context: ShellContext, experiments: ExperimentMana
 
 
 def _was_bound_again(name: str, numbers: Sequence[int], context: ShellContext) -> bool:
-    """Return True if user code has bound a name again since the cells with these numbers, in which
-    it ended: then it is missing because user code has deleted it.
+    """Return True if user code has bound a name again since it ended: then the name is missing
+    because user code has deleted it.
 
     A running cell such as ``data = data + 1`` has bound nothing yet, unless it deletes the name
     itself.
+
+    Args:
+        name: the name.
+        numbers: the numbers of the cells in which it ended.
+        context: the shell's services.
     """
     shell = context.shell
     if running_cell_deletes(shell, name):

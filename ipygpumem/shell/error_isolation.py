@@ -20,14 +20,21 @@ measured".
 class ErrorIsolation:
     """Isolates our own failures from user code in one shell, and reports each kind of failure once.
 
-    An exception that a signal handler raises is none of them: it is the user's, like a Ctrl-C.
+    An exception that a signal handler raises, such as the one of a Ctrl-C, is not our failure.
     """
 
     def __init__(self) -> None:
         forget_told()
 
     def failed(self, name: str, error: Exception, lost: str, *, asked: bool = False) -> None:
-        """Report a failure of the component ``name``; see ``failures.tell_failure``."""
+        """Report a failure of the component ``name``; see ``failures.tell_failure``.
+
+        Args:
+            name: the component, in words for the user.
+            error: the failure.
+            lost: the work that was not done.
+            asked: True if the user has asked for the work: then it is reported each time.
+        """
         tell_failure(name, error, lost, asked=asked)
 
     def each(self, name: str, *steps: HookStep) -> None:
@@ -36,25 +43,27 @@ class ErrorIsolation:
         """
         self.each_with((), name, steps)
 
-    def each_with(self, given: tuple[object, ...], name: str, steps: Sequence[HookStep]) -> None:
-        """Do steps as ``each`` does, with the arguments ``given``.
+    def each_with(
+        self, arguments: tuple[object, ...], name: str, steps: Sequence[HookStep]
+    ) -> None:
+        """Do steps as ``each`` does, and pass ``arguments`` to each of them.
 
-        They are not in closures, because a closure may keep a cell's result alive.
+        The arguments are not in closures, because a closure may keep a cell's result alive.
         """
-        raised: list[BaseException] = []
+        signals: list[BaseException] = []
         for work, lost in steps:
             try:
-                work(*given)
+                work(*arguments)
             except BaseException as error:  # noqa: PERF203  # every step must run
                 if is_from_signal(error):
                     forget_our_frames(error)
-                    raised.append(error)
+                    signals.append(error)
                 elif isinstance(error, Exception):
                     self.failed(name, error, lost)
                 else:
                     raise
-        if raised:
-            raise raised.pop()
+        if signals:
+            raise signals.pop()
 
     def wrap(
         self,
@@ -63,17 +72,18 @@ class ErrorIsolation:
         *,
         lost: str,
         instead: Callable[..., Any] = lambda *_, **__: None,
-        struck: Callable[..., None] | None = None,
+        on_signal: Callable[..., None] | None = None,
     ) -> Callable[..., Any]:
-        """Wrap ``callback`` for IPython.
+        """Return ``callback`` for IPython, isolated: if it fails, that is reported, and ``instead``
+        is called.
 
         Args:
             name: the component, for the line about a failure.
             callback: the function to wrap.
-            lost: what was not done because of a failure.
-            instead: called with the same arguments if it fails.
-            struck: called with the exception of a signal and the first argument, where IPython
-                would only print it.
+            lost: the work that was not done because of a failure.
+            instead: called with the same arguments if ``callback`` fails; its result is returned.
+            on_signal: called with the exception of a signal and the first argument, where IPython
+                would only print the exception.
         """
 
         @functools.wraps(callback)
@@ -82,13 +92,13 @@ class ErrorIsolation:
             try:
                 return callback(*args, **options)
             except BaseException as error:
-                is_signals = is_from_signal(error)
-                if is_signals and struck is not None:
+                came_from_signal = is_from_signal(error)
+                if came_from_signal and on_signal is not None:
                     stop_listening()
                     self._call(name, instead, args, options, lost)
-                    struck(error, args[0])
+                    on_signal(error, args[0])
                     return None
-                if is_signals or not isinstance(error, Exception):
+                if came_from_signal or not isinstance(error, Exception):
                     self._call(name, instead, args, options, lost)
                     raise
                 self.failed(name, error, lost)

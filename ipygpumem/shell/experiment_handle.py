@@ -12,7 +12,7 @@ from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure
 from ipygpumem.records import ExperimentRecord, Usage
-from ipygpumem.report.layout import clean_name
+from ipygpumem.report.words import clean_name
 from ipygpumem.shell.error_isolation import HookStep
 from ipygpumem.shell.experiment_log import ExperimentLog
 from ipygpumem.shell.experiment_options import ExperimentOptions

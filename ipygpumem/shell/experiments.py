@@ -34,7 +34,8 @@ from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.failures import write_line
 from ipygpumem.records import ExperimentRecord
 from ipygpumem.report.experiments import experiment_reports
-from ipygpumem.report.layout import Report, clean_name, note
+from ipygpumem.report.layout import Report, note
+from ipygpumem.report.words import clean_name
 from ipygpumem.shell.cell import HISTORY_LENGTH, Cell
 from ipygpumem.shell.code_observer import CodeObserver, OpenExperiments
 from ipygpumem.shell.context import ShellContext

@@ -92,11 +92,11 @@ class Extension:
 
     @property
     def command_names(self) -> list[str]:
-        """The names of all magics, without signs."""
+        """The names of all magics, without ``%``."""
         return self._features.commands.names
 
     def _register(self, config: IPyGpuMem) -> None:
-        """Install everything; each part pushes its undo."""
+        """Install all parts of the extension; each pushes its undo."""
         self._install_options(config)
         self._install_observers_of_code()
         self._install_cell_hooks()
@@ -116,13 +116,13 @@ class Extension:
         config.observe(lambda change: self.app.recorder.switched(change), "recorder")
 
     def _install_observers_of_code(self) -> None:
-        """Observe the trees of all code that the shell compiles."""
+        """Let IPython pass the syntax trees of all code that it compiles to ``_code_seen``."""
         code_seen = self._isolation.wrap(
             "code_seen",
             self._code_seen,
             lost="open experiments cannot tell the code's own names",
             instead=self._code_missed,
-            struck=self._raise_in_code,
+            on_signal=self._raise_in_code,
         )
         self._first_transformer = _CodeTransformer(code_seen, self._raise_in_code, may_change=False)
         self._last_transformer = _CodeTransformer(code_seen, self._raise_in_code, may_change=True)
@@ -158,17 +158,17 @@ class Extension:
             self._cell_begins,
             lost="it was not measured",
             instead=self._cell_missed,
-            struck=self._keep_for_code,
+            on_signal=self._keep_for_code,
         )
         self._register_callback(
-            "post_run_cell", self._cell_ends, lost=no_report, struck=self._fail_cell
+            "post_run_cell", self._cell_ends, lost=no_report, on_signal=self._fail_cell
         )
         self._register_callback(
             "post_run_cell",
             self._ensure_cell_ended,
             lost=no_report,
             instead=self._forget_cell,
-            struck=self._fail_cell,
+            on_signal=self._fail_cell,
         )
         rewrite = self._isolation.wrap(
             "rewriting",
@@ -196,6 +196,7 @@ class Extension:
         return matchers
 
     def _cell_begins(self, info: Any) -> None:
+        """Begin a cell; this builds the services for the first one."""
         self._signal_error = None
         with interrupts.reraise_swallowed():
             self._isolation.each(
@@ -210,6 +211,7 @@ class Extension:
         self._signal_error = error
 
     def _cell_missed(self, info: Any) -> None:
+        """Note a cell whose beginning our hook has missed."""
         self._missed = info
         if self._app is not None:
             self._app.context.cells.missed = info
@@ -248,12 +250,13 @@ class Extension:
         loop_over_body(tree, self._shell)
 
     def _code_missed(self, tree: Any, **options: bool) -> None:
+        """Prepare the scopes for code in which ``_code_seen`` has failed."""
         if self._app is not None:
             self._app.experiments.code.code_missed(tree, **options)
 
     def _observe_both_ends(self) -> None:
-        """Observe the tree before and after the user's transformers: if one raises, IPython skips
-        the rest.
+        """Observe code before and after the user's transformers, if there are any: if one of them
+        raises, IPython skips the transformers after it.
         """
         transformers = self._shell.ast_transformers
         if len(transformers) == 1 and transformers[0] is self._last_transformer:
@@ -265,18 +268,26 @@ class Extension:
             transformers[:] = [self._last_transformer]
 
     def _stop_observing(self) -> None:
+        """Remove our transformers."""
         self._shell.ast_transformers[:] = self._foreign_transformers()
 
     def _foreign_transformers(self) -> list[Any]:
+        """Return the transformers of users and other extensions."""
         ours = {id(self._first_transformer), id(self._last_transformer)}
         return [item for item in self._shell.ast_transformers if id(item) not in ours]
 
     # -- parts that undo themselves --------------------------------------------------------------
 
-    def _append_to(self, find: Callable[[], list[Any]], item: Any) -> None:
-        """Append to the list that ``find`` returns, and remove it from that list at the end."""
-        find().append(item)
-        self._undo.append(lambda: find().remove(item))
+    def _append_to(self, find_list: Callable[[], list[Any]], item: Any) -> None:
+        """Append ``item`` to a list, and remove it at the end.
+
+        Args:
+            find_list: returns the list; it is called again at the end, because other code may have
+                replaced the list.
+            item: the item.
+        """
+        find_list().append(item)
+        self._undo.append(lambda: find_list().remove(item))
 
     def _register_callback(
         self, name: str, callback: Callable[..., None], **isolation: Any
@@ -286,7 +297,7 @@ class Extension:
         self._append_to(functools.partial(self._shell.events.callbacks.__getitem__, name), isolated)
 
     def _install_magics(self) -> None:
-        """Register the magics; those of the same names come back at the end."""
+        """Register the magics; at the end, earlier magics of the same names are put back."""
         manager = self._shell.magics_manager
         ours = GpuMemMagics(self._shell, self._features.commands, self)
         earlier = dict[tuple[str, str], Any]()
@@ -308,6 +319,7 @@ class Extension:
         )
 
     def _host_peak_changed(self, change: Any) -> None:
+        """Measure the host's peak as the changed option ``host_peak`` says."""
         app = self._app
         if app is not None:  # else the host's probe is built with the new option
             app.context.meter.change(lambda: app.host.use_mark(exact=change["new"] == "kernel"))
@@ -348,33 +360,35 @@ class _CodeTransformer:
     def __init__(
         self,
         callback: Callable[..., None],
-        struck: Callable[[BaseException, Any], None],
+        on_signal: Callable[[BaseException, Any], None],
         *,
         may_change: bool,
     ) -> None:
         self._callback = callback
-        self._struck = struck
+        self._on_signal = on_signal
         self._may_change = may_change
 
     def visit(self, node: Any) -> Any:
-        # the magic calls the transformers itself
+        """Pass on a tree; IPython calls it for each piece of code, and %timeit for its own."""
         is_timed = sys._getframe(2).f_code.co_name == "timeit"
         try:
             self._callback(node, may_change=self._may_change, is_timed=is_timed)
         except BaseException as error:  # a signal may arrive before the callback handles it
             if not interrupts.is_from_signal(error):
                 raise
-            self._struck(error, node)
+            self._on_signal(error, node)
         return node
 
 
 def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
+    """Give ``name`` its earlier magic; remove it if that is None."""
     magics.pop(name, None)
     if earlier is not None:
         magics[name] = earlier
 
 
 def _completions(extension: Extension, magic: str, shell: Any, event: Any) -> list[str]:
+    """Return the completions of a line of ``magic``; ``event`` is IPython's."""
     from ipygpumem.shell.commands.completion import complete  # on the first Tab
 
     app = extension.app

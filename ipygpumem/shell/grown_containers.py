@@ -1,4 +1,8 @@
-"""Remembers the older containers that have grown in experiments, such as a list of numbers."""
+"""Remembers the older containers that have grown in experiments.
+
+An experiment that runs ``log.extend(range(10**6))`` leaves a million numbers, which no row of
+objects lists. A note names the list ``log``, its growth, and the line that removes the new items.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +46,14 @@ class _Growth:
     """The growth of a container in an experiment."""
 
     container: Remembered
-    earlier: int
-    """Its length at the start."""
-    now: int
-    """Its length at the end."""
+    length_at_start: int
+    length_at_end: int
     size_bytes: int
+    """Bytes by which it has grown."""
     was_empty: bool
+    """True if it was empty at the start."""
     grown_items: int
+    """Number of its items that have grown themselves; 0 if the container itself has grown."""
 
     @classmethod
     def of(cls, grown: Grown) -> _Growth:
@@ -62,17 +67,22 @@ class _Growth:
             grown.grown_items,
         )
 
-    def row(self, item: Any, path: str) -> GrownRow | None:
-        """Return the row of the container now; None if it is no longer than at the start."""
+    def row(self, container: Any, path: str) -> GrownRow | None:
+        """Return the row of the container now; None if it is no longer than at the start.
+
+        Args:
+            container: the live container.
+            path: code for it, such as ``log``, or words.
+        """
         if self.grown_items:
-            grown = Grown(item, self.size_bytes, 0, 0, self.grown_items)
+            grown = Grown(container, self.size_bytes, 0, 0, self.grown_items)
             return GrownRow(path, self.size_bytes, grown.items, "")
         extents = Extents()
-        extents.add_length(item, self.earlier)
-        for grown in extents.grown([item], 1):
+        extents.add_length(container, self.length_at_start)
+        for grown in extents.grown([container], 1):
             grown = grown._replace(was_empty=self.was_empty)
             line = grown.line_to_empty(path)
-            if grown.length > self.now and line:
+            if grown.length > self.length_at_end and line:
                 line = f"{line.partition(COMMENT)[0]}{COMMENT}also drops its other items"
             size_bytes = min(grown.size_bytes, self.size_bytes)
             return GrownRow(path, size_bytes, grown.items, line)
@@ -85,13 +95,12 @@ class GrownContainers:
     def __init__(self) -> None:
         self._growths: list[_Growth] = []
 
-    def add(self, grown: Iterable[Grown]) -> None:
-        """Remember containers that an experiment's report names."""
-        for each in grown:
-            if not any(
-                known.container.alive({id(each.item): each.item}) for known in self._growths
-            ):
-                self._growths.append(_Growth.of(each))
+    def add(self, grown_containers: Iterable[Grown]) -> None:
+        """Remember containers that an experiment's report names, unless they are remembered."""
+        for grown in grown_containers:
+            live = {id(grown.item): grown.item}
+            if not any(growth.container.alive(live) for growth in self._growths):
+                self._growths.append(_Growth.of(grown))
 
     def identities(self) -> set[int]:
         """Return the identities of the containers, some of which may have died."""
@@ -100,20 +109,21 @@ class GrownContainers:
     def rows(
         self, live: Mapping[int, object], heap: Heap, roots: Roots, smallest: int
     ) -> list[GrownRow]:
-        """Return the rows of containers that are still longer than before, and forget the rest.
+        """Return the rows of the containers that are still longer than at the start of their
+        experiment, and forget the shorter and the dead ones.
 
         Args:
-            live: the live objects with these identities.
+            live: the live objects among those with ``identities``, by identity.
             heap: the live objects.
             roots: the names and objects from which the user can reach objects.
-            smallest: minimum bytes of each.
+            smallest: minimum bytes of a row.
         """
         containers = dict[int, Any]()
         still_alive = list[_Growth]()
         for growth in self._growths:
-            for item in growth.container.alive(live):
-                if growth.row(item, "") is not None:
-                    containers[id(growth)] = item
+            for container in growth.container.alive(live):
+                if growth.row(container, "") is not None:
+                    containers[id(growth)] = container
                     still_alive.append(growth)
         self._growths = still_alive
         rows = list[GrownRow]()
@@ -121,8 +131,9 @@ class GrownContainers:
             return rows
         holders = explain((), heap, roots, more=containers.values())
         for growth in still_alive:
-            item = containers[id(growth)]
-            row = growth.row(item, holders[object_key(item)].path.removeprefix(NOTEBOOK))
+            container = containers[id(growth)]
+            path = holders[object_key(container)].path.removeprefix(NOTEBOOK)
+            row = growth.row(container, path)
             if row is not None and row.size_bytes >= smallest:
                 rows.append(row)
         return rows

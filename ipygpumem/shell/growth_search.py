@@ -1,4 +1,9 @@
-"""Finds the holders of the memory that code adds with every run."""
+"""Finds the holders of the memory that code adds with every run.
+
+``growing`` (``inventory/trends.py``) notices that RAM grows with each run of a cell or a loop. Then
+there are two looks at the memory of all names, with runs between them: the second one names what
+has grown, such as ``log grew by 2 MiB per run``.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +54,21 @@ from ipygpumem.units import MIB
 
 _PRINTED = "printed output"
 """Stands among the names for the text that IPython keeps of cells."""
-_MOST = 2000
+_MOST_SEARCHED = 2000
 """Maximum number of large objects whose holders are searched."""
 _T = TypeVar("_T")
 _Named = Callable[[], dict[str, object]]
+"""Function that returns the objects of all names, by name."""
 
 
 def remarks(growing: Growing, context: ShellContext, roots: Callable[[], Roots]) -> list[str]:
-    """Return the remarks on a cell that grows with every run."""
+    """Return the remarks on a cell that grows with every run; look at the names if it is time.
+
+    Args:
+        growing: the cell's runs.
+        context: the shell's services.
+        roots: returns the notebook's objects, where paths to holders begin.
+    """
 
     def named() -> dict[str, object]:
         return names_and_outputs(context.shell) | {_PRINTED: Printed(context.shell).texts()}
@@ -78,8 +90,18 @@ def look_for_growth(
     progress: Progress,
     meter: Meter,
 ) -> None:
-    """Look at the memory of all ``named`` objects; the second look finds the holders of what each
-    run adds. A failure becomes a line: the code goes on.
+    """Look at the memory of all ``named`` objects. The first look remembers it in ``growing``; the
+    second one sets the lines on the holders of the memory that each run adds.
+
+    A failure becomes such a line, because the user's code must go on.
+
+    Args:
+        growing: the runs of the code.
+        named: returns the objects of all names, by name.
+        run_word: the word for a run, such as ``iteration``.
+        roots: returns the notebook's objects, where paths to holders begin.
+        progress: shows how far the look is.
+        meter: measures the memory after the look.
     """
     try:
         _remember_or_compare(growing, named, run_word, roots, progress)
@@ -103,21 +125,21 @@ def _remember_or_compare(
     growing: Growing, named: _Named, run_word: str, roots: Callable[[], Roots], progress: Progress
 ) -> None:
     """Remember the memory of all ``named`` objects at the first look; at the second one, find the
-    holders of what has come since.
+    holders of the memory that is new since the first one.
     """
     free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
     live_tensors(Garbage())  # creates the objects of tensors known only in C++
     objects = _grouped(named())
     names = _memory_of_names(objects, progress)
-    unnamed = _arrays_without_name(objects)
-    before, growing.before = growing.before, None
-    if before is None:
-        _remember(growing, objects, names, unnamed)
+    unnamed_arrays = _arrays_without_name(objects)
+    first_look, growing.before = growing.before, None
+    if first_look is None:
+        _remember(growing, objects, names, unnamed_arrays)
         return
-    names = _with_new_memory(names, before, objects, roots())
-    grown_free_bytes = free_heap_bytes - before.free_heap_bytes
-    growing.holder_lines = _holders_of_growth(
-        growing, before, (names, unnamed), grown_free_bytes, run_word, roots
+    names = _with_new_memory(names, first_look, objects, roots())
+    grown_free_bytes = free_heap_bytes - first_look.free_heap_bytes
+    growing.holder_lines = _lines_on_holders(
+        growing, first_look, (names, unnamed_arrays), grown_free_bytes, run_word, roots
     )
 
 
@@ -128,11 +150,11 @@ def _arrays_without_name(objects: dict[str, object]) -> Inventory:
 
 
 def _remember(
-    growing: Growing, objects: dict[str, object], names: LargestNames, unnamed: Inventory
+    growing: Growing, objects: dict[str, object], names: LargestNames, unnamed_arrays: Inventory
 ) -> None:
     """Remember the memory at the first look, and count the runs from now on."""
-    large = _of_large_objects(lambda items, heap: set(map(id, items)))
-    growing.before = FirstLook(names, unnamed, Contents(objects), large, 0)
+    large_ids = _of_large_objects(lambda items, heap: set(map(id, items)))
+    growing.before = FirstLook(names, unnamed_arrays, Contents(objects), large_ids, 0)
     growing.runs = 0
     growing.processes = Processes(0, _sizes(children_now()))
 
@@ -151,22 +173,22 @@ def _memory_of_names(objects: dict[str, object], progress: Progress) -> LargestN
 
 
 def _with_new_memory(
-    names: LargestNames, before: FirstLook, objects: dict[str, object], roots: Roots
+    names: LargestNames, first_look: FirstLook, objects: dict[str, object], roots: Roots
 ) -> LargestNames:
-    """Return the names with objects that they received since the first look, and with new objects
-    in libraries.
+    """Return the names with a row for each attribute of a library that has new large objects. Names
+    that are too large to be measured get the objects that they have received since the first look.
     """
     if names.notes:
-        names = _with_received_objects(names, before.names, before.contents, objects)
+        names = _with_received_objects(names, first_look.names, first_look.contents, objects)
     printed: Any = objects.get(_PRINTED, ())
-    earlier = before.large.union(map(id, printed))
-    in_libraries = _of_large_objects(functools.partial(_memory_in_libraries, earlier, roots))
+    earlier_ids = first_look.large.union(map(id, printed))
+    in_libraries = _of_large_objects(functools.partial(_memory_in_libraries, earlier_ids, roots))
     return replace(names, names=(*names.names, *in_libraries))
 
 
-def _holders_of_growth(
+def _lines_on_holders(
     growing: Growing,
-    before: FirstLook,
+    first_look: FirstLook,
     now: tuple[LargestNames, Inventory],
     grown_free_bytes: int,
     run_word: str,
@@ -176,13 +198,13 @@ def _holders_of_growth(
 
     Args:
         growing: the runs of the code.
-        before: the memory at the first look.
+        first_look: the memory at the first look.
         now: all names, and the arrays without a name, at this look.
         grown_free_bytes: growth of the free pages in malloc's heap since the first look.
         run_word: the word for a run, such as ``iteration``.
         roots: returns the notebook's objects, where paths to holders begin.
     """
-    earlier = (before.names, before.arrays)
+    earlier = (first_look.names, first_look.arrays)
     array_holders = functools.partial(_array_holders_of, roots=roots)
     holders = list[str]()
     for growth in growing.growths:
@@ -197,8 +219,8 @@ def _holders_of_growth(
 
 
 def _forget_own_memory(growing: Growing, meter: Meter) -> None:
-    """Free the memory of our own search, and measure without it: memory that is missing later was
-    freed by code.
+    """Free the memory of our own search, and measure after that, so that the next run's growth does
+    not contain it.
     """
     trim_host_heap()  # else the next run would reuse freed memory of the search, and not grow
     if growing.before is not None:
@@ -207,8 +229,8 @@ def _forget_own_memory(growing: Growing, meter: Meter) -> None:
 
 
 def note_processes(growing: Growing, named: _Named, run_word: str) -> None:
-    """Find the child processes that grew in the last run, with the lines that end them, if child
-    processes grow.
+    """Set the lines on the child processes that grew in the last run, with the lines that end them,
+    if child processes grow. The arguments are those of ``look_for_growth``.
     """
     growth = growing.growth_of("children")
     earlier = growing.processes
@@ -233,8 +255,8 @@ def _sizes(children: list[Child]) -> dict[int, int]:
 
 
 def _grouped(named: dict[str, object]) -> dict[str, object]:
-    """Return named objects, all outputs as one, because each run makes another, and those of the
-    user's modules.
+    """Return the named objects, with all outputs as one list named ``Out``, because each run makes
+    a further one; and the objects of the user's modules, named ``module.name``.
     """
     objects: dict[str, object] = {}
     outputs = list[object]()
@@ -254,8 +276,14 @@ def _grouped(named: dict[str, object]) -> dict[str, object]:
 def _with_received_objects(
     names: LargestNames, before: LargestNames, contents: Contents, objects: dict[str, object]
 ) -> LargestNames:
-    """Return names of which some are too large to be measured as a whole: each has at least its
-    size at the first look, and that of the objects that it has received since.
+    """Return the names, some of which are too large to be measured as a whole, each with at least
+    its size at the first look and that of the objects that it has received since.
+
+    Args:
+        names: the names as measured now.
+        before: the names at the first look.
+        contents: the contents of their containers at the first look.
+        objects: the objects of the names.
     """
     cpu_bytes = Counter({row.name: row.device_bytes.get("cpu", 0) for row in before.names})
     with undisturbed():
@@ -273,8 +301,8 @@ def _with_received_objects(
 
 
 def _of_large_objects(question: Callable[[list[object], Heap], _T]) -> _T:
-    """Return the answer to a question about the objects that are large by themselves, and their
-    heap.
+    """Return the answer of a function to which the objects that are large by themselves are passed,
+    and the heap. Neither stays alive.
     """
     with undisturbed():
         heap = Heap(smallest=MIB, of_libraries=loaded_classes())
@@ -284,16 +312,22 @@ def _of_large_objects(question: Callable[[list[object], Heap], _T]) -> _T:
 
 
 def _memory_in_libraries(
-    earlier: set[int], roots: Roots, items: list[object], heap: Heap
+    earlier_ids: set[int], roots: Roots, items: list[object], heap: Heap
 ) -> list[NamedSize]:
-    """Return the memory of the items that are not among the ``earlier`` ones, in attributes of
-    libraries' modules, by attribute.
+    """Return a row for each attribute of a library's module that has new large objects, such as a
+    cache.
+
+    Args:
+        earlier_ids: the identities of older objects.
+        roots: where paths begin.
+        items: the large objects.
+        heap: the live objects.
     """
-    new = [item for item in items if id(item) not in earlier][:_MOST]
-    holders = explain((), heap, roots, more=new)
+    new_items = [item for item in items if id(item) not in earlier_ids][:_MOST_SEARCHED]
+    holders = explain((), heap, roots, more=new_items)
     rows = dict[str, NamedSize]()
     sizes = Sizes()
-    for item in new:
+    for item in new_items:
         place = _place_in_library(holders[object_key(item)].roots[0])
         if place:
             row = rows.get(place) or NamedSize(place, type_name(item), {"cpu": 0})
@@ -304,8 +338,8 @@ def _memory_in_libraries(
 
 
 def _place_in_library(root: Root) -> str:
-    """Return the words for a root, if it is an attribute of a library's module; else an empty
-    text.
+    """Return the words for a root that is an attribute of a library's module; empty for any other
+    root.
     """
     if not root.module or is_users_module(sys.modules.get(root.module)):
         return ""
@@ -315,20 +349,20 @@ def _place_in_library(root: Root) -> str:
 def _array_holders_of(
     arrays: Sequence[TensorRecord], roots: Callable[[], Roots]
 ) -> list[ArrayHolder]:
-    """Describe the holders of the first arrays, not too many, to which no name refers directly, as
-    ``%gpumem leaks`` does.
+    """Return the holders of arrays to which no name refers directly, as ``%gpumem leaks`` describes
+    them; of the first ones if there are too many.
     """
-    notebook = roots()
-    keys = [(array.library, array.storage) for array in arrays[:_MOST]]
+    roots_now = roots()
+    keys = [(array.library, array.storage) for array in arrays[:_MOST_SEARCHED]]
     with undisturbed():
         heap = Heap()
-        holders = explain(keys, heap, notebook)
+        holders = explain(keys, heap, roots_now)
         heap.drop()
     return [_array_holder(holders[key]) for key in keys]
 
 
 def _array_holder(holder: Holder) -> ArrayHolder:
-    """Return a holder with the name that a look gives to the first object on its path."""
+    """Return a holder with the name that ``_grouped`` gives to the first object on its path."""
     root = holder.roots[0]
     name = root.name
     if root.module and is_users_module(sys.modules.get(root.module)):

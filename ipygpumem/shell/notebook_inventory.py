@@ -1,4 +1,7 @@
-"""Measures the memory of the notebook's names and outputs, with the cells and the lines of both."""
+"""Measures the memory of the notebook's names and outputs, for ``%gpumem top`` and ``tensors``.
+
+Each name gets the cell that bound it, and the line that deletes it.
+"""
 
 from __future__ import annotations
 
@@ -40,21 +43,24 @@ _LEAST_BYTES_OF_PLACE = 1 << 16
 def largest_names(
     shell: Any, frame: FrameType | None = None, progress: Progress | None = None
 ) -> LargestNames:
-    """Return the memory that names and outputs hold, and the local names of ``frame`` if given.
+    """Return the memory that names, outputs and other places hold.
 
-    ``progress`` replaces the progress bar; it may raise to stop.
+    Args:
+        shell: IPython's shell.
+        frame: a running function, whose local names are measured too; None outside of functions.
+        progress: called instead of a progress bar; it may raise to stop.
     """
     free_heap_bytes = own_pages().free_heap_bytes  # before the search uses some of it
     named = _Named.of(shell, frame)
     namespaces = {id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))}
     namespaces |= namespaces_of_run(shell)
     app = find_app(shell)
-    used = {"cpu": rss_bytes()} if app is None else bytes_in_use(app.context.meter.now())
+    bytes_used = {"cpu": rss_bytes()} if app is None else bytes_in_use(app.context.meter.now())
     working = _working(app, "names") if progress is None else contextlib.nullcontext(progress)
     with working as report:
         result = measure_names(
             named.objects,
-            used,
+            bytes_used,
             references=named.references,
             namespaces=namespaces,
             outputs=_outputs_in(named.objects),
@@ -70,7 +76,7 @@ def largest_names(
         elif place is None:
             rows.append(row)
         elif row.is_at_least or row.size_bytes >= _LEAST_BYTES_OF_PLACE:
-            rows.append(_of_place(row, place))
+            rows.append(_row_of_place(row, place))
     return replace(result, names=tuple(rows), free_heap_bytes=free_heap_bytes)
 
 
@@ -114,9 +120,9 @@ class _Named(NamedTuple):
         return {text: place.remedy for text, place in self.places.items()}
 
 
-def _of_place(row: NamedSize, place: OtherPlace) -> NamedSize:
-    """Return a place's row without freed bytes, because other contexts or functions may refer to
-    its object, too, and no ``del`` ends that.
+def _row_of_place(row: NamedSize, place: OtherPlace) -> NamedSize:
+    """Return the row of a place: with its words instead of a type, if it has any, and without freed
+    bytes, because other contexts or functions may refer to its object, too.
     """
     type_name = place.type_name or row.type_name
     return row._replace(freed_bytes=None, type_name=type_name)
@@ -130,32 +136,37 @@ def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:
 
 
 def _remedy_of(shell: Any, elsewhere: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the line that deletes an object's names.
+    """Return the line that deletes an object's names, with the advice for its other places.
 
-    ``elsewhere`` has the advice for places that are no names.
+    Args:
+        shell: IPython's shell.
+        elsewhere: the advice for places that are no names, by their text.
+        names: the names and places of the object.
     """
-    deletable = [name for name in names if name not in elsewhere]
-    steps = [_deletion_of(shell, deletable)] if deletable else []
+    names_to_delete = [name for name in names if name not in elsewhere]
+    steps = [_deletion_of(shell, names_to_delete)] if names_to_delete else []
     steps += [elsewhere[name] for name in names if name in elsewhere]
     return "; ".join(step for step in dict.fromkeys(steps) if step)
 
 
 def _deletion_of(shell: Any, names: Sequence[str]) -> str:
-    """Return the line that deletes names; ``del`` would leave IPython's copies of an output."""
-    numbers = list[int]()
-    plain = list[str]()
+    """Return the line that deletes all names of one object, such as ``del x, y``; with an output
+    among them ``%xdel x``, because ``del`` would leave IPython's copies of an output.
+    """
+    output_numbers = list[int]()
+    variables = list[str]()
     for name in names:
         number = cell_of_output(name)
         if number is None:
-            plain.append(name)
+            variables.append(name)
         else:
-            numbers.append(number)
-    if numbers:
-        name = next(filter(is_name, plain), f"_{numbers[0]}")
+            output_numbers.append(number)
+    if output_numbers:
+        name = next(filter(is_name, variables), f"_{output_numbers[0]}")
         return f"%xdel {name}"
-    targets = ", ".join(target_of(name) for name in plain)
+    targets = ", ".join(target_of(name) for name in variables)
     # A script's names are also in the module that IPython keeps of it.
-    return "; ".join([f"del {targets}", *kept_by_run(shell, plain)])
+    return "; ".join([f"del {targets}", *kept_by_run(shell, variables)])
 
 
 def inventory_of_notebook(
@@ -166,9 +177,14 @@ def inventory_of_notebook(
     has_arrays: bool = True,
     has_unnamed: bool = True,
 ) -> Inventory:
-    """Return an inventory with the notebook's names, and the local names of ``frame`` if given.
+    """Return an inventory of all tensors and arrays, with the notebook's names.
 
-    ``storages``, ``has_arrays`` and ``has_unnamed`` are those of a survey.
+    Args:
+        shell: IPython's shell.
+        frame: a running function, whose local names are used too; None outside of functions.
+        storages: see ``survey.take_inventory``.
+        has_arrays: see ``survey.take_inventory``.
+        has_unnamed: see ``survey.take_inventory``.
     """
     local: dict[str, object] = {}
     file: str | None = None
@@ -201,21 +217,26 @@ def inventory_of_notebook(
 
 
 def _cell_finder(shell: Any, local: Container[str]) -> Callable[[str], int | None]:
-    """Return a function that finds the last cell that bound a name, ignoring cells whose bindings
-    were undone.
+    """Return a function that finds the last cell that bound a name, ignoring cells of experiments
+    that have restored it.
+
+    Args:
+        shell: IPython's shell.
+        local: names that no cell has bound, such as those of a function.
     """
     app = find_app(shell)
-    undone: dict[str, set[int | None]] = {}
+    cells_undone: dict[str, set[int | None]] = {}
     if app is not None:
         for experiment in app.experiments.finished:
             numbers = [cell.execution_count for cell in experiment.cells]
             for name in experiment.restored:
-                undone.setdefault(name, set()).update(numbers)
+                cells_undone.setdefault(name, set()).update(numbers)
 
-    def cell_of(root: str) -> int | None:
-        if root in local:
+    def cell_of(name: str) -> int | None:
+        if name in local:
             return None
         failed_at = {} if app is None else app.context.cells.failed_at
-        return cell_of_output(root) or cell_that_bound(shell, root, undone.get(root, ()), failed_at)
+        undone = cells_undone.get(name, ())
+        return cell_of_output(name) or cell_that_bound(shell, name, undone, failed_at)
 
     return cell_of

@@ -1,4 +1,8 @@
-"""Names the namespaces and objects from which the user of a shell can reach objects."""
+"""Names the namespaces and objects from which the user of a shell can reach objects.
+
+A *root* is where the path to a holder begins, such as the variable ``model`` or ``Out[5]``. Each
+function ``_root_of_...`` returns the root of one key of a namespace.
+"""
 
 from __future__ import annotations
 
@@ -66,14 +70,16 @@ def roots_of_notebook(
 
 
 def _namespaces(context: ShellContext, keepers: Container[str]) -> dict[int, RootOf]:
-    """Return the functions that name the roots in IPython's namespaces, by the identity of each."""
+    """Return the functions that name the roots in IPython's namespaces, by the namespaces'
+    identities.
+    """
     shell = context.shell
     namespace = context.namespace
-    of_name: RootOf = (
-        functools.partial(_root_of_variable_or_keeper, keepers) if keepers else _root_of_variable
-    )
+    root_of_name: RootOf = _root_of_variable
+    if keepers:
+        root_of_name = functools.partial(_root_of_variable_or_keeper, keepers)
     namespaces: dict[int, RootOf] = {
-        id(namespace): of_name,
+        id(namespace): root_of_name,
         id(shell.user_ns_hidden): _root_of_hidden_copy,
     }
     outputs = namespace.get("_oh")
@@ -89,12 +95,12 @@ def _namespaces(context: ShellContext, keepers: Container[str]) -> dict[int, Roo
 
 def _attributes_of_shell(shell: Any) -> dict[int, RootOf]:
     """Return the functions that name the attributes of IPython's shell, by the identities of the
-    dicts with these.
+    dicts that have the attributes: its own dict, and the one of its traits.
     """
     attributes = instance_dict(shell) or {}
-    spaces = [attributes, attributes.get("_trait_values")]
-    root_of = functools.partial(_root_of_shell_attribute, shell)
-    return {id(space): root_of for space in spaces if type(space) is dict}
+    dicts = [attributes, attributes.get("_trait_values")]
+    root_of_attribute = functools.partial(_root_of_shell_attribute, shell)
+    return {id(item): root_of_attribute for item in dicts if type(item) is dict}
 
 
 # -- the root of each kind of key -----------------------------------------------------------------

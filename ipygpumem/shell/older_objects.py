@@ -1,4 +1,8 @@
-"""Remembers older objects behind those that outlived experiments: no experiment has left these."""
+"""Remembers the nearest older objects behind those that outlived experiments.
+
+``results.append(model)``, where ``model`` is older than the experiment, leaves a new list item that
+leads to an older object. No experiment has left that, so reports don't count its bytes.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ class OlderObjects:
         """Samples of untracked data, such as texts."""
 
     def add(self, objects: Sequence[object]) -> None:
-        """Remember further older objects."""
+        """Remember further older objects, without keeping them alive."""
         self._tracked.append(Remembered(list(filter(gc.is_tracked, objects))))
         self._data.add(Kinds(objects))
         for array in filter(is_array, objects):
@@ -46,24 +50,33 @@ class OlderObjects:
         return set(chain.from_iterable(item.identities for item in self._tracked))
 
     def update(self, live: Mapping[int, object], heap: Heap) -> None:
-        """Forget the tracked objects that are not among the ``live`` ones, which the caller has
-        looked up by ``tracked_identities``, and the arrays that are not on the ``heap``.
+        """Forget the objects that have died.
+
+        Args:
+            live: the live objects among those with ``tracked_identities``, by identity.
+            heap: the live objects, among which are all live arrays.
         """
         places = heap.places() if self._arrays else set[Span]()
         self._arrays = {key: place for key, place in self._arrays.items() if place in places}
-        still_alive = list(filter(None, [item.alive(live) for item in self._tracked]))
-        self._tracked = list(map(Remembered, still_alive))
+        live_groups = list(filter(None, [group.alive(live) for group in self._tracked]))
+        self._tracked = list(map(Remembered, live_groups))
 
     def identities(self, survivors: Sequence[object]) -> Set[int]:
-        """Return the identities of the remembered objects that were alive at the last ``update``;
-        data is only searched behind ``survivors``.
+        """Return the identities of the remembered objects that were alive at the last ``update``.
+
+        Args:
+            survivors: the objects behind which untracked data, such as texts, is searched: it can
+                only be recognised when it is seen again.
         """
         data = set(map(id, self._data_behind(survivors)))
         return self.tracked_identities() | self._arrays.keys() | data
 
     def objects(self, heap: Heap, survivors: Sequence[object]) -> list[object]:
-        """Return the remembered objects that were alive at the last ``update``, each once; data is
-        only searched behind ``survivors``.
+        """Return the remembered objects that were alive at the last ``update``, each once.
+
+        Args:
+            heap: the live objects.
+            survivors: the objects behind which untracked data is searched.
         """
         tracked = heap.with_identities(self.tracked_identities())
         arrays = [array for array in heap.ndarrays if id(array) in self._arrays]
@@ -71,13 +84,15 @@ class OlderObjects:
         return list(by_identity([*tracked.values(), *arrays, *data]).values())
 
     def _data_behind(self, items: Sequence[object]) -> list[object]:
-        """Return the data to which some objects lead, as far as the limit of objects allows."""
+        """Return the remembered data among ``items`` and the objects to which these lead, level by
+        level until there are ``_MOST_BEHIND`` objects.
+        """
         barriers = Barriers([id(self._context.namespace)])
         references = ReferenceReader(barriers, has_text_keys=False)
-        behind = dict[int, object]()
-        waiting = {} if self._data.is_empty else by_identity(items)
-        while waiting and len(behind) < _MOST_BEHIND:
-            behind.update(waiting)
-            below = by_identity(references.of(list(waiting.values())).of_python)
-            waiting = {key: below[key] for key in below.keys() - behind.keys()}
-        return self._data.earlier_among([*behind.values(), *waiting.values()])
+        reached = dict[int, object]()
+        level = {} if self._data.is_empty else by_identity(items)
+        while level and len(reached) < _MOST_BEHIND:
+            reached.update(level)
+            referents = by_identity(references.of(list(level.values())).of_python)
+            level = {key: referents[key] for key in referents.keys() - reached.keys()}
+        return self._data.earlier_among([*reached.values(), *level.values()])

@@ -1,5 +1,7 @@
-"""Names the places besides the notebook's variables that keep large objects: context variables,
-functions of other threads, open figures, printed output and the last error.
+"""Lists the places that keep objects although they are no variables of the notebook: context
+variables, functions of other threads, open figures, printed output and the last error.
+
+``%gpumem top`` has a row for each of them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ class OtherPlace(NamedTuple):
     """A place that keeps an object and is no variable of the notebook."""
 
     text: str
-    """Code that returns the object, or words."""
+    """Code that returns the object, or words such as "open figures"."""
     item: object
     remedy: str
     """Line or advice that frees the object."""
@@ -27,7 +29,12 @@ class OtherPlace(NamedTuple):
 
 
 def places(shell: Any, names: Mapping[str, object]) -> Iterator[OtherPlace]:
-    """Yield the places that keep objects; ``names`` are the notebook's, to write code."""
+    """Yield the places that keep objects.
+
+    Args:
+        shell: IPython's shell.
+        names: the notebook's names, with which the code of a place is written.
+    """
     yield from _context_variables(names)
     yield from _locals_of_other_threads()
     figures = open_figures(names)
@@ -42,12 +49,14 @@ def places(shell: Any, names: Mapping[str, object]) -> Iterator[OtherPlace]:
 
 
 def _context_variables(names: Mapping[str, object]) -> Iterator[OtherPlace]:
+    """Yield the context variables for which there is code."""
     for variable in context_values(names):
         if variable.code:
             yield OtherPlace(variable.text, variable.value, variable.advice)
 
 
 def _locals_of_other_threads() -> Iterator[OtherPlace]:
+    """Yield the local names of functions that run in other threads."""
     for frame, thread in background_frames():
         for name, value in peek(frame).items():
             text = f'local {name} of {frame.f_code.co_name}() in thread "{thread}"'

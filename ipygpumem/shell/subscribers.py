@@ -11,11 +11,12 @@ from typing import Any
 from ipygpumem.introspect import type_name
 from ipygpumem.reclaim.failure import classify
 from ipygpumem.records import CellRecord, ExperimentRecord
-from ipygpumem.report.layout import clean
+from ipygpumem.report.words import clean
 
 Subscriber = Callable[[CellRecord | ExperimentRecord], object]
 
 _KEPT_AS = "_ipygpumem_subscribers"
+"""Attribute of IPython's shell that has the subscribers."""
 
 
 class Subscribers:
@@ -26,7 +27,7 @@ class Subscribers:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._waiting: deque[CellRecord | ExperimentRecord] = deque()
+        self._queue: deque[CellRecord | ExperimentRecord] = deque()
         self._called: list[tuple[Subscriber]] = []
         """Subscribers being called right now."""
 
@@ -39,7 +40,7 @@ class Subscribers:
     def add(self, record: CellRecord | ExperimentRecord) -> None:
         """Queue a finished record until the reports are shown."""
         if _KEPT_AS in vars(self._shell):
-            self._waiting.append(record)
+            self._queue.append(record)
 
     def deliver(self) -> None:
         """Pass the queued records to the subscribers; one that fails is reported and removed.
@@ -47,8 +48,8 @@ class Subscribers:
         A subscriber that runs cells does not get their records, because it would call itself
         without end.
         """
-        while self._waiting:
-            record = self._waiting.popleft()
+        while self._queue:
+            record = self._queue.popleft()
             for entry in list(vars(self._shell).get(_KEPT_AS, ())):
                 if any(entry is called for called in self._called):
                     continue

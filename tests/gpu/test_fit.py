@@ -72,7 +72,7 @@ rows = []
 for name in MODELS:
     clean()  # an estimate counts what other code has left on the card
     found, offered = changes(name)
-    devices = [found.tried(change).device for change in offered]
+    devices = [found.trial_with(change).device for change in offered]
     for change, device in zip(offered, devices, strict=True):
         least_bytes = device.needed_bytes + device.spare_bytes
         said = replace(device, context_bytes=0, room_bytes=least_bytes).verdict
@@ -111,7 +111,7 @@ for before in ("", step):
     exec(begin + before, names)
     found = search(f"import torch\\n{step}\\n{step}", "cuda:0", run=False, names=names, device=None)
     (change,) = (one for one in candidates(found.findings) if one.title == "torch.optim.SGD")
-    device = found.tried(change).device
+    device = found.trial_with(change).device
     rows.append([device.peak_bytes, device.required_bytes, device.room_bytes])
     del names, found
     torch.cuda.empty_cache()

@@ -533,13 +533,13 @@ def test_a_search_for_errors_stops_with_its_allowance() -> None:
 
 def test_a_search_in_many_small_containers_stops_too(monkeypatch: pytest.MonkeyPatch) -> None:
     read = [0]
-    errors_in = stored_errors._errors_in
+    keyed_errors = stored_errors._keyed_errors
 
     def counted(container: object) -> list[tuple[object, BaseException]]:
         read[0] += 1
-        return errors_in(container)
+        return keyed_errors(container)
 
-    monkeypatch.setattr(stored_errors, "_errors_in", counted)
+    monkeypatch.setattr(stored_errors, "_keyed_errors", counted)
     own = {"errors": [[ValueError(number) for _ in range(100)] for number in range(1000)]}
     kept_errors.find([], own, own, Allowance(1000))
     assert 40 <= read[0] <= 80

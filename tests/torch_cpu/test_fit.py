@@ -55,7 +55,7 @@ def test_each_change_is_estimated_like_the_cell_written_by_hand(whole_search: Se
 
 def test_the_first_estimate_is_the_usual_one(first_look: Search) -> None:
     (plain,) = estimated(PLAIN).devices
-    (device,) = first_look.tried(first_look.unchanged).estimate.devices
+    (device,) = first_look.trial_with(first_look.unchanged).estimate.devices
     assert (device.peak_bytes, device.reserved_bytes, device.parts) == (
         plain.peak_bytes,
         plain.reserved_bytes,
@@ -199,7 +199,7 @@ def test_another_optimizer_has_no_state_of_earlier_steps() -> None:
         exec(begin + before, names)
         fit = search(f"import torch\n{step}\n{step}", "1GiB", run=False, names=names)
         (change,) = (one for one in candidates(fit.findings) if one.title == "torch.optim.SGD")
-        peaks.append(fit.tried(change).device.peak_bytes)
+        peaks.append(fit.trial_with(change).device.peak_bytes)
     assert peaks[0] == peaks[1]
 
 
@@ -248,12 +248,12 @@ def test_few_sizes_of_a_batch_are_estimated(enough: int, monkeypatch: pytest.Mon
     """The largest part of 1,024 rows that fits takes four estimates, not ten."""
     asked: list[int] = []
 
-    def tried(_: Search, *changes: Any) -> Any:
+    def trial_with(_: Search, *changes: Any) -> Any:
         asked.append(changes[0].passes)
         device = SimpleNamespace(required_bytes=2 + (asked[-1] < enough))
         return SimpleNamespace(fits=asked[-1] >= enough, device=device, passes=asked[-1], title="")
 
-    monkeypatch.setattr(Search, "tried", tried)
+    monkeypatch.setattr(Search, "trial_with", trial_with)
     fit = search("", "1GiB", run=False)
     fit.findings.batch.rows = 1 << 10
     base: Any = SimpleNamespace(device=SimpleNamespace(required_bytes=4))
@@ -272,7 +272,7 @@ def test_changes_are_combined_if_none_suffices() -> None:
         "batch 4 instead of 8 + freeze all but the last layer",
         True,
     )
-    report = fit.report(fit.tried(fit.unchanged))
+    report = fit.report(fit.trial_with(fit.unchanged))
     assert report.tables[0].rows[-1][:1] == (fit.best.title,)
     assert report.listings[-1].lines == [change.line for change in fit.best.changes]
 
@@ -296,7 +296,7 @@ def test_combinations_include_each_change_that_saves_memory(
         for title in needs
     ]
 
-    def tried(_: Search, *changes: Any) -> Any:
+    def trial_with(_: Search, *changes: Any) -> Any:
         titles = [change.title for change in changes]
         if len(titles) > 1 and "freeze" in titles:
             raise RuntimeError(titles)
@@ -305,7 +305,7 @@ def test_combinations_include_each_change_that_saves_memory(
         figures = DeviceEstimate("cuda:0", 0, 0, 0, 0, round(need * 10), room_bytes=10)
         return Trial(changes, Estimate((figures,), 0.0), 0)
 
-    monkeypatch.setattr(Search, "tried", tried)
+    monkeypatch.setattr(Search, "trial_with", trial_with)
     monkeypatch.setattr("ipygpumem.extras.fit.fit_command.candidates", lambda _: changes)
     fit = search("", "1GiB")
     assert [trial.title for trial in fit.useless] == ["plain loop", "autocast"]
@@ -423,12 +423,12 @@ def test_a_named_batch_is_reduced_in_each_place_that_sets_it() -> None:
 
 def test_a_named_batch_may_be_a_tensor() -> None:
     fit = search(PLAIN, "950MiB", batch="x", run=False)
-    base = fit.tried(fit.unchanged)
+    base = fit.trial_with(fit.unchanged)
     change = next(batch_in_parts(fit.findings, "x"))
     (device,) = estimated(BY_HAND["batch 4 instead of 8"]).devices
     assert change.title == "x 4 instead of 8"
-    assert fit.tried(change).device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.01)
-    assert fit.tried(change).device.peak_bytes < base.device.peak_bytes
+    assert fit.trial_with(change).device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.01)
+    assert fit.trial_with(change).device.peak_bytes < base.device.peak_bytes
     loader = "from torch.utils.data import DataLoader\nx = DataLoader(range(8))"
     for wrong in ("x = 0.5", "x = 0", "x = torch.ones(())", loader):
         with pytest.raises(
@@ -445,7 +445,7 @@ def test_a_search_without_a_fit_names_the_changes_not_tried(
     )
     step = "net(torch.randn(8, 2048)).mean().backward(); optimizer.step(); optimizer.zero_grad()"
     fit = search(f"{begin}\noptimizer = {ADAM.replace('model', 'net')}\n{step}\n{step}", "790MiB")
-    report = fit.report(fit.tried(fit.unchanged))
+    report = fit.report(fit.trial_with(fit.unchanged))
     assert (fit.best is not None and fit.best.fits, len(report.lines)) == (False, 1)
     assert "Nothing found for 790 MiB" in report.lines[0]
     assert "all of them together need" in report.lines[0]
@@ -454,7 +454,7 @@ def test_a_search_without_a_fit_names_the_changes_not_tried(
     fit.findings.model.transformers_path = ""  # as of a transformers model
     (others,) = (
         listing.lines
-        for listing in fit.report(fit.tried(fit.unchanged)).listings
+        for listing in fit.report(fit.trial_with(fit.unchanged)).listings
         if listing.title == "not estimated"
     )
     state = 2 * 4 * 2048 * 2049 * 4  # Adam keeps two numbers for each parameter
@@ -468,7 +468,7 @@ def test_a_search_without_a_fit_names_the_changes_not_tried(
 
 def test_code_is_written_only_for_changes_that_fit(whole_search: Search) -> None:
     fit = whole_search
-    report = fit.report(fit.tried(fit.unchanged))
+    report = fit.report(fit.trial_with(fit.unchanged))
     (listing,) = (listing for listing in report.listings if listing.title == "write")
     written = {line.removeprefix("# ") for line in listing.lines}
     fitting = {trial.title for trial in fit.trials if trial.fits}
@@ -482,7 +482,7 @@ def test_code_is_written_only_for_changes_that_fit(whole_search: Search) -> None
 )
 def test_sizes_have_the_unit_that_was_typed(size: str, room: str, unit: str) -> None:
     fit = search(PLAIN, size, run=False)
-    base = fit.tried(fit.unchanged)
+    base = fit.trial_with(fit.unchanged)
     assert estimate_report(base.estimate, size).headline.count(unit) >= 2
     fit.trials.append(base)
     report = fit.report(base)

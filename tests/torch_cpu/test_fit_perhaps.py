@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.harness.fit_search import search
-from ipygpumem.extras.fit.fit_command import as_it_is
+from ipygpumem.extras.fit.fit_command import report_of_unchanged
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 RECURRENT = """
@@ -20,7 +20,7 @@ optimizer.step()
 
 def test_a_change_that_fits_perhaps_ends_the_search() -> None:
     fit = search(RECURRENT, "920MiB")
-    base = fit.tried(fit.unchanged)
+    base = fit.trial_with(fit.unchanged)
     assert base.estimate.verdict == "does not fit"
     assert fit.best is not None
     assert fit.best.fits
@@ -35,14 +35,14 @@ def test_a_change_that_fits_perhaps_ends_the_search() -> None:
 
 def test_code_that_fits_perhaps_needs_no_search() -> None:
     fit = search(RECURRENT, "4GiB", run=False)
-    report = as_it_is(fit.tried(fit.unchanged))
+    report = report_of_unchanged(fit.trial_with(fit.unchanged))
     assert report is not None
     assert "it fits perhaps without a change: it depends on _cudnn_rnn" in str(report)
 
 
 def test_code_that_fits_for_certain_says_so() -> None:
     fit = search("import torch\ntorch.ones(9, device='cuda')", "4GiB", run=False)
-    report = as_it_is(fit.tried(fit.unchanged))
+    report = report_of_unchanged(fit.trial_with(fit.unchanged))
     assert report is not None
     assert "it fits without a change" in str(report)
 
@@ -52,6 +52,6 @@ def test_changes_are_tried_with_the_user_s_assumptions() -> None:
     peaks = []
     for assume in ([], ["3=0.25"]):
         fit = search(code, "4GiB", run=False, assume=assume)
-        peaks.append(fit.tried(fit.unchanged).estimate.peak_bytes)
+        peaks.append(fit.trial_with(fit.unchanged).estimate.peak_bytes)
     at_most, assumed = peaks
     assert assumed < at_most

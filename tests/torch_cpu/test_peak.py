@@ -421,7 +421,13 @@ def test_loaded_and_listed_numbers_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["Follower.start", "Follower.read", "Follower._set_origin", "Follower._know_module"]
+    "broken",
+    [
+        "Follower.start",
+        "Follower.read",
+        "Follower._note_origin",
+        "Follower._mark_tensors_of_module",
+    ],
 )
 def test_a_failure_of_ours_becomes_a_note(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:

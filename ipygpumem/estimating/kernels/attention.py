@@ -7,7 +7,7 @@ from typing import Any
 
 from ipygpumem.estimating.kernels.kernel import Kernel, order_of
 from ipygpumem.estimating.transients import (
-    laid_out,
+    copies_by_heads,
 )
 from ipygpumem.units import divided_up, rounded_up
 
@@ -40,7 +40,7 @@ def _efficient_attention_backward(kernel: Kernel, args: Any) -> None:
     sums_bytes = batch * heads * length * 4
     kernel.results()
     with ExitStack() as stack:
-        stack.enter_context(kernel.blocks(laid_out(gradient)))
+        stack.enter_context(kernel.blocks(copies_by_heads(gradient)))
         sums = kernel.blocks([sums_bytes])
         if query.itemsize == 2:
             stack.enter_context(sums)

@@ -13,9 +13,9 @@ from ipygpumem.estimating.column_sums import column_sums_bytes
 from ipygpumem.estimating.kernels.kernel import Kernel, order_of
 from ipygpumem.estimating.largest import is_mask
 from ipygpumem.estimating.transients import (
+    cumulative_sums_bytes,
     is_contiguous,
     sort_bytes,
-    sums_bytes,
 )
 
 
@@ -23,8 +23,8 @@ from ipygpumem.estimating.transients import (
 def _count_nonzero(kernel: Kernel, args: Any) -> None:
     """Log the truth values, integers instead of them, and then the sums of these."""
     source, *dims = args
-    number = source.numel()
-    with kernel.blocks([number, 8 * number]):
+    count = source.numel()
+    with kernel.blocks([count, 8 * count]):
         kernel.results()
         if dims and dims[0] is not None:
             summed = list(dims[0]) if isinstance(dims[0], (list, tuple)) else [dims[0]]
@@ -39,6 +39,7 @@ class _Indices(NamedTuple):
     positions: list[Any]
     """The index of each of these dimensions."""
     masks: list[Any]
+    """The indices that are masks."""
     selected: int
     """Number of positions at which a mask is true."""
 
@@ -47,20 +48,20 @@ class _Indices(NamedTuple):
         """True if no dimension without an index is between those with one."""
         return self.dims[-1] - self.dims[0] < len(self.dims)
 
-    def copied(self) -> list[int]:
-        """Return the bytes of copies of indices that have got one shape, and differ in strides."""
+    def copied_bytes(self) -> list[int]:
+        """Return the bytes of each index that is copied, because the indices differ in layout."""
         layouts = {(index.shape, index.stride()) for index in self.positions}
         if len(layouts) < 2:
             return []
-        copied: list[int] = []
+        sizes: list[int] = []
         for index in self.positions:
-            is_expanded = index.numel() != self.number
+            is_expanded = index.numel() != self.positions_count
             if is_expanded or not is_contiguous(index):
-                copied.append(self.number * index.itemsize)
-        return copied
+                sizes.append(self.positions_count * index.itemsize)
+        return sizes
 
     @property
-    def number(self) -> int:
+    def positions_count(self) -> int:
         """The number of positions that the indices have together."""
         return math.prod(torch.broadcast_shapes(*(index.shape for index in self.positions)))
 
@@ -89,7 +90,7 @@ def _indices_of(source: Any, indices: Sequence[Any], values: Any) -> _Indices:
 
 
 def _number_of_selected(source: Any, dims: list[int], masks: list[Any], values: Any) -> int:
-    """Return at how many positions masks are true."""
+    """Return at how many positions masks are true, from the shape of the selected ``values``."""
     most = max((mask.numel() for mask in masks), default=0)
     if dims[-1] - dims[0] < len(dims):
         dims_behind = source.dim() - 1 - dims[-1]
@@ -103,7 +104,9 @@ def _number_of_selected(source: Any, dims: list[int], masks: list[Any], values: 
     return min(selected, most)
 
 
-def _log_masks(kernel: Kernel, masks: Iterable[Any], selected: int, positions: ExitStack) -> None:
+def _log_positions_of_masks(
+    kernel: Kernel, masks: Iterable[Any], selected: int, positions: ExitStack
+) -> None:
     """Log the positions at which masks are true, which ``positions`` keeps."""
     for mask in masks:
         with kernel.copies(mask):
@@ -112,17 +115,19 @@ def _log_masks(kernel: Kernel, masks: Iterable[Any], selected: int, positions: E
 
 @order_of("nonzero")
 def _nonzero(kernel: Kernel, args: Any) -> None:
+    """Log the positions, and a copy of a tensor that is not contiguous."""
     with kernel.copies(args[0]):
         kernel.results()
 
 
 @order_of("masked_select")
 def _masked_select(kernel: Kernel, args: Any) -> None:
+    """Log the positions at which the mask is true, and the values there."""
     source, mask = args
     shape = torch.broadcast_shapes(source.shape, mask.shape)
     selected = kernel.first_result.numel()
     with ExitStack() as positions:
-        _log_masks(kernel, [mask.expand(shape)], selected, positions)
+        _log_positions_of_masks(kernel, [mask.expand(shape)], selected, positions)
         kernel.results()
 
 
@@ -131,19 +136,19 @@ def _index(kernel: Kernel, args: Any) -> None:
     """Log the values at some indices. Masks become positions, and indices with different strides
     are copied; both are freed at the end.
     """
-    source, given = args[:2]
-    indices = _indices_of(source, given, kernel.first_result)
+    source, index_tensors = args[:2]
+    indices = _indices_of(source, index_tensors, kernel.first_result)
     with ExitStack() as positions:
-        _log_masks(kernel, indices.masks, indices.selected, positions)
-        with kernel.blocks(indices.copied()):
+        _log_positions_of_masks(kernel, indices.masks, indices.selected, positions)
+        with kernel.blocks(indices.copied_bytes()):
             kernel.results()
 
 
 @order_of("index_put", "_index_put_impl")
 def _put(kernel: Kernel, args: Any) -> None:
     """Log how a kernel replaces values at indices, or adds values to them."""
-    target, given, values, *options = args
-    indices = _indices_of(target, given, values)
+    target, index_tensors, values, *options = args
+    indices = _indices_of(target, index_tensors, values)
     accumulates = bool(options) and options[0]
     kernel.results()
     if accumulates:
@@ -153,26 +158,31 @@ def _put(kernel: Kernel, args: Any) -> None:
     if is_number:  # filled in by the mask
         return
     with ExitStack() as positions:
-        _log_masks(kernel, indices.masks, indices.selected, positions)
+        _log_positions_of_masks(kernel, indices.masks, indices.selected, positions)
 
 
 def _log_added_values(kernel: Kernel, target: Any, indices: _Indices, values: Any) -> None:
     """Log how a kernel adds values at indices, which may be repeated: it sorts positions."""
-    index_bytes = 8 * indices.number
+    index_bytes = 8 * indices.positions_count
     with ExitStack() as stack:
         with ExitStack() as positions:
-            _log_masks(kernel, indices.masks, indices.selected, positions)
-            _log_positions(kernel, len(indices.dims), index_bytes, stack)
+            _log_positions_of_masks(kernel, indices.masks, indices.selected, positions)
+            _log_summed_positions(kernel, len(indices.dims), index_bytes, stack)
         stack.enter_context(kernel.copies(values))
         if not indices.are_adjacent:
             stack.enter_context(kernel.blocks([target.nbytes]))  # in another order of dimensions
         stack.enter_context(kernel.blocks([index_bytes, index_bytes, index_bytes]))
         bits = _bits_of_positions(target.shape, indices)
-        kernel.allocate_briefly(sort_bytes(indices.number, bits))
+        kernel.allocate_briefly(sort_bytes(indices.positions_count, bits))
 
 
-def _log_positions(kernel: Kernel, indices: int, index_bytes: int, positions: ExitStack) -> None:
-    """Log the sum of the indices' positions, which ``positions`` keeps."""
+def _log_summed_positions(
+    kernel: Kernel, indices: int, index_bytes: int, positions: ExitStack
+) -> None:
+    """Log the positions of values in the whole tensor, which ``positions`` keeps.
+
+    They are sums over the dimensions: ``x[i, j]`` is at ``i * width + j``.
+    """
     for number in range(indices):
         with kernel.blocks([index_bytes]):  # negative indices become positive
             product = kernel.blocks([index_bytes])
@@ -184,7 +194,7 @@ def _log_positions(kernel: Kernel, indices: int, index_bytes: int, positions: Ex
 
 
 def _bits_of_positions(shape: Any, indices: _Indices) -> int:
-    """Return the bits of the highest position to which values are added."""
+    """Return the number of bits of the highest position to which values are added."""
     if indices.are_adjacent:
         positions = math.prod(shape[: indices.dims[-1] + 1])
     else:
@@ -199,17 +209,19 @@ def _masked_scatter(kernel: Kernel, args: Any) -> None:
     kernel.results()
     result = kernel.first_result
     count = result.numel()
-    kernel.allocate_briefly(8 * count, *_mask_bytes(mask, result), sums_bytes(count))
+    kernel.allocate_briefly(
+        8 * count, *_copied_mask_bytes(mask, result), cumulative_sums_bytes(count)
+    )
 
 
 @order_of("masked_scatter_backward")
 def _masked_scatter_backward(kernel: Kernel, args: Any) -> None:
     """Log a copy of the mask, before the gradient."""
     gradient, mask = args[:2]
-    kernel.allocate_briefly(*_mask_bytes(mask, gradient))
+    kernel.allocate_briefly(*_copied_mask_bytes(mask, gradient))
 
 
-def _mask_bytes(mask: Any, tensor: Any) -> list[int]:
+def _copied_mask_bytes(mask: Any, tensor: Any) -> list[int]:
     """Return the bytes of a copy of a mask, unless it is contiguous and has a tensor's shape."""
     if mask.shape == tensor.shape and is_contiguous(mask):
         return []

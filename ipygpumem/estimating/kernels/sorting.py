@@ -9,10 +9,10 @@ import torch
 
 from ipygpumem.estimating.kernels.kernel import Kernel, order_of
 from ipygpumem.estimating.transients import (
-    keys_bytes,
+    cumulative_sums_bytes,
     merge_sort_bytes,
     sort_bytes,
-    sums_bytes,
+    sort_bytes_without_positions,
 )
 from ipygpumem.units import divided_up, rounded_up
 
@@ -72,7 +72,7 @@ def log_sort_of_rows(kernel: Kernel, rows: int, length: int, itemsize: int) -> N
     elif rows < _ROWS_SORTED_BY_NUMBER:
         with kernel.blocks([positions_bytes, positions_bytes]):  # with the numbers of rows
             kernel.allocate_briefly(values_bytes, sort_bytes(count, bits, itemsize))
-            kernel.allocate_briefly(keys_bytes(count, _BITS_OF_ROWS, torch.int64))
+            kernel.allocate_briefly(sort_bytes_without_positions(count, _BITS_OF_ROWS, torch.int64))
     else:
         copied_bytes = rounded_up(values_bytes, 256) + rounded_up(positions_bytes, 256)
         kernel.allocate_briefly(positions_bytes, copied_bytes + 1)
@@ -99,7 +99,7 @@ def _unique(kernel: Kernel, args: Any) -> None:
             kernel.result(1)
             kernel.allocate_briefly(positions_bytes)
         else:
-            kernel.allocate_briefly(keys_bytes(count, bits, source.dtype))
+            kernel.allocate_briefly(sort_bytes_without_positions(count, bits, source.dtype))
         kernel.results()
 
 
@@ -122,6 +122,7 @@ def _unique_of_neighbours(kernel: Kernel, args: Any) -> None:
 
 @order_of("unique_dim_consecutive")
 def _unique_neighbours_in(kernel: Kernel, args: Any) -> None:
+    """Log the slices along a dimension that differ from the one before."""
     source, dim, *options = args
     has_positions, has_numbers = (*options, False, False)[:2]
     _log_different_slices(kernel, source, dim, has_positions=has_positions, has_numbers=has_numbers)
@@ -129,6 +130,7 @@ def _unique_neighbours_in(kernel: Kernel, args: Any) -> None:
 
 @order_of("unique_dim")
 def _unique_in(kernel: Kernel, args: Any) -> None:
+    """Log the different slices along a dimension, which is sorted first."""
     source, dim, *options = args
     _, has_positions, has_numbers = [*options, False, False, False][:3]
     _log_different_slices(
@@ -145,9 +147,9 @@ def _log_different_slices(
     has_numbers: bool | None,
     sorts: bool = False,
 ) -> None:
-    """Log the numbers of the slices, which are sorted, and copies of the different ones.
+    """Log the numbers of the slices along a dimension, and copies of the different slices.
 
-    It follows ATen/native/cuda/Unique.cu.
+    ``sorts``: the numbers are sorted first. It follows ATen/native/cuda/Unique.cu.
     """
     count = source.shape[dim]
     numbers_bytes = 8 * count
@@ -177,7 +179,7 @@ def _repeated(kernel: Kernel, args: Any) -> None:
     """Log where the repetitions of each element end: cumulative sums of their numbers."""
     count = args[0].numel()
     with kernel.blocks([8 * count]):
-        kernel.allocate_briefly(sums_bytes(count))
+        kernel.allocate_briefly(cumulative_sums_bytes(count))
         kernel.results()
 
 
@@ -252,8 +254,8 @@ def _log_sorted_results(kernel: Kernel, dim: int) -> None:
 def _search_sizes(kernel: Kernel, source: Any, rows: int, length: int) -> list[int]:
     """Return the bytes of the state of each row, and of the counts of each block and digit."""
     values = divided_up(rows * length, kernel.card.processors * _THREADS_OF_SEARCH)
-    values = max(4, min(values, 64))  # of a thread
-    blocks = rows * divided_up(length, 256 * values)
+    values_of_thread = max(4, min(values, 64))
+    blocks = rows * divided_up(length, 256 * values_of_thread)
     of_rows = [source.itemsize * rows, 8 * rows, 8 * rows]
     of_digits = [512 * blocks, 1024 * rows]
     return [*of_rows, *of_digits, 4 * blocks, 4 * blocks]

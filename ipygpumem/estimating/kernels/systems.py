@@ -22,6 +22,7 @@ def _inverse(kernel: Kernel, args: Any) -> None:
 
 @order_of("linalg_lu_factor_ex")
 def _factors(kernel: Kernel, args: Any) -> None:
+    """Log a factorization into triangular matrices."""
     kernel.results()
     _log_factorization(kernel, args[0])
 

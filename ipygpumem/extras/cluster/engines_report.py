@@ -11,17 +11,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ipygpumem.records import OUTSIDE, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.report.cells import has_changed
+from ipygpumem.report.devices import device_label, is_worth_reporting
 from ipygpumem.report.experiments import name_facts, times
-from ipygpumem.report.layout import (
-    Listing,
-    Report,
-    Table,
-    clean,
-    clean_name,
-    count,
-    device_label,
-    is_worth_reporting,
-)
+from ipygpumem.report.layout import Listing, Report, Table
+from ipygpumem.report.words import clean, clean_name, count
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 TIME = "time"

@@ -32,7 +32,8 @@ from ipygpumem.extras.cluster.engines_report import (
 from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.introspect import is_exactly
 from ipygpumem.records import EngineRecord, ExperimentRecord
-from ipygpumem.report.layout import Report, count
+from ipygpumem.report.layout import Report
+from ipygpumem.report.words import count
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Call, Options
 from ipygpumem.units import format_seconds

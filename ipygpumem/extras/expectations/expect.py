@@ -14,7 +14,7 @@ from ipygpumem.errors import MemoryExpectationError, TraceError
 from ipygpumem.failures import GuardedBlock, failures_told
 from ipygpumem.records import OUTSIDE, TraceRecord
 from ipygpumem.report.cells import trace_report
-from ipygpumem.report.layout import device_label
+from ipygpumem.report.devices import device_label
 from ipygpumem.report.tensors import difference_report
 from ipygpumem.report.text import render
 from ipygpumem.units import checked_bytes, format_bytes

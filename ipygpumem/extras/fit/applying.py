@@ -45,17 +45,26 @@ class Change:
 
 
 class ChangedRun:
-    """A ``with`` block in which an estimation's code runs with changes; ``names`` is the copy of
-    its namespace.
+    """A ``with`` block in which an estimation's code runs with changes.
 
-    Hooks, by name: ``begin(number, root)`` before the first call of each root with parameters, a
-    module that no other calls; ``call(root, args, kwargs)``, which returns the arguments;
-    ``result()``; ``enter(module, args, kwargs)`` and ``leave(module, args, kwargs, mark)``, with
-    what ``enter`` returned, for all modules outside backward; ``result_of(module, result)`` after
-    it; ``backward(tensors)``, those from which a pass that adds up gradients starts, else none;
-    ``scaled(loss)``, the result of a GradScaler; ``step(optimizer, args, kwargs)``, which returns
-    the arguments; ``stepped(optimizer)``; ``operation(func, args, kwargs)`` outside backward;
-    ``loss(given, target)`` of torch's loss functions, which returns the target.
+    ``names`` is the copy of the code's namespace. A change adds hooks with ``on``. A *root* is a
+    module that the code itself calls.
+
+    ====================================  ==========================================================
+    ``begin(number, root)``               before the first call of a root with parameters
+    ``call(root, args, kwargs)``          before each call of a root; returns the arguments
+    ``result()``                          after each call of a root
+    ``enter(module, args, kwargs)``       before each call of a module outside backward
+    ``leave(module, args, kwargs, m)``    after it; ``m`` is the value that ``enter`` has returned
+    ``result_of(module, result)``         after it
+    ``loss(predicted, target)``           before one of torch's loss functions; returns the target
+    ``scaled(loss)``                      after a GradScaler has scaled a loss
+    ``backward(tensors)``                 before a backward pass from these tensors; without tensors
+                                          if the pass does not add up gradients
+    ``step(optimizer, args, kwargs)``     before a step of an optimizer; returns the arguments
+    ``stepped(optimizer)``                after it
+    ``operation(func, args, kwargs)``     after each operation outside backward
+    ====================================  ==========================================================
     """
 
     def __init__(self, estimation: Any, names: dict[str, Any], changes: Sequence[Change]) -> None:
@@ -67,6 +76,7 @@ class ChangedRun:
         self._changes = changes
         self._hooks: dict[str, list[Any]] = defaultdict(list)
         self._roots: list[Any] = []
+        """Weak references to the roots whose ``begin`` hooks were called."""
         self._depth = 0
         """Number of modules whose call is under way."""
         self._backwards = 0
@@ -79,29 +89,29 @@ class ChangedRun:
 
     def at_end(self, work: Callable[[], Any]) -> None:
         """Call ``work`` when the code has run or failed."""
-        self._stack.callback(work)
+        self._undo.callback(work)
 
-    def _tell(self, name: str, *args: Any) -> None:
+    def _call_hooks(self, name: str, *args: Any) -> None:
         """Call the hooks of a name."""
         for hook in self._hooks[name]:
             hook(*args)
 
     def __enter__(self) -> None:
-        self._stack = ExitStack()
+        self._undo = ExitStack()
         for change in self._changes:
             change.apply(self)
-        self.wrap(torch.nn.Module, "__call__", self._call)
-        self.wrap(torch.autograd, "_engine_run_backward", self._backward)
+        self.wrap(torch.nn.Module, "__call__", self._call_module)
+        self.wrap(torch.autograd, "_engine_run_backward", self._run_backward)
         if self._hooks["scaled"]:
-            self.wrap(torch.amp.GradScaler, "scale", self._scale)
+            self.wrap(torch.amp.GradScaler, "scale", self._scale_losses)
         if self._hooks["loss"]:
             for name in _loss_functions():
-                self.wrap(functional, name, self._loss)
-        self._stack.callback(register_optimizer_step_pre_hook(self._step).remove)
-        self._stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+                self.wrap(functional, name, self._call_loss_function)
+        self._undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._undo.close()
         self._roots, self.names = [], {}  # fake tensors must not outlive the run
         self._hooks.clear()
 
@@ -113,7 +123,7 @@ class ChangedRun:
         def call(*args: Any, **kwargs: Any) -> Any:
             return around(original, *args, **kwargs)
 
-        self._stack.enter_context(patch.object(owner, name, call))
+        self._undo.enter_context(patch.object(owner, name, call))
 
     def name_of(self, wanted: Any) -> str:
         """Return an expression for an object, from a name of the code, such as ``trainer.model``;
@@ -131,14 +141,14 @@ class ChangedRun:
             level = _next_level(level)
         return ""
 
-    def _call(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call_module(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a module, and the hooks before and after its forward pass."""
         # Not what backward recomputes, nor what another thread calls.
         if self._backwards or not torch._C._len_torch_dispatch_stack():
             return original(module, *args, **kwargs)
         is_root = not self._depth
         if is_root:
-            self._begin(module)
+            self._begin_root(module)
             for hook in self._hooks["call"]:
                 args, kwargs = hook(module, args, kwargs)
         marks = [enter(module, args, kwargs) for enter in self._hooks["enter"]]
@@ -149,64 +159,66 @@ class ChangedRun:
             self._depth -= 1
         for leave, mark in zip(self._hooks["leave"], marks, strict=True):
             leave(module, args, kwargs, mark)
-        self._tell("result_of", module, result)
+        self._call_hooks("result_of", module, result)
         if is_root:
-            self._tell("result")
+            self._call_hooks("result")
         return result
 
-    def _begin(self, module: Any) -> None:
-        """Call the hooks for a root with parameters that the code calls for the first time."""
+    def _begin_root(self, module: Any) -> None:
+        """Call the ``begin`` hooks, if the code calls a root with parameters for the first time."""
         if any(reference() is module for reference in self._roots):
             return
         if next(module.parameters(), None) is not None:
             self._roots.append(weakref.ref(module))
-            self._tell("begin", len(self._roots) - 1, module)
+            self._call_hooks("begin", len(self._roots) - 1, module)
 
-    def _loss(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a loss function with the target that the hooks return."""
-        given = args[0] if args else kwargs.get("input")
+    def _call_loss_function(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a loss function of torch with the target that the hooks return."""
+        predicted = args[0] if args else kwargs.get("input")
         target = args[1] if len(args) > 1 else kwargs.get("target")
-        if is_tensor(given) and is_tensor(target):
+        if is_tensor(predicted) and is_tensor(target):
             for hook in self._hooks["loss"]:
-                target = hook(given, target)
+                target = hook(predicted, target)
             if len(args) > 1:
-                args = (given, target, *args[2:])
+                args = (predicted, target, *args[2:])
             else:
                 kwargs["target"] = target
         return original(*args, **kwargs)
 
-    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _run_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass; the outermost one calls the hooks first."""
         if not self._backwards:
             tensors = args[0] if kwargs.get("accumulate_grad") else ()
-            self._tell("backward", tensors)
+            self._call_hooks("backward", tensors)
         self._backwards += 1
         try:
             return original(*args, **kwargs)
         finally:
             self._backwards -= 1
 
-    def _scale(self, original: Any, scaler: Any, losses: Any) -> Any:
+    def _scale_losses(self, original: Any, scaler: Any, losses: Any) -> Any:
+        """Scale losses with a GradScaler, and show the results to the hooks."""
         result = original(scaler, losses)
-        self._tell("scaled", result)
+        self._call_hooks("scaled", result)
         return result
 
-    def _step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Return the arguments for an optimizer's step, as the hooks have changed them."""
         # Adapters come before the optimizer that steps them.
         for hook in reversed(self._hooks["step"]):
             args, kwargs = hook(optimizer, args, kwargs)
         return args, kwargs
 
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
-        self._tell("stepped", optimizer)
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        self._call_hooks("stepped", optimizer)
 
     def observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Count an operation."""
+        """Count the floating-point operations of an operation, and call the hooks."""
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=result)
         if not self._backwards:
-            self._tell("operation", func, args, kwargs)
+            self._call_hooks("operation", func, args, kwargs)
 
 
 def _loss_functions() -> list[str]:
@@ -220,11 +232,11 @@ def _next_level(level: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Return the objects one step inside some named objects, with the code that leads to each."""
     inner_level: list[tuple[str, Any]] = []
     for name, value in level:
-        inner_level += [(f"{name}{step}", inner) for step, inner in _inside(value)]
+        inner_level += [(f"{name}{step}", inner) for step, inner in _objects_inside(value)]
     return inner_level
 
 
-def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+def _objects_inside(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the objects in an object's attributes, or in a dict, with the code that follows a name
     for it.
     """
@@ -239,10 +251,10 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     if is_instance(value, torch.nn.Module):
         attributes |= attributes.get("_modules") or {}
     for name, inner in attributes.items():
-        yield at(name), inner
+        yield code_of_path(name), inner
 
 
-def at(path: str) -> str:
+def code_of_path(path: str) -> str:
     """Return the code that follows a module's name for one inside it, such as ``.layers[2]``."""
     names = path.split(".") if path else []
     if not all(name.isdigit() or name.isidentifier() for name in names):

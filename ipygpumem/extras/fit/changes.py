@@ -52,13 +52,13 @@ def candidates(findings: Observed) -> Iterator[Change]:
     lean = _optimizers_of_torch(_LEAN)
     if kinds.difference(lean, _optimizers_of_torch(_SPECIAL)):
         for kind in lean:
-            yield _optimizer(findings, kind)
+            yield _other_optimizer(findings, kind)
     model = findings.model
     if findings.trains and not model.is_adapted:
         if model.transformers_path is not None and _has_peft():
-            yield _low_rank(findings, model.transformers_path)
+            yield _adapters(findings, model.transformers_path)
         if model.last_layer:
-            yield _frozen(findings)
+            yield _freeze_all_but_last_layer(findings)
 
 
 def untried(findings: Observed, parts_at_peak: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -85,7 +85,10 @@ def untried(findings: Observed, parts_at_peak: Mapping[str, int]) -> Iterator[tu
 
 
 def _untried_adapters(findings: Observed, parts_at_peak: Mapping[str, int]) -> tuple[str, int]:
-    """Return LoRA: the model's own weights get neither gradients nor a state; 0 if it is tried."""
+    """Return the title of LoRA, and the bytes that it would save; 0 if an estimate tries it.
+
+    The model's own weights then get neither gradients nor a state.
+    """
     model = findings.model
     is_tried = model.transformers_path is not None and _has_peft()
     if not findings.trains or model.is_adapted or is_tried:
@@ -95,7 +98,10 @@ def _untried_adapters(findings: Observed, parts_at_peak: Mapping[str, int]) -> t
 
 
 def _untried_bfloat16(findings: Observed, parts_at_peak: Mapping[str, int]) -> tuple[str, int]:
-    """Return weights in bfloat16: all that has their type takes half."""
+    """Return the title of weights in bfloat16, and the bytes that they would save.
+
+    All that has the type of float32 weights takes half.
+    """
     of_weights = sum(parts_at_peak.get(name, 0) for name in (PARAMETERS, GRADIENTS, OPTIMIZER))
     in_float32 = int(of_weights * findings.float32_share)
     if findings.has_float32 and not findings.casts:
@@ -104,7 +110,9 @@ def _untried_bfloat16(findings: Observed, parts_at_peak: Mapping[str, int]) -> t
 
 
 def _untried_8_bits(findings: Observed, parts_at_peak: Mapping[str, int]) -> tuple[str, int]:
-    """Return an optimizer with one byte for each number of its state."""
+    """Return the title of an optimizer with one byte for each number of its state, and the bytes
+    that it would save; 0 if there is none.
+    """
     for kind in findings.optimizers.values():
         if kind in _IN_8_BITS:
             # Instead of four, or of two for weights in 16 bits.
@@ -120,6 +128,7 @@ def _optimizers_of_torch(names: Iterable[str]) -> list[Any]:
 
 
 def _has_peft() -> bool:
+    """Return True if the library for LoRA adapters is installed."""
     return importlib.util.find_spec("peft") is not None
 
 
@@ -134,7 +143,7 @@ def _plain_loops(findings: Observed) -> Change:
     """Return the optimizers' plain loops, which make no temporary lists of tensors."""
     groups = [f"{name or kind}.param_groups" for name, kind in findings.optimizers.items()]
     all_groups = groups[0] if len(groups) == 1 else f"[*{', *'.join(groups)}]"
-    group = findings.free("group")
+    group = findings.free_name("group")
     line = f'for {group} in {all_groups}: {group}["foreach"] = False'
     line = findings.code(line, owners=findings.optimizers)
     return Change("foreach=False", line, _ROUNDED, _update_one_by_one)
@@ -165,7 +174,7 @@ def batch_in_parts(findings: Observed, name: str | None) -> Iterator[Change]:
             f"{name or 'batch'} {size} instead of {findings.batch.rows}",
             _line_of_parts(findings, name, passes),
             "; ".join(_results_of_parts(findings)),
-            functools.partial(_split, findings, name, passes),
+            functools.partial(_work_on_part, findings, name, passes),
             "batch",
             passes,
         )
@@ -182,14 +191,16 @@ def _numbers_of_parts(rows: int) -> Iterator[int]:
 def _line_of_parts(findings: Observed, name: str | None, passes: int) -> str:
     """Return the line that makes the parts, and how to run backward for each."""
     batch = findings.batch
-    advice = f"  # {_advice(findings, passes)}, then one step()" if findings.trains else ""
+    advice = (
+        f"  # {_backward_of_parts(findings, passes)}, then one step()" if findings.trains else ""
+    )
     if batch.is_size:
         return f"{name} = {batch.rows // passes}{advice}"
     splits = [f"{data or 'batch'}.split({rows // passes})" for data, rows in batch.data.items()]
     if len(splits) == 1:
-        line = f"for {findings.free('part')} in {splits[0]}: ..."
+        line = f"for {findings.free_name('part')} in {splits[0]}: ..."
     else:
-        line = f"for {findings.free('parts')} in zip({', '.join(splits)}): ..."
+        line = f"for {findings.free_name('parts')} in zip({', '.join(splits)}): ..."
     return findings.code(f"{line}{advice}", owners=batch.data)
 
 
@@ -201,7 +212,7 @@ _EQUAL_IF = {
 }
 
 
-def _advice(findings: Observed, passes: int) -> str:
+def _backward_of_parts(findings: Observed, passes: int) -> str:
     """Return how to run backward for each part so that the gradients are the whole batch's."""
     loss = findings.loss.kind
     if loss == MEAN:
@@ -228,20 +239,23 @@ def _results_of_parts(findings: Observed) -> list[str]:
     return results
 
 
-def _split(findings: Observed, name: str | None, passes: int, run: ChangedRun) -> None:
+def _work_on_part(findings: Observed, name: str | None, passes: int, run: ChangedRun) -> None:
     """Let a run work on one of the parts of its batch, as in accumulation."""
-    split = _Split(findings, passes, run)
+    split = _PartOfBatch(findings, passes, run)
     run.on(call=split.call, stepped=split.stepped)
     if not findings.batch.is_size:
         run.on(loss=split.loss)
     if name is not None:
         if name in run.names:
-            run.names[name] = split.reduced(run.names[name])
-        run.names.changed[name] = split.reduced  # type: ignore[attr-defined]  # a Namespace
+            run.names[name] = split.part_of_batch(run.names[name])
+        run.names.changed[name] = split.part_of_batch  # type: ignore[attr-defined]  # a Namespace
 
 
-class _Split:
-    """Gives models a part of the rows, after a whole pass with such a part before each step."""
+class _PartOfBatch:
+    """Gives models one part of the rows of a batch, as in the last pass of an accumulation.
+
+    Before each step, another part runs forward and backward first, so that its gradients are there.
+    """
 
     def __init__(self, findings: Observed, passes: int, run: ChangedRun) -> None:
         self._findings = findings
@@ -251,16 +265,19 @@ class _Split:
         self._passed: list[weakref.ref[Any]] = []
         """Models that have run a whole pass since the last step."""
 
-    def reduced(self, value: Any) -> Any:
+    def part_of_batch(self, value: Any) -> Any:
         """Return a part of a batch, or of its size."""
         if self._batch.is_size:
             return value // self._passes
         return value[: len(value) // self._passes]
 
     def call(self, root: Any, args: Any, kwargs: Any) -> Any:
-        """Return a model's arguments for a part."""
+        """Return a model's arguments with one part of the rows; run another part before."""
         if not self._batch.is_size:
-            args, kwargs = tuple(map(self._part, args)), self._part(kwargs)
+            args, kwargs = (
+                tuple(map(self._with_part_of_batch, args)),
+                self._with_part_of_batch(kwargs),
+            )
         if self._needs_pass(root):
             self._passed.append(weakref.ref(root))
             flops = self._run.flops
@@ -268,22 +285,22 @@ class _Split:
             self._run.flops = flops
         return args, kwargs
 
-    def loss(self, given: Any, target: Any) -> Any:
-        """Return the targets of a part, for a loss function that the code calls itself."""
-        if len(target) == self._passes * len(given):
-            return target[: len(given)]
+    def loss(self, predicted: Any, target: Any) -> Any:
+        """Return the targets of the part, for a loss function that the code calls itself."""
+        if len(target) == self._passes * len(predicted):
+            return target[: len(predicted)]
         return target
 
     def stepped(self, _: Any) -> None:
         """Note the step of an optimizer."""
         self._passed.clear()
 
-    def _part(self, value: Any) -> Any:
-        """Return the rows of a part, for tensors that hold whole batches."""
+    def _with_part_of_batch(self, value: Any) -> Any:
+        """Return an argument with one part of the rows instead of whole batches."""
         if type(value) is dict:
-            return {key: self._part(item) for key, item in value.items()}
+            return {key: self._with_part_of_batch(item) for key, item in value.items()}
         if is_tensor(value) and len(value) == self._batch.rows:
-            return self.reduced(value)
+            return self.part_of_batch(value)
         return value
 
     def _needs_pass(self, root: Any) -> bool:
@@ -305,10 +322,10 @@ def _accumulate_alone(root: Any, args: Any, kwargs: Any) -> None:
         return tensor.detach().requires_grad_(tensor.requires_grad)
 
     args, kwargs = tree_map_only(torch.Tensor, detached, (args, kwargs))
-    _accumulate(root(*args, **kwargs))
+    _run_backward_from(root(*args, **kwargs))
 
 
-def _accumulate(result: Any) -> None:
+def _run_backward_from(result: Any) -> None:
     """Run backward from a model's loss, or from all its results."""
     loss = dict.get(result, "loss") if is_instance(result, dict) else None
     results = tensors_in(result if loss is None else loss)
@@ -342,12 +359,14 @@ def _checkpoints_of_transformers(findings: Observed, path: str) -> Change:
 
     line = f'{model.code(path)}.{method}({{"use_reentrant": False}})'
     line = findings.code(line, owners=[model.name])
-    return Change(f"{method}()", line, EQUAL, _to_root(findings, apply), "checkpoint")
+    return Change(
+        f"{method}()", line, EQUAL, _change_of_largest_model(findings, apply), "checkpoint"
+    )
 
 
 def _checkpoints_of_blocks(findings: Observed, blocks: RepeatedModules) -> Change:
     """Return the change that checkpoints each of the repeated modules."""
-    block, lists = findings.free("block"), list(blocks.code)
+    block, lists = findings.free_name("block"), list(blocks.code)
     if len(lists) == 1 and lists[0].startswith("*"):
         each = lists[0].removeprefix("*")
     else:
@@ -358,19 +377,22 @@ def _checkpoints_of_blocks(findings: Observed, blocks: RepeatedModules) -> Chang
     )
     imports = ("functools", "torch.utils.checkpoint")
     line = findings.code(line, *imports, owners=[findings.model.name])
-    apply = _to_root(findings, functools.partial(_checkpoint, blocks))
+    apply = _change_of_largest_model(findings, functools.partial(_run_blocks_checkpointed, blocks))
     title = f"checkpoint {len(blocks.paths)} {blocks.name}"
     return Change(title, line, EQUAL, apply, "checkpoint")
 
 
-def _checkpoint(blocks: RepeatedModules, root: Any) -> None:
+def _run_blocks_checkpointed(blocks: RepeatedModules, root: Any) -> None:
+    """Let the repeated modules of a model keep only their inputs, and run again in backward."""
     for block in map(root.get_submodule, blocks.paths):
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def _to_root(findings: Observed, work: Callable[[Any], object]) -> Callable[[ChangedRun], None]:
-    """Return a change that calls ``work`` with the model with the most parameters before its first
-    call.
+def _change_of_largest_model(
+    findings: Observed, work: Callable[[Any], object]
+) -> Callable[[ChangedRun], None]:
+    """Return the ``apply`` of a change that calls ``work`` with the largest model, before the code
+    calls it.
     """
 
     def begin(number: int, root: Any) -> None:
@@ -390,11 +412,11 @@ def _autocast(findings: Observed) -> Change:
         f'with torch.autocast("{kind}", dtype=torch.bfloat16): ...  # the forward pass and the loss'
     )
     line = findings.code(line, "torch", owners=())
-    apply = functools.partial(_cast, kind)
+    apply = functools.partial(_run_under_autocast, kind)
     return Change("bfloat16 autocast", line, "products in bfloat16", apply)
 
 
-def _cast(kind: str, run: ChangedRun) -> None:
+def _run_under_autocast(kind: str, run: ChangedRun) -> None:
     """Run models under autocast on a type of device."""
     opened: list[Any] = []
     """The context of autocast, from the first call of a model to the backward pass."""
@@ -421,7 +443,7 @@ def _cast(kind: str, run: ChangedRun) -> None:
 # -- another optimizer -----------------------------------------------------------------------------
 
 
-def _optimizer(findings: Observed, kind: Any) -> Change:
+def _other_optimizer(findings: Observed, kind: Any) -> Change:
     """Return another optimizer, which makes the steps."""
     title = f"torch.optim.{kind.__name__}"
     lines: list[str] = []
@@ -449,7 +471,7 @@ class _Replacement:
     def __init__(self, kind: Any, run: ChangedRun) -> None:
         self._kind = kind
         self._run = run
-        self._others: list[tuple[Any, Any]] = []
+        self._stand_ins: list[tuple[Any, Any]] = []
         """The code's optimizers, and those that step for them."""
         self._gradients: list[tuple[Any, Any]] = []
         """Parameters, and their gradients, which the code's optimizer must not find."""
@@ -458,7 +480,7 @@ class _Replacement:
         """Step with the other optimizer; return arguments that hide the closure."""
         if is_instance(optimizer, self._kind):
             return args, kwargs
-        other = self._other(optimizer)
+        other = self._stand_in_for(optimizer)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         loss = other.step(closure)
         for parameter in _parameters_of(other):
@@ -467,16 +489,16 @@ class _Replacement:
         return (args[0], closure and (lambda: loss)), {}
 
     def stepped(self, optimizer: Any) -> None:
-        """Give the gradients back after the step of the code's optimizer."""
+        """Restore the gradients after the step of the code's optimizer."""
         if is_instance(optimizer, self._kind):
             return
         while self._gradients:
             parameter, gradient = self._gradients.pop()
             parameter.grad = gradient
 
-    def _other(self, optimizer: Any) -> Any:
-        """Return the optimizer that steps for one of the code's."""
-        for replaced, other in self._others:
+    def _stand_in_for(self, optimizer: Any) -> Any:
+        """Return the optimizer that steps for one of the code's; make it for its first step."""
+        for replaced, other in self._stand_ins:
             if replaced is optimizer:
                 return other
         # The state of earlier steps: the other optimizer never had it.
@@ -484,25 +506,25 @@ class _Replacement:
         optimizer.state.clear()
         groups = [{"params": group["params"]} for group in optimizer.param_groups]
         other = self._kind(groups, lr=0.01)
-        self._others.append((optimizer, other))
+        self._stand_ins.append((optimizer, other))
         return other
 
 
 # -- fewer parameters that are trained -------------------------------------------------------------
 
 
-def _low_rank(findings: Observed, path: str) -> Change:
+def _adapters(findings: Observed, path: str) -> Change:
     """Return adapters of low rank, which are trained in place of the model's own parameters."""
     model = findings.model
     name = model.code(path)
     config = f'peft.LoraConfig(r={_RANK}, target_modules="all-linear")'
     line = f"{name} = peft.get_peft_model({name}, {config})  # before the optimizer is made"
     line = findings.code(line, "peft", owners=[model.name])
-    apply = functools.partial(_adapt, model.number, path)
+    apply = functools.partial(_add_adapters, model.number, path)
     return Change(f"LoRA of rank {_RANK}", line, "trains adapters only", apply, "trained")
 
 
-def _adapt(number: int, path: str, run: ChangedRun) -> None:
+def _add_adapters(number: int, path: str, run: ChangedRun) -> None:
     """Add adapters to the part of a model at a path, and to the optimizer that trains it."""
     adapted: list[Any] = []
     """The parameters of the model, with those of its adapters."""
@@ -529,7 +551,8 @@ def _adapt(number: int, path: str, run: ChangedRun) -> None:
     run.on(begin=add_adapters, step=step_adapters)
 
 
-def _frozen(findings: Observed) -> Change:
+def _freeze_all_but_last_layer(findings: Observed) -> Change:
+    """Return the change that trains the last layer of the largest model only."""
     model = findings.model
 
     def freeze(root: Any) -> None:
@@ -541,4 +564,4 @@ def _frozen(findings: Observed) -> Change:
     )
     line = findings.code(line, owners=[model.name])
     title, results = "freeze all but the last layer", "trains the last layer only"
-    return Change(title, line, results, _to_root(findings, freeze), "trained")
+    return Change(title, line, results, _change_of_largest_model(findings, freeze), "trained")

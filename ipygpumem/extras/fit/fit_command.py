@@ -23,8 +23,10 @@ from ipygpumem.extras.fit.applying import EQUAL, Change, ChangedRun
 from ipygpumem.extras.fit.changes import batch_in_parts, candidates, untried
 from ipygpumem.extras.fit.observing import Observed
 from ipygpumem.probes.accelerators import parse_device
+from ipygpumem.report.devices import device_label
 from ipygpumem.report.estimate import estimate_report
-from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label
+from ipygpumem.report.layout import Fact, Listing, Report, Table
+from ipygpumem.report.words import clean, count
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options
 from ipygpumem.units import MIB, as_typed, checked_bytes, format_bytes, format_in
@@ -77,7 +79,7 @@ def of_cell(app: App, options: Options, code: types.CodeType) -> list[Report]:
     if running and running[-1].fit is not None:
         raise EstimateError("%%estimate: --fit does not work below %%autofit")
     search = Search(app, options, code)
-    base = search.tried(search.unchanged)
+    base = search.trial_with(search.unchanged)
     reports = [estimate_report(base.estimate, options.fit)]
     if not base.estimate.devices:
         raise EstimateError("--fit: the cell makes no tensor to fit")
@@ -88,7 +90,7 @@ def of_cell(app: App, options: Options, code: types.CodeType) -> list[Report]:
         raise EstimateError(
             f"--batch {options.batch}: neither the cell nor the notebook has this name"
         )
-    answer = as_it_is(base)
+    answer = report_of_unchanged(base)
     if answer is not None:
         return [*reports, answer]
     with app.context.display.working("estimating changes") as progress:
@@ -96,7 +98,7 @@ def of_cell(app: App, options: Options, code: types.CodeType) -> list[Report]:
     return [*reports, search.report(base)]
 
 
-def as_it_is(base: Trial) -> Report | None:
+def report_of_unchanged(base: Trial) -> Report | None:
     """Return the report of code that fits without a change, perhaps; None if it does not."""
     if not base.fits:
         return None
@@ -113,13 +115,13 @@ class Search:
         self._namespace = app.context.namespace
         self._code = code
         self._batch = options.batch
-        self._device, self._room_bytes = _goal(options)
+        self._device, self._room_bytes = _device_and_memory(options)
         self._size = options.fit
         """Size as the user typed it, or a device."""
-        self._until = time.monotonic() + (
+        self._deadline = time.monotonic() + (
             options.timeout or loading.import_estimator().TIMEOUT_SECONDS
         )
-        self._number = 0
+        self._estimates = 0
         self._assumed: list[str] = options.assume
         self.findings = Observed(options.batch, app.context.namespace)
         self.unchanged = Change("", "", "", self.findings.apply)
@@ -132,30 +134,31 @@ class Search:
         """The other changes; a combination with one of them may need less."""
         self.failed: list[str] = []
 
-    def tried(self, *changes: Change) -> Trial:
+    def trial_with(self, *changes: Change) -> Trial:
         """Return an estimate with changes."""
         __tracebackhide__ = True  # of the user's errors
-        self._number += 1
+        self._estimates += 1
         estimation = loading.new_estimation(
             self._device,
             self._room_bytes,
-            max(1.0, self._until - time.monotonic()),
+            max(1.0, self._deadline - time.monotonic()),
             self._assumed,
         )
         run = ChangedRun(estimation, estimation.copies.namespace(self._namespace), changes)
         return Trial(changes, estimation.of_code(self._code, self._namespace, run), run.flops)
 
-    def _quietly(self, *changes: Change) -> Trial | None:
-        """Return an estimate without the code's output, which the first run has shown; None if the
-        code then fails.
+    def _trial_or_none(self, *changes: Change) -> Trial | None:
+        """Return an estimate with changes, or None if the code then fails or the time is up.
+
+        It is without the code's output, which the first run has shown.
         """
         title = Trial(changes, Estimate((), 0.0), 0).title
-        if time.monotonic() > self._until:
+        if time.monotonic() > self._deadline:
             self.failed.append(f"{title}: not tried, since the time is up (--timeout)")
             return None
         try:
             with capture_output():
-                return self.tried(*changes)
+                return self.trial_with(*changes)
         except Exception as error:
             self.failed.append(f"{title}: {describe_error(error)}")
             return None
@@ -172,9 +175,9 @@ class Search:
         if self.best is None:
             self.best = self._combined(base, progress)
         if self.best is None or not self.best.fits:
-            self.best = self._perhaps() or self.best
+            self.best = self._first_perhaps() or self.best
 
-    def _perhaps(self) -> Trial | None:
+    def _first_perhaps(self) -> Trial | None:
         """Return the first change with which the code fits perhaps, which fragmentation decides."""
         for trial in self.trials:
             if trial.estimate.verdict == PERHAPS:
@@ -182,13 +185,14 @@ class Search:
         return None
 
     def _note_first_fitting(self, base: Trial, changes: Sequence[Change]) -> None:
-        """Note the first of some changes with which the code fits, or the last; each needs less
-        than the one before.
+        """Note the first of some changes with which the code fits; if it fits with none, the last.
+
+        Each of them needs less memory than the one before, so that the search bisects.
         """
         trials: dict[int, Trial | None] = {}
 
         def fits(number: int) -> bool:
-            trial = trials[number] = self._quietly(changes[number])
+            trial = trials[number] = self._trial_or_none(changes[number])
             return trial is not None and trial.fits
 
         number = bisect_left(range(len(changes)), True, key=fits)
@@ -208,8 +212,9 @@ class Search:
         return best if len(best.changes) > 1 else None
 
     def _combined_until_it_fits(self, base: Trial, progress: Any) -> Trial:
-        """Return the combination of changes to which each was added that lowered the memory, until
-        the code fits.
+        """Return a combination of changes, made by adding one after the other until the code fits.
+
+        A change that does not lower the memory is left out again.
         """
         best = base._replace(changes=())
         # Another change may have lowered the peak that hid a useless one.
@@ -217,8 +222,8 @@ class Search:
         for done, single in enumerate(singles):
             progress(0.5 + done / (2 * len(singles)))
             (change,) = single.changes
-            changes = [*_compatible(best.changes, change), change]
-            trial = single if len(changes) < 2 else self._quietly(*changes)
+            changes = [*_combinable(best.changes, change), change]
+            trial = single if len(changes) < 2 else self._trial_or_none(*changes)
             if trial is not None and trial.device.required_bytes < best.device.required_bytes:
                 best = trial
             if best.fits:
@@ -226,17 +231,19 @@ class Search:
         return best
 
     def _without_unnecessary(self, best: Trial) -> Trial:
-        """Leave out the changes without which the code fits, the last but one first."""
+        """Return a combination without the changes that it does not need to fit, the last but one
+        first.
+        """
         for change in best.changes[-2::-1]:
-            for replacement in self._milder(change):
+            for replacement in self._milder_replacements(change):
                 changes = _replaced(best.changes, change, replacement)
-                trial = self._quietly(*changes) if len(changes) > 1 else None
+                trial = self._trial_or_none(*changes) if len(changes) > 1 else None
                 if trial is not None and trial.fits:
                     best = trial
                     break
         return best
 
-    def _milder(self, change: Change) -> list[list[Change]]:
+    def _milder_replacements(self, change: Change) -> list[list[Change]]:
         """Return the replacements of a change: nothing, or fewer parts of the batch."""
         if change.excludes != "batch":
             return [[]]
@@ -262,7 +269,7 @@ class Search:
         listings = [_listing("write", _titled_lines(fitting))]
         notes: list[str] = []
         if best is not None and best.estimate.verdict in (FITS, PERHAPS):
-            listings.append(_listing(_title_of_best(best), _lines(best.changes)))
+            listings.append(_listing(_title_of_best(best), _code_of(best.changes)))
         else:
             notes.append(self._nothing_found(base.device))
             listings.append(Listing("not estimated", self._untried(base.device)))
@@ -270,15 +277,15 @@ class Search:
 
     def _head(self, device: DeviceEstimate) -> list[str]:
         """Return the parts of the report's first line."""
-        tried = count(len(self.trials) + len(self.useless), "change")
+        trial_with = count(len(self.trials) + len(self.useless), "change")
         return [
             "fit",
-            f"{device_label(device.device)} {self._room(device)}",
-            _fitting(self.trials, tried),
-            count(self._number, "estimate"),
+            f"{device_label(device.device)} {self._room_text(device)}",
+            _fitting_text(self.trials, trial_with),
+            count(self._estimates, "estimate"),
         ]
 
-    def _room(self, device: DeviceEstimate) -> str:
+    def _room_text(self, device: DeviceEstimate) -> str:
         """Return the memory that there is, in the unit that the user typed."""
         if self._room_bytes is None:
             return format_bytes(device.room_bytes or 0)
@@ -297,14 +304,14 @@ class Search:
         return texts
 
     def _nothing_found(self, device: DeviceEstimate) -> str:
-        text = f"Nothing found for {self._room(device)}"
+        text = f"Nothing found for {self._room_text(device)}"
         if self.best is None:
             return text
         needed = format_in(self.best.device.required_bytes, self._size)
         return f"{text}: all of them together need {needed}"
 
 
-def _compatible(changes: Sequence[Change], change: Change) -> list[Change]:
+def _combinable(changes: Sequence[Change], change: Change) -> list[Change]:
     """Return the changes that can be combined with another one."""
     return [other for other in changes if not change.excludes or other.excludes != change.excludes]
 
@@ -340,7 +347,7 @@ def _titled_lines(trials: Sequence[Trial]) -> list[str]:
     return lines
 
 
-def _lines(changes: Sequence[Change]) -> list[str]:
+def _code_of(changes: Sequence[Change]) -> list[str]:
     """Return the code of changes, each line once."""
     lines: dict[str, None] = {}
     for change in changes:
@@ -353,8 +360,8 @@ def _trial_row(trial: Trial, base: Trial, size: str) -> dict[str, str]:
         "change": clean(trial.title),
         "peak": format_in(trial.device.peak_bytes, size),
         "needs": format_in(trial.device.required_bytes, size),
-        "fits": _answer(trial),
-        "results": _results(trial.changes),
+        "fits": _fits_text(trial),
+        "results": _effects_on_results(trial.changes),
         "cost": ", ".join(_costs(trial, base)),
     }
 
@@ -372,22 +379,22 @@ def _costs(trial: Trial, base: Trial) -> list[str]:
     return costs
 
 
-def _answer(trial: Trial) -> str:
+def _fits_text(trial: Trial) -> str:
     verdict = trial.estimate.verdict
     if verdict == PERHAPS:
         return f"perhaps ({', '.join(map(clean, trial.doubts))})"
     return "yes" if verdict == FITS else "no"
 
 
-def _fitting(trials: Sequence[Trial], tried: str) -> str:
+def _fitting_text(trials: Sequence[Trial], trial_with: str) -> str:
     """Return how many changes fit for certain, and how many perhaps."""
     verdicts = [trial.estimate.verdict for trial in trials]
-    text = f"{verdicts.count(FITS)} of {tried} fit"
+    text = f"{verdicts.count(FITS)} of {trial_with} fit"
     number = verdicts.count(PERHAPS)
     return f"{text}, {number} perhaps" if number else text
 
 
-def _results(changes: Sequence[Change]) -> str:
+def _effects_on_results(changes: Sequence[Change]) -> str:
     """Return all effects of changes on the code's results; "equal" only if there is no other."""
     effects = dict.fromkeys(part for change in changes for part in change.results.split("; "))
     if len(effects) > 1:
@@ -395,7 +402,7 @@ def _results(changes: Sequence[Change]) -> str:
     return "; ".join(effects)
 
 
-def _goal(options: Options) -> tuple[str | None, int | None]:
+def _device_and_memory(options: Options) -> tuple[str | None, int | None]:
     """Return the device and the memory that ``--fit`` asks for."""
     if options.device_memory is not None:
         raise EstimateError("--fit says how much memory there is: leave out --device-memory")

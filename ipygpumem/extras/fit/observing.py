@@ -19,7 +19,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.effects import closure_of, names_in
 from ipygpumem.estimating.storages import tensors_in
 from ipygpumem.estimating.transients import operator_name
-from ipygpumem.extras.fit.applying import ChangedRun, at, is_tensor
+from ipygpumem.extras.fit.applying import ChangedRun, code_of_path, is_tensor
 from ipygpumem.extras.fit.reduction import Loss, LossGraph, sequence_number
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.introspect import (
@@ -106,14 +106,15 @@ class LargestModel:
         """Return the code for the model, or for a module inside it; comments call a model without a
         name by its type.
         """
-        return (self.name or self.type_name) + at(path)
+        return (self.name or self.type_name) + code_of_path(path)
 
 
 class Observed:
-    """Findings of the first run.
+    """Findings of the first run, from which the changes are made.
 
-    ``batch`` is the name that the user gave for a batch or its size, ``taken`` has the names of the
-    notebook.
+    Args:
+        batch: the name that the user gave for a batch or its size.
+        taken: the names of the notebook, which the code of a change must not bind.
     """
 
     def __init__(self, batch: str | None, taken: Iterable[str]) -> None:
@@ -121,6 +122,7 @@ class Observed:
         self.model = LargestModel()
         self.taken = set(taken)
         self.trains = False
+        """True if the code runs a backward pass."""
         self.casts = False
         """True if a model runs under autocast."""
         self._bytes_by_dtype = Counter[torch.dtype]()
@@ -134,6 +136,7 @@ class Observed:
         self.optimizers: dict[str, str] = {}
         """Types of the optimizers by name."""
         self.blocks: dict[str, RepeatedModules] = {}
+        """Modules of the largest model that are repeated in lists, by the name of their type."""
 
     @property
     def has_float32(self) -> bool:
@@ -152,19 +155,21 @@ class Observed:
             self._bytes_by_dtype[parameter.dtype] += parameter.numel() * parameter.itemsize
 
     def apply(self, run: ChangedRun) -> None:
-        """Observe the first run."""
+        """Observe the first run: the change of the code that changes nothing."""
         _FirstRunHooks(self, run).install()
 
     def code(self, line: str, *imports: str, owners: Iterable[str]) -> str:
-        """Return a line with the imports that it needs, or as a comment if no name leads to one of
-        its ``owners``.
+        """Return a line of a change as code to paste, below the imports that the notebook lacks.
+
+        ``owners`` are the names of the objects that the line changes: if one of these has none, it
+        becomes a comment.
         """
         if not all(owners):
             return f"# {line}"
         missing = [f"import {module}" for module in imports if module not in self.taken]
         return "\n".join([*missing, line])
 
-    def free(self, name: str) -> str:
+    def free_name(self, name: str) -> str:
         """Return a name that the notebook and the code do not use."""
         while name in self.taken:
             name += "_"
@@ -200,23 +205,23 @@ class _FirstRunHooks:
         run, batch = self._run, self._findings.batch.name
         if batch:
             if batch in run.names:
-                self._batch_changed(run.names[batch])
-            run.names.changed[batch] = self._batch_changed  # type: ignore[attr-defined]
+                self._note_batch(run.names[batch])
+            run.names.changed[batch] = self._note_batch  # type: ignore[attr-defined]
         run.on(
-            begin=self._begin,
-            call=self._call,
-            enter=self._enter,
-            leave=self._leave,
+            begin=self._note_root,
+            call=self._note_arguments,
+            enter=self._state_before_block,
+            leave=self._compare_state_after_block,
             result_of=self._note_result_nodes,
-            scaled=self._scaled,
-            operation=self._operation,
-            backward=self._backward,
-            loss=self._loss,
-            stepped=self._optimizer_stepped,
+            scaled=self._note_scaling_nodes,
+            operation=self._refuse_unrepeatable,
+            backward=self._note_backward,
+            loss=self._note_targets,
+            stepped=self._note_step,
         )
-        run.at_end(self._end)
+        run.at_end(self._finish)
 
-    def _batch_changed(self, value: Any) -> Any:
+    def _note_batch(self, value: Any) -> Any:
         """Note the size of the batch when the code binds the user's name for it."""
         batch = self._findings.batch
         batch.is_size = type(value) is int
@@ -238,7 +243,7 @@ class _FirstRunHooks:
         if batch.rows and len(tensor) % batch.rows == 0 and not is_complete:
             batch.data[self._run.name_of(tensor)] = len(tensor)
 
-    def _begin(self, number: int, root: Any) -> None:
+    def _note_root(self, number: int, root: Any) -> None:
         """Note a root, and what it consists of if it is the largest so far."""
         findings, model = self._findings, self._findings.model
         self._roots[number] = weakref.ref(root)
@@ -250,9 +255,9 @@ class _FirstRunHooks:
             model.parameters, model.number = count, number
             model.name = self._run.name_of(root)
             model.type_name = name_of(type(root))
-            self._watched = _examine(findings, root)
+            self._watched = _note_parts(findings, root)
 
-    def _call(self, root: Any, args: Any, kwargs: Any) -> Any:
+    def _note_arguments(self, root: Any, args: Any, kwargs: Any) -> Any:
         """Note the data that a root gets."""
         batch = self._findings.batch
         for tensor in tensors(args, kwargs):
@@ -263,7 +268,7 @@ class _FirstRunHooks:
         self._findings.casts |= torch.is_autocast_enabled(self._findings.model.device_type)
         return args, kwargs
 
-    def _loss(self, given: Any, target: Any) -> Any:
+    def _note_targets(self, predicted: Any, target: Any) -> Any:
         """Note the targets of a loss function that the code calls itself.
 
         Those of a model's own loss were noted with its data.
@@ -272,8 +277,10 @@ class _FirstRunHooks:
             self._note_data(target)
         return target
 
-    def _enter(self, module: Any, args: Any, kwargs: Any) -> Any:
-        """Return the state before a block's forward pass; None for any other module."""
+    def _state_before_block(self, module: Any, args: Any, kwargs: Any) -> Any:
+        """Return the state of random generators and of a block before its forward pass; None for
+        any other module.
+        """
         self._depth += 1
         blocks = self._watched.get(id(module))
         if blocks is None or not torch.is_grad_enabled():
@@ -281,10 +288,13 @@ class _FirstRunHooks:
         self._entered.append(blocks)
         if not _is_plain((args, kwargs)):
             blocks.refuse("they get objects, which a second run could find changed")
-        return _generator_states(), _state(module, args, kwargs)
+        return _generator_states(), _changeable_state(module, args, kwargs)
 
-    def _leave(self, module: Any, args: Any, kwargs: Any, mark: Any) -> None:
-        """Compare the state after a block's forward pass."""
+    def _compare_state_after_block(self, module: Any, args: Any, kwargs: Any, mark: Any) -> None:
+        """Refuse to run a block twice if its forward pass has changed its state, ``mark``.
+
+        Also note the layer that ran last.
+        """
         self._depth -= 1
         is_layer = next(module.children(), None) is None
         if is_layer and any(parameter.dim() > 1 for parameter in module.parameters()):
@@ -295,11 +305,11 @@ class _FirstRunHooks:
         generators, state = mark
         if generators != _generator_states():
             blocks.refuse("they draw random numbers that torch does not restore")
-        if state != _state(module, args, kwargs):
+        if state != _changeable_state(module, args, kwargs):
             blocks.refuse("they change attributes, buffers or inputs")
 
-    def _operation(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Refuse to run blocks twice whose operations would then do something else."""
+    def _refuse_unrepeatable(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Refuse to run blocks twice that run an operation with other results the second time."""
         name = operator_name(func)
         if self._depth and any(word in name for word in ("dropout", "bernoulli", "rand")):
             self._findings.draws = True
@@ -325,7 +335,8 @@ class _FirstRunHooks:
             if number is not None and tensor.numel() % rows == 0:
                 self._layer_nodes.add(number)
 
-    def _scaled(self, losses: Any) -> None:
+    def _note_scaling_nodes(self, losses: Any) -> None:
+        """Note the nodes with which a GradScaler has multiplied losses."""
         for loss in tensors_in(losses):
             number = sequence_number(loss)
             if number is not None:
@@ -341,7 +352,7 @@ class _FirstRunHooks:
             if is_instance(tensor, torch.Tensor):
                 graph.record_kind(self._findings.loss, tensor)
 
-    def _backward(self, tensors: Any) -> None:
+    def _note_backward(self, tensors: Any) -> None:
         """Note the losses, and the path of the layer that ran last, unless other layers share its
         weights.
         """
@@ -367,20 +378,22 @@ class _FirstRunHooks:
                 return True
         return False
 
-    def _optimizer_stepped(self, optimizer: Any) -> None:
+    def _note_step(self, optimizer: Any) -> None:
+        """Note an optimizer, and the parameters that it has updated."""
         name = self._run.name_of(optimizer)
         self._findings.optimizers.setdefault(name, name_of(type(optimizer)))
         for group in optimizer.param_groups:
             self._stepped.update(map(id, group["params"]))
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
+        """Note the names of the code at its end, and if no optimizer trains the last layer."""
         findings = self._findings
         findings.taken.update(dict.keys(self._run.names))
         if findings.optimizers and not self._last_parameters <= self._stepped:
             findings.model.last_layer = ""  # no optimizer would train the last layer
 
 
-def _examine(findings: Observed, root: Any) -> dict[int, RepeatedModules]:
+def _note_parts(findings: Observed, root: Any) -> dict[int, RepeatedModules]:
     """Note the parts of a model; return its blocks by the identities of their modules."""
     _find_transformers_model(findings.model, root)
     findings.blocks = {}
@@ -388,7 +401,7 @@ def _examine(findings: Observed, root: Any) -> dict[int, RepeatedModules]:
     for path, container in root.named_modules():
         is_followed = not _is_within(path, findings.model.transformers_path)
         if _is_list(container) and is_followed:
-            blocks_by_module |= _examine_list(findings, path, container)
+            blocks_by_module |= _note_repeated_modules(findings, path, container)
     return blocks_by_module
 
 
@@ -417,6 +430,7 @@ def _checkpoint_method(module: Any) -> str:
 
 
 def _is_list(module: Any) -> bool:
+    """Return True for a ``ModuleList`` or a ``Sequential``."""
     return is_instance(module, torch.nn.ModuleList) or is_instance(module, torch.nn.Sequential)
 
 
@@ -427,7 +441,9 @@ def _is_within(path: str, transformers_path: str | None) -> bool:
     )
 
 
-def _examine_list(findings: Observed, path: str, container: Any) -> dict[int, RepeatedModules]:
+def _note_repeated_modules(
+    findings: Observed, path: str, container: Any
+) -> dict[int, RepeatedModules]:
     """Note the modules of a list whose type is repeated in it: they may be checkpointed."""
     members = dict(container.named_children())
     counts = Counter(id(type(module)) for module in members.values())
@@ -515,30 +531,31 @@ def _generator_states() -> Any:
     return random.getstate(), str(numpys.get_state(legacy=False)["state"])
 
 
-def _state(module: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Return the state that a run of a module could change: attributes of its modules, versions of
-    tensors.
+def _changeable_state(module: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return marks of all that a run of a module could change: the attributes of its modules, and
+    tensors among these and its arguments.
     """
     state: list[Any] = []
     with torch._C.DisableTorchFunction():
         for value in (*args, *kwargs.values()):
-            state += _versions(value)
+            state += _change_marks(value)
         for part in module.modules():
             for value in vars(part).values():
-                state += _versions(value)
+                state += _change_marks(value)
     return state
 
 
-def _versions(value: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield the marks of a value that change when it is replaced or changed, such as the version of
-    a tensor.
+def _change_marks(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield marks of a value that change when the value is replaced or changed.
+
+    They are its identity, the version of a tensor, and the marks of the objects inside it.
     """
     yield value if is_atom(value) else id(value)
     if is_instance(value, torch.Tensor):
         yield value._version
     elif depth < _DEEPEST:
         for item in _parts_of(value):
-            yield from _versions(item, depth + 1)
+            yield from _change_marks(item, depth + 1)
 
 
 def _parts_of(value: Any) -> Iterable[Any]:

@@ -8,7 +8,8 @@ from IPython.core.error import UsageError
 from ipygpumem import interrupts
 from ipygpumem.errors import GpuMemError, describe_error, quoted
 from ipygpumem.extras.guard.guard import MemoryGuard
-from ipygpumem.report.layout import Report, clean, note
+from ipygpumem.report.layout import Report, note
+from ipygpumem.report.words import clean
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import (
     Options,

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from ipygpumem.inventory.top import LargestNames
-from ipygpumem.report.layout import Report, Table, clean
+from ipygpumem.report.layout import Report, Table
 from ipygpumem.report.top import top_report
+from ipygpumem.report.words import clean
 from ipygpumem.units import format_bytes
 
 _ROWS = 5

@@ -33,7 +33,8 @@ from ipygpumem.magics import completions
 from ipygpumem.magics.experiment import patterns_of
 from ipygpumem.notebook import running_cell
 from ipygpumem.probes.oom_kills import Kills
-from ipygpumem.report.layout import Report, clean, note
+from ipygpumem.report.layout import Report, note
+from ipygpumem.report.words import clean
 from ipygpumem.scope.bindings import Bindings
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, byte_size, command, duration, option

@@ -15,7 +15,9 @@ from IPython.core.error import UsageError
 from ipygpumem.extras.lines.statements import Cost, Statement, measure
 from ipygpumem.introspect import code_lines
 from ipygpumem.magics import completions
-from ipygpumem.report.layout import Report, Table, clean, clean_name, count, device_label
+from ipygpumem.report.devices import device_label
+from ipygpumem.report.layout import Report, Table
+from ipygpumem.report.words import clean, clean_name, count
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, argument, command, integer, option
 from ipygpumem.units import format_bytes, format_change, format_short_seconds

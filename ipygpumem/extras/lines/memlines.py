@@ -24,15 +24,9 @@ from ipygpumem.extras.lines.lines import (
 from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.introspect import code_lines
 from ipygpumem.magics import completions
-from ipygpumem.report.layout import (
-    Report,
-    Table,
-    clean,
-    count,
-    device_label,
-    is_worth_a_row,
-    listed,
-)
+from ipygpumem.report.devices import device_label, is_worth_a_row
+from ipygpumem.report.layout import Report, Table
+from ipygpumem.report.words import clean, count, listed
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.commands.declarations import Options, command, option

@@ -18,7 +18,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reclaim import emptying
 from ipygpumem.records import Usage
-from ipygpumem.report.layout import is_worth_reporting
+from ipygpumem.report.devices import is_worth_reporting
 
 
 @dataclass(frozen=True)

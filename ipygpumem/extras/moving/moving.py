@@ -32,8 +32,10 @@ from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim.emptying import private_pools
 from ipygpumem.reclaim.reclaim import bytes_reserved, free_now
 from ipygpumem.records import Record
-from ipygpumem.report.layout import Report, Table, clean, device_label
+from ipygpumem.report.devices import device_label
+from ipygpumem.report.layout import Report, Table
 from ipygpumem.report.registration import shows
+from ipygpumem.report.words import clean
 from ipygpumem.units import format_bytes
 
 DEVICES = ("cuda", "xpu")

@@ -41,12 +41,13 @@ from ipygpumem.notebook import current_shell, running_cell
 from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.reclaim.reclaim import free_now
 from ipygpumem.records import FreeingStep, Record, RetainedArray
-from ipygpumem.report import layout
+from ipygpumem.report import words
 from ipygpumem.report.freeing import freed_report
-from ipygpumem.report.layout import Report, clean, clean_name
+from ipygpumem.report.layout import Report
 from ipygpumem.report.leaks import leak_table
 from ipygpumem.report.registration import shows
 from ipygpumem.report.retained_arrays import held_table
+from ipygpumem.report.words import clean, clean_name
 from ipygpumem.scope.ownable import is_ownable
 
 _KINDS = (
@@ -231,7 +232,7 @@ def _place_of_frame(frame: FrameType) -> str:
 @shows(ReleaseRecord)
 def release_report(record: ReleaseRecord) -> Report:
     """Return the memory freed with an object, and the memory that other objects still hold."""
-    names = layout.listed([clean_name(name) for name in record.names])
+    names = words.listed([clean_name(name) for name in record.names])
     notes = [*map(clean, record.notes)]
     report = freed_report(f"released {names}", record.steps, record.freed, notes)
     tables = [

@@ -8,7 +8,8 @@ from typing import Any
 from ipygpumem.inventory.top import NamedSize
 from ipygpumem.probes.nvml import CardLoad
 from ipygpumem.records import Reading
-from ipygpumem.report.layout import clean_name, device_label, is_worth_a_row
+from ipygpumem.report.devices import device_label, is_worth_a_row
+from ipygpumem.report.words import clean_name
 from ipygpumem.units import KIB
 
 _STEP = 64 * KIB

@@ -68,9 +68,7 @@ class BackwardOperations:
         return operation
 
     def at(self, time_us: int) -> Origin | None:
-        """Return the origin of the only operation that ran at a time; None if there is none, or
-        several.
-        """
+        """Return the origin of the operation that ran at a time; None if none ran, or several."""
         last = bisect_right(self._operations, time_us, key=attrgetter("began_us"))
         origins = set[Origin]()
         for operation in self._operations[max(0, last - _MOST_NESTED) : last]:
@@ -105,14 +103,15 @@ class DeviceBlocks:
         self._began_us = began_us
         self._unmatched: dict[int, list[tuple[int, StorageLife]]] = {}
         """Tensors' storages without a block, with the time when they were seen, by address."""
-        self._alive: dict[int, StorageLife] = {}
-        self._pending: dict[int, int] = {}
+        self._blocks_in_use: dict[int, StorageLife] = {}
+        """Blocks that are not freed, by address."""
+        self._waiting_bytes: dict[int, int] = {}
         """Sizes of blocks that are freed, and wait for another stream, by address."""
         self._free = FreePieces(most_split_bytes())
         for segment in segments:
-            self._load(segment)
+            self._add_existing(segment)
 
-    def _load(self, segment: Segment) -> None:
+    def _add_existing(self, segment: Segment) -> None:
         """Add the blocks of a segment that exists."""
         if segment.page_bytes is not None:
             self._free.is_expandable = True
@@ -121,14 +120,14 @@ class DeviceBlocks:
             self._free.segments[segment.blocks[0].address] = size_bytes
         for block in segment.blocks:
             if block.state == "allocated":
-                self._born(block.address, block.size_bytes, BlockOrigin(None, None))
+                self._add_block(block.address, block.size_bytes, BlockOrigin(None, None))
             elif block.state == "inactive":
                 self._free.free(block.address, block.size_bytes)
             else:
-                self._pending[block.address] = block.size_bytes
+                self._waiting_bytes[block.address] = block.size_bytes
 
-    def saw(self, storage: StorageLife) -> None:
-        """Note the storage of a tensor, which its block belongs to."""
+    def note_storage(self, storage: StorageLife) -> None:
+        """Note a tensor's storage, so that the block at its address gets it."""
         self._unmatched.setdefault(storage.address, []).append((now_us(), storage))
 
     def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
@@ -148,12 +147,12 @@ class DeviceBlocks:
         match event["action"]:
             case "alloc":
                 size = self._free.take_if_free(address, block_bytes(size))
-                self._born(address, size, self._origin(event))
+                self._add_block(address, size, self._origin_of(event))
             case "free_requested":
-                self._died(address, time_us)
+                self._free_block(address, time_us)
             case "free_completed":
-                if address in self._pending:
-                    self._free.free(address, self._pending.pop(address))
+                if address in self._waiting_bytes:
+                    self._free.free(address, self._waiting_bytes.pop(address))
             case "segment_alloc":
                 self._free.segments[address] = size
                 self._free.free(address, size)
@@ -168,39 +167,41 @@ class DeviceBlocks:
 
     def match_storages(self) -> None:
         """Give the blocks that are in use now the storages that were seen at their addresses."""
-        for block in self._alive.values():
-            self._match(block, now_us())
+        for block in self._blocks_in_use.values():
+            self._match_storage(block, now_us())
 
-    def prune(self) -> None:
-        """Drop the blocks that were freed."""
-        self.lives = list(self._alive.values())
+    def drop_freed_blocks(self) -> None:
+        """Forget the blocks that were freed: a timeline has counted them."""
+        self.lives = list(self._blocks_in_use.values())
 
-    def _match(self, block: StorageLife, until_us: int) -> None:
-        """Give a block the first storage that was seen at its address."""
+    def _match_storage(self, block: StorageLife, until_us: int) -> None:
+        """Give a block the first storage that was seen at its address, until a time."""
         storages = self._unmatched.get(block.address)
         if block.origin.storage is None and storages and storages[0][0] <= until_us:
             _, storage = storages.pop(0)
             block.origin = BlockOrigin(storage, None)
 
-    def _origin(self, event: Mapping[str, Any]) -> BlockOrigin:
+    def _origin_of(self, event: Mapping[str, Any]) -> BlockOrigin:
         """Return the origin of an allocation: the operation of a backward pass, else the line."""
         origin = self._operations.at(event["time_us"])
         if origin is not None:
             return BlockOrigin(None, origin.line, origin.operation)
         return BlockOrigin(None, _users_line(event.get("frames") or ()))
 
-    def _born(self, address: int, size: int, origin: BlockOrigin) -> None:
+    def _add_block(self, address: int, size: int, origin: BlockOrigin) -> None:
+        """Add a block that is in use from now on."""
         life = StorageLife(self.device, size, self.tick, self.tick == 0, address=address)
         life.origin = origin
-        self._alive[address] = life
+        self._blocks_in_use[address] = life
         self.lives.append(life)
 
-    def _died(self, address: int, time_us: int) -> None:
-        block = self._alive.pop(address, None)
+    def _free_block(self, address: int, time_us: int) -> None:
+        """End a block that the code has freed: it waits until all streams are done with it."""
+        block = self._blocks_in_use.pop(address, None)
         if block is not None:
-            self._match(block, time_us)
+            self._match_storage(block, time_us)
             block.died = self.tick
-            self._pending[address] = block.size_bytes
+            self._waiting_bytes[address] = block.size_bytes
 
 
 def _users_line(frames: Iterable[Mapping[str, Any]]) -> tuple[str, int] | None:
@@ -215,7 +216,7 @@ class AllocationHistory:
     """torch's history of CUDA allocations, from the first use of CUDA on."""
 
     def __init__(self, began_us: int, operations: BackwardOperations, *, keep: bool) -> None:
-        self._is_ours = not torch._C._cuda_isHistoryEnabled()
+        self._has_started_recording = not torch._C._cuda_isHistoryEnabled()
         self._keeps = keep
         self._began_us = began_us
         self._operations = operations
@@ -223,13 +224,14 @@ class AllocationHistory:
             device: DeviceBlocks(device, snapshot.segments, began_us, operations)
             for device, snapshot in snapshots("cuda").items()
         }
-        self._switch(on=True)
+        self._switch_recording(on=True)
 
-    def saw(self, storage: StorageLife) -> None:
+    def note_storage(self, storage: StorageLife) -> None:
         """Note the storage of a tensor."""
-        self._blocks(storage.device).saw(storage)
+        self._blocks_of(storage.device).note_storage(storage)
 
-    def _blocks(self, device: str) -> DeviceBlocks:
+    def _blocks_of(self, device: str) -> DeviceBlocks:
+        """Return the blocks of a device, none of which existed if it is new."""
         if device not in self.devices:
             self.devices[device] = DeviceBlocks(device, (), self._began_us, self._operations)
         return self.devices[device]
@@ -237,20 +239,22 @@ class AllocationHistory:
     def replay(self, *, last: bool) -> Any:
         """Replay the events since the last call, and return torch's snapshot."""
         snapshot = torch.cuda.memory._snapshot()
-        self._switch(on=False)
+        self._switch_recording(on=False)
         for index, events in enumerate(snapshot["device_traces"]):
             if events:
-                self._blocks(f"cuda:{index}").replay(events)
+                self._blocks_of(f"cuda:{index}").replay(events)
         for blocks in self.devices.values():
             blocks.match_storages()
         self._operations.forget_ended()
         if not last:
-            self._switch(on=True)
+            self._switch_recording(on=True)
         return snapshot
 
-    def _switch(self, *, on: bool) -> None:
-        """Record, or stop and forget; a recording of the user's own goes on unchanged."""
-        if not self._is_ours:
+    def _switch_recording(self, *, on: bool) -> None:
+        """Let torch record, or stop it and drop its events; a recording that the user has started
+        goes on unchanged.
+        """
+        if not self._has_started_recording:
             return
         if on:
             most = sys.maxsize if self._keeps else _MOST_ENTRIES
@@ -293,21 +297,21 @@ class CudaRecording:
             self.is_on = True
             for life in lives:
                 if life.address and life.device != "cpu":
-                    self._history.saw(life)
+                    self._history.note_storage(life)
         # Another allocator raises a RuntimeError, an old torch a TypeError or AttributeError.
         except (RuntimeError, TypeError, AttributeError) as error:
             self.is_possible = False
             return f"CUDA's allocator has no history ({describe_error(error)})"
         return ""
 
-    def saw(self, storage: StorageLife) -> None:
+    def note_storage(self, storage: StorageLife) -> None:
         """Note the storage of a tensor."""
         if self._history is not None:
-            self._history.saw(storage)
+            self._history.note_storage(storage)
 
     @property
     def is_full(self) -> bool:
-        """True if the events so far are to be replayed."""
+        """True if so many operations are noted that the events so far should be replayed."""
         return not self._keeps and len(self._operations) > _MOST_OPERATIONS
 
     def begin_operation(self, origin: Origin) -> BackwardOperation:

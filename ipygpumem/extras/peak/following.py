@@ -40,7 +40,8 @@ from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.survey import roles_of_tensors
 
 _SET = torch.ops.aten.set_
-_TO_FOLLOW = object()
+_MAY_HAVE_MEMORY = object()
+"""Stands for the result of an operation that has not run yet: its memory is to be followed."""
 _OPERATOR = torch._ops.OpOverload
 _PARAMETER = torch.nn.Parameter
 _STRIDED = torch.strided
@@ -48,7 +49,7 @@ _is_in_inference_mode = torch.is_inference_mode_enabled
 _device_name = functools.lru_cache(64)(str)
 _RESIZE = torch.ops.aten.resize_.default
 _FAKE = "torch._subclasses.fake_tensor"
-_FROM_ELSEWHERE = {
+_ON_NEW_STORAGE = {
     id(torch.ops.aten.lift_fresh.default),
     id(_SET.source_Storage),
     id(_SET.source_Storage_storage_offset),
@@ -59,14 +60,17 @@ It is made of Python's numbers, or loaded from a file.
 """
 Inputs = tuple[Any, dict[str, Any]]
 """An operation's arguments, those by name apart."""
-_LEAST_PLACED = 4096
+_LEAST_WITH_LINE = 4096
 """Bytes of the smallest storage whose module and line are kept."""
 _MOST_LIVES = 50_000
 """Number of storages after which those that were freed are summed up."""
 
 
-def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a method whose failures are noted and end the following; the user's code goes on."""
+def _ends_following_on_failure(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a method that ends the following if it fails, and notes why; the user's code goes on.
+
+    It does nothing once the following has ended.
+    """
 
     @functools.wraps(method)
     def call(self: Follower, *arguments: Any, **more: Any) -> None:
@@ -97,7 +101,7 @@ class Follower(StorageFollower):
         """The log's clock, the time and the origin of the last operation that raised an error."""
         self.notes: dict[str, None] = {}
         self.began = time.perf_counter()
-        self._modules = Modules(names, self._know_module)
+        self._modules = Modules(names, self._mark_tensors_of_module)
         self._graph = FollowedGraph()
         self._operations = OperationNames()
         self._row_keys = RowKeys(self.log)
@@ -130,22 +134,22 @@ class Follower(StorageFollower):
     def start(self) -> None:
         """Log the storages that exist, and follow this thread."""
         with torch._C.DisableTorchFunction():
-            self._see_existing()
+            self._log_existing()
             self._note_named_objects()
         self.began = time.perf_counter()
         if torch.cuda.is_initialized():
             self._record_cuda()
         self._handles = [
-            register_optimizer_step_pre_hook(self._will_step),
-            register_optimizer_step_post_hook(self._stepped),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
         ]
         self.__enter__()
 
-    def _see_existing(self) -> None:
+    def _log_existing(self) -> None:
         """Log the storages of all plain tensors, with their roles and names."""
         for item, role in roles_of_tensors():
             if is_exactly(item, torch.Tensor, torch.nn.Parameter):
-                life = self._see(item, existed_before=True)
+                life = self._log_storage(item, existed_before=True)
                 if life is not None:
                     life.role = ROLES.get(role, "")
         for name, value in self._modules.names():
@@ -153,6 +157,7 @@ class Follower(StorageFollower):
                 self.log.mark(value, "", Origin(name=name))
 
     def _record_cuda(self) -> None:
+        """Start to record CUDA's allocations; note why if that is not possible."""
         error = self._recording.start(self.began, self.log.lives)
         if error:
             self.notes[error] = None
@@ -161,12 +166,12 @@ class Follower(StorageFollower):
         """Stop following; the storages that are alive stay in the log."""
         for handle in self._handles:
             handle.remove()
-        self._leave()
+        self._leave_mode_stack()
         if self._recording.stop():
             note = "torch's recording of CUDA memory ended early: what came later is not shown"
             self.notes[note] = None
 
-    def _leave(self) -> None:
+    def _leave_mode_stack(self) -> None:
         """Leave torch's stack of modes; later modes that have not ended stay on it."""
         if not any(mode is self for mode in _get_current_dispatch_mode_stack()):
             problem = "the block ended in another thread, or inside an operation"
@@ -199,10 +204,10 @@ class Follower(StorageFollower):
         self._note_named_objects()
         self._row_keys.note_replaced()
         self._modules.names = tuple  # none: they hold the frame
-        self._fold(last=True)
-        return [self._record_of(device, ran_out=ran_out) for device in self._timelines]
+        self._sum_up(last=True)
+        return [self._device_peak(device, ran_out=ran_out) for device in self._timelines]
 
-    def _record_of(self, device: str, *, ran_out: bool) -> DevicePeak:
+    def _device_peak(self, device: str, *, ran_out: bool) -> DevicePeak:
         """Return the record of a device at its peak, or at the request that failed."""
         failed: tuple[int, float] | None
         blocks = self._recording.blocks.get(device)
@@ -222,8 +227,8 @@ class Follower(StorageFollower):
         timeline = self._timelines[device]
         return timeline.peak(device, self._row_keys.key, source=source, moment=moment)
 
-    def _fold(self, *, last: bool = False) -> None:
-        """Sum up the storages so far, and drop those that were freed."""
+    def _sum_up(self, *, last: bool = False) -> None:
+        """Add the memory so far to the timelines, and forget the storages that were freed."""
         self.log.count_pages()
         if last:
             self.log.close()
@@ -236,15 +241,15 @@ class Follower(StorageFollower):
         for device in dict.fromkeys([*lives_by_device, *blocks_by_device]):
             blocks = blocks_by_device.get(device)
             if blocks is None:
-                self._add(device, lives_by_device[device], self.clock, self.log.clock)
+                self._add_to_timeline(device, lives_by_device[device], self.clock, self.log.clock)
             else:
-                self._add(device, blocks.lives, blocks.clock, blocks.tick)
+                self._add_to_timeline(device, blocks.lives, blocks.clock, blocks.tick)
         if not last:
             self.log.lives = [life for life in self.log.lives if life.died is None]
             for blocks in blocks_by_device.values():
-                blocks.prune()
+                blocks.drop_freed_blocks()
 
-    def _add(self, device: str, lives: Lives, clock: Clock, tick: int) -> None:
+    def _add_to_timeline(self, device: str, lives: Lives, clock: Clock, tick: int) -> None:
         """Add memory to the timeline of a device."""
         if device not in self._timelines:
             self._timelines[device] = Timeline(self._row_keys.role, clock)
@@ -258,8 +263,8 @@ class Follower(StorageFollower):
         kwargs = kwargs or {}
         is_view = id(func) in WITHOUT_MEMORY
         if types or is_view or not isinstance(func, _OPERATOR) or _is_in_inference_mode():
-            result = self._unfollowed(func, types, args, kwargs)
-            if result is not _TO_FOLLOW:
+            result = self._result_without_memory(func, types, args, kwargs)
+            if result is not _MAY_HAVE_MEMORY:
                 return result
         call: CallingCode | None = None
         operation: BackwardOperation | None = None
@@ -270,7 +275,7 @@ class Follower(StorageFollower):
             # What func(*args, **kwargs) calls, without its Python frame
             result = func._op(*args, **kwargs)
         except Exception as error:
-            self._raised(func)
+            self._note_failed_operation(func)
             error.__traceback__ = users_part(error.__traceback__)
             raise
         finally:
@@ -278,23 +283,23 @@ class Follower(StorageFollower):
                 operation.ended_us = now_us()
         may_grow = func is _RESIZE or "out" in kwargs
         is_in_place = bool(args) and result is args[0]
-        if is_in_place and not may_grow and id(func) not in _FROM_ELSEWHERE:
+        if is_in_place and not may_grow and id(func) not in _ON_NEW_STORAGE:
             return result
-        if not self.error:  # as _guarded does, without another call for each operation
+        if not self.error:  # as _ends_following_on_failure does, without another call
             try:
-                self._followed(func, args, kwargs, result, call, may_grow=may_grow)
+                self._log_results(func, args, kwargs, result, call, may_grow=may_grow)
             except Exception as error:
                 if is_from_signal(error):
                     raise
                 self.error = describe_error(error)
         return result
 
-    def _unfollowed(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operation without memory of its own; ``_TO_FOLLOW`` if it may
-        have some.
+    def _result_without_memory(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operation without memory of its own; ``_MAY_HAVE_MEMORY`` if it
+        may have some.
 
-        NotImplemented stands for an operation of a subclass, whose operations on the tensors inside
-        it are dispatched next.
+        It is NotImplemented for an operation of a subclass: torch then dispatches its operations on
+        the tensors inside.
         """
         kinds = []
         for kind in types:  # usually parameters alone; a comprehension would be one more frame
@@ -316,12 +321,12 @@ class Follower(StorageFollower):
         if not isinstance(func, _OPERATOR):
             return func(*args, **kwargs)
         parts = self.decomposed(func, args, kwargs)
-        return _TO_FOLLOW if parts is NotImplemented else parts
+        return _MAY_HAVE_MEMORY if parts is NotImplemented else parts
 
-    @_guarded
-    def _raised(self, func: Any) -> None:
+    @_ends_following_on_failure
+    def _note_failed_operation(self, func: Any) -> None:
         """Note the time and the origin of an operation that raised an error."""
-        origin = self._origin_of(func, self._modules.call(sys._getframe(1)))
+        origin = self._origin_of(func, self._modules.calling_code(sys._getframe(1)))
         self.failed = self.log.clock, time.perf_counter() - self.began, origin
 
     def _origin_of(self, func: Any, call: CallingCode) -> Origin:
@@ -345,7 +350,7 @@ class Follower(StorageFollower):
             is_timed = self._recording.is_on and torch._C._current_graph_task_id() != -1
             if not has_node and not is_timed:
                 return None, None
-            call = self._modules.call(sys._getframe(1))
+            call = self._modules.calling_code(sys._getframe(1))
             if has_node:
                 self._graph.record_node(self._operations.name(func), call)
             if not is_timed:
@@ -357,7 +362,7 @@ class Follower(StorageFollower):
             self.error = describe_error(error)
             return None, None
 
-    def _followed(
+    def _log_results(
         self,
         func: Any,
         args: Any,
@@ -373,7 +378,7 @@ class Follower(StorageFollower):
         if type(result) is not torch.Tensor:
             tensors = _plain_tensors(result)
         for tensor in tensors:
-            life = self._see(tensor)
+            life = self._log_storage(tensor)
             if may_grow and life is None and tensor.device.type == "cpu":
                 life = self.log.log_growth(tensor, "cpu")
                 if life is not None:
@@ -382,31 +387,31 @@ class Follower(StorageFollower):
                 continue
             has_new_life = True
             self.clock.note(self.log.clock, time.perf_counter() - self.began)
-            self._set_origin(life, func, (args, kwargs), call)
+            self._note_origin(life, func, (args, kwargs), call)
         if not has_new_life:
             return
         is_full = self._recording.is_on and self._recording.is_full
         if is_full or len(self.log.lives) > self._most_lives:
-            self._fold()
+            self._sum_up()
             self._most_lives = len(self.log.lives) + _MOST_LIVES
 
-    def _set_origin(
+    def _note_origin(
         self, life: StorageLife, func: Any, inputs: Inputs, call: CallingCode | None
     ) -> None:
         """Note where a storage was allocated, and if it was while autograd recorded."""
         life.recorded = torch.is_grad_enabled() and _require_gradients(inputs)
-        if life.size_bytes < _LEAST_PLACED:
+        if life.size_bytes < _LEAST_WITH_LINE:
             life.origin = self._operations.origin(func)
             return
         if call is None:
-            call = self._modules.call(sys._getframe(1))
+            call = self._modules.calling_code(sys._getframe(1))
         life.origin = self._origin_of(func, call)
         # In a custom function's forward method gradients are disabled; its call is recorded.
         if call.functions and call.functions[-1].arguments:
             arguments = call.functions[-1].arguments
             life.recorded = any(item.requires_grad for item in tensors_in(arguments))
 
-    def _see(self, tensor: Any, *, existed_before: bool = False) -> StorageLife | None:
+    def _log_storage(self, tensor: Any, *, existed_before: bool = False) -> StorageLife | None:
         """Log a tensor's storage, and return its life if it is new."""
         is_strided = tensor.layout is _STRIDED
         if is_strided:
@@ -440,26 +445,26 @@ class Follower(StorageFollower):
         The first storage that the code allocates starts the recording.
         """
         if self._recording.is_on:
-            self._recording.saw(life)
+            self._recording.note_storage(life)
         elif self._recording.is_possible and not life.existed_before:
             self._record_cuda()
 
     # -- what tensors are for ----------------------------------------------------------------------
 
-    @_guarded
+    @_ends_following_on_failure
     def _note_named_objects(self) -> None:
         """Note the tensors of the modules and optimizers that have names."""
         # the paths of the first name replace those of later ones, such as ``Out[5]``
         for name, value in reversed(list(self._modules.names())):
             if is_instance(value, torch.nn.Module):
-                self._modules.know_all(value, name)
+                self._modules.note_modules(value, name)
         for _, value in self._modules.names():
             if is_instance(value, torch.optim.Optimizer):
-                self._will_step(value)
-                self._stepped(value)
+                self._before_step(value)
+                self._after_step(value)
 
-    def _know_module(self, path: str, module: Any) -> None:
-        """Note what the tensors of a module are for."""
+    def _mark_tensors_of_module(self, path: str, module: Any) -> None:
+        """Mark the parameters, gradients and buffers of a module."""
         parts = instance_dict(module) or {}
         origin = Origin(module=path)
         for kind, role in (("_buffers", BUFFERS), ("_parameters", PARAMETERS)):
@@ -473,16 +478,18 @@ class Follower(StorageFollower):
                     if gradient is not None:
                         self.log.mark(gradient, GRADIENTS, origin)
 
-    @_guarded
-    def _will_step(self, optimizer: Any, *_: Any) -> None:
+    @_ends_following_on_failure
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        """Mark the gradients before an optimizer's step."""
         if torch.compiler.is_compiling():
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self.mark_gradient(parameter, parameter.grad)
 
-    @_guarded
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
+    @_ends_following_on_failure
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        """Mark the optimizer's state after its step, which may have made it."""
         if not torch.compiler.is_compiling():
             self.mark_state(optimizer)
 

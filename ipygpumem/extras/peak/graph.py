@@ -73,7 +73,7 @@ class FollowedGraph:
         self._thread = threading.get_ident()
         """The thread that runs the followed code."""
         self._nodes: dict[Key, Node] = {}
-        self._same: dict[Node, Node] = {}
+        self._equal_nodes: dict[Node, Node] = {}
         """Equal nodes, so that a loop keeps one of each."""
         self._numbers: dict[int, int] = {self._thread: _next_number()}
         """The number of each thread's next node, at its last operation."""
@@ -91,14 +91,14 @@ class FollowedGraph:
 
     def record_node(self, operation: str, call: CallingCode) -> None:
         """Record the origin of the last node that this thread has made, for an operation."""
-        node = self._new_node(operation, call)
+        node = self._record_of_operation(operation, call)
         if len(self._nodes) >= _MOST_NODES:
             self._drop_older_half()
         thread = threading.get_ident()
         number = self._numbers[thread] - 1
-        self._nodes[thread, number] = self._same.setdefault(node, node)
+        self._nodes[thread, number] = self._equal_nodes.setdefault(node, node)
 
-    def _new_node(self, operation: str, call: CallingCode) -> Node:
+    def _record_of_operation(self, operation: str, call: CallingCode) -> Node:
         """Return the record of a node that an operation has made."""
         if call.functions:  # the function's node was made before its operations
             function = call.functions[0]
@@ -109,13 +109,13 @@ class FollowedGraph:
         # In a thread of autograd's engine, no frame is of the user's code.
         is_by_engine = not has_users_line and torch._C._current_graph_task_id() != -1
         if is_by_engine:
-            line = self._own_line(call)
+            line = self._line_in_backward(call)
         return Node(operation, module, line, is_by_engine)
 
     def _drop_older_half(self) -> None:
         """Forget the older half of the nodes."""
         self._nodes = dict(islice(self._nodes.items(), len(self._nodes) // 2, None))
-        self._same = {node: node for node in self._nodes.values()}
+        self._equal_nodes = {node: node for node in self._nodes.values()}
 
     def origin(self, operation: str, call: CallingCode) -> Origin:
         """Return the origin of an operation that autograd runs now.
@@ -135,8 +135,8 @@ class FollowedGraph:
             operation += f" of {node.module}"
         return Origin("", "", operation, node.line)
 
-    def _own_line(self, call: CallingCode) -> Line | None:
-        """Return the line of the running node, or that of the backward pass."""
+    def _line_in_backward(self, call: CallingCode) -> Line | None:
+        """Return the line that made the running node, or that started the backward pass."""
         node = self._running_node_record(call)
         return self._backward_line(call) if node is None else node.line
 
@@ -157,24 +157,24 @@ class FollowedGraph:
             # A backward pass of this thread, as in a checkpoint, whose graph this thread has made.
             thread = threading.get_ident()
         node = self._nodes.get((thread, number))
-        if node is not None and _made(node.operation, name):
+        if node is not None and _can_have_made(node.operation, name):
             return node
-        return self._only_node_by_engine(name, number)
+        return self._node_made_in_backward(name, number)
 
-    def _only_node_by_engine(self, name: str, number: int) -> Node | None:
+    def _node_made_in_backward(self, name: str, number: int) -> Node | None:
         """Return the record of the node with a name and a number that a backward pass has made, in
         any thread; None if several nodes may be meant.
         """
         candidates = set[Node]()
         for thread in list(self._numbers):  # other threads may add theirs
             node = self._nodes.get((thread, number))
-            if node is not None and node.is_by_engine and _made(node.operation, name):
+            if node is not None and node.is_by_engine and _can_have_made(node.operation, name):
                 candidates.add(node)
         return candidates.pop() if len(candidates) == 1 else None
 
 
 @functools.lru_cache(4096)
-def _made(operation: str, node: str) -> bool:
+def _can_have_made(operation: str, node: str) -> bool:
     """Return True if an operation can have made a node, by their names: ``nll_loss_forward`` makes
     ``NllLossBackward0``.
     """

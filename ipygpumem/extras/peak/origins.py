@@ -101,20 +101,20 @@ def is_owned(life: StorageLife) -> bool:
 class Modules:
     """The user's modules that ran, and those inside them, by their paths.
 
-    ``know`` is called with the path and the module, once the path is known.
+    ``note_module`` is called with each path and its module, once the path is known.
     """
 
-    def __init__(self, names: Names, know: Callable[[str, Any], None]) -> None:
+    def __init__(self, names: Names, note_module: Callable[[str, Any], None]) -> None:
         self.names = names
-        self._know = know
+        self._note_module = note_module
         self._paths: dict[int, tuple[weakref.ref[Any], str]] = {}
         """Modules and their paths, by identity."""
 
-    def know_all(self, whole: Any, label: str) -> None:
+    def note_modules(self, whole: Any, label: str) -> None:
         """Note a module and those inside it; of several paths to one, the first counts."""
         for path, module in reversed(_modules_in(whole, label)):
             self._paths[id(module)] = weakref.ref(module), path
-            self._know(path, module)
+            self._note_module(path, module)
 
     def _known_path(self, module: Any) -> str | None:
         """Return the path of a module; None if it is new."""
@@ -124,23 +124,24 @@ class Modules:
         reference, path = entry
         return path if reference() is module else None
 
-    def _path_in(self, module: Any, whole: Any) -> str:
+    def _find_path(self, module: Any, whole: Any) -> str:
         """Search ``whole`` for a new module that runs inside it, and return the module's path.
 
         Hooks of modules would tell it too, but torch's compiler cannot compile them.
         """
         # Its type stays its path if the search does not find it.
         self._paths[id(module)] = weakref.ref(module), type_name(module)
-        self.know_all(whole, self._name_of(whole))
+        self.note_modules(whole, self._label_of(whole))
         return self._paths[id(module)][1]
 
-    def _name_of(self, module: Any) -> str:
+    def _label_of(self, module: Any) -> str:
+        """Return the user's name of a module; its type without one."""
         for name, value in self.names():
             if value is module:
                 return name
         return type_name(module)
 
-    def call(self, frame: FrameType) -> CallingCode:
+    def calling_code(self, frame: FrameType) -> CallingCode:
         """Return the code that asks for the operation that runs now.
 
         Args:
@@ -164,7 +165,7 @@ class Modules:
         module = peek(calls[0])["self"]
         path = self._known_path(module)
         if path is None:
-            path = self._path_in(module, peek(calls[-1])["self"])
+            path = self._find_path(module, peek(calls[-1])["self"])
         return path
 
 

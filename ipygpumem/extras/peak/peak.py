@@ -39,7 +39,7 @@ from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reclaim.failure import classify
 from ipygpumem.records import open_plain
 from ipygpumem.report.export import place_of, write
-from ipygpumem.report.layout import listed
+from ipygpumem.report.words import listed
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -56,13 +56,15 @@ _NOT_COMPARED = (
 )
 
 
-def _follower(names: Callable[[], Any], has_history: bool) -> Any:
+def _new_tensor_follower(names: Callable[[], Any], has_history: bool) -> Any:
+    """Return a ``Follower`` of torch's tensors; ``has_history``: it keeps torch's events."""
     from ipygpumem.extras.peak.following import Follower  # imports torch
 
     return Follower(names, keep_history=has_history)
 
 
-def _host_tracker(*, has_flame_graph: bool) -> Any:
+def _new_host_tracker(*, has_flame_graph: bool) -> Any:
+    """Return a ``HostTracker`` of RAM."""
     from ipygpumem.extras.peak.host import HostTracker  # needs memray
 
     return HostTracker(has_flame_graph=has_flame_graph)
@@ -80,14 +82,14 @@ class Peak:
         flame: str | os.PathLike[str] | None = None,
     ) -> None:
         self._names = names
-        self._save_path = None if save is None else _checked(save)
-        self._flame = None if flame is None else _checked_page(flame)
-        self._follower: Any = None
+        self._snapshot_file = None if save is None else _snapshot_path(save)
+        self._flame_graph_file = None if flame is None else _flame_graph_path(flame)
+        self._tensor_follower: Any = None
         self._host: Any = None
         self._span: HostSpan | None = None
         self._notes: list[str] = []
         self._lacks_memray = False
-        self._waiting: AfterImport | None = None
+        self._after_import: AfterImport | None = None
         self.record: PeakRecord | None = None
         """Its record, once the code has ended."""
 
@@ -96,29 +98,33 @@ class Peak:
         with growth_for("%%peak"):
             self._began = time.perf_counter()
             if loaded_torch() is None:
-                self._waiting = AfterImport("torch", self._follow)
+                self._after_import = AfterImport("torch", self._follow)
             else:
                 self._follow()
             # the last one: it would see our own imports
-            has_graph = self._flame is not None
-            self._host = self._started(
-                lambda: _host_tracker(has_flame_graph=has_graph), "allocations in RAM"
+            has_graph = self._flame_graph_file is not None
+            self._host = self._start_follower(
+                lambda: _new_host_tracker(has_flame_graph=has_graph), "allocations in RAM"
             )
         self._start_span()
 
     def _follow(self) -> None:
-        has_history = self._save_path is not None
-        follower = self._started(lambda: _follower(self._names, has_history), "torch's tensors")
-        if follower is not None and self._waiting is not None:  # torch was imported by now
+        """Follow torch's tensors from now on, unless that fails."""
+        has_history = self._snapshot_file is not None
+        follower = self._start_follower(
+            lambda: _new_tensor_follower(self._names, has_history), "torch's tensors"
+        )
+        if follower is not None and self._after_import is not None:  # torch was imported by now
             follower.began = self._began
         elif follower is not None:
             self._began = follower.began
-        self._follower = follower
+        self._tensor_follower = follower
 
-    def _started(self, make: Callable[[], Any], what: str) -> Any:
-        """Return a new follower of tensors or of the host, which has started.
+    def _start_follower(self, make: Callable[[], Any], what: str) -> Any:
+        """Return a follower of tensors or of the host that ``make`` returns, after its start.
 
-        If it cannot start, add a note and return None: the user's code runs all the same.
+        If it cannot start, add a note on ``what`` and return None: the user's code runs all the
+        same.
         """
         try:
             follower = make()
@@ -150,12 +156,12 @@ class Peak:
             try:
                 if follower is not None:
                     devices += [
-                        self._bounded(device, use)
-                        for device in self._read(follower, inventory, error)
+                        self._bounded_by_process(device, use)
+                        for device in self._read_tensors(follower, inventory, error)
                     ]
                 if host is not None:
                     self._write_flame_graph(host, devices)
-                    devices.append(host.read(self._comparable(use)))
+                    devices.append(host.read(self._exact_use(use)))
                     self._notes += [host.note] if host.note else []
             except Exception as problem:  # must not hide the code's own error
                 if is_from_signal(problem):
@@ -170,7 +176,7 @@ class Peak:
     def _without_memray(self, *, has_tensors: bool) -> str:
         """Return a note on the rows that the report lacks, with the line that installs memray."""
         line = f"{how_to_install('memray')} (Linux and macOS)"
-        if self._flame is not None:
+        if self._flame_graph_file is not None:
             return f"no flame graph was written, and memory outside torch is not shown: {line}"
         if has_tensors:
             return f"memory outside torch is not shown: {line}"
@@ -178,10 +184,12 @@ class Peak:
 
     def _write_flame_graph(self, host: Any, devices: Iterable[DevicePeak]) -> None:
         """Write memray's flame graph, if it was asked for; a failure becomes a note."""
-        if self._flame is None:
+        if self._flame_graph_file is None:
             return
         try:
-            size = write(self._flame, host.flame_graph(), is_ours=_is_flame_graph, force=False)
+            size = write(
+                self._flame_graph_file, host.flame_graph(), is_ours=_is_flame_graph, force=False
+            )
         except TypeError:  # it has no option ``no_web``
             self._notes.append("no flame graph was written: this version of memray is too old")
             return
@@ -190,7 +198,7 @@ class Peak:
                 raise
             self._notes.append(f"no flame graph was written: {describe_error(error)}")
             return
-        note = f"saved: {self._flame} ({format_bytes(size)}); a browser shows it"
+        note = f"saved: {self._flame_graph_file} ({format_bytes(size)}); a browser shows it"
         cards = [device.device for device in devices if device.device != "cpu"]
         if cards:
             verb = "has a table" if len(cards) == 1 else "have tables"
@@ -223,16 +231,16 @@ class Peak:
             self._notes.append(f"{_NOT_COMPARED} ({describe_error(error)})")
             return None
 
-    def _bounded(self, device: DevicePeak, use: HostUse | None) -> DevicePeak:
+    def _bounded_by_process(self, device: DevicePeak, use: HostUse | None) -> DevicePeak:
         """Return the record of a device's tensors; in RAM, they take no more than the process, by
         its own peak.
         """
         if device.device != "cpu":
             return device
-        use = self._comparable(use)
+        use = self._exact_use(use)
         return device if use is None else bounded(device, use.usage.peak_bytes)
 
-    def _comparable(self, use: HostUse | None) -> HostUse | None:
+    def _exact_use(self, use: HostUse | None) -> HostUse | None:
         """Return the RAM of the process if it is exact; None, with a note, if its
         peak was sampled.
         """
@@ -242,7 +250,7 @@ class Peak:
             self._notes.append(_SAMPLED)
         return None
 
-    def _read(
+    def _read_tensors(
         self, follower: Any, inventory: InventoryAtEnd, error: BaseException | None
     ) -> list[DevicePeak]:
         """Return the peaks of tensors, add notes, and save torch's snapshot."""
@@ -261,30 +269,30 @@ class Peak:
             self._notes.append(f"memory ran out in {_words_on_origin(origin)}")
         if follower.error:
             self._notes.append(f"following torch's storages stopped early: {follower.error}")
-        self._save(follower.snapshot)
+        self._save_snapshot(follower.snapshot)
         return devices
 
-    def _save(self, snapshot: Any) -> None:
+    def _save_snapshot(self, snapshot: Any) -> None:
         """Save torch's snapshot, if the user has named a file for it."""
-        if self._save_path is None:
+        if self._snapshot_file is None:
             return
         if snapshot is None:
             self._notes.append("nothing was saved: no memory of a CUDA device was allocated")
             return
         content = pickle.dumps(snapshot)
-        size = write(self._save_path, content, is_ours=lambda _: True, force=True)
+        size = write(self._snapshot_file, content, is_ours=lambda _: True, force=True)
         self._notes.append(
-            f"saved: {self._save_path} ({format_bytes(size)}); pytorch.org/memory_viz shows it"
+            f"saved: {self._snapshot_file} ({format_bytes(size)}); pytorch.org/memory_viz shows it"
         )
 
     def drop(self) -> tuple[Any, Any]:
         """Stop, and return the followers that ran; can be called again."""
         if self._span is not None:
             self._span.drop()
-        if self._waiting is not None:
-            self._waiting.stop()
-        observers = self._follower, self._host
-        self._follower = self._host = None
+        if self._after_import is not None:
+            self._after_import.stop()
+        observers = self._tensor_follower, self._host
+        self._tensor_follower = self._host = None
         self._names = tuple  # none: they hold the frame
         for part in observers:
             if part is not None:
@@ -336,9 +344,9 @@ class AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _checked(save: str | os.PathLike[str]) -> Path:
+def _snapshot_path(save: str | os.PathLike[str]) -> Path:
     """Return the path of a file for torch's snapshot; an existing file must be one."""
-    return _checked_file(
+    return _writable_path(
         save,
         (".pickle", ".pkl"),
         wanted="name a file that ends in .pickle, for torch's memory viewer",
@@ -347,9 +355,9 @@ def _checked(save: str | os.PathLike[str]) -> Path:
     )
 
 
-def _checked_page(flame: str | os.PathLike[str]) -> Path:
+def _flame_graph_path(flame: str | os.PathLike[str]) -> Path:
     """Return the path of a file for memray's flame graph; an existing file must be one."""
-    return _checked_file(
+    return _writable_path(
         flame,
         (".html", ".htm"),
         wanted="name a file that ends in .html, for memray's flame graph",
@@ -358,7 +366,7 @@ def _checked_page(flame: str | os.PathLike[str]) -> Path:
     )
 
 
-def _checked_file(
+def _writable_path(
     given: str | os.PathLike[str],
     suffixes: tuple[str, ...],
     *,
@@ -417,8 +425,8 @@ class PeakBlock(GuardedBlock):
     def __init__(
         self, save: str | os.PathLike[str] | None, flame: str | os.PathLike[str] | None
     ) -> None:
-        self._save = save
-        self._flame = flame
+        self._snapshot_file = save
+        self._flame_graph_file = flame
         self._peak: Peak | None = None
 
     @property
@@ -439,7 +447,9 @@ class PeakBlock(GuardedBlock):
     def _open_block(self) -> PeakBlock:
         """Start following the memory."""
         frame = _users_frame()
-        self._peak = Peak(lambda: names_at(frame).items(), self._save, self._flame)
+        self._peak = Peak(
+            lambda: names_at(frame).items(), self._snapshot_file, self._flame_graph_file
+        )
         try:
             self._peak.start()
         except BaseException:  # an interrupt, too

@@ -9,17 +9,11 @@ from typing import Any
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow, draw
 from ipygpumem.extras.peak.words import LEAST_MISSED_BYTES, headline, title
 from ipygpumem.records import Usage
+from ipygpumem.report.devices import peak_label
 from ipygpumem.report.estimate import share_rows
-from ipygpumem.report.layout import (
-    Fact,
-    Report,
-    Table,
-    clean,
-    clean_name,
-    count,
-    peak_label,
-)
+from ipygpumem.report.layout import Fact, Report, Table
 from ipygpumem.report.registration import shows
+from ipygpumem.report.words import clean, clean_name, count
 from ipygpumem.units import KIB, MIB, format_bytes, format_seconds
 
 _ROWS_SHOWN = 20

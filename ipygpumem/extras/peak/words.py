@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipygpumem.extras.peak.host import ALLOCATED
 from ipygpumem.extras.peak.records import DevicePeak
-from ipygpumem.report.layout import device_label
+from ipygpumem.report.devices import device_label
 from ipygpumem.units import MIB, format_bytes, format_seconds
 
 LEAST_MISSED_BYTES = 8 * MIB

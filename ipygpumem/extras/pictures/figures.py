@@ -15,17 +15,11 @@ from ipygpumem.oom_texts import TYPES_IN_RECORDS
 from ipygpumem.probes.accelerators import parse_device
 from ipygpumem.records import CellRecord, ExperimentRecord, Usage, devices_of, usage_on
 from ipygpumem.report.colours import IN_USE, OUT_OF_MEMORY, PEAK
+from ipygpumem.report.devices import device_label, is_worth_reporting, size_or_unknown
 from ipygpumem.report.history import numbered
-from ipygpumem.report.layout import (
-    SEPARATOR,
-    clean,
-    count,
-    device_label,
-    is_worth_reporting,
-    shorten,
-    size_or_unknown,
-)
+from ipygpumem.report.layout import SEPARATOR
 from ipygpumem.report.matplotlib_picture import LEGEND, Picture, put_ticks_at_bytes, style
+from ipygpumem.report.words import clean, count, shorten
 from ipygpumem.units import format_bytes, format_change, format_seconds, whole
 
 try:

@@ -21,7 +21,8 @@ from ipygpumem.extras.recorder.recordings import Moment, RecordedKernel, Recordi
 from ipygpumem.notebook import running_cell
 from ipygpumem.probes import cgroup, host, oom_kills
 from ipygpumem.records import Reading, Usage
-from ipygpumem.report.layout import Report, clean, note
+from ipygpumem.report.layout import Report, note
+from ipygpumem.report.words import clean
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
 

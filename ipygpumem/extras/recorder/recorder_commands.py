@@ -11,7 +11,9 @@ from pathlib import Path
 from ipygpumem.errors import RecordingError, ellipsize
 from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.recordings import Moment, RecordedKernel, Recording, Verdict
-from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label, note
+from ipygpumem.report.devices import device_label
+from ipygpumem.report.layout import Fact, Listing, Report, Table, note
+from ipygpumem.report.words import clean, count
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import (
     CommandGroup,

@@ -20,9 +20,11 @@ from ipygpumem.introspect import is_instance, type_name
 from ipygpumem.inventory import records
 from ipygpumem.inventory.records import Inventory, InventoryDiff
 from ipygpumem.records import Usage
-from ipygpumem.report import layout, text
-from ipygpumem.report.layout import Report, clean, count, device_label, note, sizes
+from ipygpumem.report import devices, layout, text
+from ipygpumem.report.devices import device_label, sizes
+from ipygpumem.report.layout import Report, note
 from ipygpumem.report.tensors import changed_tables
+from ipygpumem.report.words import clean, count
 from ipygpumem.units import format_bytes, format_change, whole
 
 
@@ -252,9 +254,9 @@ def _totals(record: TrackerRecord) -> Iterator[str]:
         size = tensor_bytes.pop(usage.device, None)
         if size is None:
             size = tensor_bytes.pop(f"{usage.device}:0", 0)  # a single device: mps
-        if layout.is_worth_reporting(usage) or size:
+        if devices.is_worth_reporting(usage) or size:
             tensors = f"{device_label(usage.device)}: {format_bytes(size)} in tensors"
-            peak = f"peak {format_bytes(usage.peak_bytes)}{layout.sampled_mark(usage)} {since}"
+            peak = f"peak {format_bytes(usage.peak_bytes)}{devices.sampled_mark(usage)} {since}"
             yield f"{tensors}{_other_memory(usage, size)}, {peak}"
     for device, size in tensor_bytes.items():
         if size:

@@ -22,7 +22,7 @@ from ipygpumem.heap.holders.explanation import (
 )
 from ipygpumem.heap.holders.gradients import ClearableGradients
 from ipygpumem.heap.holders.graph_keepers import all_keepers, tensors_with_gradients
-from ipygpumem.heap.knowledge.graphs import behind, with_graph_or_gradient, with_graphs
+from ipygpumem.heap.knowledge.graphs import kept_by, with_graph_or_gradient, with_graphs
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.paths.cuts import Cut, in_sequence
 from ipygpumem.heap.paths.remedies import NO_REMEDY, Holder, Remedy, comments_of
@@ -91,7 +91,7 @@ def keepers(
             if len(by_storage) == len(wanted):
                 continue
             own_key = storage_key(tensor)
-            for node, kept_tensor in behind(tensor, seen):
+            for node, kept_tensor in kept_by(tensor, seen):
                 key = memory_key(kept_tensor)
                 if key not in wanted or key in by_storage:
                     continue

@@ -1,4 +1,7 @@
-"""Stops walks at objects that lead to objects of every owner.
+"""Stops walks at objects that lead to everything, such as modules: behind ``numpy`` is no object
+of the user.
+
+Walks do not enter:
 
 - Imported modules and their namespaces: each function leads to the globals of its module.
 - Classes that can be imported, and those of the notebook: each instance leads to its class.
@@ -57,7 +60,7 @@ _FRAME = {id(FrameType)}
 
 
 class Barriers:
-    """The barriers of one walk.
+    """The objects that one walk does not enter.
 
     Objects are known by their identities, because all of them stay alive during a look.
 
@@ -78,25 +81,25 @@ class Barriers:
         self._running: set[int] = running_ids()
         self._storages = storages
         """Kept alive, so that their identities are not reused."""
-        self._learned: set[int] = set()
-        """Identities of the types that ``_learn`` has seen."""
-        self._closed: set[int] = set()
+        self._classified_types: set[int] = set()
+        """Identities of the types that ``_classify`` has met."""
+        self._closed_types: set[int] = set()
         """Types of which no object is entered."""
-        self._asked: set[int] = set()
-        """Types of which each object is looked at: modules, classes, frames and loggers."""
+        self._examined_types: set[int] = set()
+        """Types of which some objects are entered: modules, classes, frames and loggers."""
         self._loggers: set[int] = set()
-        """The loggers that the logging module keeps, once ``_learn`` has seen one."""
+        """The loggers that the logging module keeps, once ``_classify`` has met one."""
         self._verdicts: dict[int, bool] = {}
         """True for each module, class, frame or logger that may be entered, by identity."""
 
     def open(self, objects: Sequence[object]) -> None:
-        """Let walks enter some modules, classes or frames, because they begin there."""
-        self.enterable(objects)  # learns their types
+        """Let walks enter these modules, classes or frames, because they begin there."""
+        self.enterable(objects)  # classifies their types
         self._verdicts.update(dict.fromkeys(map(id, objects), True))
 
     def open_suspended(self, suspended: Sequence[Any]) -> None:
-        """Let walks enter the frames of some generators and coroutines that do not run, also those
-        of libraries, as of ``asyncio.sleep``.
+        """Let walks enter the frames of generators and coroutines that do not run, also those of
+        libraries, such as of ``asyncio.sleep``.
 
         Up to Python 3.10, a generator refers to its frame. Later versions report the objects in the
         frame as the generator's own.
@@ -107,43 +110,46 @@ class Barriers:
                 self._verdicts[id(frame)] = True
 
     def enterable(self, objects: Sequence[Any]) -> Sequence[Any]:
-        """Learn the types and namespaces of some objects, and return the objects that a walk
-        enters.
+        """Return the objects that a walk enters, without those at which it stops.
+
+        Types and namespaces that the walk meets for the first time are classified.
         """
         type_ids = types_of(objects)
-        if not type_ids <= self._learned:
-            self._learn(objects)
-        if not self._closed.isdisjoint(type_ids):
-            objects = without_types(self._closed, objects)
+        if not type_ids <= self._classified_types:
+            self._classify(objects)
+        if not self._closed_types.isdisjoint(type_ids):
+            objects = without_types(self._closed_types, objects)
         if not _FUNCTION.isdisjoint(type_ids):
             functions = of_types(_FUNCTION, objects)
-            self._learn_namespaces(function.__globals__ for function in functions)
+            self._close_namespaces(function.__globals__ for function in functions)
         if not _FRAME.isdisjoint(type_ids):
-            self._learn_namespaces(frame.f_globals for frame in of_types(_FRAME, objects))
-        if not self._asked.isdisjoint(type_ids):
-            objects = _objects_without(self._refused(of_types(self._asked, objects)), objects)
+            self._close_namespaces(frame.f_globals for frame in of_types(_FRAME, objects))
+        if not self._examined_types.isdisjoint(type_ids):
+            objects = _objects_without(
+                self._refused(of_types(self._examined_types, objects)), objects
+            )
         return _objects_without(self.passed_over, objects)
 
-    def _learn(self, objects: Sequence[object]) -> None:
-        """Classify the types of some objects."""
+    def _classify(self, objects: Sequence[object]) -> None:
+        """Classify the new types of objects: all objects are entered, none, or some."""
         loop = library_type("asyncio", "AbstractEventLoop")
         for type_id, example in one_of_each(objects).items():
-            if type_id in self._learned:
+            if type_id in self._classified_types:
                 continue
-            self._learned.add(type_id)
+            self._classified_types.add(type_id)
             is_loop = loop is not None and is_instance(example, loop)
             if is_loop or is_instance(example, CodeType) or _leads_to_shell(example):
-                self._closed.add(type_id)
+                self._closed_types.add(type_id)
             elif any(is_instance(example, kind) for kind in (ModuleType, type, FrameType)):
-                self._asked.add(type_id)
+                self._examined_types.add(type_id)
             elif any(is_of_library(example, *kind) for kind in _LEADING_TO_ALL):
-                self._closed.add(type_id)
+                self._closed_types.add(type_id)
             elif is_of_library(example, "logging", "Logger"):
-                self._asked.add(type_id)
+                self._examined_types.add(type_id)
                 self._loggers = _registered_loggers()
 
-    def _learn_namespaces(self, namespaces: Iterable[dict[str, object]]) -> None:
-        """Add the globals of functions that belong to a module.
+    def _close_namespaces(self, namespaces: Iterable[dict[str, object]]) -> None:
+        """Let walks pass over the globals of functions or frames, if they are those of a module.
 
         IPython's ``%run`` executes a file in a module that is not imported, but that has the name
         of one.
@@ -153,13 +159,16 @@ class Barriers:
                 self.passed_over.add(key)
 
     def _refused(self, objects: Sequence[object]) -> set[int]:
-        """Return the identities of the modules, classes, frames and loggers not to enter."""
+        """Return the identities of the objects not to enter, among modules, classes, frames and
+        loggers.
+        """
         for key, item in by_identity(objects).items():
             if key not in self._verdicts:
                 self._verdicts[key] = self._may_enter(item)
         return {key for key in map(id, objects) if not self._verdicts[key]}
 
     def _may_enter(self, item: Any) -> bool:
+        """Return True if a walk enters a module, class, frame or logger."""
         if is_instance(item, FrameType):
             return id(item) not in self._running and is_not_of_kernel(item)
         if is_instance(item, ModuleType):
@@ -179,7 +188,7 @@ def _registered_loggers() -> set[int]:
 
 
 def _objects_without(identities: set[int], objects: Sequence[Any]) -> Sequence[Any]:
-    """Return the objects that have none of some identities."""
+    """Return the objects without those that have one of the identities."""
     if identities.isdisjoint(map(id, objects)):
         return objects
     is_unwanted = map(identities.__contains__, map(id, objects))
@@ -202,32 +211,33 @@ def is_of_tool(item: object) -> bool:
 
 
 def recorders_of_cells(objects: Sequence[Any]) -> list[Any]:
-    """Return the objects among many that record cells, this package's and IPython's history, with
-    the containers that are their attributes.
+    """Return the objects among many that record cells: those of this package, and IPython's
+    history. Also return the containers that are their attributes.
     """
-    kinds, of_history = set[int](), set[int]()
+    types_of_ours, types_of_history = set[int](), set[int]()
     for type_id, example in one_of_each(objects).items():
         module = module_of(example)
         if module.partition(".")[0] == "ipygpumem":
-            kinds.add(type_id)
+            types_of_ours.add(type_id)
         elif module == "IPython.core.history":
-            of_history.add(type_id)
-    ours = of_types(kinds, objects)
-    attributes = of_types(CONTAINER_TYPES, gc.get_referents(*ours))
-    shared = set(map(id, globals_among(attributes)))
-    traits = [
-        (instance_dict(item) or {}).get("_trait_values") for item in of_types(of_history, objects)
-    ]
-    return [*ours, *_objects_without(shared, attributes), *filter(None, traits)]
+            types_of_history.add(type_id)
+    ours = of_types(types_of_ours, objects)
+    containers = of_types(CONTAINER_TYPES, gc.get_referents(*ours))
+    namespaces = set(map(id, globals_among(containers)))  # of the user
+    traits = list[Any]()
+    for history in of_types(types_of_history, objects):
+        traits.append((instance_dict(history) or {}).get("_trait_values"))
+    return [*ours, *_objects_without(namespaces, containers), *filter(None, traits)]
 
 
 def _leads_to_shell(item: object) -> bool:
+    """Return True for an object of a tool that is no data of the user, such as an image."""
     return is_of_tool(item) and module_of(item) not in _DATA_OF_TOOLS
 
 
 def types_not_entered() -> tuple[Any, ...]:
-    """Return ``NOT_ENTERED`` and the type of event loops: each task leads to its loop, and the loop
-    to all tasks.
+    """Return the types that no search for arrays by name enters: ``NOT_ENTERED``, and event loops,
+    each of which leads to all tasks.
     """
     loop = library_type("asyncio", "AbstractEventLoop")
     return NOT_ENTERED if loop is None else (*NOT_ENTERED, loop)
@@ -245,20 +255,22 @@ def globals_among(items: Sequence[Any]) -> list[Any]:
 
 
 def is_never_followed(item: Any) -> bool:
-    """Return True for an object whose content is never counted, not even if a name of the user
-    refers to it.
+    """Return True for an object whose content is never counted, even if a name of the user refers
+    to it, such as the module ``numpy`` or a class of a library.
     """
     if is_instance(item, ModuleType):
         name = text_of(module_dict(item).get("__name__"))
         return item is sys.modules.get(name)
     if is_instance(item, type):
         return not (is_users_class(item) or _is_made_at_run_time(item))
-    is_foreign = is_of_library(item, "asyncio", "AbstractEventLoop") or is_instance(item, CodeType)
-    return is_foreign or _leads_to_shell(item)
+    is_loop = is_of_library(item, "asyncio", "AbstractEventLoop")
+    return is_loop or is_instance(item, CodeType) or _leads_to_shell(item)
 
 
 def without_never_followed(items: Sequence[Any]) -> Sequence[Any]:
-    """Return the items for which ``is_never_followed`` is False; of most types, all are alike."""
+    """Return the items for which ``is_never_followed`` is False: it is asked for each module and
+    class, and once for each other type.
+    """
     never_followed = set[int]()
     for type_id, example in one_of_each(items).items():
         if is_instance(example, ModuleType) or is_instance(example, type):

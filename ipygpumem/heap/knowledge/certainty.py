@@ -1,5 +1,5 @@
-"""Finds the types that keep memory that nothing counts: extension types of libraries that are in no
-table.
+"""Finds types whose objects keep memory that nothing counts, such as an index of faiss: reports
+say "at least" of their size.
 
 A C library says nowhere how much memory its objects keep. So each of its types counts as one that
 keeps more than its size, unless something is known about it:
@@ -39,10 +39,11 @@ from ipygpumem.introspect import (
 
 
 def _words(text: str) -> list[str]:
+    """Return the words of a text: a table of names fits into few lines."""
     return text.split()
 
 
-_VALUES: tuple[type, ...] = (
+_VALUE_TYPES: tuple[type, ...] = (
     int,
     float,
     complex,
@@ -64,7 +65,7 @@ _VALUES: tuple[type, ...] = (
 )
 """Built-in types whose C subclasses are values, too, such as pandas' ``Timestamp``."""
 
-_OF_STANDARD_LIBRARY: dict[str, tuple[str, ...]] = {
+_UNCOUNTED_IN_STANDARD_LIBRARY: dict[str, tuple[str, ...]] = {
     "_bz2": ("BZ2Compressor", "BZ2Decompressor"),
     "_dbm": ("dbm",),
     "_gdbm": ("gdbm",),
@@ -79,7 +80,7 @@ _OF_STANDARD_LIBRARY: dict[str, tuple[str, ...]] = {
 }
 """Types of the standard library that keep memory in C, by module."""
 
-_FOLLOWED = {
+_COUNTED_LIBRARIES = {
     *_words("aiohttp contourpy frozenlist h5py kiwisolver matplotlib multidict numpy pandas"),
     *_words("propcache psutil pydantic_core sklearn torch torchvision uarray xxhash yarl zmq"),
     # by way of a pool of cymem
@@ -95,7 +96,7 @@ _FOLLOWED = {
 in a table.
 """
 
-_EXCEPTIONS: dict[str, tuple[str, ...]] = {
+_UNCOUNTED_TYPES: dict[str, tuple[str, ...]] = {
     "pandas": ("pandas._libs.parsers",),
     "torch": (
         "torch._C._distributed",
@@ -105,9 +106,9 @@ _EXCEPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "zmq": ("zmq.backend.cython._zmq.Frame",),
 }
-"""Starts of the names of types that keep memory all the same, by library."""
+"""Starts of the names of types of these libraries that keep uncounted memory all the same."""
 
-_VALUES_OF: dict[str, tuple[str, ...]] = {
+_SMALL_TYPES: dict[str, tuple[str, ...]] = {
     "cftime": ("datetime",),
     "charset_normalizer": ("",),
     "protobuf": ("Descriptor", "EnumDescriptor", "FieldDescriptor", "FileDescriptor"),
@@ -134,7 +135,7 @@ _VALUES_OF: dict[str, tuple[str, ...]] = {
 }
 """Ends of the names of types that are small values, or that other types hold, by library."""
 
-_NAMES = {
+_LIBRARY_OF_PACKAGE = {
     "_box": "numba",
     "_cffi_backend": "cffi",
     "_dispatcher": "numba",
@@ -143,11 +144,13 @@ _NAMES = {
     "_polars_runtime_compat": "polars",
     "google": "protobuf",
 }
-"""Libraries' names as users know them, by the first part of their modules' names."""
+"""Names of libraries as users know them, by the first part of the names of their modules, where
+these differ.
+"""
 
 
 class UncountedLibraries:
-    """Finds the library that keeps memory of a type's instances which nothing counts.
+    """Finds the library that keeps uncounted memory for the instances of a type.
 
     Args:
         is_read: returns True for a type whose memory is counted.
@@ -156,9 +159,9 @@ class UncountedLibraries:
     def __init__(self, is_read: Callable[[type], bool]) -> None:
         self._is_read = is_read
 
-    def of(self, kind: type, example: object = None) -> str:
-        """Return the library's name, such as ``faiss``; empty if all memory of the instances is
-        counted.
+    def library_of(self, kind: type, example: object = None) -> str:
+        """Return the name of the library, such as ``faiss``; empty if all memory of the instances
+        is counted.
 
         Args:
             kind: the type.
@@ -166,27 +169,28 @@ class UncountedLibraries:
                 ctypes.
         """
         if _is_unreadable(kind):
-            return _library(kind)
+            return _name_of_library(kind)
         if self._is_read(kind):
             return ""
         for base in mro_of(kind):
             if base is object:
                 break
             if _is_handle_of_swig(base):
-                return _library(kind)
+                return _name_of_library(kind)
             if _has_fields_in_c(base):
                 if not _keeps_memory(base):
                     return ""
-                return _library(kind) or _library(base)
-        if _keeps_number_of_handle(kind):
-            return _library(kind)
+                return _name_of_library(kind) or _name_of_library(base)
+        if _keeps_address_as_int(kind):
+            return _name_of_library(kind)
         if example is not None and _has_pointer(kind, example):
-            return _library(kind) or "ctypes"
+            return _name_of_library(kind) or "ctypes"
         return ""
 
 
 def _has_fields_in_c(kind: type) -> bool:
-    """Return True if a class adds fields of C to its base.
+    """Return True if the C struct of a class has fields that its base does not have, so that it may
+    have a pointer to uncounted memory.
 
     A class statement adds at most a dict, weak references and slots, all of which the class then
     names. A library may add as little to a class that it creates at run time, but names none of
@@ -210,6 +214,7 @@ fields.
 
 
 def _basic_size(kind: type) -> int:
+    """Return the bytes of the C struct of a class's instances."""
     size: int = type.__dict__["__basicsize__"].__get__(kind)
     return size
 
@@ -219,13 +224,14 @@ def _is_handle_of_swig(kind: type) -> bool:
     return "thisown" in class_dict(kind)
 
 
-_WITH_NUMBERS: tuple[tuple[str, str], ...] = (("rtree.index", "Handle"),)
+_WITH_ADDRESSES: tuple[tuple[str, str], ...] = (("rtree.index", "Handle"),)
 """Modules and names of classes written in Python that keep the address of an object in C as an int.
 """
 
 
-def _keeps_number_of_handle(kind: type) -> bool:
-    for module, name in _WITH_NUMBERS:
+def _keeps_address_as_int(kind: type) -> bool:
+    """Return True for a class whose instances keep the address of an object in C as an int."""
+    for module, name in _WITH_ADDRESSES:
         base = library_type(module, name)
         if base is not None and type.__subclasscheck__(base, kind):
             return True
@@ -234,28 +240,27 @@ def _keeps_number_of_handle(kind: type) -> bool:
 
 def _keeps_memory(kind: type) -> bool:
     """Return True if instances of a C class may keep memory that nothing counts."""
-    if any(type.__subclasscheck__(value, kind) for value in _VALUES):
+    if any(type.__subclasscheck__(value_type, kind) for value_type in _VALUE_TYPES):
         return False
     module = _module_of(kind)
     name = name_of(kind)
     package, _, _ = module.partition(".")
-    library = _NAMES.get(package, package)
+    library = _LIBRARY_OF_PACKAGE.get(package, package)
     if library in ("", "builtins"):  # functions and generators of Cython
         return False
     if library.startswith("swig_runtime_data"):  # handles of objects whose classes are known
         return False
     if package in sys.stdlib_module_names:
-        return name in _OF_STANDARD_LIBRARY.get(module, ())
+        return name in _UNCOUNTED_IN_STANDARD_LIBRARY.get(module, ())
     if name.startswith("__pyx_"):  # closures and default arguments of Cython
         return False
     if _has_size_or_is_compiled(kind) or _is_enumeration(kind):
         return False
-    if library in _FOLLOWED:
-        starts_of_exceptions = _EXCEPTIONS.get(library, ())
-        return f"{module}.{name}".startswith(starts_of_exceptions)
-    endings = _VALUES_OF.get(library, ())
+    if library in _COUNTED_LIBRARIES:
+        return f"{module}.{name}".startswith(_UNCOUNTED_TYPES.get(library, ()))
+    endings_of_small = _SMALL_TYPES.get(library, ())
     names = map(name_of, mro_of(kind))
-    return not any(name.endswith(endings) for name in names)
+    return not any(name.endswith(endings_of_small) for name in names)
 
 
 def _has_size_or_is_compiled(kind: type) -> bool:
@@ -274,8 +279,8 @@ def _is_enumeration(kind: type) -> bool:
 
 
 def _is_unreadable(kind: type) -> bool:
-    """Return True for a type with a function in a table that this version of the library does not
-    allow.
+    """Return True for a type whose C struct is read by a function in a table, if the struct of this
+    version of the library is unknown.
     """
     for module, name, can_read in _READ_FROM_STRUCTS:
         base = library_type(module, name)
@@ -295,8 +300,8 @@ def _has_pointer(kind: type, example: object) -> bool:
     """Return True if an object of a library's class written in Python has an attribute that is a
     pointer of ctypes.
     """
-    library = _library(kind)
-    if library in _FOLLOWED or library in sys.stdlib_module_names:
+    library = _name_of_library(kind)
+    if library in _COUNTED_LIBRARIES or library in sys.stdlib_module_names:
         return False
     pointers = [library_type("ctypes", "c_void_p"), library_type("_ctypes", "_Pointer")]
     for value in _values_of_attributes(example):
@@ -315,7 +320,7 @@ def _values_of_attributes(item: object) -> Iterator[object]:
             yield value
 
 
-def _library(kind: type) -> str:
+def _name_of_library(kind: type) -> str:
     """Return the name of the library that has defined a class, or the nearest of its bases that is
     not the user's.
     """
@@ -323,17 +328,17 @@ def _library(kind: type) -> str:
         package, _, _ = _module_of(base).partition(".")
         if package in ("", "builtins") or is_users_class(base):
             continue
-        return _NAMES.get(package, package.lstrip("_"))
+        return _LIBRARY_OF_PACKAGE.get(package, package.lstrip("_"))
     return ""
 
 
 def _module_of(kind: type) -> str:
-    """Return the name of the module of a class, also of one of C that names none, and so seems to
-    be a built-in.
+    """Return the name of the module of a class, which is searched for a class of C that names
+    none, and so seems to be a built-in.
     """
-    named = module_attribute(kind)
-    if named != "builtins":
-        return named
+    module = module_attribute(kind)
+    if module != "builtins":
+        return module
     if not _is_static(kind):
         return _module_that_has(kind)
     key = id(kind)
@@ -349,6 +354,7 @@ modules takes 2 ms.
 
 
 def _is_static(kind: type) -> bool:
+    """Return True for a type that is a variable of C, so that it is never freed."""
     return not flags_of(kind) & HEAP_TYPE
 
 

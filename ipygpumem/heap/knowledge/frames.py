@@ -38,26 +38,32 @@ _LIBRARIES_OF_KERNELS = {
 
 
 def running_frames(without: Container[int] = ()) -> Iterator[tuple[FrameType, str]]:
-    """Yield each running frame of a function that is not the kernel's, with the thread's name, in
-    every thread but those ``without``.
+    """Yield the frame of each running function, except the kernel's, with the name of its thread.
+
+    Args:
+        without: the identities of threads to leave out.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, current in _all_frames():
-        if ident not in without and is_not_of_kernel(current):
-            yield current, names.get(ident, str(ident))
+    for thread_id, frame in _all_frames():
+        if thread_id not in without and is_not_of_kernel(frame):
+            yield frame, names.get(thread_id, str(thread_id))
 
 
 def background_frames() -> Iterator[tuple[FrameType, str]]:
-    """Yield each running function of the user's files in other threads, with the thread's name."""
-    own = set(map(id, stack(sys._getframe(1))))
+    """Yield the frame of each running function of the user's files in the other threads, with the
+    thread's name.
+    """
+    frames_of_this_thread = set(map(id, stack(sys._getframe(1))))
     for frame, thread in running_frames():
-        if id(frame) not in own and introspect.is_users(frame.f_code.co_filename):
+        if id(frame) not in frames_of_this_thread and introspect.is_users(frame.f_code.co_filename):
             yield frame, thread
 
 
 def running_locals(without: Container[int] = ()) -> Iterator[object]:
-    """Yield the objects that local names of running functions refer to, except of the kernel's
-    functions, and in some threads.
+    """Yield the objects to which local names of running functions refer, except the kernel's.
+
+    Args:
+        without: the identities of threads to leave out.
     """
     for frame, _ in running_frames(without):
         yield from peek(frame).values()
@@ -116,6 +122,7 @@ def names_in_threads(namespace: dict[str, Any]) -> set[str]:
 
 
 def _all_frames() -> Iterator[tuple[int, FrameType]]:
+    """Yield the identity of each thread with each of its frames, the innermost first."""
     # A frame stored in one of its own variables is a cycle, which would keep all objects of our
     # callers alive.
     stacks = sys._current_frames()
@@ -128,7 +135,7 @@ def _all_frames() -> Iterator[tuple[int, FrameType]]:
 
 
 def stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield ``frame`` and its callers."""
+    """Yield a frame and its callers, the innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -149,8 +156,8 @@ def last_step(traceback: TracebackType) -> TracebackType:
 
 
 def is_not_of_kernel(frame: FrameType) -> bool:
-    """Return True for the frame of a function of the user or of any library except those of the
-    kernel, whose names lead to everything.
+    """Return True for the frame of a function, of the user or of any library except those of the
+    kernel: the local names of the kernel's functions lead to everything.
     """
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return False
@@ -204,16 +211,17 @@ def locals_of(suspended: Any) -> dict[str, object]:
 
 
 _traceback_of = BaseException.__dict__["__traceback__"].__get__
+"""Returns the traceback of an exception; runs no code of its class."""
 
 
-def failed(errors: Sequence[BaseException]) -> list[BaseException]:
-    """Return the exceptions with tracebacks, without a call for each of many."""
+def with_tracebacks(errors: Sequence[BaseException]) -> list[BaseException]:
+    """Return the exceptions that have a traceback; a loop in C over many."""
     return list(compress(errors, map(is_not, map(_traceback_of, errors), repeat(None))))
 
 
-def in_traceback(error: BaseException) -> list[tuple[str, object]]:
-    """Return the local names of ended functions, by which an exception keeps objects alive, and
-    these objects.
+def locals_in_traceback(error: BaseException) -> list[tuple[str, object]]:
+    """Return the local names of ended functions in the traceback of an exception, with the objects
+    that they keep alive.
     """
     running = running_ids()
     variables = list[tuple[str, object]]()
@@ -224,6 +232,9 @@ def in_traceback(error: BaseException) -> list[tuple[str, object]]:
 
 
 def _is_ours_alone(frame: FrameType, names: object) -> bool:
+    """Return True if no code but ours refers to the dict with a frame's locals: no code of the user
+    loses anything if the dict is emptied.
+    """
     # The frame's reference, the caller's, the one in ``names``, getrefcount's own, and until 3.10
     # the caller's stack's.
     only_ours = 4 if sys.version_info >= (3, 11) else 5

@@ -1,5 +1,5 @@
-"""Reads which tensors an autograd graph keeps in C++: saved for a backward pass, as a gradient, or
-as a graph's leaf.
+"""Reads the tensors that autograd graphs keep in C++: those saved for a backward pass, gradients
+and leaves.
 
 The garbage collector cannot see these references. Nothing is unpacked: ``SavedTensor.data`` (torch
 2.1 and later) returns the saved tensor without running the user's hooks.
@@ -22,7 +22,7 @@ from ipygpumem.introspect import class_dict, instance_dict, is_instance
 
 
 def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
-    """Return the tensors that have a graph or may have a gradient."""
+    """Return the tensors with ``requires_grad``: those that have a graph or may have a gradient."""
     torch: Any = sys.modules["torch"]
     with torch._C.DisableTorchFunction():
         tensors = list(tensors)
@@ -37,11 +37,11 @@ def with_graph_or_gradient(tensors: Iterable[Any]) -> list[Any]:
     with sys.modules["torch"]._C.DisableTorchFunction():
         tensors = list(tensors)
         require_grad = list(map(bool, each(base.requires_grad.__get__, tensors)))
-        without = list(compress(tensors, map(not_, require_grad)))
-        # Each of these is a leaf: reading the gradient of any other tensor makes torch warn.
-        gradients = each(base.grad.__get__, without)
-        frozen = compress(without, map(is_not, gradients, repeat(None)))
-        return [*compress(tensors, require_grad), *frozen]
+        leaves = list(compress(tensors, map(not_, require_grad)))
+        # Reading the gradient of a tensor that is no leaf would make torch warn.
+        gradients = each(base.grad.__get__, leaves)
+        with_gradients = compress(leaves, map(is_not, gradients, repeat(None)))
+        return [*compress(tensors, require_grad), *with_gradients]
 
 
 def with_graphs(tensors: Sequence[Any]) -> list[Any]:
@@ -52,19 +52,22 @@ def with_graphs(tensors: Sequence[Any]) -> list[Any]:
         return list(filter(has_graph, requiring_grad(tensors)))
 
 
-def behind(tensor: Any, seen: Nodes) -> Iterator[tuple[Any, Any]]:
-    """Yield the tensors that a tensor keeps alive in C++, each with its node; None for the tensor's
-    gradient.
+def kept_by(tensor: Any, nodes: Nodes) -> Iterator[tuple[Any, Any]]:
+    """Yield the tensors that a tensor keeps alive in C++, its gradient and those in its graph, each
+    with the node that has saved it, which is None for the gradient.
 
-    Skips the nodes in ``seen``, and adds the new ones, so that their identities are not reused.
+    Args:
+        tensor: the tensor.
+        nodes: the nodes that the search has read: they are left out, and those of this graph are
+            added.
     """
     for gradient in gradient_of(tensor):
         yield None, gradient
     # A view that was changed in place may refuse to return its graph.
     with contextlib.suppress(RuntimeError):
-        for node in seen.of(tensor):
-            for item in saved_by(node):
-                yield node, item
+        for node in nodes.of(tensor):
+            for saved in saved_by(node):
+                yield node, saved
 
 
 def gradient_of(tensor: Any) -> Iterator[Any]:
@@ -80,38 +83,50 @@ def gradient_of(tensor: Any) -> Iterator[Any]:
 
 
 def saved_by(node: Any) -> Iterator[Any]:
-    """Yield the tensors that a node has saved, once per reference, without unpacking them; a leaf's
-    gradient too.
+    """Yield the tensors that a node of a graph keeps, once for each reference: those that it has
+    saved, without unpacking them, or a leaf and its gradient.
     """
     base: Any = sys.modules["torch"].Tensor
     if is_leaf(node):
+        yield node.variable
         gradient = base.grad.__get__(node.variable)
-        yield from (node.variable,) if gradient is None else (node.variable, gradient)
+        if gradient is not None:
+            yield gradient
         return
     attributes = instance_dict(node) or {}  # that the user's Function set on its ctx
     for value in attributes.values():
         if is_instance(value, base):
             yield value
-    names = (
-        name
-        for kind in type.mro(type(node))
-        for name in class_dict(kind)
-        if name.startswith("_raw_saved_")
-    )
-    for name in names:
+    for name in _names_of_saved(type(node)):
         with contextlib.suppress(RuntimeError):  # freed by a backward pass already
-            raw = getattr(node, name)
-            for item in raw if type(raw) is list or type(raw) is tuple else [raw]:
-                data = getattr(item, "data", None)  # the result of the user's hook, if there is one
+            saved = getattr(node, name)
+            saved_tensors = saved if type(saved) is list or type(saved) is tuple else [saved]
+            for saved_tensor in saved_tensors:
+                # The result of the user's hook, if there is one.
+                data = getattr(saved_tensor, "data", None)
                 if is_instance(data, base):
                     yield data
 
 
-def kept_behind(
-    tensors: Iterable[Any], seen: Nodes, *, leaves: bool, allowance: Allowance | None = None
+def _names_of_saved(kind: type) -> Iterator[str]:
+    """Yield the attributes of a type of nodes that have saved tensors: ``_raw_saved_self``."""
+    for base in type.mro(kind):
+        for name in class_dict(base):
+            if name.startswith("_raw_saved_"):
+                yield name
+
+
+def kept_by_many(
+    tensors: Iterable[Any], nodes: Nodes, *, leaves: bool, allowance: Allowance | None = None
 ) -> list[Any]:
-    """Return the gradients of those ``tensors`` that are leaves, or the tensors in the graphs of
-    the rest.
+    """Return the tensors that many tensors keep alive in C++.
+
+    Args:
+        tensors: the tensors.
+        nodes: the nodes that the search has read: they are left out, and new ones are added.
+        leaves: True for the gradients of the leaves among the tensors; False for the tensors in the
+            graphs of the other ones.
+        allowance: the search ends early once it is spent.
     """
     base: Any = library_type("torch", "Tensor")
     if base is None:
@@ -121,7 +136,7 @@ def kept_behind(
         for tensor in with_graph_or_gradient(tensors):
             if base.is_leaf.__get__(tensor) != leaves:
                 continue
-            for _, kept in behind(tensor, seen):
+            for _, kept in kept_by(tensor, nodes):
                 if allowance is not None and allowance.is_spent():
                     return kept_tensors
                 kept_tensors.append(kept)

@@ -1,4 +1,4 @@
-"""Reads the nodes of autograd graphs, and never more of them than torch can destroy.
+"""Walks through the nodes of autograd graphs, and reads never more of them than torch can destroy.
 
 torch (seen with 2.13) keeps the Python object of a node for as long as the node lives. It destroys
 nodes without such an object in a loop, but a chain of nodes with objects recursively: some 35,000
@@ -25,10 +25,10 @@ MOST_NODES = 200_000
 """Maximum number of nodes in one search: a second of work. A time limit would make results vary
 from call to call.
 """
-_MOST_BETWEEN = 64
-"""Maximum number of refused searches before the next look for dead nodes."""
+_MOST_REFUSALS = 64
+"""Maximum number of refused searches until dead nodes are forgotten again."""
 _MOST_REMEMBERED = 400_000
-"""Number of nodes after which a search first forgets the dead ones."""
+"""Number of remembered nodes from which a search first forgets the dead ones."""
 
 
 def is_leaf(node: Any) -> bool:
@@ -52,10 +52,10 @@ def has_graph(tensor: Any) -> bool:
     return True
 
 
-class _Remembered(NamedTuple):
-    """A node that some search has read."""
+class _ReadNode(NamedTuple):
+    """The facts about a node that some search has read; does not keep the node alive."""
 
-    kind: int
+    type_id: int
     """Identity of its type."""
     number: int
     """torch's number of the node; another node may get its identity later."""
@@ -68,35 +68,36 @@ class _Remembered(NamedTuple):
     def is_of(self, item: Any) -> bool:
         """Return True if an object is the node itself, and not a later one with its identity."""
         # The type comes first, because an object of the user's may have that identity.
-        return self.kind == id(type(item)) and self.number == _number_of(item)
+        return self.type_id == id(type(item)) and self.number == _number_of(item)
 
 
 class _AllSearches:
-    """The nodes that have been read in this process; refers to none of them."""
+    """The nodes that all searches of this process have read; keeps none of them alive."""
 
     def __init__(self) -> None:
         self.longest = 0
         """Maximum number of nodes with Python objects on one path; nodes that have died may still
         count.
         """
-        self._nodes: dict[int, _Remembered] = {}
+        self._nodes: dict[int, _ReadNode] = {}
+        """The nodes by identity."""
         self._tensors: set[int] = set()
         """Identities of tensors whose first nodes have been read."""
-        self._refused = 0
-        """Number of searches refused since the last look for dead nodes."""
-        self._between = 1
-        """Number of refused searches until the next look; doubled by each look that finds none
-        dead.
+        self._refusals = 0
+        """Number of searches that were refused since dead nodes were last forgotten."""
+        self._refusals_to_wait = 1
+        """Number of refused searches until dead nodes are forgotten again; doubled if that did not
+        help.
         """
 
-    def begin(self) -> None:
-        """Begin a search."""
+    def begin_search(self) -> None:
+        """Forget dead nodes before a search if very many nodes are remembered."""
         if len(self._nodes) + len(self._tensors) > _MOST_REMEMBERED:
             self.forget_dead()
 
     def may_read(self, more: int) -> bool:
-        """Return True if a path that may lead to nodes of any other search may have ``more`` new
-        nodes.
+        """Return True if a search may read ``more`` new nodes on one path, which may go on through
+        the longest path that any search has read.
         """
         return self.longest + more <= LONGEST_CHAIN
 
@@ -108,50 +109,50 @@ class _AllSearches:
         """Remember that the first node of a tensor is read."""
         self._tensors.add(id(tensor))
 
-    def get(self, node: Any) -> _Remembered | None:
-        """Return the facts about a node that a search has read before."""
-        remembered = self._nodes.get(id(node))
-        if remembered is None or not remembered.is_of(node):
+    def get(self, node: Any) -> _ReadNode | None:
+        """Return the facts about a node that a search has read; None for any other node."""
+        read_node = self._nodes.get(id(node))
+        if read_node is None or not read_node.is_of(node):
             return None
-        return remembered
+        return read_node
 
     def add(self, node: Any, length: int, *, is_expanded: bool) -> None:
-        """Remember a node that was read."""
-        self._nodes[id(node)] = _Remembered(id(type(node)), _number_of(node), length, is_expanded)
+        """Remember a node that was read; ``length`` and ``is_expanded`` as in ``_ReadNode``."""
+        self._nodes[id(node)] = _ReadNode(id(type(node)), _number_of(node), length, is_expanded)
         self.longest = max(self.longest, length)
 
     def expect_dead(self) -> None:
-        """Let the next refused search look for dead nodes."""
-        self._between = 1
+        """Let the next refused search forget dead nodes first."""
+        self._refusals_to_wait = 1
 
-    def refused(self) -> None:
-        """Forget dead nodes for a search that was refused, but not for each of many searches of one
-        living graph.
+    def count_refusal(self) -> None:
+        """Count a search that was refused, and forget dead nodes now and then: not for each of many
+        searches of one living graph.
         """
-        self._refused += 1
-        if self._refused < self._between:
+        self._refusals += 1
+        if self._refusals < self._refusals_to_wait:
             return
-        before = self.longest
+        longest_before = self.longest
         self.forget_dead()
-        self._refused = 0
-        if self.longest < before:
-            self._between = 1
+        self._refusals = 0
+        if self.longest < longest_before:
+            self._refusals_to_wait = 1
         else:
-            self._between = min(2 * self._between, _MOST_BETWEEN)
+            self._refusals_to_wait = min(2 * self._refusals_to_wait, _MOST_REFUSALS)
 
     def forget_dead(self) -> None:
         """Forget nodes and tensors that are no longer alive: lists the heap, which takes a tenth of
         a second.
         """
-        alive = dict[int, _Remembered]()
+        alive = dict[int, _ReadNode]()
         tensors = set[int]()
         for item in gc.get_objects():
             key = id(item)
             if key in self._tensors:
                 tensors.add(key)
-            remembered = self._nodes.get(key)
-            if remembered is not None and remembered.is_of(item):
-                alive[key] = remembered
+            read_node = self._nodes.get(key)
+            if read_node is not None and read_node.is_of(item):
+                alive[key] = read_node
         self._nodes = alive
         self._tensors = tensors
         self.longest = max((node.length for node in alive.values()), default=0)
@@ -181,14 +182,17 @@ class _Step:
     node: Any
     waiting: list[Any]
     """The following nodes to which the search has not gone yet."""
-    behind: int
+    longest_after: int
     """Maximum length of the paths that begin with a following node, as far as known."""
     is_expanded: bool
+    """True if the following nodes have been read."""
 
 
 class Nodes:
-    """The nodes that one search has read; keeps them alive, so that their identities are not
-    reused.
+    """One search through graphs, with the nodes that it has read: ``nodes.of(tensor)`` walks
+    through the graph of a tensor.
+
+    The search keeps the nodes alive, so that their identities are not reused.
 
     Args:
         most: maximum number of nodes.
@@ -211,14 +215,15 @@ class Nodes:
         """
         self._following: dict[int, list[Any]] = {}
         self._was_refused = False
-        _ALL_SEARCHES.begin()
+        _ALL_SEARCHES.begin_search()
 
     def following(self, node: Any) -> list[Any]:
-        """Return the nodes that follow a node of this search."""
+        """Return the nodes that follow a node of this search; none if these may not be read."""
         return self._following.get(id(node), [])
 
     def first(self, tensor: Any, position: int = 0) -> Any:
-        """Return the first node of a tensor's graph; None if there is none or it must not be read.
+        """Return the first node of a tensor's graph; None if there is none, or if it must not be
+        read.
 
         Args:
             tensor: any tensor.
@@ -234,16 +239,17 @@ class Nodes:
             self.is_full = True
             return None
         node = None
-        with contextlib.suppress(
-            RuntimeError
-        ):  # a view that was changed in place may refuse to return its graph
+        # A view that was changed in place may refuse to return its graph.
+        with contextlib.suppress(RuntimeError):
             node = base.grad_fn.__get__(tensor)
         if node is not None:
             _ALL_SEARCHES.add_tensor(tensor)
         return node
 
     def of(self, tensor: Any) -> Iterator[Any]:
-        """Yield the nodes of a tensor's graph that this search has not read yet."""
+        """Read a tensor's graph, depth first, and yield each node that this search has not read
+        before.
+        """
         first = self.first(tensor)
         if first is None or id(first) in self._lengths:
             return
@@ -257,7 +263,7 @@ class Nodes:
                     continue
                 node = step.waiting.pop()
                 if id(node) in self._lengths:
-                    step.behind = max(step.behind, self._lengths[id(node)])
+                    step.longest_after = max(step.longest_after, self._lengths[id(node)])
                     continue
                 path.append(self._enter(node, len(path) + 1))
                 yield node
@@ -266,26 +272,30 @@ class Nodes:
                 self._leave(path)
 
     def _enter(self, node: Any, position: int) -> _Step:
-        """Return the step for a node that is the ``position``-th on its path."""
+        """Read the nodes that follow a node, if they may be read; return the step for the node.
+
+        Args:
+            node: the node.
+            position: its position on the path from the tensor, from 1 on.
+        """
         self._lengths[id(node)] = 0
         if is_leaf(node):
-            waiting = self._gradients_node(node, position)
+            waiting = self._nodes_of_gradient(node, position)
             return _Step(node, waiting, 0, is_expanded=True)
-        known = _ALL_SEARCHES.get(node)
-        is_expanded = known is not None and known.is_expanded
+        read_before = _ALL_SEARCHES.get(node)
+        is_expanded = read_before is not None and read_before.is_expanded
         is_new_and_allowed = not is_expanded and self._may_read(position + 1)
         if len(self._lengths) < self._most and (is_expanded or is_new_and_allowed):
-            self._following[id(node)] = [
-                part for part, _ in node.next_functions if part is not None
-            ]
-            return _Step(node, list(self._following[id(node)]), 0, is_expanded=True)
+            following = [part for part, _ in node.next_functions if part is not None]
+            self._following[id(node)] = following
+            return _Step(node, list(following), 0, is_expanded=True)
         self.is_full = True
-        if known is not None:
-            return _Step(node, [], known.length - 1, is_expanded)
+        if read_before is not None:
+            return _Step(node, [], read_before.length - 1, is_expanded)
         # Other searches may have read nodes behind this one.
         return _Step(node, [], _ALL_SEARCHES.longest, is_expanded=False)
 
-    def _gradients_node(self, leaf: Any, position: int) -> list[Any]:
+    def _nodes_of_gradient(self, leaf: Any, position: int) -> list[Any]:
         """Return the first node of the graph of a leaf's gradient, if there is one."""
         if not self._with_gradients:
             return []
@@ -295,27 +305,29 @@ class Nodes:
         return [] if node is None else [node]
 
     def _leave(self, path: list[_Step]) -> None:
-        """Finish the last node of a path."""
+        """Finish the last node of a path: all nodes that follow it have been read, or the search
+        was stopped.
+        """
         step = path.pop()
         if step.waiting:  # stopped early: other searches may have read nodes behind these
             self.is_full = True
-            step.behind = max(step.behind, _ALL_SEARCHES.longest)
-        length = step.behind + 1
+            step.longest_after = max(step.longest_after, _ALL_SEARCHES.longest)
+        length = step.longest_after + 1
         self._lengths[id(step.node)] = length
         self.finished.append(step.node)
         if not is_leaf(step.node):
             _ALL_SEARCHES.add(step.node, length, is_expanded=step.is_expanded)
         if path:
-            path[-1].behind = max(path[-1].behind, length)
+            path[-1].longest_after = max(path[-1].longest_after, length)
 
     def _may_read(self, more: int) -> bool:
-        """Return True if ``more`` new nodes may be on one path; look for dead nodes before saying
-        no.
+        """Return True if ``more`` new nodes may be read on one path; before it is False, dead nodes
+        are forgotten.
         """
         if _ALL_SEARCHES.may_read(more):
             return True
         if more > LONGEST_CHAIN or self._was_refused:  # dead nodes would not help
             return False
         self._was_refused = True
-        _ALL_SEARCHES.refused()
+        _ALL_SEARCHES.count_refusal()
         return _ALL_SEARCHES.may_read(more)

@@ -1,5 +1,5 @@
 """Measures the bytes of objects themselves, as allocators round them, without the objects to which
-they refer.
+they refer: of a list, its header and its pointers.
 
 No user code runs: objects are sized by the C code of their built-in or library base. Loops over
 objects run in C, so that a million short strings take a quarter of a second.
@@ -77,23 +77,23 @@ class OwnBytes:
         self.readers: dict[int, PieceReader] = {}
         self.dicts: set[int] = set()
         self.arrays: set[int] = set()
-        self._known: set[int] = set()
+        self._learned_types: set[int] = set()
         """Identities of the types that ``learn`` has seen."""
         self._sizers: dict[int, Callable[[Any], int]] = {}
         """C functions that size instances of classes with a ``__sizeof__`` of their own, by the
         type's identity.
         """
-        self._in_bulk: dict[int, Callable[[Sequence[Any]], int]] = {}
+        self._bulk_readers: dict[int, Callable[[Sequence[Any]], int]] = {}
         """Functions that return the memory in C of many objects of a type, by the type's identity.
         """
-        self._inline: set[int] = set()
+        self._with_inline_attributes: set[int] = set()
         """Types of objects with attributes outside a dict."""
-        self._equal: dict[int, int] = {}
+        self._size_of_each: dict[int, int] = {}
         """Result of ``sys.getsizeof`` for each instance of a type whose instances are all equally
         large, by the type's identity.
         """
-        self._special: set[int] = set(_TWO_BLOCKS)
-        """Types whose instances ``sys.getsizeof`` alone does not measure: all of the above."""
+        self._special_types: set[int] = set(_TWO_BLOCKS)
+        """Types whose instances ``sys.getsizeof`` alone does not measure, for any reason above."""
         self._loaded_readers = loaded_readers()
         self._array_type: Any = library_type("numpy", "ndarray")
         # No bound method: a cycle would be garbage, after which the next look collects twice.
@@ -106,40 +106,40 @@ class OwnBytes:
         """
 
     def learn(self, items: Sequence[object]) -> set[int]:
-        """Return the identities of the types of some objects, after learning how to size the new
-        ones.
+        """Learn how to measure the objects of new types; return the identities of all types of the
+        objects.
         """
         examples = one_of_each(items)
         type_ids = set(examples)
-        for type_id in type_ids - self._known:
-            self._known.add(type_id)
-            self._learn(type_id, examples[type_id])
+        for type_id in type_ids - self._learned_types:
+            self._learned_types.add(type_id)
+            self._learn_type(type_id, examples[type_id])
         return type_ids
 
     def of(self, items: Sequence[Any], type_ids: set[int] | None = None) -> int:
-        """Return the bytes of objects themselves, with the attributes that they store outside a
+        """Return the bytes of all objects together, with the attributes that they store outside a
         dict.
 
         Args:
             items: the objects.
-            type_ids: at least the identities of their types, if ``learn`` has seen these: a tenth
-                less work.
+            type_ids: the identities of their types, and possibly further ones, if ``learn`` has
+                returned them: a tenth less work.
         """
         if type_ids is None:
             type_ids = self.learn(items)
-        if self._special.isdisjoint(type_ids):
+        if self._special_types.isdisjoint(type_ids):
             return rounded(Counter(each(sys.getsizeof, items)))
-        plain = without_types(self._special, items)
+        plain = without_types(self._special_types, items)
         size = rounded(Counter(each(sys.getsizeof, plain)))
-        return size + self._of_special(of_types(self._special, items))
+        return size + self._of_special(of_types(self._special_types, items))
 
     def each(self, items: Sequence[Any]) -> list[int]:
-        """Return the bytes of each object; those of a class with memory outside the object share it
-        equally.
+        """Return the bytes of each object. Objects of a class with memory outside of them share
+        that memory equally.
         """
         type_ids = self.learn(items)
         # ``sys.getsizeof`` would run the code of a class with a ``__sizeof__`` of its own.
-        special = (self._special - _TWO_BLOCKS) & type_ids
+        special = (self._special_types - _TWO_BLOCKS) & type_ids
         plain_sizes = _sizes_of_plain(without_types(special, items))
         if not special:
             return plain_sizes
@@ -168,51 +168,56 @@ class OwnBytes:
         return dict(zip(map(id, arrays), map(rounded_sizes.__getitem__, sizes), strict=True))
 
     def _mean_bytes(self, items: Sequence[Any], type_ids: set[int]) -> dict[int, int]:
-        """Return the mean size of the objects of each type whose objects have memory outside them,
-        by the identity of the type.
+        """Return the mean bytes of the objects of each type whose objects have memory outside of
+        them, by the identity of the type.
+
+        Args:
+            items: the objects.
+            type_ids: the identities of the types to measure.
         """
         mean_bytes: dict[int, int] = {}
-        for type_id in (self._inline | self._in_bulk.keys()) & type_ids:
-            same = of_types({type_id}, items)
-            mean_bytes[type_id] = self.of(same) // len(same)
+        for type_id in (self._with_inline_attributes | self._bulk_readers.keys()) & type_ids:
+            objects_of_type = of_types({type_id}, items)
+            mean_bytes[type_id] = self.of(objects_of_type) // len(objects_of_type)
         return mean_bytes
 
     def requested(self, batch: Batch[Any]) -> int:
-        """Return the bytes that objects have requested from allocators, without the data of arrays.
+        """Return the bytes that objects have requested from allocators, without rounding and
+        without the data of arrays.
 
-        For the whole heap, because ``of`` takes twice as long. ``learn`` must have seen the types.
+        It is for the whole heap, because ``of`` takes twice as long. ``learn`` must have returned
+        the types.
         """
         size = 0
-        inline = batch.of_types(self._inline)
-        if inline:
-            size += _attributes_of(inline)
-        for type_id in self._in_bulk.keys() & batch.types:
-            size += self._in_bulk[type_id](batch.of_types({type_id}))
+        with_inline_attributes = batch.of_types(self._with_inline_attributes)
+        if with_inline_attributes:
+            size += _bytes_of_inline_attributes(with_inline_attributes)
+        for type_id in self._bulk_readers.keys() & batch.types:
+            size += self._bulk_readers[type_id](batch.of_types({type_id}))
         size += sum(map(object.__sizeof__, batch.of_types(self.arrays)))
-        different = self._sizers.keys() & batch.types - self.arrays
-        for type_id in different:
+        with_sizer = self._sizers.keys() & batch.types - self.arrays
+        for type_id in with_sizer:
             size += _sum(self._sizers[type_id], batch.of_types({type_id}))
-        equal = self._equal.keys() & batch.types - self.arrays
-        for type_id in equal:
-            size += self._equal[type_id] * batch.number_of(type_id)
+        of_one_size = self._size_of_each.keys() & batch.types - self.arrays
+        for type_id in of_one_size:
+            size += self._size_of_each[type_id] * batch.number_of(type_id)
         texts = batch.of_types(_TEXT)
         # Text is most of a heap, and ``sys.getsizeof`` takes four times as long as its own method.
         size += sum(map(str.__sizeof__, texts))
-        return size + _sum(
-            sys.getsizeof, batch.without_types(different | equal | _TEXT | self.arrays)
-        )
+        measured = with_sizer | of_one_size | _TEXT | self.arrays
+        return size + _sum(sys.getsizeof, batch.without_types(measured))
 
     def uncounted(self, items: Sequence[object], type_ids: set[int] | None = None) -> set[str]:
-        """Return the libraries that keep memory of some objects which nothing counts, such as
+        """Return the libraries that keep uncounted memory for some of the objects, such as
         ``{"faiss"}``.
 
         The bytes of these objects are at least those that ``of`` returns. Each type is examined
         once, so that many objects take as long as reading their types.
 
         Args:
-            items: the objects, also those that lead to nothing, such as a handle of a C library.
-            type_ids: at least the identities of their types, if known: then known types cost
-                nothing.
+            items: the objects, also objects that lead to nothing, such as a handle of a C library.
+            type_ids: the identities of their types, and possibly further ones, if the caller has
+                them: then types that were examined before cost nothing.
 
         >>> OwnBytes().uncounted([1, "text", [], object()])
         set()
@@ -222,12 +227,21 @@ class OwnBytes:
         if not type_ids <= self._libraries.keys():
             for type_id, example in one_of_each(items).items():
                 if type_id not in self._libraries:
-                    self._libraries[type_id] = self._uncounted_libraries.of(type(example), example)
+                    self._libraries[type_id] = self._uncounted_libraries.library_of(
+                        type(example), example
+                    )
         return {self._libraries.get(type_id, "") for type_id in type_ids} - {""}
 
     def _of_special(self, items: Sequence[Any]) -> int:
-        """Return the bytes of objects that have more than one block of memory, or a size of their
-        own.
+        """Return the bytes of objects of the special types, all together: each in the first of
+        these groups that has its type.
+
+        - arrays, by the C function of NumPy;
+        - objects of classes with a ``__sizeof__`` of their own;
+        - lists and other objects whose content is allocated apart;
+        - objects of any other type.
+
+        Attributes outside a dict, and the memory in C of some libraries' objects, are added.
         """
         type_ids = types_of(items)
         size = 0
@@ -247,14 +261,19 @@ class OwnBytes:
             measured |= in_two_blocks
             size += rounded(Counter(each(sys.getsizeof, of_types(in_two_blocks, items))), _HEADER)
         size += rounded(Counter(each(sys.getsizeof, without_types(measured, items))))
-        if not self._inline.isdisjoint(type_ids):
-            size += _attributes_of(of_types(self._inline, items))
-        for type_id in self._in_bulk.keys() & type_ids:
-            size += self._in_bulk[type_id](of_types({type_id}, items))
+        if not self._with_inline_attributes.isdisjoint(type_ids):
+            size += _bytes_of_inline_attributes(of_types(self._with_inline_attributes, items))
+        for type_id in self._bulk_readers.keys() & type_ids:
+            size += self._bulk_readers[type_id](of_types({type_id}, items))
         return size
 
-    def _learn(self, type_id: int, example: object) -> None:
-        """Note how the bytes of objects of a new type are read, by one example."""
+    def _learn_type(self, type_id: int, example: object) -> None:
+        """Learn how to measure the objects of a new type.
+
+        Args:
+            type_id: the identity of the type.
+            example: one of its objects.
+        """
         kind = type(example)
         reader = reader_for(kind, self._loaded_readers)
         sizer = _sizer(kind, is_read=reader is not None)
@@ -265,25 +284,31 @@ class OwnBytes:
             self.readers[type_id] = reader
         in_bulk = bulk_reader(kind)
         if in_bulk is not None:
-            self._in_bulk[type_id] = in_bulk
+            self._bulk_readers[type_id] = in_bulk
         if type.__subclasscheck__(dict, kind):
             self.dicts.add(type_id)
         if self._array_type is not None and type.__subclasscheck__(self._array_type, kind):
             self.arrays.add(type_id)
         if flags_of(kind) & MANAGED_DICT and container_base(kind) is None:
-            self._inline.add(type_id)
+            self._with_inline_attributes.add(type_id)
         in_two_blocks = self.dicts - {id(dict)}
-        for types in (self._sizers, self._in_bulk, self.arrays, self._inline, in_two_blocks):
+        for types in (
+            self._sizers,
+            self._bulk_readers,
+            self.arrays,
+            self._with_inline_attributes,
+            in_two_blocks,
+        ):
             if type_id in types:
-                self._special.add(type_id)
+                self._special_types.add(type_id)
         has_one_size = type_id not in self._sizers and not _item_bytes_of(kind)
         if has_one_size and size_method(kind).is_of_object:
-            self._equal[type_id] = sys.getsizeof(example)
+            self._size_of_each[type_id] = sys.getsizeof(example)
 
 
 def _is_read(loaded_readers: Sequence[LoadedReader], kind: type) -> bool:
-    """Return True if a table has a function for a type, or it is one of the arrays that are read
-    anyway.
+    """Return True if all memory of a type's objects is read: by a function in a table, or because
+    they are arrays or tensors.
     """
     if bulk_reader(kind) is not None or reader_for(kind, loaded_readers) is not None:
         return True
@@ -294,7 +319,7 @@ def _is_read(loaded_readers: Sequence[LoadedReader], kind: type) -> bool:
 
 
 def _sizes_of_plain(items: Sequence[Any]) -> list[int]:
-    """Return the bytes of each object, if ``sys.getsizeof`` measures all of them.
+    """Return the bytes of each object, all of which ``sys.getsizeof`` measures.
 
     Each size is rounded once, because most objects have one of a few sizes.
     """
@@ -335,7 +360,7 @@ def of_storages(sizes: Sequence[int], devices: Sequence[str]) -> Counter[str]:
 
 
 def _sum(get: Callable[[Any], int], items: Sequence[object]) -> int:
-    """Return the sum of ``get(item)`` for each item, without those where it fails."""
+    """Return the sum of ``get(item)`` for all items, without items for which it fails."""
     try:
         return sum(map(get, items))
     except Exception as error:
@@ -344,23 +369,25 @@ def _sum(get: Callable[[Any], int], items: Sequence[object]) -> int:
         return sum(filter(None, each(get, items)))
 
 
-def _attributes_of(items: Sequence[object]) -> int:
-    """Return the bytes of attributes stored outside a dict; ``items`` are of types
-    that can do so.
+def _bytes_of_inline_attributes(items: Sequence[object]) -> int:
+    """Return the bytes of the attributes that objects store outside a dict.
+
+    Args:
+        items: the objects, all of types that can store attributes so.
     """
-    count = len(items)
+    number_of_objects = len(items)
     referents = gc.get_referents(*items)
-    attributes = len(referents) - count  # each refers to its class, too
-    if attributes:
+    number_of_attributes = len(referents) - number_of_objects  # each refers to its class, too
+    if number_of_attributes:
         dicts = of_types({id(dict)}, referents)
-        if len(dicts) >= attributes:  # they are in dicts, which are counted themselves
+        if len(dicts) >= number_of_attributes:  # they are in dicts, which are counted themselves
             return 0
-    return _attributes_size(attributes // count) * count
+    return _bytes_for_attributes(number_of_attributes // number_of_objects) * number_of_objects
 
 
 def _sizer(kind: type, is_read: bool) -> Callable[[Any], int] | None:
-    """Return the ``__sizeof__`` that measures instances of a class; None if ``sys.getsizeof`` calls
-    it.
+    """Return the ``__sizeof__`` that measures instances of a class; None if ``sys.getsizeof`` does
+    so.
 
     Args:
         kind: the class.
@@ -377,14 +404,14 @@ def _sizer(kind: type, is_read: bool) -> Callable[[Any], int] | None:
     return method.measure
 
 
-def _attributes_size(attributes: int) -> int:
-    """Return the bytes of the array in which CPython stores an object's attributes, with one spare
-    place.
+def _bytes_for_attributes(number: int) -> int:
+    """Return the bytes of the array in which CPython stores a number of attributes of an object,
+    with one spare place.
     """
     header = 16
     if sys.version_info < (3, 13):
-        header = (attributes + 10) & -8
-    pointers_bytes = 8 * (attributes + 1)
+        header = (number + 10) & -8
+    pointers_bytes = 8 * (number + 1)
     return aligned(header + pointers_bytes)
 
 
@@ -394,8 +421,11 @@ def aligned(size: int) -> int:
 
 
 def rounded(sizes: Mapping[Any, int], extra: int = 0) -> int:
-    """Return the bytes that allocators use for objects; ``sizes`` are numbers of
-    objects by size.
+    """Return the bytes that allocators use for all objects together.
+
+    Args:
+        sizes: the number of objects of each size; the size None is left out.
+        extra: the bytes that each object needs in addition to its size.
     """
     total = 0
     for size, number in sizes.items():

@@ -1,4 +1,5 @@
-"""Reads what objects refer to: what the collector reports, and what it does not.
+"""Reads the objects to which objects refer: those that the collector reports, and those that it
+does not.
 
 The collector reports each reference of a container once. It leaves out the text keys of dicts, the
 elements of object arrays, the array behind a view or a row, the bytes in a ``BytesIO`` up to Python
@@ -44,6 +45,9 @@ _SPECIAL: tuple[tuple[str, str, str], ...] = (
     ("tensor", "torch", "Tensor"),
     ("stream", "io", "BytesIO"),
 )
+"""The name here, the module and the class of objects with references that the collector does not
+report.
+"""
 
 _SUSPENDED = set(map(id, SUSPENDED))
 _REFERS_TO_FRAME = sys.version_info < (3, 11)
@@ -83,23 +87,28 @@ class ReferenceReader:
         self._barriers = barriers
         self._has_text_keys = has_text_keys
         self._nodes = Nodes()
-        self._known: set[int] = set()
-        """Identities of the types that ``_learn`` has seen."""
+        self._classified_types: set[int] = set()
+        """Identities of the types that ``_classify`` has met."""
         self._dicts: set[int] = set()
         """Types that derive from ``dict``."""
         self._special: dict[str, set[int]] = {name: set() for name, _, _ in _SPECIAL}
+        """Types by their name in ``_SPECIAL``."""
         self._with_slices: set[int] = set()
-        """Types of Cython's objects that may have slices."""
+        """Types of Cython's objects that may have slices of memoryviews."""
         self._slices = Slices()
 
     def of(self, objects: Sequence[Any], type_ids: set[int] | None = None) -> References:
-        """Return the references of some objects; ``type_ids`` are at least those of their types, if
-        known.
+        """Return the references of objects.
+
+        Args:
+            objects: the objects.
+            type_ids: the identities of their types, and possibly further ones, if the caller has
+                them.
         """
         if type_ids is None:
             type_ids = types_of(objects)
-        if not type_ids <= self._known:
-            self._learn(objects)
+        if not type_ids <= self._classified_types:
+            self._classify(objects)
             type_ids = types_of(objects)
         if _REFERS_TO_FRAME and not _SUSPENDED.isdisjoint(type_ids):
             self._barriers.open_suspended(of_types(_SUSPENDED, objects))
@@ -135,13 +144,13 @@ class ReferenceReader:
         self._nodes = Nodes()
         self._slices = Slices()
 
-    def _learn(self, objects: Sequence[object]) -> None:
-        """Sort the types of objects by the references that the collector does not see."""
+    def _classify(self, objects: Sequence[object]) -> None:
+        """Sort new types by the references of their objects that the collector does not report."""
         self._dicts |= kinds_of(objects, dict)
         for type_id, example in one_of_each(objects).items():
-            if type_id in self._known:
+            if type_id in self._classified_types:
                 continue
-            self._known.add(type_id)
+            self._classified_types.add(type_id)
             if may_have_slices(type(example)):
                 self._with_slices.add(type_id)
             for name, module, kind in _SPECIAL:
@@ -150,8 +159,8 @@ class ReferenceReader:
                     self._special[name].add(type_id)
 
     def _unreported(self, objects: Sequence[Any], type_ids: set[int]) -> tuple[list[Any], bool]:
-        """Return the objects in streams, slices, arrays and rows of arrays; False if an array was
-        too long to read.
+        """Return the objects in streams, slices, arrays and rows of arrays, and True if these are
+        all; False if an array was too long to read.
         """
         unreported = list[Any]()
         is_complete = True
@@ -173,13 +182,20 @@ class ReferenceReader:
         return unreported, is_complete
 
     def _text_keys(self, objects: Sequence[Any], dicts: set[int]) -> list[Any]:
-        """Return the text keys of dicts, without those that many objects share."""
+        """Return the text keys of the dicts among objects, without those that many objects share.
+
+        Args:
+            objects: the objects.
+            dicts: the types among theirs that derive from ``dict``, by identity.
+        """
         keys = text_keys(objects, dicts)
-        are_own = map(COMMON_REFERENCES.__gt__, map(sys.getrefcount, keys))
-        return list(compress(keys, are_own))
+        have_few_owners = map(COMMON_REFERENCES.__gt__, map(sys.getrefcount, keys))
+        return list(compress(keys, have_few_owners))
 
     def _read_tensors(self, tensors: Sequence[Any], graphs: _Graphs) -> None:
-        """Read the tensors' gradients, their graphs, and the tensors of which they are views."""
+        """Add the references of tensors to graphs: to their gradients, to the tensors in their
+        graphs, and to the tensors of which they are views.
+        """
         base: Any = library_type("torch", "Tensor")
         with sys.modules["torch"]._C.DisableTorchFunction():
             for tensor in tensors:
@@ -214,25 +230,28 @@ def _parts_of_jagged(tensor: Any, viewed: Any) -> list[Any]:
 
 
 class _Graphs(NamedTuple):
-    """The references in autograd graphs."""
+    """The references of torch's C++ code, as in ``References``."""
 
     tensors: list[tuple[Owner, Any]]
     nodes: list[tuple[Owner, Owner]]
 
     def add_tensors(self, owner: Owner, tensors: Iterable[Any]) -> None:
+        """Add the references from an owner to tensors."""
         self.tensors.extend(zip(repeat(owner), tensors))
 
     def add_nodes(self, owner: Owner, nodes: Iterable[object]) -> None:
+        """Add the references from an owner to nodes."""
         self.nodes.extend(zip(repeat(owner), map(_key_of_node, nodes)))
 
 
 def _key_of_node(node: object) -> Owner:
+    """Return the key of a node, which differs from the identity of each tensor."""
     return "graph", id(node)
 
 
 def _objects_in_array(array: Any) -> list[Any] | None:
-    """Return the base of a view, the objects in an array, or the dtype that has its texts; None if
-    there are too many.
+    """Return the objects to which an array refers: the base of a view, the elements of an array of
+    objects, or the dtype with the texts of an array of texts. None if there are too many.
 
     NumPy gives each array of texts a dtype of its own.
     """

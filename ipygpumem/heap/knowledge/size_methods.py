@@ -22,7 +22,7 @@ class SizeMethod(NamedTuple):
 
     @property
     def is_of_object(self) -> bool:
-        """True if no class has one of its own, so that memory outside the object is not counted."""
+        """True if it is that of ``object``, which counts no memory outside of the object."""
         return self.measure is object.__dict__["__sizeof__"]
 
     @property
@@ -49,12 +49,14 @@ def size_method(kind: type) -> SizeMethod:
 
 
 def _is_written_in_c(kind: type, method: object) -> bool:
-    """Return True for a method in C of a class, and one that Cython has compiled for a library."""
+    """Return True for a method of a class that is written in C, or that Cython has compiled for a
+    library, such as that of ``pyroaring.BitMap``.
+    """
     if type(method) is MethodDescriptorType:
         return True
-    # such as that of ``pyroaring.BitMap``
     return _is_of_cython(method) and not is_users_class(kind)
 
 
 def _is_of_cython(method: object) -> bool:
+    """Return True for a method that Cython has compiled."""
     return name_of(type(method)) == _OF_CYTHON

@@ -26,7 +26,9 @@ _VIEWS = ("memoryview", "_memoryviewslice")
 _BYTES_OF_SLICE = 208
 """Bytes of a slice: the memoryview, its data, and three numbers for each of eight dimensions."""
 _FIELD = ctypes.sizeof(ctypes.c_size_t)
+"""Bytes of a pointer in a C struct."""
 _SIZE_OF: Callable[[Any], int] = vars(type)["__basicsize__"].__get__
+"""Returns the bytes of the C struct of a class's instances."""
 
 
 def may_have_slices(kind: type) -> bool:
@@ -37,7 +39,7 @@ def may_have_slices(kind: type) -> bool:
 
 
 def having_slices(items: Sequence[T]) -> list[T]:
-    """Return the objects that may have slices."""
+    """Return the objects of which ``may_have_slices`` is True."""
     types = set[int]()
     for type_id, example in one_of_each(items).items():
         if may_have_slices(type(example)):
@@ -46,6 +48,7 @@ def having_slices(items: Sequence[T]) -> list[T]:
 
 
 def _is_of_cython(kind: type) -> bool:
+    """Return True for a class that Cython has compiled, or that derives from one."""
     for base in mro_of(kind):
         attributes = class_dict(base)
         if any(name in attributes for name in _OF_CYTHON):
@@ -60,7 +63,7 @@ def is_view(item: object) -> bool:
 
 
 class Slices:
-    """Finds the memoryviews to which some objects refer by slices.
+    """Finds the memoryviews to which objects refer by slices.
 
     It passes over the heap once, when it is first asked, and keeps all memoryviews alive: use it,
     then drop it.
@@ -70,7 +73,7 @@ class Slices:
         self._views: dict[int, object] | None = None
 
     def of(self, items: Sequence[Any]) -> list[object]:
-        """Return the memoryviews, one for each object that refers to it."""
+        """Return the memoryviews to which objects refer by slices, once for each reference."""
         with_slices = having_slices(items)
         if not with_slices:
             return []
@@ -83,27 +86,30 @@ class Slices:
 
 
 def views_among(item: Any, views: Mapping[int, object]) -> dict[int, object]:
-    """Return the memoryviews to which an object of Cython refers by slices, of some by their
-    identities.
+    """Return the memoryviews to which an object of Cython refers by slices, by their identities.
+
+    Args:
+        item: the object.
+        views: the memoryviews to look for, by their identities.
     """
-    number = (_SIZE_OF(type(item)) - object.__basicsize__) // _FIELD
-    pointers = views.keys() & set(fields_of(item, number))
-    if pointers:  # it may have some of them as attributes, too
-        pointers -= set(map(id, gc.get_referents(item)))
-    return {key: views[key] for key in pointers}
+    number_of_fields = (_SIZE_OF(type(item)) - object.__basicsize__) // _FIELD
+    view_ids = views.keys() & set(fields_of(item, number_of_fields))
+    if view_ids:  # the object may also have memoryviews as attributes, which the collector reports
+        view_ids -= set(map(id, gc.get_referents(item)))
+    return {view_id: views[view_id] for view_id in view_ids}
 
 
 def _live_views() -> dict[int, object]:
     """Return all memoryviews of Cython, by identity."""
     views = dict[int, object]()
-    examined = set[int]()
-    wanted = set[int]()
-    for part in chunks(gc.get_objects()):
-        batch = Batch(part)
-        new_types = batch.types - examined
-        examined |= new_types
+    examined_types = set[int]()
+    view_types = set[int]()
+    for chunk in chunks(gc.get_objects()):
+        batch = Batch(chunk)
+        new_types = batch.types - examined_types
+        examined_types |= new_types
         for type_id, example in batch.one_of_each(new_types).items():
             if is_view(example):
-                wanted.add(type_id)
-        views.update(by_identity(batch.of_types(wanted)))
+                view_types.add(type_id)
+        views.update(by_identity(batch.of_types(view_types)))
     return views

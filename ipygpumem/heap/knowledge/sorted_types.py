@@ -1,4 +1,6 @@
-"""Sorts the types of objects by how a walk reads their objects."""
+"""Sorts the types of objects by how a walk reads their objects: tensors, arrays, containers,
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ class SortedTypes:
         streams: types of ``BytesIO``.
         with_slices: types of Cython's objects that may have slices.
         leaves: types of objects that lead to nothing.
-        uncounted_leaves: those of them for which a library keeps memory that nothing counts.
-        containers: the built-in container from which a type derives.
-        own_bytes: knows the bytes of objects.
+        uncounted_leaves: types of leaves for which a library keeps memory that nothing counts.
+        containers: the built-in container from which a type derives, by the identity of the type.
+        own_bytes: measures the bytes of objects.
     """
 
     def __init__(self) -> None:
@@ -40,14 +42,16 @@ class SortedTypes:
         self.leaves: set[int] = set(ATOMS)
         self.uncounted_leaves: set[int] = set()
         self.containers: dict[int, Any] = {}
-        self._known: set[int] = set()
+        self._sorted: set[int] = set()
 
     def learn(self, items: Sequence[object]) -> set[int]:
-        """Sort the items' types that are new, and return the identities of all of them."""
+        """Sort the new types among those of objects; return the identities of all types of the
+        objects.
+        """
         type_ids = self.own_bytes.learn(items)
-        if type_ids <= self._known:
+        if type_ids <= self._sorted:
             return type_ids
-        self._known |= type_ids
+        self._sorted |= type_ids
         bases = (
             (self.tensors, library_type("torch", "Tensor")),
             (self.storages, library_type("torch", "UntypedStorage")),
@@ -78,5 +82,7 @@ class SortedTypes:
 
     @property
     def apart(self) -> set[int]:
-        """The types of objects that may have other references than those that Python counts."""
+        """The types of objects with references that Python does not count: tensors, arrays and
+        shared memory.
+        """
         return self.tensors | self.arrays | self.segments

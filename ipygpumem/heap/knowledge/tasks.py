@@ -1,5 +1,5 @@
-"""Reads asyncio tasks, timers and context variables: the event loop, threads and the running code
-keep these out of Python's sight.
+"""Finds asyncio tasks, timers and the values of context variables, to which the event loop, threads
+or the running code refer: the collector does not report all of these references.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ def is_pending(item: object) -> bool:
     return kind is not None and is_instance(item, kind) and not kind.done(item)
 
 
-def pending(items: Sequence[object]) -> list[object]:
+def pending_tasks(items: Sequence[object]) -> list[object]:
     """Return the asyncio tasks that are not done."""
     kind = library_type("asyncio", "Task")
     return [] if kind is None else list(filter(is_pending, of_types(kinds_of(items, kind), items)))
 
 
 def timers_of(loop: object) -> list[Any]:
-    """Return the timers of the user's code on one of asyncio's own event loops."""
+    """Return the timers of the user's code on an event loop of asyncio."""
     timers = list[Any]()
     for timer in list(scheduled_on(loop)):
         if not is_uncancelled_asyncio_timer(timer):
             continue
-        if module_of_function(timer._callback).partition(".")[0] not in _OF_LOOPS:
+        if module_of_function(timer._callback).partition(".")[0] not in _KERNEL_PACKAGES:
             timers.append(timer)
     return timers
 
 
 def scheduled_on(loop: object) -> list[Any]:
-    """Return the list in which an event loop keeps its timers; another list if it has none."""
+    """Return the list in which an event loop keeps its timers; a new one if it has no such list."""
     scheduled = attribute_of(loop, "_scheduled")
     return scheduled if type(scheduled) is list else []
 
@@ -60,8 +60,8 @@ def is_uncancelled_asyncio_timer(item: Any) -> bool:
     return kind is not None and type(item) is kind and not kind.cancelled(item)
 
 
-_OF_LOOPS = {"asyncio", "tornado", "zmq", "ipykernel"}
-"""Modules whose timers belong to the kernel, or wake tasks."""
+_KERNEL_PACKAGES = {"asyncio", "tornado", "zmq", "ipykernel"}
+"""Packages whose timers belong to the kernel, or wake tasks."""
 
 
 def module_of_function(function: object) -> str:
@@ -71,8 +71,8 @@ def module_of_function(function: object) -> str:
 
 
 def wakes_task(item: Any) -> bool:
-    """Return True for the callback by which a future wakes a task: a future does not own the
-    waiting task.
+    """Return True for the callback by which a future wakes the task that waits for it. The future
+    refers to the task, but does not own it.
     """
     if type(item) is BuiltinFunctionType:
         return bool(item.__name__ == _WAKES)
@@ -80,7 +80,7 @@ def wakes_task(item: Any) -> bool:
 
 
 def without_wakeups(items: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
-    """Return the items without the callbacks by which futures wake tasks, and these."""
+    """Return the items without the callbacks by which futures wake tasks, and these callbacks."""
     if _WAKES not in map(_NAME_OF, of_types(BUILTIN, items)):
         return items, []
     waking = list(filter(wakes_task, items))
@@ -104,6 +104,7 @@ def is_waiting_thread_timer(item: object) -> bool:
 
 
 def _is_in_timer(frame: FrameType | None) -> bool:
+    """Return True for the frame of a timer's thread."""
     return frame is not None and frame.f_code is threading.Timer.run.__code__
 
 
@@ -120,23 +121,25 @@ def waiting_thread_timers() -> list[threading.Timer]:
 
 
 def storage_of_context() -> list[object]:
-    """Return the mapping that contains the values of the current context."""
+    """Return the mapping with the values of the current context, as the only item of a list."""
     return gc.get_referents(copy_context())
 
 
 def own_references_of_contexts(nodes: Sequence[object]) -> list[object]:
-    """Return the references of some ``CONTEXT_NODES``, without the current values of variables.
+    """Return the objects to which nodes of contexts refer, without the values that the variables
+    have in the current context.
 
     A task's context begins as a copy of the current one. Once the task sets a variable, it has
     nodes of its own, in which the values of all other variables stand, too.
     """
     references = gc.get_referents(*nodes)
     current = copy_context()
-    shared = map(current.get, of_types({id(ContextVar)}, references))
-    return without_objects(shared, references)
+    current_values = map(current.get, of_types({id(ContextVar)}, references))
+    return without_objects(current_values, references)
 
 
 def _types_of_nodes() -> set[int]:
+    """Return the identities of the types of the nodes of contexts."""
     context = Context()
     context.run(ContextVar[int]("example").set, 0)
     return types_of(gc.get_referents(*gc.get_referents(context)))

@@ -1,4 +1,6 @@
-"""Reads the text keys of dicts, which the collector does not report."""
+"""Reads the text keys of dicts, which the collector does not report: of ``{"a": x}``, it reports
+only ``x``.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +23,23 @@ _DICT = {id(dict)}
 def text_keys(
     objects: Sequence[Any], dicts: set[int], in_plain_dicts: int | None = None
 ) -> list[Any]:
-    """Return the text keys of dicts, which the collector leaves out; of a dict with any other key,
-    it reports all.
+    """Return the keys that the collector does not report: those of dicts with only text keys. Of a
+    dict with any other key, it reports all.
 
     Args:
-        objects: any objects.
+        objects: the objects among which the dicts are.
         dicts: the types among theirs that derive from ``dict``, by identity.
         in_plain_dicts: number of references that their plain dicts report, if the caller has read
             these references anyway.
     """
-    plain = of_types(_DICT, objects)
+    plain_dicts = of_types(_DICT, objects)
     if in_plain_dicts is None:
-        in_plain_dicts = len(gc.get_referents(*plain))
-    if in_plain_dicts != sum(map(len, plain)):
-        numbers_reported = map(len, map(gc.get_referents, plain))
-        are_keys_missing = map(eq, numbers_reported, map(len, plain))
-        plain = list(compress(plain, are_keys_missing))
-    keys = list(chain.from_iterable(plain))
+        in_plain_dicts = len(gc.get_referents(*plain_dicts))
+    if in_plain_dicts != sum(map(len, plain_dicts)):  # more than the values: some have other keys
+        numbers_reported = map(len, map(gc.get_referents, plain_dicts))
+        are_keys_missing = map(eq, numbers_reported, map(len, plain_dicts))
+        plain_dicts = list(compress(plain_dicts, are_keys_missing))
+    keys = list(chain.from_iterable(plain_dicts))
     subclasses = dicts - _DICT
     if subclasses:
         derived = of_types(subclasses, objects)
@@ -47,8 +49,10 @@ def text_keys(
 
 
 def referents_of(batch: Batch[Any], unvisited_types: Collection[int] = ()) -> tuple[list[Any], int]:
-    """Return the references of objects, and the number of them that plain dicts report:
-    ``text_keys`` needs it, and would visit the dicts of the whole heap again.
+    """Return the objects to which the objects of a batch refer, once for each reference, and the
+    number of these references that plain dicts have.
+
+    ``text_keys`` needs the number, and would visit the dicts of the whole heap again.
 
     Args:
         batch: the objects.
@@ -61,46 +65,54 @@ def referents_of(batch: Batch[Any], unvisited_types: Collection[int] = ()) -> tu
 
 
 def _unreported_keys(item: Any) -> list[Any]:
-    """Return the keys of an instance of a subclass, once for each reference that is not reported.
+    """Return the keys of an instance of a subclass of ``dict``, once for each reference that is not
+    reported.
 
-    It reports its attributes and its class, too. An ``OrderedDict`` has a list of its keys besides
-    the dict: it refers to each key twice, and reports a text key once.
+    The instance reports its attributes and its class, too. An ``OrderedDict`` has a list of its
+    keys next to the dict: it refers to each key twice, and reports a text key once.
     """
-    references = 2 if is_instance(item, OrderedDict) else 1
+    references_to_key = 2 if is_instance(item, OrderedDict) else 1
     reported_ids = list(map(id, gc.get_referents(item)))
-    if references == 1 and set(reported_ids).isdisjoint(map(id, dict.__iter__(item))):
+    if references_to_key == 1 and set(reported_ids).isdisjoint(map(id, dict.__iter__(item))):
         return list(dict.__iter__(item))  # nearly always; counting them takes 100 µs
-    reported = Counter(reported_ids)
-    of_values = Counter(map(id, dict.values(item)))
+    number_reported = Counter(reported_ids)
+    number_as_value = Counter(map(id, dict.values(item)))
     keys = list[Any]()
     for key in dict.__iter__(item):
-        reported_as_key = reported[id(key)] - of_values[id(key)]
-        keys += [key] * (references - reported_as_key)
+        number_as_key = number_reported[id(key)] - number_as_value[id(key)]
+        keys += [key] * (references_to_key - number_as_key)
     return keys
 
 
 def referents_with_keys(item: Any) -> list[Any]:
-    """Return the objects to which an object refers, with the text keys of a dict."""
+    """Return the objects to which an object refers; of a dict, also the text keys."""
     if not is_instance(item, dict):
         return gc.get_referents(item)
     return gc.get_referents(item) + text_keys([item], {id(type(item))})
 
 
 def dicts_with_keys(objects: Sequence[Any], keys: Set[int]) -> list[Any]:
-    """Return the dicts among some objects that have one of the text ``keys``, by identity."""
-    with_keys = list[Any]()
-    for part in chunks(instances_among(objects, dict)):
-        keys_of_part = chain.from_iterable(map(dict.__iter__, part))
-        if keys.isdisjoint(map(id, keys_of_part)):
+    """Return the dicts among objects that have one of the keys.
+
+    Args:
+        objects: the objects.
+        keys: the identities of the keys, which are texts.
+    """
+    dicts = list[Any]()
+    for chunk in chunks(instances_among(objects, dict)):
+        keys_of_chunk = chain.from_iterable(map(dict.__iter__, chunk))
+        if keys.isdisjoint(map(id, keys_of_chunk)):
             continue
-        for item in part:
+        for item in chunk:
             if not keys.isdisjoint(map(id, dict.__iter__(item))):
-                with_keys.append(item)
-    return with_keys
+                dicts.append(item)
+    return dicts
 
 
 def has_own_keys(dicts: Sequence[Any]) -> bool:
-    """Return True if dicts have text keys that few other objects refer to."""
+    """Return True if dicts have a text key to which few objects refer, so that its memory belongs
+    to the dicts.
+    """
     keys = list(chain.from_iterable(map(dict.__iter__, dicts)))
     texts = keys
     if set(map(type, keys)) != {str}:

@@ -1,4 +1,6 @@
-"""Finds the references that torch's C++ code has to tensors and storages."""
+"""Tells to which tensors and storages torch's C++ code may refer, such as from a graph: the
+collector does not report these references.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +15,26 @@ from ipygpumem.heap.tensors import Reader, each
 
 
 def known_to_torch(tensors: Sequence[Any]) -> list[Any]:
-    """Return the tensors that torch's C++ code refers to, or may refer to, and those that share a
-    storage.
+    """Return the tensors to which torch's C++ code refers, or may refer, and those that share a
+    storage. Any other tensor has only references that Python reports.
     """
     torch: Any = sys.modules["torch"]
-    count: Any = getattr(torch.Tensor, "_use_count", None)  # neither is in every torch
+    count_of_tensor: Any = getattr(torch.Tensor, "_use_count", None)  # neither is in every torch
     count_of_storage: Any = getattr(torch._C, "_storage_Use_Count", None)
-    if count is None or count_of_storage is None:
+    if count_of_tensor is None or count_of_storage is None:
         return list(tensors)
     with torch._C.DisableTorchFunction():
         reader = Reader(torch)
         plain, unusual = reader.plain(tensors)
         with_autograd = set(map(id, with_graph_or_gradient(plain.tensors)))
         have_autograd = map(with_autograd.__contains__, map(id, plain.tensors))
-        uses = each(count, plain.tensors)
+        uses = each(count_of_tensor, plain.tensors)
         storage_uses = each(count_of_storage, plain.keys)
         # Storages on accelerators always belong to torch.
-        is_own = map(or_, map("cpu".__ne__, plain.devices), reader.resizable(plain.storages))
-        columns = zip(have_autograd, uses, storage_uses, is_own, strict=True)
-        is_alone = list(map(_IS_ALONE.__eq__, columns))
-    return [*unusual, *compress(plain.tensors, map(not_, is_alone))]
+        are_of_torch = map(or_, map("cpu".__ne__, plain.devices), reader.resizable(plain.storages))
+        facts = zip(have_autograd, uses, storage_uses, are_of_torch, strict=True)
+        are_unknown_to_torch = list(map(_UNKNOWN_TO_TORCH.__eq__, facts))
+    return [*unusual, *compress(plain.tensors, map(not_, are_unknown_to_torch))]
 
 
 def plain_tensors(tensors: Sequence[Any]) -> set[int]:
@@ -43,14 +45,14 @@ def plain_tensors(tensors: Sequence[Any]) -> set[int]:
     with torch._C.DisableTorchFunction():
         with_storage, _ = Reader(torch).plain(tensors)
         candidates = with_storage.tensors
-        with_more = set(map(id, with_graph_or_gradient(candidates)))
-        viewed = each(torch.Tensor._base.__get__, candidates)
-        views = compress(candidates, map(is_not, viewed, repeat(None)))
-        with_more.update(map(id, views))
-    return {id(tensor) for tensor in candidates} - with_more
+        excluded_ids = set(map(id, with_graph_or_gradient(candidates)))
+        bases = each(torch.Tensor._base.__get__, candidates)
+        views = compress(candidates, map(is_not, bases, repeat(None)))
+        excluded_ids.update(map(id, views))
+    return set(map(id, candidates)) - excluded_ids
 
 
-_IS_ALONE = (False, 1, 2, True)
-"""A tensor that requires no gradient and has none, and is used once; one use of its storage is
-ours, and torch allocated it.
+_UNKNOWN_TO_TORCH = (False, 1, 2, True)
+"""The facts about a tensor to which only Python refers: it requires no gradient and has none, it is
+used once, its storage is used once more, by us, and torch has allocated the storage.
 """

@@ -1,5 +1,5 @@
-"""Finds small views that keep a large block of memory alive, and knows the call that
-copies them.
+"""Recognises small views that keep a large block of memory alive, such as ``big[:10]``, and names
+the call that copies them.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def small_view(value: object) -> str:
     ''
     """
     if is_of_library(value, "torch", "Tensor"):
-        return _of_tensor(value)
+        return _note_on_tensor(value)
     if is_array(value):
-        return _of_array(value)
+        return _note_on_array(value)
     if is_of_pandas(value):
-        return _of_pandas(value)
+        return _note_on_pandas(value)
     if is_of_library(value, "xarray", "DataArray"):
-        return _of_xarray(value)
+        return _note_on_xarray(value)
     if any(is_of_library(value, "pyarrow", name) for name in _OF_ARROW):
-        return _of_arrow(value)
+        return _note_on_arrow(value)
     return ""
 
 
-def _of_tensor(tensor: Any) -> str:
-    """Return the note on a tensor that shows a small part of its storage."""
+def _note_on_tensor(tensor: Any) -> str:
+    """Return the note on a tensor that shows a small part of its storage; else an empty text."""
     torch: Any = sys.modules["torch"]
     if answers_itself(torch, type(tensor)):
         return ""
@@ -75,8 +75,10 @@ def _of_tensor(tensor: Any) -> str:
     )
 
 
-def _of_array(array: Any) -> str:
-    """Return the note on an array that shows a small part of its owner's memory."""
+def _note_on_array(array: Any) -> str:
+    """Return the note on an array that shows a small part of its owner's memory; else an empty
+    text.
+    """
     described = describe(array)
     if described is None or _is_mapped(array):
         return ""
@@ -92,8 +94,10 @@ def _of_array(array: Any) -> str:
     return f"{_shape(described.shape)} of an array of {format_bytes(described.size_bytes)}: .copy()"
 
 
-def _of_pandas(value: object) -> str:
-    """Return the note on a frame, series or index whose arrays are views of larger ones."""
+def _note_on_pandas(value: object) -> str:
+    """Return the note on a data frame, series or index whose arrays are views of larger ones; else
+    an empty text.
+    """
     arrays: Sequence[Any] = inside_pandas(value)
     if any(map(_is_mapped, arrays)):
         return ""
@@ -108,15 +112,19 @@ def _of_pandas(value: object) -> str:
     return f"{rows:,} {noun} of a block of {format_bytes(kept_bytes)}: .copy()"
 
 
-def _of_xarray(value: object) -> str:
-    """Return the note on a labelled array that shows a part of a larger one."""
+def _note_on_xarray(value: object) -> str:
+    """Return the note on a labelled array that shows a small part of a larger one; else an empty
+    text.
+    """
     variable = slots(value).get("_variable")
     data = slots(variable).get("_data")
-    return _of_array(data) if is_array(data) else ""
+    return _note_on_array(data) if is_array(data) else ""
 
 
-def _of_arrow(value: Any) -> str:
-    """Return the note on a table, batch or array of Arrow that is a slice of a larger one."""
+def _note_on_arrow(value: Any) -> str:
+    """Return the note on a table, batch or array of Arrow that is a small slice of a larger one;
+    else an empty text.
+    """
     kept_bytes = value.get_total_buffer_size()
     if not _is_small(value.nbytes, kept_bytes):
         return ""
@@ -133,6 +141,9 @@ def _of_arrow(value: Any) -> str:
 
 
 def _is_small(shown_bytes: int, kept_bytes: int) -> bool:
+    """Return True if a view shows a small part of the bytes that it keeps, and the rest is worth a
+    note.
+    """
     return shown_bytes * _SMALL <= kept_bytes and kept_bytes - shown_bytes >= _LEAST_UNUSED_BYTES
 
 
@@ -144,6 +155,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 def _shape(shape: Sequence[int]) -> str:
+    """Return the shape of a view in words: ``10 × 4`` or ``3 values``."""
     if not shape:
         return "1 value"
     if len(shape) == 1:

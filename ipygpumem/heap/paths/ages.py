@@ -94,6 +94,8 @@ class Ages:
             columns = self.columns_before(frame)
             if columns:
                 self.learned.columns[id(frame)] = columns
+        elif self.are_known:  # another frame had its identity
+            self.learned.columns.pop(id(frame), None)
         return self.learned.columns.get(id(frame), ())
 
     def is_as_long_as_before(self, items: list[Any]) -> bool:
@@ -101,12 +103,20 @@ class Ages:
         ``learned``: its new items have taken the places of older ones, as by ``rows[3] = x``.
         """
         length = list.__len__(items)
-        if self.learned.lengths.get(id(items)) == length:
-            return True
-        if self.length_before(items) != length or not self._is_known_to_be_old(items):
-            return False
-        self.learned.lengths[id(items)] = length
-        return True
+        if self.are_known:
+            self._learn_length(items, length)
+        return self.learned.lengths.get(id(items)) == length
+
+    def _learn_length(self, items: list[Any], length: int) -> None:
+        """Add the length of an older list that still has it to ``learned``, and forget that of a
+        dead list with the same identity.
+        """
+        length_before = self.length_before(items)
+        is_new = id(items) in self.new()
+        if is_new or length_before not in (None, length):
+            self.learned.lengths.pop(id(items), None)
+        elif length_before == length:
+            self.learned.lengths[id(items)] = length
 
     def _is_known_to_be_old(self, item: object) -> bool:
         """Return True if ages are known, and the object is not new."""

@@ -1,4 +1,6 @@
-"""Steps of paths through attributes of objects of any other class."""
+"""Writes the steps of paths through attributes, ``run.model``, of objects of any class for which no
+other file writes the step.
+"""
 
 from __future__ import annotations
 
@@ -37,37 +39,41 @@ _READ_AS_THEMSELVES = (
 
 
 def append_attribute_step(path: Path, steps: Sequence[object]) -> int:
-    """Write the step through an object to the attribute that refers to the next one; return 1."""
+    """Append the step from an object to the next one, which is its attribute; return 1, the number
+    of references.
+    """
     parent, child = steps[0], steps[1]
-    name = attribute_text(parent, child)
+    attribute = attribute_text(parent, child)
     target = ""
-    if path.code and name.startswith("."):
-        target = f"{path.code}{name}"
-    library = library_that_keeps(parent, name[1:], child)
-    if library:
+    if path.code and attribute.startswith("."):
+        target = f"{path.code}{attribute}"
+    library = library_that_keeps(parent, attribute[1:], child)
+    if library:  # model._hf_hook
         path.advise("", f"let {library} remove it from there")
-        path.append_fixed(name, target)
+        path.append_fixed(attribute, target)
         return 1
-    shown = name or f" ({type_name(parent)})"
-    odd = _code_of_odd_attribute(parent, child, path.code) if path.code and not target else ""
-    if odd:
-        path.append_removable(shown, odd, Cut(Kind.KEY, id(parent), path.code, odd))
-        return 1
-    kind = kind_of_attribute(parent, name[1:], child)
-    if (kind is None or path.is_of_library) and is_added(parent, name[1:], child):
+    shown = attribute or f" ({type_name(parent)})"
+    if path.code and not target:
+        in_vars = _code_of_odd_attribute(parent, child, path.code)
+        if in_vars:  # vars(run)["a b"]
+            path.append_removable(shown, in_vars, Cut(Kind.KEY, id(parent), path.code, in_vars))
+            return 1
+    kind = kind_of_attribute(parent, attribute[1:], child)
+    if (kind is None or path.is_of_library) and is_added(parent, attribute[1:], child):
         path.is_of_library = False
         kind = Kind.DELETED_ATTRIBUTE
     if kind is not None:
         cut = _cut_of_attributes(parent, child, path.code) if target else None
-        path.append_removable(shown, _readable(parent, child, path.code, name), cut)
-    elif not _append_guarded_attribute(path, parent, child, name):
+        path.append_removable(shown, _code_to_read(parent, child, path.code, attribute), cut)
+    elif not _append_guarded_attribute(path, parent, child, attribute):
         path.append_fixed(shown, target)
     return 1
 
 
 def _append_guarded_attribute(path: Path, parent: object, child: object, name: str) -> bool:
-    """Append an attribute of a variable's object that a statement cannot set, such as that of a
-    frozen data class; return False for anything else.
+    """Append an attribute of a variable's object that an assignment cannot set, such as that of a
+    frozen data class: ``object.__setattr__(run, "model", None)`` does. Return False for anything
+    else.
     """
     is_variable = path.cut is not None and path.cut.kind is Kind.NAME and path.code != ""
     if not is_variable or not is_users_class(type(parent)) or not name.startswith("."):
@@ -82,8 +88,8 @@ def _append_guarded_attribute(path: Path, parent: object, child: object, name: s
 
 
 def _code_of_odd_attribute(owner: object, child: object, code: str) -> str:
-    """Return the code of an attribute that has no name as Python writes names, such as
-    ``vars(m)["a b"]``; an empty text if it is another one, or not a user's.
+    """Return the code of an attribute whose name cannot follow a dot, ``vars(run)["a b"]``; empty
+    for any other attribute, and for an object of a library's class.
     """
     names = attribute_names(owner, child)
     if not names or is_name(names[0]) or not is_users_class(type(owner)):
@@ -96,9 +102,8 @@ def _code_of_odd_attribute(owner: object, child: object, code: str) -> str:
 
 
 def _cut_of_attributes(owner: object, child: object, code: str) -> Cut | None:
-    """Return the reference from an object to ``child``, with those of its other attributes.
-
-    An attribute that a library's code may need stays.
+    """Return the reference from an object's attribute to ``child``, with those of its other
+    attributes to the same object, but without attributes that a library's code may need.
     """
     cuts = list[Cut]()
     for name in attribute_names(owner, child):
@@ -110,10 +115,17 @@ def _cut_of_attributes(owner: object, child: object, code: str) -> Cut | None:
     return with_repeated(cuts)
 
 
-def _readable(owner: object, child: object, code: str, name: str) -> str:
-    """Return the code of an attribute; empty if there is none.
+def _code_to_read(owner: object, child: object, code: str, name: str) -> str:
+    """Return the code that reads an attribute; empty if there is none.
 
-    Reading a class's attribute may run its ``__get__``, which returns something else.
+    ``Model.table`` of a class may run the attribute's ``__get__``, which returns something else:
+    then it is ``vars(Model)["table"]``.
+
+    Args:
+        owner: the object or class.
+        child: the attribute's object.
+        code: the code of the owner.
+        name: the attribute, such as ``.table``.
     """
     if not code or not name.startswith("."):
         return ""

@@ -1,6 +1,5 @@
-"""Says which attributes and globals a user may remove, and which the code of a library needs.
-
-No code of users runs.
+"""Tells which attributes and globals a line may remove, and which ones the code of a class or
+library needs. Runs no code of the user.
 """
 
 from __future__ import annotations
@@ -39,8 +38,13 @@ from ipygpumem.introspect import (
 
 
 def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
-    """Return the kind of an attribute; None if it cannot be removed, or if the code of a library
-    may need it.
+    """Return how a line removes an attribute: by ``run.model = None`` or ``del run.model``; None if
+    it cannot be removed, or if the code of a library may need it.
+
+    Args:
+        owner: the object or class that has the attribute.
+        name: the name of the attribute.
+        child: its value.
     """
     if not is_name(name) or is_instance(owner, functools.partial) or is_of_pandas(owner):
         return None
@@ -66,8 +70,8 @@ def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
 
 
 def is_shadowed(owner: object, name: str) -> bool:
-    """Return True if the class of an object has a descriptor, such as a property, that sets an
-    attribute in another way.
+    """Return True if a property, or another descriptor of an object's class, handles assignments to
+    an attribute, so that ``run.model = None`` may do something else.
     """
     if is_instance(owner, type):
         return False
@@ -78,8 +82,8 @@ def is_shadowed(owner: object, name: str) -> bool:
 
 
 def sets_attributes(owner: object) -> bool:
-    """Return False for an object whose class may refuse new values of attributes, such as a frozen
-    data class.
+    """Return True if assignments to an object's attributes store the values; False if its class may
+    refuse them, such as a frozen data class.
     """
     if is_exactly(owner, SimpleNamespace):  # has one of its own, which does the same
         return True
@@ -126,7 +130,7 @@ def is_added(owner: object, name: str, child: object) -> bool:
 
 
 def is_users_callable(item: object) -> bool:
-    """Return True for a function of the user, or an object of a class of the user."""
+    """Return True for a function or method of the user, or an object of a class of the user."""
     function = item.__func__ if type(item) is MethodType else item
     if type(function) is FunctionType:
         return is_users(function.__code__.co_filename)
@@ -134,12 +138,17 @@ def is_users_callable(item: object) -> bool:
 
 
 def library_that_keeps(owner: object, name: str, child: object) -> str:
-    """Return the library that has put its own object into a private attribute of an object of the
-    user or of another library, which breaks without it; empty if the attribute is another one.
+    """Return the library that has put its own object into a private attribute of another object,
+    which breaks without it; empty for any other attribute.
 
     An example is ``model._hf_hook``, in which accelerate keeps the hook that moves the weights: its
     code has the name. A user's ``model._cache`` with a tensor is the user's, although torch uses
     such a name, too.
+
+    Args:
+        owner: the object, of the user or of another library.
+        name: the name of the attribute.
+        child: its value.
     """
     if not name.startswith("_") or is_array(child) or is_of_pandas(child):
         return ""
@@ -170,21 +179,26 @@ def _is_in_code_of_package(package: str, name: str, number_of_modules: int) -> b
 
 def is_in_code(module: ModuleType, name: str) -> bool:
     """Return True if a function or method of a module uses a name, or has it as text."""
-    values = list(module_dict(module).values())
-    functions = [value for value in values if type(value) is FunctionType]
-    for kind in [value for value in values if type(value) is type]:
-        methods = list(class_dict(kind).values())
-        functions += [method for method in methods if type(method) is FunctionType]
-    codes = [function.__code__ for function in functions]
+    codes = _codes_of_functions(module)
     for code in codes:  # the list grows
         if name in code.co_names:
             return True
         for constant in code.co_consts:
             if type(constant) is str and constant == name:
                 return True
-            if type(constant) is CodeType:
+            if type(constant) is CodeType:  # of an inner function
                 codes.append(constant)
     return False
+
+
+def _codes_of_functions(module: ModuleType) -> list[CodeType]:
+    """Return the code of a module's functions, and of the methods of its classes."""
+    values = list(module_dict(module).values())
+    functions = [value for value in values if type(value) is FunctionType]
+    for kind in [value for value in values if type(value) is type]:
+        methods = list(class_dict(kind).values())
+        functions += [method for method in methods if type(method) is FunctionType]
+    return [function.__code__ for function in functions]
 
 
 def is_needed_by_methods(kind: type, name: str) -> bool:
@@ -199,27 +213,28 @@ def is_needed_by_methods(kind: type, name: str) -> bool:
             is_read = True  # such as ``getattr(self, "mask")``
         if name not in code.co_names:
             continue
-        steps = list(dis.get_instructions(code))
-        for position, step in enumerate(steps):
-            if step.opname not in _READING or step.argval != name:
+        instructions = list(dis.get_instructions(code))
+        for position, instruction in enumerate(instructions):
+            if instruction.opname not in _READING or instruction.argval != name:
                 continue
-            if _are_tests_for_none(steps[position + 1 : position + 3]):
+            if _test_for_none(instructions[position + 1 : position + 3]):
                 return False
             is_read = True
     return is_read
 
 
 _READING = {"LOAD_ATTR", "LOAD_METHOD"}
+"""Instructions that read an attribute."""
 
 
-def _are_tests_for_none(steps: Sequence[dis.Instruction]) -> bool:
-    """Return True if two steps of code test the last value for None: Python 3.11 and later have one
-    step for it, such as ``POP_JUMP_IF_NOT_NONE``.
+def _test_for_none(instructions: Sequence[dis.Instruction]) -> bool:
+    """Return True if two instructions test the last value for None. Python 3.11 and later need one
+    for it, such as ``POP_JUMP_IF_NOT_NONE``.
     """
-    if steps[0].opname.endswith("_NONE"):
+    if instructions[0].opname.endswith("_NONE"):
         return True
-    is_none = steps[0].opname == "LOAD_CONST" and steps[0].argval is None
-    return is_none and steps[1].opname == "IS_OP"
+    is_none = instructions[0].opname == "LOAD_CONST" and instructions[0].argval is None
+    return is_none and instructions[1].opname == "IS_OP"
 
 
 def _codes_of_methods(kind: type) -> Iterator[CodeType]:
@@ -236,7 +251,7 @@ def _codes_of_methods(kind: type) -> Iterator[CodeType]:
 
 
 def is_in_source(module: ModuleType, name: str) -> bool:
-    """Return True if a module's source has a name, or may have it: with ``import *``, or if it
+    """Return True if a module's source has a name, or may have it: if it has ``import *``, or if it
     cannot be read.
     """
     return _is_in_file(text_of(module_dict(module).get("__file__")), name)

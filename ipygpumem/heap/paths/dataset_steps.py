@@ -16,40 +16,47 @@ from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import Path
 from ipygpumem.introspect import is_exactly, module_of
 
-_NOTES = {"._attrs": ".attrs", "._encoding": ".encoding"}
-"""Attributes with a dict of the user."""
+_DICTS_OF_USERS = {"._attrs": ".attrs", "._encoding": ".encoding"}
+"""The public names of the attributes with a dict of the user."""
 _INSIDE = ("pandas", "xarray")
 """Libraries whose objects hold the data of a variable."""
 
 
 def append_dataset_step(path: Path, steps: Sequence[object]) -> int:
-    """Append the way into one of xarray's objects; return the number of references.
-
-    The number is 0 if the object is none of xarray's, or if the step is an attribute like any
-    other.
+    """Append the step into one of xarray's objects, ``dataset["x"]``; return the number of
+    references, 0 if the object is none of xarray's, or if the step is an attribute like any other.
     """
     parent, child = steps[0], steps[1]
     if module_of(parent).partition(".")[0] != "xarray":
         return 0
     name = attribute_text(parent, child)
-    if name in _NOTES and is_exactly(child, dict):
-        notes = path.code and f"{path.code}{_NOTES[name]}"
-        cut = Cut(Kind.CALL, id(parent), path.code, f"{notes} = {{}}") if notes else None
-        path.append_removable(_NOTES[name], notes, cut)
+    if name in _DICTS_OF_USERS and is_exactly(child, dict):
+        shown = _DICTS_OF_USERS[name]
+        code = path.code and f"{path.code}{shown}"
+        cut = Cut(Kind.CALL, id(parent), path.code, f"{code} = {{}}") if code else None
+        path.append_removable(shown, code, cut)
         return 1
     is_dataset = is_of_library(parent, "xarray", "Dataset")
     if not is_dataset and not is_of_library(parent, "xarray", "DataArray"):
-        return _went_to_data(path, steps)
+        return _append_data(path, steps)
     if name in ("._variables", "._coords", "._indexes") and len(steps) > 2:
-        return _went_to_variable(path, steps, is_dataset=is_dataset)
+        return _append_variable(path, steps, is_dataset=is_dataset)
     if name == "._variable":
         path.append_fixed(".variable", path.code and f"{path.code}.variable")
         return 1
     return 0
 
 
-def _went_to_variable(path: Path, steps: Sequence[object], *, is_dataset: bool) -> int:
-    """Append a variable or coordinate, which leaves together with its index."""
+def _append_variable(path: Path, steps: Sequence[object], *, is_dataset: bool) -> int:
+    """Append a variable of a data set, or a coordinate, which ``del`` removes together with its
+    index; return 2, the number of references.
+
+    Args:
+        path: the path to the owner.
+        steps: the data set or labelled array, the dict of its variables, coordinates or indexes,
+            the variable or index, and the objects after it.
+        is_dataset: True for a data set.
+    """
     owner = steps[0]
     label = _code_of_label(owner, steps[1], steps[2])
     if not label:
@@ -72,8 +79,13 @@ def _went_to_variable(path: Path, steps: Sequence[object], *, is_dataset: bool) 
 
 
 def _code_of_label(owner: object, items: object, item: object) -> str:
-    """Return the code of the name of a variable or an index; empty if it does not leave alone, such
-    as one level of an index of several.
+    """Return the code of the name of a variable, coordinate or index, ``"x"``; empty if ``del``
+    would remove more than it, as for one level of an index with several.
+
+    Args:
+        owner: the data set or labelled array.
+        items: the dict in which the item is.
+        item: the variable, coordinate or index.
     """
     indexes: Any = slots(owner).get("_indexes")
     if not is_exactly(items, dict) or not is_exactly(indexes, dict):
@@ -88,11 +100,12 @@ def _code_of_label(owner: object, items: object, item: object) -> str:
 
 
 def _keys_of(items: Any, value: object) -> list[object]:
+    """Return the keys of a dict that have a value."""
     return [key for key, item in items.items() if item is value]
 
 
-def _went_to_data(path: Path, steps: Sequence[object]) -> int:
-    """Append the way from a variable or an index to its data."""
+def _append_data(path: Path, steps: Sequence[object]) -> int:
+    """Append the steps from a variable or an index to its data; return the number of references."""
     if is_array(steps[1]) and attribute_text(steps[0], steps[1]) == "._data":
         path.append_fixed("", path.code and f"{path.code}.data")
         return 1

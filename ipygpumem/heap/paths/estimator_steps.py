@@ -1,5 +1,5 @@
-"""Knows the estimators of scikit-learn: their attributes need each other, so that an estimator is
-broken without one of them, while a clone is one that was never fitted.
+"""Recognises estimators of scikit-learn, which a line replaces by a clone that was never fitted:
+``model = sklearn.base.clone(model)``. Without one of its attributes an estimator would be broken.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ def is_estimator(item: object) -> bool:
 
 
 def is_forgotten_by_clone(steps: Sequence[object]) -> bool:
-    """Return True if a clone of the estimator at which some steps begin does not lead to their last
-    object: one of them is an attribute that fitting has set, or the list of a pipeline's steps.
+    """Return True if a clone of an estimator does not lead to a chain's last object: the chain
+    leads through an attribute that fitting has set, or ends at the list of a pipeline's steps.
+
+    Args:
+        steps: the estimator, and the objects after it.
     """
     for owner, child in itertools.pairwise(steps):
         if is_estimator(owner):
@@ -45,9 +48,10 @@ def is_forgotten_by_clone(steps: Sequence[object]) -> bool:
 
 
 def has_only_a_fit(estimator: object) -> bool:
-    """Return True if an estimator has nothing but its parameters and what fitting has set: a clone
-    has no other attributes. It makes no difference to the user's own classes, whose parameters may
-    be anything.
+    """Return True if an estimator of a library has no attributes but its parameters, which a clone
+    has, too, and those that fitting has set.
+
+    It is False for the user's own classes, whose parameters may be anything.
     """
     attributes = instance_dict(estimator)
     if is_users_class(type(estimator)) or attributes is None:
@@ -55,14 +59,20 @@ def has_only_a_fit(estimator: object) -> bool:
     splitter = attributes.get("cv")
     if type(splitter) is str and splitter == "prefit":  # its estimators must be fitted
         return False
+    parameters = _constructor_parameters(type(estimator))
+    names = map(text_of, attributes)
+    return all(name in parameters or _is_set_by_fit(name) for name in names)
+
+
+def _constructor_parameters(kind: type) -> set[str]:
+    """Return the names of the parameters of a class and its bases."""
     parameters = set[str]()
-    for kind in mro_of(type(estimator)):
-        init = class_dict(kind).get("__init__")
+    for base in mro_of(kind):
+        init = class_dict(base).get("__init__")
         if type(init) is FunctionType:
             code = init.__code__
             parameters.update(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-    names = map(text_of, attributes)
-    return all(name in parameters or _is_set_by_fit(name) for name in names)
+    return parameters
 
 
 def clone_code(names: Mapping[str, object]) -> str:

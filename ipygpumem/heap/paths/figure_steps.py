@@ -1,4 +1,6 @@
-"""Writes the steps of paths through figures of matplotlib, whose ``remove()`` takes out artists."""
+"""Writes the steps of paths through figures of matplotlib, whose artists have a method to remove
+them: ``fig.axes[0]._children[0].remove()``.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,12 @@ _FROM_FIGURE_TO_AXES = 4
 
 
 def append_figure_step(path: Path, steps: Sequence[object]) -> int:
-    """Append the axes of a figure, or an artist of axes; return the number of references, 0 if
-    there is none on the way.
+    """Append the step from a figure to axes, or from axes to an artist, such as a line or an image;
+    return the number of references, 0 if the chain leads to neither.
+
+    Args:
+        path: the path to the figure or axes.
+        steps: the figure or axes, and the objects after it.
     """
     if is_of_library(steps[0], "matplotlib.axes", "Axes"):
         return _append_artist(path, steps) or _append_mappable(path, steps)
@@ -28,33 +34,31 @@ def append_figure_step(path: Path, steps: Sequence[object]) -> int:
 
 def _append_axes(path: Path, steps: Sequence[object]) -> int:
     """Append the axes of a figure, which has them in several places; return the number of
-    references, 0 if there are none on the way.
+    references, 0 if the chain does not lead to axes.
     """
-    figure = steps[0]
-    all_axes = _axes_of(figure)
-    for taken, item in enumerate(steps[1:_FROM_FIGURE_TO_AXES], start=1):
-        if not any(axes is item for axes in all_axes):
-            continue
-        position = position_of(all_axes, item)
-        imports, owner = split(path.code)
-        code = f"{owner}.axes[{position}]"
-        if any(_colorbar_in(axes) is not None for axes in all_axes[:position]):
-            # Its removal would move these axes.
-            code = f"next(axes for axes in {owner}.axes if id(axes) == {id(item)})"
-        call = f"{imports}{code}.remove()"
-        if _colorbar_in(item) is not None:
-            call = f"{imports}{code}._colorbar.remove()"
-        cut = Cut(
-            Kind.CALL,
-            id(steps[taken - 1]),
-            path.code,
-            call,
-            position,
-            len(all_axes),
-            also_removed=_references_to_axes(item),
-        )
-        path.append_removable(f".axes[{position}]", f"{imports}{code}", cut)
-        return taken
+    all_axes = _axes_of(steps[0])
+    for number, item in enumerate(steps[1:_FROM_FIGURE_TO_AXES], start=1):
+        if any(axes is item for axes in all_axes):
+            position = position_of(all_axes, item)
+            imports, owner = split(path.code)
+            code = f"{owner}.axes[{position}]"
+            if any(_colorbar_in(axes) is not None for axes in all_axes[:position]):
+                # The line for an earlier colorbar would move these axes.
+                code = f"next(axes for axes in {owner}.axes if id(axes) == {id(item)})"
+            call = f"{imports}{code}.remove()"
+            if _colorbar_in(item) is not None:
+                call = f"{imports}{code}._colorbar.remove()"
+            cut = Cut(
+                Kind.CALL,
+                id(steps[number - 1]),
+                path.code,
+                call,
+                position,
+                len(all_axes),
+                also_removed=_references_to_axes(item),
+            )
+            path.append_removable(f".axes[{position}]", f"{imports}{code}", cut)
+            return number
     return 0
 
 
@@ -67,30 +71,31 @@ def _axes_of(figure: object) -> list[object]:
 
 
 def _append_artist(path: Path, steps: Sequence[object]) -> int:
-    """Append an artist of axes, such as a line or an image; return the number of references.
+    """Append an artist of axes, such as a line or an image; return the number of references, 0 if
+    the chain leads to none.
 
-    The number is 0 if there is none on the way. The axes have several lists of the artist, and its
-    ``remove()`` takes it out of all of them. One of several artists in a container, such as those
-    of error bars, is removed with the container, which refers to it.
+    The axes have several lists of the artist, and its ``remove()`` takes it out of all of them. One
+    of several artists in a container, such as those of error bars, is removed with the container,
+    which refers to it.
     """
     axes = steps[0]
     artists = _list_in(axes, "_children")
     containers = _list_in(axes, "containers")
-    for taken, item in enumerate(steps[1:], start=1):
+    for number, item in enumerate(steps[1:], start=1):
         is_artist = any(artist is item for artist in artists)
         for container in containers:
             if container is item or (is_artist and _contains(container, item)):
-                _enter_artist(path, axes, "containers", container)
-                return taken
+                _append_from_list(path, axes, "containers", container)
+                return number
         if is_artist:
-            _enter_artist(path, axes, "_children", item)
-            return taken
+            _append_from_list(path, axes, "_children", item)
+            return number
     return 0
 
 
 def _append_mappable(path: Path, steps: Sequence[object]) -> int:
-    """Append the artist, such as an image, whose colorbar axes have; return the number of
-    references, 0 if there is none on the way.
+    """Append the artist, such as an image, to which the colorbar in axes belongs; return 2, the
+    number of references, or 0 if the chain leads to none.
     """
     if len(steps) < 3 or _colorbar_in(steps[0]) is not steps[1]:
         return 0
@@ -114,20 +119,20 @@ def _append_mappable(path: Path, steps: Sequence[object]) -> int:
 
 
 def _list_in(owner: object, name: str) -> list[object]:
-    """Return a list that axes or a figure have; an empty one if it is another object."""
+    """Return the list in an attribute of axes or a figure; an empty one if they have none."""
     items: Any = (instance_dict(owner) or {}).get(name)
     if not is_exactly(items, list):
         return []
     return items  # type: ignore[no-any-return]  # a list
 
 
-def _enter_artist(path: Path, axes: object, name: str, artist: object) -> None:
-    """Append an artist, or a container of several, which ``remove()`` takes out of the axes.
+def _append_from_list(path: Path, axes: object, name: str, artist: object) -> None:
+    """Append an artist, or a container of several, which ``remove()`` takes out of its axes.
 
     Args:
         path: the path to the axes.
         axes: the axes.
-        name: the name of the list that has the artist.
+        name: the attribute with the list of the artist: ``_children`` or ``containers``.
         artist: the artist or container.
     """
     artists = _list_in(axes, name)
@@ -154,20 +159,25 @@ def _enter_artist(path: Path, axes: object, name: str, artist: object) -> None:
 
 
 def _removal_alone(of_artist: str) -> str:
-    """Return the statement that removes an artist from its axes: ``for artist in ...``."""
+    """Return the statement that removes an artist from its axes, and does nothing else.
+
+    Args:
+        of_artist: the code of the loop over the artist, ``artist in ax.containers[:]``.
+    """
     return f"[artist.remove() for {of_artist}];"
 
 
 def _removal_from_all(artist: object, axes: object, of_artist: str) -> str:
-    """Return the statement that removes an artist from its axes, with its colorbar and from the
-    attributes of the axes.
+    """Return the statement that removes an artist from its axes, together with its colorbar, and
+    also from the attributes of the axes.
 
-    ``remove()`` leaves both: ``plt.imshow`` sets ``_current_image`` of the axes.
+    ``remove()`` alone leaves the colorbar and these attributes: ``plt.imshow`` sets
+    ``_current_image`` of the axes.
 
     Args:
         artist: the artist.
         axes: its axes.
-        of_artist: the code of the loop over the artist.
+        of_artist: the code of the loop over the artist, ``artist in ax.containers[:]``.
     """
     calls = list[str]()
     for name in attribute_names(axes, artist):
@@ -198,8 +208,8 @@ def _axes_of_colorbar(artist: object) -> object:
 
 
 def _references_to_artist(artist: object, axes: object) -> frozenset[tuple[int, int]]:
-    """Return the references to an artist that its removal removes, and those to the axes of its
-    colorbar, as the identities of both objects.
+    """Return the references that the removal of an artist removes, as the identities of both
+    objects: those to the artist, and those to the axes of its colorbar.
     """
     references = {(id(axes), id(artist)), (id(_list_in(axes, "_children")), id(artist))}
     axes_of_colorbar = _axes_of_colorbar(artist)
@@ -209,8 +219,8 @@ def _references_to_artist(artist: object, axes: object) -> frozenset[tuple[int, 
 
 
 def _references_to_axes(axes: object) -> frozenset[tuple[int, int]]:
-    """Return the references from a figure and other axes that the removal of axes removes, as the
-    identities of both objects.
+    """Return the references that the removal of axes removes, as the identities of both objects:
+    those from the figure, and from axes to which the axes of a colorbar belong.
     """
     references = set[tuple[int, int]]()
     figure = attribute_of(axes, "_parent_figure") or attribute_of(axes, "figure")
@@ -225,8 +235,8 @@ def _references_to_axes(axes: object) -> frozenset[tuple[int, int]]:
 
 
 def _contains(container: object, artist: object) -> bool:
-    """Return True if a container of matplotlib has an artist, directly, in an inner tuple or as
-    error bars of its own.
+    """Return True if a container of matplotlib, such as that of a bar chart, has an artist: as an
+    item, in an inner tuple, or among its error bars.
     """
     if container is artist:
         return True

@@ -1,5 +1,5 @@
-"""Steps of paths through functions: their closures, default arguments and attributes, bound methods
-and ``lru_cache``.
+"""Writes the steps of paths through functions: to the variables of closures, default arguments and
+attributes, and through bound methods and ``lru_cache``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,18 @@ from ipygpumem.introspect import instance_dict, is_exactly, is_users, type_name
 CellOf = Callable[[str], int | None]
 """Returns the number of the cell with a code's file name."""
 _OR_FUNCTION = f"{REMOVE.line}, or delete the function when you no longer need it"
-_EMPTY = object()
-"""Stands for the content of a closure's variable that has none yet."""
+_UNBOUND = object()
+"""Stands for the object of a closure's variable that has none yet."""
 
 
 def append_function_step(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
-    """Write the step through a function, a method or an ``lru_cache``; return the number of its
-    references, 0 for anything else.
+    """Append the step through a function, a method or an ``lru_cache``; return the number of its
+    references, 0 for any other object.
+
+    Args:
+        path: the path to the function.
+        steps: the function, and the objects after it.
+        cell_of: returns the number of the cell with a code's file name.
     """
     function: Any = steps[0]
     kind = type(function)
@@ -61,35 +66,37 @@ def append_function_step(path: Path, steps: Sequence[object], cell_of: CellOf) -
 
 
 def name_of_code(code: CodeType, cell_of: CellOf) -> str:
-    """Return the name of code and the cell that has it."""
+    """Return the name of a function's code, with the number of its cell: ``train (cell 7)``."""
     cell = cell_of(code.co_filename)
     return code.co_name if cell is None else f"{code.co_name} (cell {cell})"
 
 
 def _name_of_function(function: object, cell_of: CellOf) -> str:
-    """Return a function's name and the cell that defined it."""
+    """Return a function's name with the number of its cell, ``train (cell 7)``; the name of its
+    type for an object that is no Python function.
+    """
     if type(function) is not FunctionType:
         return type_name(function)
     return name_of_code(function.__code__, cell_of)
 
 
 def _append_function(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
-    """Write the step through a function; return the number of its references."""
+    """Append the step through a Python function; return the number of its references."""
     function, child = steps[0], steps[1]
     assert type(function) is FunctionType
     name = _name_of_function(function, cell_of)
-    after = steps[2] if len(steps) > 2 else None
+    following = steps[2] if len(steps) > 2 else None
     path.set_fallback("when you no longer need the function", _OR_FUNCTION)
     if child is function.__closure__ and child is not None:
         return _append_closure(path, function, steps[2:], name)
     if child is function.__defaults__ or child is function.__kwdefaults__:
-        code = path.code and _code_of_default(path.code, function, after)
+        code = path.code and _code_of_default(path.code, function, following)
         path.append_words(f": default argument of function {name}", code)
-        return 1 if after is None else 2
+        return 1 if following is None else 2
     code = path.code
     path.append_words(f": function {name}")
-    if after is not None and child is instance_dict(function):
-        _append_attribute(path, code, function, after)
+    if following is not None and child is instance_dict(function):
+        _append_attribute(path, code, function, following)
         return 2
     _append_attribute(path, code, function, child)
     return 1
@@ -98,18 +105,20 @@ def _append_function(path: Path, steps: Sequence[object], cell_of: CellOf) -> in
 # -- closures and default arguments ---------------------------------------------------------------
 
 
-def _append_closure(path: Path, function: FunctionType, after: Sequence[object], name: str) -> int:
-    """Write the step through a function's closure to the content of one of its variables; return
+def _append_closure(
+    path: Path, function: FunctionType, following: Sequence[object], name: str
+) -> int:
+    """Append the step through a function's closure to the object of one of its variables; return
     the number of references.
 
     Args:
-        path: receives the step.
+        path: the path to the function.
         function: the function.
-        after: the objects after the closure: the variable's cell, its content, and so on.
-        name: the function's name, with its cell.
+        following: the objects after the closure: the variable's cell, its object, and so on.
+        name: the function's name, with the number of its cell in the notebook.
     """
     cells = function.__closure__ or ()
-    cell = after[0] if after else None
+    cell = following[0] if following else None
     if type(cell) is not CellType:
         path.append_words(f": closure of function {name}")
         return 1
@@ -122,18 +131,23 @@ def _append_closure(path: Path, function: FunctionType, after: Sequence[object],
         path.append_removable(words, code, cut)
     else:
         path.append_words(words, code)
-    return 3 if len(after) > 1 else 2
+    return 3 if len(following) > 1 else 2
 
 
 def _cut_of_variable(function: FunctionType, cell: CellType, code: str) -> Cut | None:
     """Return the reference of a closure's variable, with those of its other variables to the same
-    object; None if the function does not assign all of them.
+    object; None if the function does not assign all of them: it may need their objects.
+
+    Args:
+        function: the function.
+        cell: the cell of the variable.
+        code: the code of the function; empty if there is none.
     """
-    value = _content_of(cell)
+    value = _object_of(cell)
     cuts = list[Cut]()
     variables = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     for position, (variable, other) in enumerate(variables):
-        if other is not cell and (value is _EMPTY or _content_of(other) is not value):
+        if other is not cell and (value is _UNBOUND or _object_of(other) is not value):
             continue
         if not code or not _assigns(function.__code__, variable):
             return None
@@ -142,12 +156,12 @@ def _cut_of_variable(function: FunctionType, cell: CellType, code: str) -> Cut |
     return with_repeated(cuts)
 
 
-def _content_of(cell: CellType) -> object:
-    """Return the object of a variable; ``_EMPTY`` if it has none yet."""
+def _object_of(cell: CellType) -> object:
+    """Return the object of a variable; ``_UNBOUND`` if it has none yet."""
     try:
         return cell.cell_contents
     except ValueError:
-        return _EMPTY
+        return _UNBOUND
 
 
 def _assigns(code: CodeType, variable: str) -> bool:
@@ -159,7 +173,9 @@ def _assigns(code: CodeType, variable: str) -> bool:
 
 
 def _code_of_default(code: str, function: FunctionType, value: object) -> str:
-    """Return the code of a default argument of a function; empty if it is not one."""
+    """Return the code of a function's default argument, ``f.__defaults__[0]``; empty if no argument
+    has this value.
+    """
     defaults = function.__defaults__ or ()
     position = next((place for place, item in enumerate(defaults) if item is value), None)
     if position is not None:
@@ -173,8 +189,14 @@ def _code_of_default(code: str, function: FunctionType, value: object) -> str:
 
 
 def _append_attribute(path: Path, code: str, function: FunctionType, value: object) -> None:
-    """Append an attribute of a function. Users can remove those of their own functions, and those
-    that they have added to a library's. ``code`` is the code of the function.
+    """Append an attribute of a function. Users can remove attributes of their own functions, and
+    those that they have added to a library's.
+
+    Args:
+        path: the path to the function, whose code it no longer has.
+        code: the code of the function.
+        function: the function.
+        value: the object of the attribute.
     """
     attribute = attribute_text(function, value)
     kind = Kind.ATTRIBUTE
@@ -198,8 +220,8 @@ def _append_attribute(path: Path, code: str, function: FunctionType, value: obje
 
 
 def _append_cache(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
-    """Write the step through an ``lru_cache``; return the number of its references, 0 if the step
-    leads through another attribute of it.
+    """Append the step from an ``lru_cache`` to a result, an argument or its function; return the
+    number of its references, 0 if it leads to any other attribute.
     """
     cache, child = steps[0], steps[1]
     names = attribute_names(cache, child)

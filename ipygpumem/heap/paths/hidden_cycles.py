@@ -31,94 +31,101 @@ _MOST_ITEMS = 100
 def lines_that_end(
     objects: Iterable[tuple[str, object]], arrays: Sequence[Any], barriers: Barriers
 ) -> list[str]:
-    """Return the lines that end the cycles of some objects, and of the items of lists and dicts
-    among them, before these objects are deleted; none if a cycle goes another way, too.
+    """Return the lines that end cycles before objects are deleted, ``x.rows = None`` before
+    ``del x``; none if these lines do not end all of the cycles.
 
     Args:
-        objects: each object's code, such as its name, and the object.
+        objects: the code of each object, such as its name, and the object. The lines may change the
+            objects, and the items of lists and dicts among them.
         arrays: the arrays through which cycles lead.
         barriers: where walks stop.
     """
     owners = list[tuple[str, object]]()
-    for target, item in objects:
-        owners += [(target, item), *_items_of(target, item)]
-    cleared = _Cleared({}, {})
+    for code, item in objects:
+        owners += [(code, item), *_items_with_code(code, item)]
+    changes = _Changes({}, {})
     for array in arrays:
         for code, owner in owners:
             if array is owner:
-                cleared.fill(code, array)
+                changes.add_filling(code, array)
                 continue
             for name in _attributes_leading_to(array, owner):
-                cleared.clear(code, owner, name)
-    if not all(cleared.ends(array, barriers) for array in arrays):
+                changes.add_clearing(code, owner, name)
+    if not all(changes.end_cycle_of(array, barriers) for array in arrays):
         return []
-    return list(cleared.lines)
+    return list(changes.lines)
 
 
-def _items_of(target: str, item: object) -> Iterator[tuple[str, object]]:
-    """Yield the items of a list or dict with the code of each."""
-    if type(item) is list and len(item) <= _MOST_ITEMS:
-        for position, value in enumerate(item):
-            yield f"{target}[{position}]", value
-    if type(item) is dict and len(item) <= _MOST_ITEMS:
-        for key, value in item.items():
-            written = literal(key)
-            if written:
-                yield f"{target}[{written}]", value
+def _items_with_code(code: str, container: object) -> Iterator[tuple[str, object]]:
+    """Yield the code and the object of each item of a short list or dict; none for anything
+    else.
+    """
+    if type(container) is list and len(container) <= _MOST_ITEMS:
+        for position, item in enumerate(container):
+            yield f"{code}[{position}]", item
+    if type(container) is dict and len(container) <= _MOST_ITEMS:
+        for key, value in container.items():
+            written_key = literal(key)
+            if written_key:
+                yield f"{code}[{written_key}]", value
 
 
-class _Cleared(NamedTuple):
-    """References that some lines remove."""
+class _Changes(NamedTuple):
+    """Lines that remove references of objects and arrays, and these references."""
 
     lines: dict[str, None]
     attributes: dict[int, set[str]]
-    """The names of the attributes that are set to None, by the identity of their object; no names
-    for an array that is filled.
+    """The names of the attributes that the lines set to None, by the identity of their object; an
+    empty set for an array that a line fills.
     """
 
-    def fill(self, code: str, array: Any) -> None:
-        """Add the line that fills an array, which must not be read-only."""
+    def add_filling(self, code: str, array: Any) -> None:
+        """Add the line ``x.fill(None)`` for an array of objects, unless it is read-only."""
         if read_array("flags", array).writeable:
             self.lines[f"{code}.fill(None)"] = None
             self.attributes[id(array)] = set()
 
-    def clear(self, code: str, owner: object, name: str) -> None:
+    def add_clearing(self, code: str, owner: object, name: str) -> None:
         """Add the line that sets an attribute to None, if there is one."""
         line = _clearing(code, owner, name)
         if line:
             self.lines[line] = None
             self.attributes.setdefault(id(owner), set()).add(name)
 
-    def ends(self, array: Any, barriers: Barriers) -> bool:
+    def end_cycle_of(self, array: Any, barriers: Barriers) -> bool:
         """Return True if an array no longer leads to itself once the lines have run."""
         references = ReferenceReader(barriers, has_text_keys=False)
-        waiting = by_identity(self._behind(array))
+        level = by_identity(self._remaining_references(array))
         followed = set[int]()
-        while waiting:
-            followed.update(waiting)
-            if id(array) in waiting or len(followed) > _MOST_FOLLOWED:
+        while level:
+            followed.update(level)
+            if id(array) in level or len(followed) > _MOST_FOLLOWED:
                 return False
-            unchanged = [waiting[key] for key in waiting.keys() - self.attributes.keys()]
+            unchanged = [level[key] for key in level.keys() - self.attributes.keys()]
             below = by_identity(references.of(unchanged).of_python)
-            for key in waiting.keys() & self.attributes.keys():
-                below.update(by_identity(self._behind(waiting[key])))
-            waiting = {key: below[key] for key in below.keys() - followed}
+            for key in level.keys() & self.attributes.keys():
+                below.update(by_identity(self._remaining_references(level[key])))
+            level = {key: below[key] for key in below.keys() - followed}
         return True
 
-    def _behind(self, item: Any) -> list[object]:
-        """Return the objects to which an array or an object still refers."""
-        names = self.attributes.get(id(item))
+    def _remaining_references(self, item: Any) -> list[object]:
+        """Return the objects to which an array or an object refers once the lines have run."""
+        cleared_names = self.attributes.get(id(item))
         if is_array(item):
-            return [] if names is not None else list(flat_elements(item) or ())
-        kept = [value for name, value in _attributes_of(item).items() if name not in (names or ())]
+            is_filled = cleared_names is not None
+            return [] if is_filled else list(flat_elements(item) or ())
+        values = list[object]()
+        for name, value in _attributes_of(item).items():
+            if cleared_names is None or name not in cleared_names:
+                values.append(value)
         if container_base(type(item)) is not None:
-            kept += items_of(item)
-        return kept
+            values += items_of(item)
+        return values
 
 
 def _clearing(code: str, owner: object, name: str) -> str:
-    """Return the line that sets an attribute to None, also one of a frozen class; empty if the
-    class may do something else then.
+    """Return the line that sets an attribute to None, also one of a frozen class; empty if an
+    assignment may do something else, and the attribute is not in the object's dict.
     """
     is_stored = name in (instance_dict(owner) or {})
     if not is_name(name) or is_shadowed(owner, name):
@@ -136,7 +143,7 @@ def _attributes_of(item: object) -> dict[str, object]:
 
 
 def _attributes_leading_to(array: Any, item: object) -> list[str]:
-    """Return the names of the attributes whose value is an array, or contains it."""
+    """Return the names of the attributes of an object that are an array, or contain it."""
     if is_of_pandas(item):
         return []
     names = list[str]()
@@ -147,7 +154,7 @@ def _attributes_leading_to(array: Any, item: object) -> list[str]:
 
 
 def _contains(value: object, array: Any) -> bool:
-    """Return True if a container or an object of pandas leads to an array.
+    """Return True if a value is an array, or leads to it through containers and objects of pandas.
 
     Objects of other classes are not entered: something else may hold these and their arrays.
     """

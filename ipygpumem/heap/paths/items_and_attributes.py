@@ -1,4 +1,6 @@
-"""Reads by which attribute or item one object refers to another one. No code of users runs."""
+"""Finds the item, ``[3]``, or attribute, ``.model``, by which an object refers to another one. No
+code of users runs.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def items_of(holder: Any) -> list[object]:
 
 
 def first_in(holder: Any, items: Sequence[object]) -> object:
-    """Return the item that comes first in a container, or among the attributes of an object."""
+    """Return the one of some items that comes first in their container, or among the attributes of
+    their object.
+    """
     wanted = set(map(id, items))
     for item in items_of(holder):
         if id(item) in wanted:
@@ -52,36 +56,46 @@ def first_in(holder: Any, items: Sequence[object]) -> object:
 
 
 def is_opaque(item: object) -> bool:
-    """Return True for a library's object that keeps its data in private attributes.
+    """Return True for a library's object, whose parts users do not name.
 
-    Users write no names for what is inside: ``source`` of bokeh has ``_property_values``.
+    An example is a ``ColumnDataSource`` of bokeh, which has its data in ``_property_values``.
     """
     if is_users_class(type(item)) or is_array(item) or is_instance(item, BaseException):
         return False
-    if any(is_instance(item, kind) for kind in _OPEN):
+    if any(is_instance(item, kind) for kind in _FILLED_TYPES):
         return False
-    return module_of(item).partition(".")[0] not in _OPEN_MODULES
+    return module_of(item).partition(".")[0] not in _FILLED_MODULES
 
 
 def is_private(owner: object, item: object) -> bool:
-    """Return True if an object refers to an item, or has its attributes, out of users' sight."""
+    """Return True if an object refers to an item in a way that users do not write: by ``_name``, by
+    no attribute, or because the item is the dict of its attributes.
+    """
     if item is instance_dict(owner):
         return True
-    return (
-        not attribute_text(owner, item).startswith(".") or attribute_text(owner, item)[1:2] == "_"
-    )
+    attribute = attribute_text(owner, item)
+    return not attribute.startswith(".") or attribute.startswith("._")
 
 
-_OPEN = (*CONTAINERS, type, ModuleType, FunctionType, MethodType)
-"""Types whose contents users name."""
+_FILLED_TYPES = (*CONTAINERS, type, ModuleType, FunctionType, MethodType)
+"""Types whose items or attributes users name."""
 
 
-_OPEN_MODULES = {"", "builtins", "collections", "functools", "logging", "queue", "types", "weakref"}
+_FILLED_MODULES = {
+    "",
+    "builtins",
+    "collections",
+    "functools",
+    "logging",
+    "queue",
+    "types",
+    "weakref",
+}
 """Modules of types that users fill step by step."""
 
 
 def position_of(items: Iterable[object], child: object) -> int:
-    """Return the position of an item in a list, tuple or deque."""
+    """Return the position of an item in a list, tuple or deque; 0 if it is not there."""
     base: Any = next(kind for kind in SEQUENCES if is_instance(items, kind))
     return max(0, index_of(child, base.__iter__(items)))
 
@@ -98,14 +112,14 @@ def index_of(child: object, items: Iterable[object]) -> int:
 
 
 def attribute_names(owner: object, child: object) -> list[str]:
-    """Return the names of the attributes of ``owner`` that are ``child``."""
+    """Return the names of the attributes by which an object refers to another one."""
     attributes = [*(instance_dict(owner) or {}).items(), *slots(owner).items()]
     return [text_of(name) for name, value in attributes if value is child]
 
 
 def attribute_text(owner: object, child: object) -> str:
-    """Return ``.name`` for the first attribute of ``owner`` that is ``child``; empty if it has no
-    name.
+    """Return the first attribute by which an object refers to another one, ``.model``, or
+    `` (in an attribute)`` if code cannot name it after a dot; empty if there is none.
     """
     names = attribute_names(owner, child)
     name = names[0] if names else ""
@@ -115,7 +129,7 @@ def attribute_text(owner: object, child: object) -> str:
 
 
 def owns(owner: object, names: dict[str, object]) -> bool:
-    """Return True if a dict contains the attributes of an object or class."""
+    """Return True if a dict is that of the attributes of an object or class."""
     if is_instance(owner, type):
         return any(item is names for item in gc.get_referents(class_dict(owner)))
     return type(owner) is not FunctionType and instance_dict(owner) is names

@@ -1,4 +1,4 @@
-"""The code of texts, numbers, tuples and magics, in lines to paste."""
+"""Writes texts, numbers, tuples and magics as code, for lines to paste: ``runs["a"]``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _NO_COMMENT = r"  \x23 "
 
 
 def literal(key: object) -> str:
-    """Return the code of a text, number or tuple, such as a dict's key; empty if there is none that
-    is sure to equal it.
+    """Return the code of a dict's key that is a text, bytes, a number, a constant or a tuple of
+    these; empty for any other key, and for ``nan`` and infinity, which have no such code.
     """
     if type(key) is tuple:
         parts = [literal(part) for part in key]

@@ -1,4 +1,6 @@
-"""Reads the loggers, which the logging module keeps, and their handlers and filters."""
+"""Finds loggers, which the logging module keeps, with their handlers and filters, and writes the
+lines that remove these: ``logging.getLogger("x").removeHandler(handler)``.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,16 @@ def loggers(names: Mapping[str, object]) -> Iterator[tuple[object, Root]]:
     kind: Any = library_type("logging", "Logger")
     if kind is None:
         return
-    named = _names_of_instances(names, kind)
-    root_code = named.get(id(kind.root), "import logging; logging.getLogger()")
-    yield kind.root, _of_logger(kind.root, "root logger", root_code)
+    names_of_loggers = _names_of_instances(names, kind)
+    code_of_root = names_of_loggers.get(id(kind.root), "import logging; logging.getLogger()")
+    yield kind.root, _root_of_logger(kind.root, "root logger", code_of_root)
     attributes = instance_dict(kind.manager) or {}
     for name, logger in list(attributes.get("loggerDict", {}).items()):
         if is_instance(logger, kind):  # else a placeholder
             text = text_of(name)
-            code = f"import logging; logging.getLogger({literal(text)})"
-            code = named.get(id(logger), code)
-            yield logger, _of_logger(logger, f'logger "{text}"', code)
+            call = f"import logging; logging.getLogger({literal(text)})"
+            code = names_of_loggers.get(id(logger), call)
+            yield logger, _root_of_logger(logger, f'logger "{text}"', code)
 
 
 def handlers_and_filters(names: Mapping[str, object]) -> Iterator[tuple[object, Root]]:
@@ -60,14 +62,22 @@ def handlers_and_filters(names: Mapping[str, object]) -> Iterator[tuple[object, 
     for logger, root in loggers(names):
         yield from _handlers_or_filters(logger, "filters", root.text, root.code)
         handlers = _handlers_or_filters(logger, "handlers", root.text, root.code)
-        for handler, place in handlers:
-            yield from _handlers_or_filters(handler, "filters", place.text, place.code)
-            yield handler, place
+        for handler, root_of_handler in handlers:
+            yield from _handlers_or_filters(
+                handler, "filters", root_of_handler.text, root_of_handler.code
+            )
+            yield handler, root_of_handler
 
 
 def append_logger_step(path: Path, owner: object, items: Sequence[object], item: object) -> int:
-    """Append a handler or filter of a logger or handler; return the number of references, 0 if it
-    is neither.
+    """Append a handler or filter of a logger, or a filter of a handler; return 2, the number of
+    references, or 0 if the item is neither.
+
+    Args:
+        path: the path to the logger or handler.
+        owner: the logger or handler.
+        items: the list that has the item.
+        item: the handler or filter.
     """
     name = attribute_text(owner, items).removeprefix(".")
     if name not in _METHODS:
@@ -105,7 +115,9 @@ def _handlers_or_filters(
 
 
 def _list_of(owner: object, name: str) -> Sequence[object]:
-    """Return the handlers or filters of a logger or handler."""
+    """Return the handlers or filters of a logger or handler; none if reading them would run the
+    user's code.
+    """
     if any(name in class_dict(kind) for kind in mro_of(type(owner))):
         return ()  # a property of a subclass would run the user's code
     items = attribute_of(owner, name)
@@ -133,8 +145,14 @@ def _removal(code: str, name: str, items: Sequence[object], item: object) -> str
     return f"{imports}[{owner}.{method}(item) for item in {owner}.{name}[:] if {condition}];"
 
 
-def _of_logger(logger: object, name: str, code: str) -> Root:
-    """Return the root of a logger, whose line removes all of its handlers and filters."""
+def _root_of_logger(logger: object, name: str, code: str) -> Root:
+    """Return the root of a logger, whose line removes all of its handlers and filters.
+
+    Args:
+        logger: the logger.
+        name: its name in the report.
+        code: its code.
+    """
     emptied = [name for name in _METHODS if _list_of(logger, name)] or ["handlers"]
     imports, expression = split(code)
     calls = "; ".join(f"{expression}.{list_name}.clear()" for list_name in emptied)
@@ -152,10 +170,11 @@ def _of_logger(logger: object, name: str, code: str) -> Root:
 
 
 def _names_of_instances(names: Mapping[str, object], kind: type) -> dict[int, str]:
-    """Return the code of the names of a class's instances, by their identities; there may be
-    100,000 names.
+    """Return the code of the user's names for a class's instances, by the identity of the instance;
+    in C, because there may be 100,000 names.
     """
-    now = dict(names)
-    kinds = kinds_of(list(now.values()), kind)
-    is_wanted = map(kinds.__contains__, map(id, map(type, now.values())))
-    return {id(value): target_of(name) for name, value in compress(now.items(), is_wanted)}
+    names_now = dict(names)  # a thread may change them
+    kinds = kinds_of(list(names_now.values()), kind)
+    are_instances = map(kinds.__contains__, map(id, map(type, names_now.values())))
+    instances = compress(names_now.items(), are_instances)
+    return {id(value): target_of(name) for name, value in instances}

@@ -13,47 +13,43 @@ from ipygpumem.introspect import is_exactly, is_name, text_of
 
 _CALLS = {"_mock_call_args", "_mock_call_args_list", "_mock_mock_calls", "method_calls"}
 """Attributes in which a mock keeps the arguments of its calls."""
+_RESET = "call its reset_mock()"
+"""Advice for the arguments of calls if no code names the mock."""
 
 
 def append_mock_step(path: Path, steps: Sequence[object]) -> int:
-    """Append the way from a mock to what it keeps; return the number of references.
+    """Append the steps from a mock to an object that it keeps, such as an argument of a call;
+    return the number of references, 0 if the first object is no mock, or for any other step.
 
-    The number is 0 if the object is no mock. A mock notes its calls also in the mocks around it:
-    ``reset_mock()`` of the outermost one forgets all of them.
+    A mock notes its calls also in the mocks around it: ``reset_mock()`` of the outermost one
+    forgets all of them.
     """
     if not _is_mock(steps[0]):
         return 0
     forgetting_calls = path.statement("{}.reset_mock()")
-    taken = 0
-    number = _into_inner_mock(path, steps)
-    while number and taken + number < len(steps) - 1:
-        taken += number
-        number = _into_inner_mock(path, steps[taken:])
-    if number:  # the inner mock itself
-        path.advise(forgetting_calls, "call its reset_mock()")
-        return taken + number
-    mock, child = steps[taken], steps[taken + 1]
-    name = attribute_text(mock, child).removeprefix(".")
-    if name in _CALLS:
-        path.advise(forgetting_calls, "call its reset_mock()")
-        path.append_fixed(" (arguments of its calls)")
-    elif name == "_mock_return_value":
-        imports, code = split(path.code)
-        call = f"{imports}import unittest.mock; {code}.return_value = unittest.mock.DEFAULT"
-        cut = Cut(Kind.CALL, id(mock), path.code, call) if code else None
-        path.append_removable(".return_value", path.code and f"{path.code}.return_value", cut)
-    elif name == "_mock_side_effect":
-        target = path.code and f"{path.code}.side_effect"
-        cut = Cut(Kind.ATTRIBUTE, id(mock), path.code, target) if target else None
-        path.append_removable(".side_effect", target, cut)
-    else:
+    taken = _append_inner_mocks(path, steps)
+    if taken == len(steps) - 1:  # the chain ends at an inner mock
+        path.advise(forgetting_calls, _RESET)
         return taken
-    return taken + 1
+    return taken + _append_kept_object(path, steps[taken:], forgetting_calls)
 
 
-def _into_inner_mock(path: Path, steps: Sequence[object]) -> int:
-    """Append the way to a mock that was made for an attribute or a result; return the number of
-    references, 0 if there is none.
+def _append_inner_mocks(path: Path, steps: Sequence[object]) -> int:
+    """Append the mocks that a chain passes through, from the outermost one to the innermost one;
+    return the number of references, 0 if there is only one mock.
+    """
+    taken = 0
+    while taken < len(steps) - 1:
+        number = _append_inner_mock(path, steps[taken:])
+        if number == 0:
+            break
+        taken += number
+    return taken
+
+
+def _append_inner_mock(path: Path, steps: Sequence[object]) -> int:
+    """Append the step to a mock that was made for an attribute, ``mock.fit``, or for the result of
+    a call, ``mock.return_value``; return the number of references, 0 if there is none.
     """
     mock, child = steps[0], steps[1]
     name = attribute_text(mock, child)
@@ -68,6 +64,35 @@ def _into_inner_mock(path: Path, steps: Sequence[object]) -> int:
         return 0
     path.append_fixed(f".{key}", path.code and f"{path.code}.{key}")
     return 2
+
+
+def _append_kept_object(path: Path, steps: Sequence[object], forgetting_calls: str) -> int:
+    """Append the step from a mock to the arguments of its calls, to its ``return_value`` or to its
+    ``side_effect``; return 1, the number of references, or 0 for any other step.
+
+    Args:
+        path: the path to the mock.
+        steps: the mock, and the objects after it.
+        forgetting_calls: the statement that makes the mock forget its calls.
+    """
+    mock, child = steps[0], steps[1]
+    name = attribute_text(mock, child).removeprefix(".")
+    if name in _CALLS:
+        path.advise(forgetting_calls, _RESET)
+        path.append_fixed(" (arguments of its calls)")
+        return 1
+    if name == "_mock_return_value":
+        imports, code = split(path.code)
+        call = f"{imports}import unittest.mock; {code}.return_value = unittest.mock.DEFAULT"
+        cut = Cut(Kind.CALL, id(mock), path.code, call) if code else None
+        path.append_removable(".return_value", path.code and f"{path.code}.return_value", cut)
+        return 1
+    if name == "_mock_side_effect":
+        target = path.code and f"{path.code}.side_effect"
+        cut = Cut(Kind.ATTRIBUTE, id(mock), path.code, target) if target else None
+        path.append_removable(".side_effect", target, cut)
+        return 1
+    return 0
 
 
 def _is_mock(item: object) -> bool:

@@ -1,4 +1,6 @@
-"""Reads the patches of ``unittest.mock`` that were started and not stopped."""
+"""Finds patches of ``unittest.mock`` that were started and not stopped, and writes the line that
+stops one.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def patch_of(owner: object, name: str) -> object:
 
 
 def stopping(patch: object) -> str:
-    """Return the line that stops a started patch without a name.
+    """Return the line that stops a started patch to which no name refers.
 
     It names no position in the list of started patches, which another line may have changed. If
     several patches replace one attribute, it stops all of them, the last one first: any other
@@ -54,18 +56,24 @@ def stopping(patch: object) -> str:
 
 
 def _condition(patch: object, patches: Sequence[object]) -> str:
-    """Return the expression that is true for a patch, and for each other one of its attribute."""
+    """Return the expression that is true for a patch, and for each other one of the same attribute:
+    ``getattr(patch, "attribute", None) == "load"``.
+
+    Args:
+        patch: the patch.
+        patches: all started patches.
+    """
     attribute = attribute_of(patch, "attribute")
     target = attribute_of(patch, "target")
     if type(attribute) is str:  # ``patch.dict`` has none
-        of_name = [other for other in patches if attribute_of(other, "attribute") == attribute]
         condition = f'getattr(patch, "attribute", None) == {literal(attribute)}'
-        targets = [attribute_of(other, "target") for other in of_name]
-        if all(other is target for other in targets):
+        same_name = [other for other in patches if attribute_of(other, "attribute") == attribute]
+        targets = [attribute_of(other, "target") for other in same_name]
+        further_targets = [other for other in targets if other is not target]
+        if not further_targets:
             return condition
         name = _name_of_target(target)
-        names = [_name_of_target(other) for other in targets if other is not target]
-        if name and name not in names:
+        if name and name not in map(_name_of_target, further_targets):
             return f'{condition} and getattr(patch.target, "__name__", None) == {literal(name)}'
     return f"id(patch) == {id(patch)}"
 

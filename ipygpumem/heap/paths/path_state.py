@@ -70,8 +70,8 @@ class Path:
         """The remedy for a target to which no reference can be removed inside a function."""
 
     def replace_by_copy(self, function: str, other_names: Sequence[Cut]) -> None:
-        """Record that a copy takes the place of the current target: what the steps after this one
-        lead to goes with the target.
+        """Record that the line puts a copy in the place of the current target, ``model =
+        sklearn.base.clone(model)``: all objects to which later steps lead go with the target.
 
         Args:
             function: the code of the function that makes the copy.
@@ -197,7 +197,10 @@ class Path:
         return (cut,)
 
     def way(self, root: Root, *, is_root_itself: bool, ended_id: int) -> Way:
-        """Return the path with its advice.
+        """Return the finished path with its remedy.
+
+        The remedy is, in this order: the one that a step has advised; the fallback; the statement
+        that removes the reference; the root's advice.
 
         Args:
             root: the root, which may have advice of its own.
@@ -223,7 +226,7 @@ class Path:
 
 
 def shortened(path: str) -> str:
-    """Return a path up to the name or item before it becomes too long to read."""
+    """Return a path, cut off after a name or item if it is too long to read."""
     if len(path) <= LONGEST_PATH:
         return path
     steps = [match.start() for match in _STEP.finditer(path, 0, LONGEST_PATH)]

@@ -1,4 +1,5 @@
-"""Containers from which only their owner's calls remove an item: queues, heaps, schedulers.
+"""Writes the steps of paths through containers from which only their owner's calls remove an item:
+queues, heaps, schedulers.
 
 An owner counts the items of its container, keeps their order, or wakes threads that wait for
 one. ``del q.queue[1]`` would make ``q.join()`` wait forever.
@@ -44,7 +45,7 @@ _SIMPLE_QUEUE = Protocol(
 )
 _CLOSING = "close() it when you no longer need what its callbacks refer to"
 _EXIT_STACK = Protocol("{0}.close()", "", words=_CLOSING)
-_SCHEDULER = Protocol(
+_EVENTS = Protocol(
     "[{0}.cancel(event) for event in {0}.queue];",
     "[{0}.cancel(event) for event in {0}.queue if event.sequence in {keys}];",
 )
@@ -54,16 +55,16 @@ _CALLS_OF_POOL = Protocol(
     "",
     words="let the pool's calls end",
 )
-_OF_PROCESSES = Protocol("", "", words="take it with the queue's get() in another process")
-_OF_SCHEDULER = Protocol("", "", words="delete the learning rate's scheduler")
+_PROCESS_QUEUE = Protocol("", "", words="take it with the queue's get() in another process")
+_LEARNING_RATES = Protocol("", "", words="delete the learning rate's scheduler")
 _BEHIND_SEMAPHORE = Protocol(
     "", "", words="let your code take it: a semaphore may count these items"
 )
 
 
 def append_protocol_step(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
-    """Append an item that only its owner's calls remove; return the number of references, 0 if the
-    next object is none.
+    """Append an item that only its owner's calls remove; return the number of references from the
+    owner to the item, 0 if the next object is no such item.
 
     Args:
         path: the path to the owner.
@@ -80,39 +81,54 @@ def append_protocol_step(path: Path, steps: Sequence[object], names: Mapping[str
         if protocol is not None:
             return _append_queued_item(path, steps, protocol)
     if is_exactly(owner, list) and _is_heap(owner, names):
-        _enter(path, owner, list(owner), child, _HEAP, path.code)  # type: ignore[call-overload]  # a list
+        _append_one_item(path, owner, list(owner), child, _HEAP, path.code)  # type: ignore[call-overload]  # a list
         return 1
     if is_of_library(owner, "concurrent.futures", "ThreadPoolExecutor"):
         return _append_pool_item(path, steps)
     if is_instance(owner, functools.partial) and len(steps) > 2:
-        return _append_argument(path, steps)
+        return _append_argument_of_partial(path, steps)
     return 0
 
 
 def _protocol_of(owner: object, items: object) -> Protocol | None:
-    """Return how an owner removes the items of its list or deque; None if anyone may."""
+    """Return the calls by which an owner removes the items of its list or deque; None if any code
+    may remove them.
+    """
     name = attribute_text(owner, items)
     if is_of_library(owner, "queue", "Queue") and name == ".queue":
         is_heap = is_of_library(owner, "queue", "PriorityQueue")
-        return _of_queue(owner, len(items), is_heap=is_heap)  # type: ignore[arg-type]  # a list or deque
+        return _protocol_of_queue(owner, len(items), is_heap=is_heap)  # type: ignore[arg-type]  # a list or deque
     if is_of_library(owner, "asyncio", "Queue") and name == "._queue":
         is_heap = is_of_library(owner, "asyncio", "PriorityQueue")
-        return _of_asyncio_queue(is_heap=is_heap)
-    if is_of_library(owner, "multiprocessing.queues", "Queue") and name == "._buffer":
-        return _OF_PROCESSES
-    if is_of_library(owner, "sched", "scheduler") and name == "._queue":
-        return _SCHEDULER
-    if is_of_library(owner, "contextlib", "_BaseExitStack") and name == "._exit_callbacks":
-        return _EXIT_STACK
-    if is_of_library(owner, "torch.optim.lr_scheduler", "LRScheduler"):
-        return _OF_SCHEDULER
+        return _protocol_of_asyncio_queue(is_heap=is_heap)
+    for module, kind, attribute, protocol in _PROTOCOLS_OF_LIBRARIES:
+        if is_of_library(owner, module, kind) and attribute in ("", name):
+            return protocol
     if is_users_class(type(owner)) and is_name(name.removeprefix(".")):
-        return _of_users_object(owner)
+        return _protocol_of_users_object(owner)
     return None
 
 
-def _of_queue(queue: object, size: int, *, is_heap: bool) -> Protocol:
-    """Return how items leave a ``queue.Queue``, which counts them until they are done."""
+_PROTOCOLS_OF_LIBRARIES = (
+    ("multiprocessing.queues", "Queue", "._buffer", _PROCESS_QUEUE),
+    ("sched", "scheduler", "._queue", _EVENTS),
+    ("contextlib", "_BaseExitStack", "._exit_callbacks", _EXIT_STACK),
+    ("torch.optim.lr_scheduler", "LRScheduler", "", _LEARNING_RATES),
+)
+"""The module and class of an owner, the attribute with its container, which is empty for any
+attribute, and its calls.
+"""
+
+
+def _protocol_of_queue(queue: object, size: int, *, is_heap: bool) -> Protocol:
+    """Return the calls that remove items of a ``queue.Queue``, which counts them until they are
+    done.
+
+    Args:
+        queue: the queue.
+        size: the number of its items.
+        is_heap: True for a ``PriorityQueue``.
+    """
     edits = ["{deleting}"]
     if is_heap:
         edits.append(_HEAPIFYING)
@@ -125,8 +141,10 @@ def _of_queue(queue: object, size: int, *, is_heap: bool) -> Protocol:
     return Protocol(_TAKING_COUNTED if is_counted else _TAKING_ALL, editing, is_compound=True)
 
 
-def _of_asyncio_queue(*, is_heap: bool) -> Protocol:
-    """Return how items leave an ``asyncio.Queue``, which counts them until they are done."""
+def _protocol_of_asyncio_queue(*, is_heap: bool) -> Protocol:
+    """Return the calls that remove items of an ``asyncio.Queue``, which counts them until they are
+    done.
+    """
     edits = ["{deleting}"]
     if is_heap:
         edits.append(_HEAPIFYING)
@@ -135,9 +153,9 @@ def _of_asyncio_queue(*, is_heap: bool) -> Protocol:
     return Protocol(_TAKING_COUNTED, "; ".join(edits))
 
 
-def _of_users_object(owner: object) -> Protocol | None:
-    """Return how items leave a list or deque of an object that shares it between threads; None if
-    the object has neither a condition nor a semaphore.
+def _protocol_of_users_object(owner: object) -> Protocol | None:
+    """Return the calls that remove items from a list or deque that an object of the user shares
+    between threads; None if the object has neither a condition nor a semaphore.
 
     A thread that waits on the condition checks again when it is notified.
     """
@@ -153,10 +171,12 @@ def _of_users_object(owner: object) -> Protocol | None:
 
 
 def _append_queued_item(path: Path, steps: Sequence[object], protocol: Protocol) -> int:
-    """Append an item of an owner's list or deque; return the number of references."""
+    """Append an item of an owner's list or deque, or the container itself if the path ends there;
+    return the number of references.
+    """
     owner, items = steps[0], steps[1]
     name = attribute_text(owner, items)
-    if protocol is _OF_SCHEDULER:
+    if protocol is _LEARNING_RATES:
         # The list has one function for each group of the optimizer.
         path.set_fallback("when you no longer need the scheduler", protocol.words)
         if len(steps) > 2:
@@ -164,18 +184,25 @@ def _append_queued_item(path: Path, steps: Sequence[object], protocol: Protocol)
         path.append_fixed(name, f"{path.code}{name}")
         return min(2, len(steps) - 1)
     if len(steps) == 2:
-        _enter_all(path, items, name, protocol)
+        _append_all_items(path, items, name, protocol)
         return 1
     listed: list[Any] = list(items)  # type: ignore[call-overload]  # a list or deque
-    if protocol is _SCHEDULER:
+    if protocol is _EVENTS:
         protocol = protocol.with_keys([event.sequence for event in listed])
     path.text += name
-    _enter(path, items, listed, steps[2], protocol, f"{path.code}{name}")
+    _append_one_item(path, items, listed, steps[2], protocol, f"{path.code}{name}")
     return 2
 
 
-def _enter_all(path: Path, items: Any, name: str, protocol: Protocol) -> None:
-    """Append the list or deque of an owner, whose calls remove all items."""
+def _append_all_items(path: Path, items: Any, name: str, protocol: Protocol) -> None:
+    """Append the list or deque of an owner, whose calls remove all items.
+
+    Args:
+        path: the path to the owner.
+        items: the list or deque.
+        name: its attribute, such as ``.queue``.
+        protocol: the calls.
+    """
     code = f"{path.code}{name}"
     size = len(items)
     cut = Cut(Kind.QUEUED, id(items), path.code, code, 0, size, items=code, protocol=protocol)
@@ -187,7 +214,7 @@ def _enter_all(path: Path, items: Any, name: str, protocol: Protocol) -> None:
     path.advise("", protocol.words)
 
 
-def _enter(
+def _append_one_item(
     path: Path,
     container: object,
     items: Sequence[object],
@@ -237,7 +264,7 @@ def _append_simple_queue_item(path: Path, steps: Sequence[object]) -> int:
     items = items[len(items) - size :]
     if len(steps) <= taken or not any(item is steps[taken] for item in items):
         return 0
-    _enter(path, queue, items, steps[taken], _SIMPLE_QUEUE, path.code)
+    _append_one_item(path, queue, items, steps[taken], _SIMPLE_QUEUE, path.code)
     path.code = ""  # no expression reads an item
     return taken
 
@@ -260,7 +287,7 @@ def _append_pool_item(path: Path, steps: Sequence[object]) -> int:
     return 1
 
 
-def _append_argument(path: Path, steps: Sequence[object]) -> int:
+def _append_argument_of_partial(path: Path, steps: Sequence[object]) -> int:
     """Append an argument of a partial; return the number of references, 0 if it is none.
 
     The argument stays, because the partial fails without it: the partial itself is removed.
@@ -290,16 +317,18 @@ def _is_heap(items: Any, names: Mapping[str, object]) -> bool:
     keys = list(map(_plain_key, items))
     if not _are_comparable(keys):
         return False
-    if any(keys[(place - 1) // 2] > keys[place] for place in range(1, len(keys))):
-        return False
-    return any(first > second for first, second in pairwise(keys))
+    for position in range(1, len(keys)):
+        position_of_parent = (position - 1) // 2
+        if keys[position_of_parent] > keys[position]:
+            return False
+    return any(earlier > later for earlier, later in pairwise(keys))
 
 
 def _uses_heaps(names: Mapping[str, object]) -> bool:
     """Return True if a name of the user is the module ``heapq`` or a function of it."""
-    functions = (heapq, heapq.heappush, heapq.heappop, heapq.heapify)
-    known = set(map(id, functions))
-    return not known.isdisjoint(map(id, list(names.values())))
+    module_and_functions = (heapq, heapq.heappush, heapq.heappop, heapq.heapify)
+    ids_of_heapq = set(map(id, module_and_functions))
+    return not ids_of_heapq.isdisjoint(map(id, list(names.values())))
 
 
 def _plain_key(item: Any) -> Any:

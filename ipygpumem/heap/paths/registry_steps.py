@@ -1,4 +1,6 @@
-"""Writes the steps of paths through registries of libraries, which have calls to remove objects."""
+"""Writes the steps of paths through registries of libraries, from which calls remove objects, such
+as ``logger.removeHandler(handler)``.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,24 @@ from ipygpumem.introspect import (
 
 
 def append_registry_step(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
-    """Append an object that a library's registry keeps; return the number of references, 0 if there
-    is no registry.
+    """Append an object that a library's registry keeps; return the number of references, 0 if the
+    first object is no registry.
+
+    Args:
+        path: the path to the registry.
+        steps: the registry, and the objects after it.
+        names: the user's names.
     """
-    if path.code and type(steps[0]) is threading.local:
-        return _append_local(path, steps)
-    if path.code and is_of_library(steps[0], "sqlite3", "Connection"):
-        return _append_connection(path, steps)
-    in_figure = append_figure_step(path, steps) if path.code else 0
+    if not path.code:
+        return 0
+    if type(steps[0]) is threading.local:
+        return _append_attribute_of_thread(path, steps)
+    if is_of_library(steps[0], "sqlite3", "Connection"):
+        return _append_row_factory(path, steps)
+    in_figure = append_figure_step(path, steps)
     if in_figure:
         return in_figure
-    if len(steps) < 3 or not path.code:
+    if len(steps) < 3:
         return 0
     parent, child, item = steps[:3]
     if is_exactly(child, list) and is_filterer(parent):
@@ -44,7 +53,7 @@ def append_registry_step(path: Path, steps: Sequence[object], names: Mapping[str
     return 0
 
 
-def _append_local(path: Path, steps: Sequence[object]) -> int:
+def _append_attribute_of_thread(path: Path, steps: Sequence[object]) -> int:
     """Append an attribute that this thread has in a ``threading.local``; return the number of
     references, 0 if another thread has it.
     """
@@ -64,8 +73,10 @@ def _append_local(path: Path, steps: Sequence[object]) -> int:
     return 0
 
 
-def _append_connection(path: Path, steps: Sequence[object]) -> int:
-    """Append a function of a connection to a database; return the number of references."""
+def _append_row_factory(path: Path, steps: Sequence[object]) -> int:
+    """Append the ``row_factory`` of a connection to a database; return 1, the number of references,
+    or 0 for any other object.
+    """
     connection = steps[0]
     base: Any = library_type("sqlite3", "Connection")
     # A property of a subclass with this name would run the user's code.
@@ -78,7 +89,13 @@ def _append_connection(path: Path, steps: Sequence[object]) -> int:
 
 
 def _append_finalizer(path: Path, registry: Any, info: object) -> int:
-    """Append the arguments of a ``weakref.finalize``; return the number of references."""
+    """Append the arguments of a ``weakref.finalize``; return 2, the number of references.
+
+    Args:
+        path: the path to the class ``finalize``.
+        registry: its dict of all finalizers.
+        info: the value in it, which refers to the arguments.
+    """
     keys = [key for key, value in list(dict.items(registry)) if value is info]
     imports, code = split(path.code)
     # With the semicolon, IPython keeps no output: the arguments.
@@ -95,7 +112,15 @@ def _append_finalizer(path: Path, registry: Any, info: object) -> int:
 def _append_callback(
     path: Path, callbacks: Any, functions: Any, function: object, names: Mapping[str, object]
 ) -> int:
-    """Append a function that IPython calls at an event; return the number of references."""
+    """Append a function that IPython calls at an event; return 3, the number of references.
+
+    Args:
+        path: the path to the manager of IPython's events.
+        callbacks: the manager's lists of functions by event.
+        functions: the list with the function.
+        function: the function.
+        names: the user's names, one of which may be the function's.
+    """
     event = next((text_of(key) for key, value in callbacks.items() if value is functions), "")
     position = position_of(functions, function)
     place = f'.callbacks["{event}"][{position}]'

@@ -1,5 +1,5 @@
-"""Roots of references: the names, outputs, threads and modules at which a search for
-holders ends.
+"""Roots: the names, outputs, threads and modules at which paths to objects begin, such as
+``notebook variable runs`` in ``notebook variable runs[3]``.
 """
 
 from __future__ import annotations
@@ -127,20 +127,19 @@ class Root:
         if patch is not None:
             return cls.of_patch(patch)
         root = replace(root, code=f"{code}.{name}")
-        if (module, name) in _OPEN or _is_of_hooks(module, name):
-            return root
+        if (module, name) in _FILLED_BY_USERS or _is_of_hooks(module, name):
+            return root  # a line removes items from it
         cut = _cut_of_global(module, name, code)
         if cut is None:
             return replace(root, is_of_library=True)
-        return replace(root, is_removed_as_whole=(module, name) in _CACHES, cut=cut)
+        return replace(root, is_removed_as_whole=(module, name) in _RESETTING_CALLS, cut=cut)
 
     @classmethod
-    def of_context(cls, found: ContextValue) -> Root:
+    def of_context(cls, value: ContextValue) -> Root:
         """Return the root of a context variable."""
-        cut = Cut(Kind.CALL, 0, "", found.advice) if found.advice else None
-        return cls(
-            f"context variable {found.variable}", Rank.PLACE, found.advice, found.code, cut=cut
-        )
+        text = f"context variable {value.variable}"
+        cut = Cut(Kind.CALL, 0, "", value.advice) if value.advice else None
+        return cls(text, Rank.PLACE, value.advice, value.code, cut=cut)
 
     @classmethod
     def of_patch(cls, patch: object) -> Root:
@@ -162,7 +161,8 @@ NO_ROOT = Root("", Rank.NOWHERE, "")
 
 
 def _cut_of_global(module: str, name: str, code: str) -> Cut | None:
-    """Return the reference of a module's global name; None if a library's code may need it.
+    """Return the reference of a module's global name, which a line can remove; None if a library's
+    code may need it.
 
     Args:
         module: the name of the module.
@@ -175,13 +175,13 @@ def _cut_of_global(module: str, name: str, code: str) -> Cut | None:
         names = module_dict(owner)
     is_users_function = is_users_callable(names.get(name))
     target = f"{code}.{name}"
-    if (module, name) in _FUNCTIONS and not is_users_function:
+    if (module, name) in _REPLACED_FUNCTIONS and not is_users_function:
         return None  # that of a debugger, or of another library
-    if (module, name) in _CACHES:
-        return Cut(Kind.CALL, id(owner), code, _CACHES[module, name])
+    if (module, name) in _RESETTING_CALLS:
+        return Cut(Kind.CALL, id(owner), code, _RESETTING_CALLS[module, name])
     if is_users_module(owner):
         return Cut(Kind.ATTRIBUTE, id(owner), code, target)
-    if _is_added(owner, name):
+    if _is_added_by_user(owner, name):
         return Cut(Kind.DELETED_ATTRIBUTE, id(owner), code, target)
     original = f"__{name}__"  # such as sys.__excepthook__
     if original in names and is_users_function:
@@ -194,7 +194,7 @@ LAST_ERROR = Root.freed_by_command("the last error", Rank.PLACE)
 _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_exc")}
 
 
-_CACHES = {
+_RESETTING_CALLS = {
     ("threading", "_trace_hook"): "import threading; threading.settrace(None)",
     ("threading", "_profile_hook"): "import threading; threading.setprofile(None)",
     ("logging", "_logRecordFactory"): (
@@ -211,14 +211,14 @@ _CACHES = {
 }
 """The call that empties a library's cache, or resets a function in it, by its module and name.
 """
-_FUNCTIONS = {
+_REPLACED_FUNCTIONS = {
     ("warnings", "showwarning"),
     ("threading", "_trace_hook"),
     ("threading", "_profile_hook"),
     ("logging", "_logRecordFactory"),
 }
 """Functions among these names, which a debugger or another library may have set."""
-_OPEN = {
+_FILLED_BY_USERS = {
     ("gc", "callbacks"),
     ("warnings", "filters"),
     ("copyreg", "dispatch_table"),
@@ -237,7 +237,7 @@ def _is_of_hooks(module: str, name: str) -> bool:
     return module == "torch.nn.modules.module" and is_global
 
 
-def _is_added(module: Any, name: str) -> bool:
+def _is_added_by_user(module: Any, name: str) -> bool:
     """Return True for a global of a library's module that the library's own code does not have: the
     user has added it.
 
@@ -247,16 +247,15 @@ def _is_added(module: Any, name: str) -> bool:
     """
     if not is_instance(module, ModuleType):
         return False
-    module_name = text_of(module_dict(module).get("__name__"))
-    if module_name in _NAMES_IN_C:
-        if name in _NAMES_IN_C[module_name]:
-            return False
-    elif is_in_source(module, name):
-        return False
     names = module_dict(module)
-    if is_in_code(module, name):
+    module_name = text_of(names.get("__name__"))
+    if module_name in _NAMES_IN_C:
+        is_own_name = name in _NAMES_IN_C[module_name]
+    else:
+        is_own_name = is_in_source(module, name)
+    if is_own_name or is_in_code(module, name):
         return False
-    return f"__{name}__" not in names
+    return f"__{name}__" not in names  # such as ``sys.excepthook``
 
 
 _NAMES_IN_C = {"builtins": frozenset(vars(builtins)), "sys": frozenset(vars(sys))}
@@ -264,7 +263,7 @@ _NAMES_IN_C = {"builtins": frozenset(vars(builtins)), "sys": frozenset(vars(sys)
 
 
 RootOf = Callable[[object], Root | None]
-"""Returns the root of a key of a namespace; None to ignore the key."""
+"""A function that returns the root of a key of a namespace; None to ignore the key."""
 
 
 @dataclass(frozen=True)
@@ -315,19 +314,26 @@ _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
 
 
 def without_quoted(path: str) -> str:
-    """Return a path without the text of keys, which may be anything."""
+    """Return a path without the text of keys, which may be anything: ``runs[]`` for
+    ``runs["a: b"]``.
+    """
     return _QUOTED.sub("", path)
 
 
 def module_code(name: str, names: Mapping[str, object]) -> str:
-    """Return the code with which a notebook with these ``names`` refers to a loaded module; empty
-    if there is none.
+    """Return the code by which a notebook refers to a loaded module, ``np``, ``sklearn.base`` or
+    ``import re; re``; empty if there is none.
+
+    Args:
+        name: the name of the module.
+        names: the names of the notebook.
     """
     modules: dict[str, object] = dict(sys.modules)
-    first = name.partition(".")[0]
     aliases = [key for key, value in list(names.items()) if value is modules[name]]
     if aliases:
         return aliases[0]
-    is_bound = names.get(first) is modules.get(first) and "." in name
-    written = name if all(map(str.isidentifier, name.split("."))) else ""
-    return written if is_bound or not written else f"import {name}; {name}"
+    if not all(map(str.isidentifier, name.split("."))):
+        return ""
+    package = name.partition(".")[0]
+    is_package_bound = "." in name and names.get(package) is modules.get(package)
+    return name if is_package_bound else f"import {name}; {name}"

@@ -1,5 +1,5 @@
-"""Steps of paths through suspended code: generators, coroutines and tasks, and the frames that the
-tracebacks of exceptions keep.
+"""Writes the steps of paths through suspended code, ``: suspended generator read, local batch``:
+generators, coroutines and tasks, and the frames that the tracebacks of exceptions keep.
 """
 
 from __future__ import annotations
@@ -30,12 +30,17 @@ _SUSPENSIONS = {
     CoroutineType: ("coroutine", "{}.close()"),
     AsyncGeneratorType: ("async generator", "await {}.aclose()"),
 }
-"""The description of each kind, and the statement that ends it."""
+"""The description of each type, and the statement that ends its object."""
 
 
 def append_suspended_step(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
-    """Write the step through suspended code, a task or an exception; return the number of its
-    references, 0 for anything else.
+    """Append the step through suspended code, a task or an exception; return the number of its
+    references, 0 for any other object.
+
+    Args:
+        path: the path to the object.
+        steps: the object, and the objects after it.
+        cell_of: returns the number of the cell with a code's file name.
     """
     parent, child = steps[0], steps[1]
     if is_exactly(parent, *_SUSPENSIONS):
@@ -49,7 +54,13 @@ def append_suspended_step(path: Path, steps: Sequence[object], cell_of: CellOf) 
 
 
 def line_that_ends(item: object, path: Path) -> str:
-    """Return the line that ends an object, the path's target, if something must, and removes it."""
+    """Return the line that removes a path's target, and ends it first if deleting it is not enough:
+    ``task.cancel(); del task``.
+
+    Args:
+        item: the target.
+        path: the path.
+    """
     removal = path.removal
     call = ending_of(item)
     if not call or f".{call}" in removal:
@@ -58,21 +69,26 @@ def line_that_ends(item: object, path: Path) -> str:
 
 
 def _append_suspended(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
-    """Write the steps through a generator or coroutine, up to the name that its frame holds."""
+    """Append the step from a generator or coroutine to the object of one of its local names; return
+    the number of references.
+    """
     suspended = steps[0]
-    what, ending = _SUSPENSIONS[type(suspended)]
+    kind, ending = _SUSPENSIONS[type(suspended)]
     # Python 3.13 keeps the arguments of one that has not started when it is closed.
-    advice = path.statement(ending) if is_started(suspended) else path.removal
-    path.advise(advice, f"close() the {what} when it is done")
-    taken = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
+    statement = path.statement(ending) if is_started(suspended) else path.removal
+    path.advise(statement, f"close() the {kind} when it is done")
+    # Up to Python 3.10, a generator refers to its frame, and the frame to the objects.
+    number = 2 if type(steps[1]) is FrameType and len(steps) > 2 else 1
     name = name_of_code(code_of(suspended), cell_of)
-    local = _local(frame_of(suspended), steps[taken])
-    path.append_words(f": suspended {what} {name}{local}")
-    return taken
+    local = _words_for_local(frame_of(suspended), steps[number])
+    path.append_words(f": suspended {kind} {name}{local}")
+    return number
 
 
 def _append_task(path: Path, task: object, child: object) -> None:
-    """Write the step through a task: to its result, or through a task that is not done."""
+    """Append the step from a task to its result, or from a task that is pending or has failed to
+    anything that it holds.
+    """
     is_failure = is_exactly(child, CoroutineType, TracebackType) or is_instance(
         child, BaseException
     )
@@ -84,7 +100,9 @@ def _append_task(path: Path, task: object, child: object) -> None:
 
 
 def _append_traceback(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
-    """Write the steps through exceptions and tracebacks, up to the name that a frame holds."""
+    """Append the steps through exceptions and tracebacks, up to the object of a local name in a
+    frame, or to an object of an exception; return the number of references.
+    """
     path.advise(path.removal, _OR_EXCEPTION, "once you have read it")
     line = 0
     for position, item in enumerate(steps):
@@ -104,23 +122,30 @@ def _append_traceback(path: Path, steps: Sequence[object], cell_of: CellOf) -> i
 def _append_frame(
     path: Path, frame: FrameType, line: int, steps: Sequence[object], cell_of: CellOf
 ) -> int:
-    """Write the step through a traceback's frame, the first of ``steps``; return the number of its
-    references.
+    """Append the step from a traceback's frame to the object of a local name; return the number of
+    references, 0 if the path ends at the frame.
 
-    ``line`` is the number of the traceback's line; 0 if no traceback leads to the frame.
+    Args:
+        path: the path to the frame.
+        frame: the frame.
+        line: the number of the traceback's line; 0 if no traceback leads to the frame.
+        steps: the frame, and the objects after it.
+        cell_of: returns the number of the cell with a code's file name.
     """
     if len(steps) == 1:
         path.append_words(": saved traceback")
         return 0
-    taken = 1
+    number = 1
     if type(steps[1]) is dict and len(steps) > 2:
-        taken = 2  # up to Python 3.12, the dict that shows its local names
+        number = 2  # up to Python 3.12, the dict that shows its local names
     where = f"{name_of_code(frame.f_code, cell_of)} line {line or frame.f_lineno}"
-    path.append_words(f": saved traceback, {where}{_local(frame, steps[taken])}")
-    return taken
+    path.append_words(f": saved traceback, {where}{_words_for_local(frame, steps[number])}")
+    return number
 
 
-def _local(frame: FrameType | None, child: object) -> str:
-    """Return the local name of ``frame`` that refers to ``child``."""
+def _words_for_local(frame: FrameType | None, child: object) -> str:
+    """Return ``, local batch`` for the local name of a frame that refers to an object; empty if no
+    name does.
+    """
     names = peek(frame) if frame is not None else {}
     return next((f", local {name}" for name, value in names.items() if value is child), "")

@@ -1,5 +1,5 @@
-"""Writes the calls that end asyncio's tasks and threads' timers, and code for event loops and the
-values of context variables.
+"""Writes the calls that end asyncio's tasks and threads' timers, ``task.cancel()``, and the code of
+event loops and of the values of context variables.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ipygpumem.introspect import target_of, text_of
 
 
 def ending_of(item: object) -> str:
-    """Return the call that ends an object which ``del`` alone does not free; empty for any other
-    object.
+    """Return the call that ends an object which ``del`` alone does not free, such as ``cancel()``;
+    empty for any other object.
 
     The event loop keeps a pending task, a thread its timer, and a registry a finalizer.
     """
@@ -42,17 +42,22 @@ def ending_of(item: object) -> str:
 
 
 def cancelling(tasks: Sequence[object]) -> str:
-    """Return the line that cancels pending tasks; words if it would cancel more than these."""
+    """Return the line that cancels pending tasks, by the name of their function; words if the tasks
+    run several functions, or if a further task runs this one.
+    """
     kind: Any = library_type("asyncio", "Task")
     asyncio: Any = sys.modules["asyncio"]
-    names = {_coroutine_name(task) for task in tasks}
-    every = set[Any]()
+    functions = {_coroutine_name(task) for task in tasks}
+    all_tasks = set[Any]()
     with contextlib.suppress(RuntimeError):  # no event loop is running
-        every = asyncio.all_tasks()
-    of_names = [task for task in every if type(task) is kind and _coroutine_name(task) in names]
-    if len(names) != 1 or "" in names or len(of_names) != len(tasks):
+        all_tasks = asyncio.all_tasks()
+    tasks_of_functions = list[Any]()
+    for task in all_tasks:
+        if type(task) is kind and _coroutine_name(task) in functions:
+            tasks_of_functions.append(task)
+    if len(functions) != 1 or "" in functions or len(tasks_of_functions) != len(tasks):
         return "let its tasks end, or cancel them"
-    condition = f'if task.get_coro().__name__ == "{names.pop()}"'
+    condition = f'if task.get_coro().__name__ == "{functions.pop()}"'
     return f"import asyncio; [task.cancel() for task in asyncio.all_tasks() {condition}];"
 
 
@@ -63,7 +68,9 @@ def _coroutine_name(task: Any) -> str:
 
 
 def event_loops(names: Mapping[str, object]) -> Iterator[tuple[object, str]]:
-    """Yield the running event loop, and those with names of the user, each with code for it."""
+    """Yield the running event loop, and each one that a name of the user refers to, with its
+    code.
+    """
     kind = library_type("asyncio", "AbstractEventLoop")
     if kind is None:
         return
@@ -71,14 +78,14 @@ def event_loops(names: Mapping[str, object]) -> Iterator[tuple[object, str]]:
     running = asyncio._get_running_loop()
     if running is not None:
         yield running, "import asyncio; asyncio.get_running_loop()"
-    named = dict(names)
-    values = list(named.values())
+    names_now = dict(names)  # a thread may change them
+    values = list(names_now.values())
     kinds = kinds_of(values, kind)  # in C: there may be 100,000 names
     if not kinds:
         return
-    loops = set(map(id, of_types(kinds, values)))
-    for name, value in named.items():
-        if id(value) in loops and value is not running and target_of(name):
+    loop_ids = set(map(id, of_types(kinds, values)))
+    for name, value in names_now.items():
+        if id(value) in loop_ids and value is not running and target_of(name):
             yield value, target_of(name)
 
 
@@ -112,19 +119,30 @@ class ContextValue(NamedTuple):
 
 
 def context_values(names: Mapping[str, object]) -> Iterator[ContextValue]:
-    """Yield the values in the current context; ``names`` are the user's."""
-    context, now = copy_context(), dict(names)
-    variables = compress(now.items(), map(is_, map(type, now.values()), repeat(ContextVar)))
-    codes = {id(variable): target_of(name) for name, variable in variables}
-    contexts = list(contexts_of_tasks())
-    called = Counter(text_of(variable.name) for variable in context)
+    """Yield the values of variables in the current context.
+
+    Args:
+        names: the user's names, which may refer to the variables.
+    """
+    context = copy_context()
+    code_by_variable_id = _code_of_variables(names)
+    contexts_of_pending = list(contexts_of_tasks())
+    number_with_name = Counter(text_of(variable.name) for variable in context)
     for variable, value in context.items():
-        code = codes.get(id(variable), "")
         name = text_of(variable.name)
-        if not code and called[name] == 1:
+        code = code_by_variable_id.get(id(variable), "")
+        if not code and number_with_name[name] == 1:
             every = "for var in contextvars.copy_context()"
             code = f"import contextvars; next(var {every} if var.name == {literal(name)})"
-        is_shared = any(one.get(variable) is value for one in contexts)
+        is_in_task = any(of_task.get(variable) is value for of_task in contexts_of_pending)
         # With the semicolon, IPython keeps no output: a token, which refers to the old value.
-        advice = f"{code}.set(None);" if code and not is_shared else ""
+        advice = f"{code}.set(None);" if code and not is_in_task else ""
         yield ContextValue(name, value, f"{code}.get()" if code else "", advice)
+
+
+def _code_of_variables(names: Mapping[str, object]) -> dict[int, str]:
+    """Return the code of the user's names for context variables, by the variable's identity."""
+    names_now = dict(names)  # a thread may change them
+    are_variables = map(is_, map(type, names_now.values()), repeat(ContextVar))
+    variables = compress(names_now.items(), are_variables)
+    return {id(variable): target_of(name) for name, variable in variables}

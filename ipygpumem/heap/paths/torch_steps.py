@@ -76,38 +76,55 @@ MADE_IN_STEPS = frozenset(
 
 
 def append_torch_step(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
-    """Append a step through an object of torch; return the number of references.
+    """Append a step through an object of torch; return the number of its references.
 
     The number is 0 if the object is none of torch, or if the step is an attribute like any other.
+
+    Args:
+        path: the path to the object.
+        steps: the object, and the objects after it.
+        names: the user's names, among which the handle of a hook may be.
     """
     parent, child = steps[0], steps[1]
     if module_of(child) == "torch.autograd.function" or type_name(parent).endswith("Backward0"):
         path.advise(_detaching(path), DETACH, f"and {DETACH}")
         path.append_words(f": its autograd graph ({type_name(child)})")
         return 1
-    name = attribute_text(parent, child)
     hooks_of_tensor = _hooks_of_tensor(parent, child)
     if hooks_of_tensor and len(steps) == 2:
         path.advise(path.statement("{}" + hooks_of_tensor + ".clear()"), _HANDLE)
         path.append_fixed(" (its hooks)")
         return 1
     if len(steps) > 2 and is_instance(child, dict):
-        hook = _kind_of_hook(parent, name)
-        if hook:
-            _append_hook(path, hook, steps, names)
+        attribute = attribute_text(parent, child)
+        kind_of_hook = _kind_of_hook(parent, attribute)
+        if kind_of_hook:  # model._forward_hooks[3]
+            _append_hook(path, kind_of_hook, steps, names)
             return 2
-        if name[1:] in _PARTS:
+        if attribute[1:] in _PARTS:  # model._modules["head"]
             _append_part(path, steps)
             return 2
     if is_of_library(parent, "torch.optim", "Optimizer"):
-        if name == ".state":
-            if _append_parameter_of_group(path, steps):
-                return 2
-            path.advise(_clearing_state(parent, child, path), "", _BEGINS_AGAIN)
-            path.ended_object = child  # the groups still lead to the parameters
-            if _is_added_state(steps):
-                return 0
-        path.is_in_model = True
+        return _append_optimizer_step(path, steps)
+    return 0
+
+
+def _append_optimizer_step(path: Path, steps: Sequence[object]) -> int:
+    """Append the step from an optimizer to a parameter that is a key of its state; return the
+    number of its references.
+
+    Any other step is an attribute like any other, so that the number is 0. If it leads to the
+    state, the advice is the statement that clears the state.
+    """
+    optimizer, child = steps[0], steps[1]
+    if attribute_text(optimizer, child) == ".state":
+        if _append_parameter_of_group(path, steps):
+            return 2
+        path.advise(_clearing_state(optimizer, child, path), "", _BEGINS_AGAIN)
+        path.ended_object = child  # the groups still lead to the parameters
+        if _is_added_state(steps):
+            return 0
+    path.is_in_model = True
     return 0
 
 
@@ -231,8 +248,8 @@ def words_for_needed(steps: Sequence[object], path: Path) -> str:
 
 
 def _last_attribute(steps: Sequence[object]) -> tuple[object, str]:
-    """Return the last object of a chain that has the next one as an attribute, or as a module's
-    part, and the attribute's name.
+    """Return the owner of the attribute, or the module of the part, by which a chain leads to its
+    last object, and the name of the attribute or part.
     """
     if len(steps) < 2:
         return None, ""
@@ -247,16 +264,24 @@ def _last_attribute(steps: Sequence[object]) -> tuple[object, str]:
 def _append_hook(
     path: Path, hook: str, steps: Sequence[object], names: Mapping[str, object]
 ) -> None:
-    """Append a hook of a tensor, module or optimizer."""
+    """Append a hook of a tensor, module or optimizer.
+
+    Args:
+        path: the path to the owner.
+        hook: the kind of the hook, such as ``forward hook``.
+        steps: the owner, the dict of its hooks, the hook, and the objects after it.
+        names: the user's names.
+    """
     owner, hooks = steps[0], steps[1]
-    where = attribute_text(owner, hooks) or _hooks_of_tensor(owner, hooks)
+    attribute = attribute_text(owner, hooks) or _hooks_of_tensor(owner, hooks)
     key = _key_in_dict(hooks, steps[2])
     removal = _removal_by_handle(hooks, key, names)
-    if not removal and where:
-        is_only_one = len(hooks) == 1  # type: ignore[arg-type]  # it is a dict
+    if not removal and attribute:
         # ``pop`` would return the hook, which IPython would keep in ``Out``.
-        line = f"{{}}{where}.clear()" if is_only_one else f"del {{}}{where}[{literal(key)}]"
-        removal = path.statement(line)
+        template = f"del {{}}{attribute}[{literal(key)}]"
+        if len(hooks) == 1:  # type: ignore[arg-type]  # it is a dict
+            template = f"{{}}{attribute}.clear()"
+        removal = path.statement(template)
     path.advise(removal, _HANDLE)
     path.ended_object = hooks  # other modules may have hooks that lead to the same objects
     path.text = f"{hook} on {path.text.removeprefix(NOTEBOOK)}"
@@ -266,7 +291,14 @@ def _append_hook(
 
 
 def _removal_by_handle(hooks: object, key: object, names: Mapping[str, object]) -> str:
-    """Return the statement that removes one of ``hooks``, if its handle has a name."""
+    """Return the statement that removes a hook by its handle, ``handle.remove()``; empty if no
+    name refers to the handle.
+
+    Args:
+        hooks: the dict of the hooks.
+        key: the key of the hook.
+        names: the user's names.
+    """
     for name, value in list(names.items()):
         if not is_of_library(value, "torch.utils.hooks", "RemovableHandle"):
             continue
@@ -277,32 +309,37 @@ def _removal_by_handle(hooks: object, key: object, names: Mapping[str, object]) 
 
 
 def _append_part(path: Path, steps: Sequence[object]) -> None:
-    """Append a module, parameter or buffer of a module."""
+    """Append a module, parameter or buffer of a module: ``model.head``, or ``layers[3]`` of a
+    ``ModuleList``.
+    """
     module, parts, child = steps[:3]
     key = text_of(_key_in_dict(parts, child))
-    is_attribute = key.isidentifier()
-    is_list = any(is_of_library(module, "torch.nn", name) for name in _LISTS)
-    # A number is a position, and the name of a part may be another number.
-    is_item = is_list and key.isdecimal() and list(parts)[int(key) : int(key) + 1] == [key]  # type: ignore[call-overload]  # a dict
+    kind: Kind | None = None
+    position = size = 0
     part = f".get_submodule({literal(key)})"
-    if is_attribute:
+    if key.isidentifier():
         part = f".{key}"
-    elif is_item:
+        # A module's part that is None stays among its parts; a dict of modules would offer it.
+        is_module = is_of_library(child, "torch.nn", "Module")
+        kind = Kind.DELETED_ATTRIBUTE if is_module else Kind.ATTRIBUTE
+    elif _is_position(module, parts, key):
         part = f"[{key}]"
+        kind, position, size = Kind.ITEM, int(key), len(parts)  # type: ignore[arg-type]  # a dict
     target = path.code and f"{path.code}{part}"
     cut = None
-    if target and is_item:
-        size = len(parts)  # type: ignore[arg-type]  # a dict
-        cut = Cut(Kind.ITEM, id(parts), path.code, target, int(key), size)
-    elif target and is_attribute:
-        # A module's part that is None stays among its parts; a dict of modules would offer it.
-        kind = (
-            Kind.DELETED_ATTRIBUTE if is_of_library(child, "torch.nn", "Module") else Kind.ATTRIBUTE
-        )
+    if target and kind is not None:
         # The dict is the owner: the module's other parts stay.
-        cut = Cut(kind, id(parts), path.code, target)
+        cut = Cut(kind, id(parts), path.code, target, position, size)
     path.is_in_model = True
     path.append_removable(f"[{key}]" if key.isdecimal() else part, target, cut)
+
+
+def _is_position(module: object, parts: Any, key: str) -> bool:
+    """Return True if a part's key in the dict of a ``ModuleList`` or ``Sequential`` is also its
+    position: the name of a part may be another number.
+    """
+    is_list = any(is_of_library(module, "torch.nn", name) for name in _LISTS)
+    return is_list and key.isdecimal() and list(parts)[int(key) : int(key) + 1] == [key]
 
 
 def _key_in_dict(items: Any, value: object) -> object:
@@ -329,8 +366,12 @@ def _clearing_state(optimizer: object, state: Any, path: Path) -> str:
 
 
 def _kind_of_hook(owner: object, name: str) -> str:
-    """Return the kind of torch's hooks in attribute ``name``, empty for a tensor's; empty if it has
-    none.
+    """Return the kind of hooks in an attribute of a tensor, module or optimizer: ``forward hook``
+    for ``._forward_hooks``; empty if it has no hooks.
+
+    Args:
+        owner: the object.
+        name: the attribute; empty for the hooks of a tensor, which are in none.
     """
     kinds = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
     has_hooks = is_of_library(owner, "torch", "Tensor") or (
@@ -370,8 +411,8 @@ def remedy_for_graph(steps: Sequence[object], path: Path) -> Remedy:
 
 
 def _detaching(path: Path) -> str:
-    """Return the statement that replaces a tensor by one without its graph, or removes it if its
-    place takes no other; empty if there is none.
+    """Return the statement that replaces a path's tensor by one without its graph, or removes it if
+    its place takes no other tensor; empty if there is none.
     """
     if path.cut is None:
         return ""
@@ -379,8 +420,8 @@ def _detaching(path: Path) -> str:
 
 
 def _without_graph(cut: Cut, path: Path) -> Cut:
-    """Return the reference with which a path ends, so that its line keeps the tensor without its
-    graph if the place takes another tensor.
+    """Return the reference to a tensor with which a path ends, detached if its place takes another
+    tensor: the line is ``losses[3] = losses[3].detach()`` instead of ``del losses[3]``.
     """
     is_replaceable = not path.is_fixed and cut.kind in ASSIGNED and cut.target == path.code
     return replace(cut, is_detached=True) if is_replaceable else cut

@@ -12,7 +12,7 @@ from typing import NoReturn
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import ellipsize, quoted
-from ipygpumem.report.layout import clean
+from ipygpumem.report.words import clean
 from ipygpumem.shell.commands.declarations import (
     Argument,
     Command,

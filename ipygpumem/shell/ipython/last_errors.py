@@ -21,8 +21,8 @@ def last_error_id() -> int:
 
 
 def shown_since(earlier_id: int) -> BaseException | None:
-    """Return an error shown since ``last_error_id`` was ``earlier_id``, and then swallowed, as by
-    %run.
+    """Return the error that was shown last, if that was after ``last_error_id`` was ``earlier_id``;
+    the cell need not have failed, because %run shows errors of scripts.
     """
     if last_error_id() == earlier_id:
         return None
@@ -48,18 +48,20 @@ def stored_errors(shell: Any | None) -> list[BaseException]:
 
 
 def release_stored(error: BaseException, shell: Any | None) -> int:
-    """Release ``error``, and replace its real traceback in ``sys`` and IPython by its stand-in.
+    """Release the frames of ``error``, and return their number.
 
-    Return the number of frames cleared.
+    In ``sys`` and IPython, the error's traceback is replaced by a copy without frames, which shows
+    the same lines.
     """
-    real = traceback_of(error)
-    cleared = release(error)
-    if getattr(sys, "last_traceback", None) is real:
+    traceback_with_frames = traceback_of(error)
+    frames_cleared = release(error)
+    if getattr(sys, "last_traceback", None) is traceback_with_frames:
         sys.last_traceback = traceback_of(error)
     shown = getattr(shell, "InteractiveTB", None)
-    if getattr(shown, "tb", None) is real:  # set by the first traceback that is shown
+    # It has a ``tb`` once a traceback was shown.
+    if getattr(shown, "tb", None) is traceback_with_frames:
         shown.tb = traceback_of(error)  # type: ignore[union-attr]  # the line above says so
-    return cleared
+    return frames_cleared
 
 
 def forget_older_shown(shell: Any | None) -> None:

@@ -1,4 +1,5 @@
-"""Measures and drops what IPython 9 keeps of what cells print, display and raise.
+"""Measures and drops the texts that IPython 9 keeps of everything that cells print, display and
+raise.
 
 ``print`` of 40 MiB keeps 40 MiB: since 9.1, IPython adds each printed text to
 ``history_manager.outputs``, from which only ``%notebook`` reads. Results' texts and errors'
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.bulk import of_types, types_of
-from ipygpumem.report.layout import count
 from ipygpumem.report.leaks import ReclaimableItem
+from ipygpumem.report.words import count
 
 REMEDY = "%gpumem free"
 _OUTPUTS = "outputs"
@@ -22,23 +23,25 @@ _BY_NUMBER = (_OUTPUTS, "exceptions", "output_hist_reprs")
 """The history manager's dicts by cell number: printed output, errors' messages, and the text of
 results.
 """
-_CELLS_NAMED = 3
-_TEXTS = {id(str), id(bytes)}
+_MOST_CELLS_NAMED = 3
+_TEXT_TYPES = {id(str), id(bytes)}
+"""Identities of the types of texts."""
 
 
 class Length(NamedTuple):
     """The extent of a cell's printed output at some moment."""
 
     outputs: int
+    """Number of its outputs: IPython joins texts printed one after another."""
     texts: int
     """Number of texts in its last output, to which the running cell adds."""
 
 
 class PrintedMark(NamedTuple):
-    """The printed output at some moment."""
+    """The extent of all printed output at some moment, without the output itself."""
 
     numbers: dict[str, set[int]]
-    """The cells in each of the history manager's dicts."""
+    """For each of the history manager's dicts, the numbers of the cells in it."""
     lengths: dict[int, Length]
     """The output of the cells that may still print: the running one, and its nested cells."""
 
@@ -50,8 +53,8 @@ class Printed:
         self._shell = shell
         manager = getattr(shell, "history_manager", None)
         self._entries: dict[str, dict[int, Any]] = {}
-        """The history manager's dicts; empty ones if this IPython has none. IPython never replaces
-        them.
+        """The history manager's dicts by name, each with the output of cells by number; empty ones
+        if this IPython has none. IPython never replaces them.
         """
         for name in _BY_NUMBER:
             entries = getattr(manager, name, None)
@@ -67,12 +70,10 @@ class Printed:
         if numbers[_OUTPUTS]:
             # A nested cell adds to the output of the cell after the running one, whose number it
             # has.
-            first = self._shell.execution_count - 1
-            lengths = {
-                number: _length(self._outputs[number])
-                for number in numbers[_OUTPUTS]
-                if number >= first
-            }
+            running = self._shell.execution_count - 1
+            for number in numbers[_OUTPUTS]:
+                if number >= running:
+                    lengths[number] = _length(self._outputs[number])
         return PrintedMark(numbers, lengths)
 
     def drop_deleted_from(self, mark: PrintedMark) -> None:
@@ -94,14 +95,14 @@ class Printed:
             if number in self._outputs:
                 _shorten(self._outputs, number, length)
 
-    # -- all of it -------------------------------------------------------------------------------
+    # -- all output ------------------------------------------------------------------------------
 
     def forget(self) -> int:
-        """Drop all output, and return the number of cells that had some."""
-        dropped = len(self._outputs)
+        """Drop all output, and return the number of cells that had printed or displayed some."""
+        number_of_cells = len(self._outputs)
         for entries in self._entries.values():
             entries.clear()
-        return dropped
+        return number_of_cells
 
     def texts(self) -> list[object]:
         """Return the texts and bytes that IPython keeps, as often as it refers to them."""
@@ -111,18 +112,18 @@ class Printed:
         return _printed_texts(outputs)
 
     def own_texts(self) -> list[object]:
-        """Return the texts that dropping all of it frees, each once: those of the user's objects
-        stay alive.
+        """Return the texts that ``forget`` frees, each once: texts to which the user's objects
+        refer stay alive.
         """
         return _without_other_references(self.texts())
 
     def size_bytes(self) -> int:
-        """Return the bytes that dropping all of it frees."""
+        """Return the bytes that ``forget`` frees."""
         return sum(map(sys.getsizeof, self.own_texts()))
 
     def by_cell(self) -> dict[int, int]:
-        """Return the bytes of each cell's output, the largest first; texts shared by two cells
-        count in both.
+        """Return the bytes of each cell's output by the cell's number, the largest first; texts
+        shared by two cells count in both.
         """
         size_by_cell = Counter[int]()
         for entries in self._entries.values():
@@ -132,48 +133,57 @@ class Printed:
         return dict(size_by_cell.most_common())
 
     def reclaimable(self, smallest: int) -> ReclaimableItem | None:
-        """Return the item of ``%gpumem leaks`` on printed output; None below ``smallest`` bytes."""
+        """Return the row of ``%gpumem leaks`` on printed output; None below ``smallest`` bytes."""
         size = self.size_bytes()
         if size < smallest:
             return None
         cells = list(self.by_cell())
-        numbers = ", ".join(map(str, sorted(cells[:_CELLS_NAMED])))
-        more = ""
-        if len(cells) > _CELLS_NAMED:
-            more = f" and {count(len(cells) - _CELLS_NAMED, 'smaller one')}"
+        numbers = ", ".join(map(str, sorted(cells[:_MOST_CELLS_NAMED])))
+        smaller_cells = ""
+        if len(cells) > _MOST_CELLS_NAMED:
+            smaller_cells = f" and {count(len(cells) - _MOST_CELLS_NAMED, 'smaller one')}"
         word = "cell" if len(cells) == 1 else "cells"
-        what = f"printed and displayed by {word} {numbers}{more}, kept by IPython for %notebook"
+        what = (
+            f"printed and displayed by {word} {numbers}{smaller_cells}, kept by IPython for "
+            f"%notebook"
+        )
         return ReclaimableItem(size, "cpu", what, REMEDY, size)
 
 
 def _length(outputs: list[Any]) -> Length:
+    """Return the extent of the outputs of one cell."""
     if not outputs:
         return Length(0, 0)
-    stream = _stream(outputs[-1])
-    texts = 0 if stream is None else len(stream)
-    return Length(len(outputs), texts)
+    printed_texts = _printed_by(outputs[-1])
+    number_of_texts = 0 if printed_texts is None else len(printed_texts)
+    return Length(len(outputs), number_of_texts)
 
 
-def _stream(output: Any) -> list[str] | None:
-    """Return the texts of an output to which IPython adds: printed ones, not those displayed."""
-    stream = output.bundle.get("stream")
-    return stream if type(stream) is list else None
+def _printed_by(output: Any) -> list[str] | None:
+    """Return IPython's list of the printed texts of an output, to which the running cell adds; None
+    for an output that was displayed.
+    """
+    texts = output.bundle.get("stream")
+    return texts if type(texts) is list else None
 
 
 def _shorten(outputs: dict[int, list[Any]], number: int, length: Length) -> None:
     """Drop the output of a cell beyond ``length``.
 
-    IPython adds to the last output of a cell and fails if the list is empty, so that an empty list
-    goes, too.
+    Args:
+        outputs: IPython's outputs of cells, by number.
+        number: the cell's number.
+        length: the extent of the output that stays.
     """
     if not length.outputs:
+        # No empty list stays: IPython adds to the last output in a list, and would fail.
         outputs.pop(number, None)
         return
     of_cell = outputs[number]
     del of_cell[length.outputs :]
-    stream = _stream(of_cell[-1])
-    if stream is not None:
-        del stream[length.texts :]
+    printed_texts = _printed_by(of_cell[-1])
+    if printed_texts is not None:
+        del printed_texts[length.texts :]
 
 
 def _printed_texts(level: list[object]) -> list[object]:
@@ -185,29 +195,33 @@ def _printed_texts(level: list[object]) -> list[object]:
     texts = list[object]()
     while level:
         # In bulk, without a step for each of a million printed lines.
-        texts += of_types(_TEXTS, level)
-        following = list[object]()
-        for item in of_types(types_of(level) - _TEXTS, level):
+        texts += of_types(_TEXT_TYPES, level)
+        next_level = list[object]()
+        for item in of_types(types_of(level) - _TEXT_TYPES, level):
             # The references of IPython's container, two lists here, the loop and the call.
             is_shared = sys.getrefcount(item) > 5
             if type(item) is list and not is_shared:
-                following += item
+                next_level += item
             elif type(item) is dict and not is_shared:
-                following += item.values()
+                next_level += item.values()
             elif is_of_library(item, "IPython.core.history", "HistoryOutput"):
-                following += item.bundle.values()  # type: ignore[attr-defined]  # of HistoryOutput
-        level = following
+                next_level += item.bundle.values()  # type: ignore[attr-defined]  # of HistoryOutput
+        level = next_level
     return texts
 
 
-def _without_other_references(leaves: list[object]) -> list[object]:
-    """Return the texts to which only IPython refers, each once."""
+def _without_other_references(texts: list[object]) -> list[object]:
+    """Return the texts to which only IPython refers, each once.
+
+    Args:
+        texts: the texts, each as often as IPython refers to it.
+    """
     unshared = list[object]()
-    occurrences = Counter(map(id, leaves))
-    unique = dict(zip(map(id, leaves), leaves, strict=True))
-    for leaf in unique.values():
-        # The references of IPython, as many in ``leaves``, one in ``unique``, those of the loop and
+    occurrences = Counter(map(id, texts))
+    unique = dict(zip(map(id, texts), texts, strict=True))
+    for text in unique.values():
+        # The references of IPython, as many in ``texts``, one in ``unique``, those of the loop and
         # of the call.
-        if sys.getrefcount(leaf) <= 2 * occurrences[id(leaf)] + 3:
-            unshared.append(leaf)
+        if sys.getrefcount(text) <= 2 * occurrences[id(text)] + 3:
+            unshared.append(text)
     return unshared

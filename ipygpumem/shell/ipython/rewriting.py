@@ -46,7 +46,7 @@ NO_BODY = "# no body\n"
 
 A blank line instead would end the input in a terminal after the first line.
 """
-_STRUCK = "__ipygpumem_struck__"
+_EXCEPTION_OF_SIGNAL = "__ipygpumem_struck__"
 """Name of the exception that a cell's code raises."""
 _MARK = "%%"
 """Prefix of the argument of a rewritten call; no line written by a user starts with it."""
@@ -193,8 +193,8 @@ def raise_at_start(tree: Any, error: BaseException, shell: Any) -> None:
             break
         place += 1  # such imports must come first
     first = tree.body[place]
-    shell.builtin_trap.add_builtin(_STRUCK, error)  # until the cell's end
-    tree.body.insert(place, _located_statement(first, f"raise {_STRUCK}"))
+    shell.builtin_trap.add_builtin(_EXCEPTION_OF_SIGNAL, error)  # until the cell's end
+    tree.body.insert(place, _located_statement(first, f"raise {_EXCEPTION_OF_SIGNAL}"))
 
 
 def loop_over_body(tree: Any, shell: Any) -> None:

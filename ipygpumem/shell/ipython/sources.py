@@ -79,15 +79,19 @@ def cell_that_bound(
     without: Container[int | None] = (),
     failed_at: Mapping[int | None, int] = MappingProxyType({}),
 ) -> int | None:
-    """Return the last cell whose own code binds ``name``, ignoring the cells in ``without``.
+    """Return the number of the last cell whose own code binds ``name``; None if there is none.
 
-    ``failed_at`` has the lines at which cells have failed: the statements from there on have bound
-    nothing.
+    Args:
+        shell: IPython's shell.
+        name: the name.
+        without: numbers of cells to ignore.
+        failed_at: the lines at which cells have failed, by number: the statements from there on
+            have bound nothing.
     """
     for number, source in sources_of_cells(shell):
         if name not in source or number in without:
             continue
-        if name in _bound(source, failed_at.get(number)):
+        if name in _names_bound_by(source, failed_at.get(number)):
             return number
     return None
 
@@ -107,34 +111,37 @@ def running_cell_deletes(shell: Any, name: str) -> bool:
     return False
 
 
-def _bound(source: str, end: int | None = None) -> set[str]:
-    """Return the names that a cell binds in the notebook; with ``end``, of a cell that failed in
-    that line.
+def _names_bound_by(source: str, failed_line: int | None = None) -> set[str]:
+    """Return the names that a cell's Python code binds in the notebook.
+
+    Args:
+        source: the code, in which magics are calls already.
+        failed_line: the line in which the cell failed; None if it did not.
     """
     try:
         tree = ast.parse(source)
-        if end is not None:
-            tree.body = [node for node in tree.body if _has_begun_to_bind(node, end)]
+        if failed_line is not None:
+            tree.body = [node for node in tree.body if _has_begun_to_bind(node, failed_line)]
         bindings = bindings_of(tree)
         codes = [TransformerManager().transform_cell(code) for code in _code_in_magics(tree)]
     except (SyntaxError, ValueError, RecursionError):  # a cell that never compiled
         return set()
     names = bindings.bound | bindings.shared
-    return names.union(*map(_bound, codes))
+    return names.union(*map(_names_bound_by, codes))
 
 
 def bound_names(shell: Any, cell: str) -> set[str]:
-    """Return the names that the code of a cell binds."""
-    return _bound(shell.transform_cell(cell))
+    """Return the names that a cell, as the user has written it, binds in the notebook."""
+    return _names_bound_by(shell.transform_cell(cell))
 
 
-def _has_begun_to_bind(statement: ast.stmt, end: int) -> bool:
-    """Return True if a statement may have bound names before line ``end`` failed: an assignment
-    binds at its end, a loop or another block before that.
+def _has_begun_to_bind(statement: ast.stmt, failed_line: int) -> bool:
+    """Return True if a statement may have bound names before line ``failed_line`` failed: an
+    assignment binds at its end, a loop or another block before that.
     """
-    if isinstance(statement, _ASSIGNMENTS) and (statement.end_lineno or end) >= end:
+    if isinstance(statement, _ASSIGNMENTS) and (statement.end_lineno or failed_line) >= failed_line:
         return False
-    return statement.lineno <= end
+    return statement.lineno <= failed_line
 
 
 def _code_in_magics(tree: ast.AST) -> Iterator[str]:
