@@ -110,8 +110,8 @@ class OlderData:
     def _nearest_older(
         self, objects: Sequence[object], references: ReferenceReader
     ) -> dict[int, object]:
-        """Return the older objects at which a walk from the objects through new ones ends; an older
-        one among the objects themselves is the end of its way.
+        """Return the first older object on each way from the objects, by identity: one of them, or
+        one to which only new objects lead from there.
         """
         older = dict[int, object]()
         visited_ids = set[int]()

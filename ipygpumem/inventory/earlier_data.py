@@ -155,8 +155,8 @@ def _recognisable(kinds: Kinds) -> list[Any]:
     texts = kinds.of_types(_CONSTANT_TEXTS)
     large = compress(texts, map(_LARGE.__le__, map(len, texts)))
     untracked = filterfalse(gc.is_tracked, kinds.of_types(UNTRACKED_TYPES))
-    filled = filter(functools.partial(is_not, ()), untracked)
-    return [*large, *filled, *kinds.of_types({id(bytearray)})]
+    without_empty_tuple = filter(functools.partial(is_not, ()), untracked)  # there is only one
+    return [*large, *without_empty_tuple, *kinds.of_types({id(bytearray)})]
 
 
 def _untracked_data(items: Sequence[object]) -> list[Any]:

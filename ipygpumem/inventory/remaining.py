@@ -142,8 +142,8 @@ def most_bytes(changes: Changes) -> int:
 
 
 def _received_nearest_first(changes: Changes, heap: Heap) -> list[Received]:
-    """Return the new objects in each old one; of two old ones, the one first that is nearer to a
-    name, because a search for holders names that one, too.
+    """Return the new objects in each old one, the old object nearest to a name first: a search for
+    holders names that one, too.
     """
     received = list[Received]()
     for part in changes.received(heap):

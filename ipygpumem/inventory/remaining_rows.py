@@ -35,7 +35,7 @@ _MOST_SHARED = 1_000_000
 
 @dataclass(frozen=True)
 class Remaining:
-    """Some memory that remains, and where."""
+    """New objects that remain after an experiment, with their memory and their place."""
 
     record: RetainedArray
     """Its size, without name and holder."""

@@ -70,7 +70,7 @@ def roles_of_each(
 
 
 def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
-    """Yield the parameters, also those of subclasses that only have torch's mark."""
+    """Yield the parameters, among which are tensors of other subclasses with torch's mark."""
     base = library_type("torch.nn", "Parameter")
     if base is None:
         return

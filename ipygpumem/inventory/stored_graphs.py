@@ -63,7 +63,7 @@ class StoredGraph(NamedTuple):
         holders: Sequence[Any],
         nodes: GraphNodes,
     ) -> StoredGraph:
-        """Return a tensor with its graph.
+        """Return a tensor with the kind of its graph, and the statement that would not store it.
 
         Args:
             tensor: the tensor.

@@ -55,7 +55,7 @@ class Trends:
         """The cells with a first look, which wait for the second."""
 
     def add(self, record: CellRecord) -> Growing:
-        """Count a run of a cell."""
+        """Count a run of a cell, and return its last runs."""
         keys = [key for key in (record.cell_id, record.source_digest) if key]
         growing = None
         for key in reversed(keys):  # the cell's id counts more than its source
@@ -124,9 +124,13 @@ class DeviceRuns:
     """True if one more run like the last ones may be reported."""
 
     def add(self, usage: Usage, *, success: bool) -> _Streak | None:
-        """Count one more run, and return the series to report, if any."""
+        """Count one more run; return the series of runs to report, if the device grows with each.
+
+        Args:
+            usage: the device's memory in this run.
+            success: False if the code raised an error, whose traceback may keep memory.
+        """
         freed_since = self.after_bytes - usage.before_bytes  # by any code
-        # A traceback keeps the memory of an error.
         if freed_since > self.grown_bytes // 2 or not success:
             self.large = _Streak()
             self.small = _Streak()
@@ -202,7 +206,13 @@ class Growing:
     _looks: int = 0
 
     def add(self, usages: Sequence[Usage], *, success: bool = True) -> None:
-        """Count a run."""
+        """Count a run: note the devices that grow with each run, and decide if a look at all names
+        would tell why.
+
+        Args:
+            usages: the memory of each device in this run.
+            success: False if the code raised an error.
+        """
         self.runs += 1
         self.growths = []
         self.process_lines = []
