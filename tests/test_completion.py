@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.magics.completions import files
-from ipygpumem.magics.gpumem import RELEASED
+from ipygpumem.magics.gpumem import WORDS_ON_RELEASING
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.commands.completion import complete
 from ipygpumem.shell.commands.helps import help_of, printed_help
@@ -154,7 +154,7 @@ shared = kernel_with(
 
 
 def test_status_has_words_for_each_value_of_release_frames() -> None:
-    assert RELEASED.keys() == set(IPyGpuMem.class_traits()["release_frames"].values)
+    assert WORDS_ON_RELEASING.keys() == set(IPyGpuMem.class_traits()["release_frames"].values)
 
 
 def test_free_releases_garbage_and_stored_tracebacks(shared: Kernel) -> None:

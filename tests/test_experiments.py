@@ -105,7 +105,7 @@ kept = []
 @pytest.mark.parametrize(
     ("step", "lost"),
     [
-        ("survivors.Survivors, 'of_experiment'", "objects still alive were not listed"),
+        ("survivors.Survivors, 'rows_of_experiment'", "objects still alive were not listed"),
         ("survivors.Survivors, '_rows_at_end'", "objects still alive were not listed"),
     ],
 )

@@ -24,7 +24,7 @@ from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths import container_steps
 from ipygpumem.heap.paths.cuts import Cut, Kind
-from ipygpumem.heap.paths.patches import started_patches, stopping
+from ipygpumem.heap.paths.patches import line_that_stops, started_patches
 from ipygpumem.heap.paths.remedies import Holder, Remedy
 from ipygpumem.heap.paths.roots import Root, Roots
 from ipygpumem.heap.paths.statements import statement_of
@@ -233,7 +233,7 @@ def test_lines_that_stop_patches_work_in_any_order(kind: str, is_reversed: bool)
     originals = json.dumps, json.loads, json.load, pickle.dumps
     for patch in patches_of(kind):
         patch.start()
-    lines = list(map(stopping, started_patches()))
+    lines = list(map(line_that_stops, started_patches()))
     if is_reversed:
         lines.reverse()
     for line in lines:
@@ -247,7 +247,7 @@ def test_a_line_stops_only_the_patches_of_its_attribute() -> None:
     second = mock.patch("json.loads")
     first.start()
     second.start()
-    exec(stopping(first), {})
+    exec(line_that_stops(first), {})
     remaining = started_patches()
     second.stop()
     assert remaining == [second]

@@ -141,7 +141,7 @@ def test_names_that_take_too_long_to_find_stay_as_they_were(
     monkeypatch.setattr(module, "_LOOK_SHARE", 0)  # not more for a cell that happens to take long
     for _ in range(3):
         notebook.run_cell("1")
-    assert (calls, feed._names) == (["look"], {})
+    assert (calls, feed._largest_names) == (["look"], {})
 
 
 def test_the_button_frees_between_cells_only(notebook: InteractiveShell) -> None:

@@ -109,7 +109,9 @@ def test_the_line_says_that_the_oom_killer_took_a_process(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("step", ["_finish_measurement", "_line", "_recover", "cell_ended"])
+@pytest.mark.parametrize(
+    "step", ["_finish_measurement", "_reports_with_line", "_recover", "cell_ended"]
+)
 def test_a_failure_at_a_cells_end_prevents_no_other_step(
     app: App, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
 ) -> None:
@@ -164,7 +166,7 @@ def experiment_with_search(
         probe.set(17 * MIB)
         return ()
 
-    monkeypatch.setattr(app.experiments.survivors, "of_experiment", look)
+    monkeypatch.setattr(app.experiments.survivors, "rows_of_experiment", look)
     experiment = Experiment(app.experiments, "a").start()
     app.context.namespace["finish"] = experiment.finish
     return experiment

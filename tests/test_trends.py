@@ -183,7 +183,7 @@ class Device:
 
 @pytest.mark.usefixtures("others_out_of_sight")
 @pytest.mark.parametrize("name", ["cpu", "cuda:0", "children", "shm"])
-@pytest.mark.parametrize("broken", ["", "_grouped", "children_now"])
+@pytest.mark.parametrize("broken", ["", "_with_outputs_as_one", "children_now"])
 def test_memory_freed_after_a_search_ends_the_series(
     name: str, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def _largest_in_script(frame: FrameType) -> LargestNames:
 
 
 def _check_names(names: Sequence[object], function: str, example: str) -> None:
+    """Raise GpuMemError unless all names for a function are strings, as in its ``example``."""
     for name in names:
         if type(name) is not str:
             raise GpuMemError(
@@ -238,16 +239,17 @@ def roots(*more: dict[str, object]) -> Roots:
     app = loaded_app()
     if app is None:
         main = module_dict(sys.modules["__main__"])
-        ours = Roots({id(main): Root.of_variable})
+        roots_here = Roots({id(main): Root.of_variable})
     else:
-        ours = app.experiments.survivors.roots()
-    namespaces = {}
+        roots_here = app.experiments.survivors.roots()
+    further = {}
     for space in more:
         if app is None or not _is_of_module(space):
-            namespaces[id(space)] = Root.of_variable
-    return replace(ours, namespaces={**namespaces, **ours.namespaces})
+            further[id(space)] = Root.of_variable
+    return replace(roots_here, namespaces={**further, **roots_here.namespaces})
 
 
 def _is_of_module(namespace: dict[str, object]) -> bool:
+    """Return True for the globals of an imported module, False for those of ``exec``."""
     module = sys.modules.get(text_of(namespace.get("__name__")))
     return is_instance(module, ModuleType) and module_dict(module) is namespace  # type: ignore[arg-type]

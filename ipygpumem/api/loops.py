@@ -100,7 +100,7 @@ class Tracked(Generic[T]):
             return
         try:
             while True:
-                loop.begins()
+                loop.iteration_begins()
                 try:
                     item = [next(iterator)]
                 except StopIteration:
@@ -109,12 +109,13 @@ class Tracked(Generic[T]):
                     # no reference here: the next batch would be allocated next to it
                     yield item.pop()
                 finally:  # also after a break or an error
-                    loop.ended()
+                    loop.iteration_ended()
                 loop.show(sys._getframe(1))
         finally:
             loop.close()
 
     def _length(self) -> int | None:
+        """Return the number of iterations; None if the items have no length."""
         try:
             return len(self)
         except Exception:  # any error of the items' own __len__
@@ -134,13 +135,13 @@ class _Loop:
         self._number = 0
         self._is_measured = True
 
-    def begins(self) -> None:
+    def iteration_begins(self) -> None:
         """Note that an iteration begins."""
         self._number += 1
         self._started_at = time.time()
         self._started = time.perf_counter()
 
-    def ended(self) -> None:
+    def iteration_ended(self) -> None:
         """Record an iteration."""
         if not self._is_measured:
             return
@@ -152,7 +153,7 @@ class _Loop:
             self._traces.finished.append(record)
             self._growing.add(usages)
         except Exception as error:
-            self._failed(error)
+            self._end_measuring(error)
 
     def show(self, frame: FrameType) -> None:
         """Show the iterations so far, and look for what grows in the loop at ``frame``."""
@@ -160,13 +161,13 @@ class _Loop:
             return
         try:
             if self._growing.wants_look:
-                _look_at_names(self._growing, frame, self._traces.meter)
+                _search_growth_in_names(self._growing, frame, self._traces.meter)
                 self._span.lap()  # exclude the memory of our own search
             _note_processes(self._growing, frame)
             if not self._is_silent:
                 self._display.show(self._records, _remarks(self._growing))
         except Exception as error:
-            self._failed(error)
+            self._end_measuring(error)
 
     def close(self) -> None:
         """Stop measuring, and show the last iteration."""
@@ -175,9 +176,9 @@ class _Loop:
             if self._records and not self._is_silent:
                 self._display.show(self._records, _remarks(self._growing), at_end=True)
         except Exception as error:
-            self._failed(error)
+            self._end_measuring(error)
 
-    def _failed(self, error: Exception) -> None:
+    def _end_measuring(self, error: Exception) -> None:
         """Tell our own failure, and measure no further iterations; raise any other error."""
         if not is_own_failure(error):
             raise error
@@ -186,12 +187,13 @@ class _Loop:
 
 
 def _remarks(growing: Growing) -> list[str]:
+    """Return the lines about growth below the table of a loop."""
     if not growing.growths:
         return []
     return [*map(loop_growth_line, growing.growths), *growing.process_lines, *growing.holder_lines]
 
 
-def _look_at_names(growing: Growing, frame: FrameType, meter: Meter) -> None:
+def _search_growth_in_names(growing: Growing, frame: FrameType, meter: Meter) -> None:
     """Look at the memory of all names after an iteration of the loop at ``frame``."""
     frame = _outside_tqdm(frame)
     app = loaded_app()
@@ -228,9 +230,12 @@ class _LoopDisplay:
         self._total = total
         self._display_id = ""
         self._due = 0.0
+        """The time from which on the next iteration may be shown."""
         self._remarks = 0
+        """Number of remarks that were shown."""
         self._first: TraceRecord | None = None
         self._last: TraceRecord | None = None
+        """The first iteration, and the last one that was shown."""
 
     def show(
         self, records: Sequence[TraceRecord], remarks: Sequence[str], *, at_end: bool = False

@@ -140,7 +140,7 @@ class Trace(GuardedBlock):
         return record
 
     def _traces_and_span(self) -> tuple[Traces, Span]:
-        """Return where the record of this running trace will be stored, and its measurement."""
+        """Return the traces that will get the record of this running trace, and its span."""
         if self._traces is None or self._span is None:
             raise TraceError("this trace is not running: start() it first")
         return self._traces, self._span
@@ -152,6 +152,7 @@ class Trace(GuardedBlock):
         )
 
     def _show(self, record: TraceRecord, note: str) -> None:
+        """Show a record, with a note of the user, unless the trace is silent."""
         if not self.silent:
             show(trace_report(record, text_of(note)))
 
@@ -225,6 +226,7 @@ def traces() -> list[TraceRecord]:
 
 
 def _traced(function: F, label: str, *, silent: bool) -> F:
+    """Return ``function`` with each call in a trace of its own; TraceError if it cannot be."""
     if not can_decorate(function):
         raise TraceError(
             "trace cannot decorate classes or async generators: write with ipygpumem.trace(...): "
@@ -270,7 +272,10 @@ def _function_called(function: Any) -> Any:
 
 
 def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -> F:
-    """Return ``function`` with each call running in its own block, until its result is complete."""
+    """Return ``function`` with each call running in its own block, until its result is complete.
+
+    ``new`` returns a block. It is open until a coroutine has ended, or a generator is exhausted.
+    """
     method: Any = function
     if isinstance(function, staticmethod | classmethod):
         return type(method)(run_inside(method.__func__, new))  # type: ignore[no-any-return]  # of the same type

@@ -93,7 +93,7 @@ class Rollback(Walk):
 
     def save(self, *values: Any) -> None:
         """Save the state of ``values`` and of all objects that they lead to."""
-        steps = self.run([(values, None)])
+        steps = self.walk_from([(values, None)])
         deque(steps, maxlen=0)  # takes all steps
 
     def kind_of(self, item: object) -> str:

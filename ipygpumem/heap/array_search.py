@@ -58,7 +58,7 @@ class ArraySearch(Walk):
         """
         for_later = max(0, self.left - MOST_OBJECTS // 3)
         self.left -= for_later
-        for _ in self.run([([value], None)]):
+        for _ in self.walk_from([([value], None)]):
             pairs, self._pairs = self._pairs, []
             for item, array in pairs:
                 if array.storage in self._storages:

@@ -31,7 +31,9 @@ from ipygpumem.introspect import (
 )
 
 StorageKey = tuple[str, int]
-"""Identity of a storage while it is alive."""
+"""Identity of a storage while it is alive: ``("torch", address)``, ``("numpy", id(owner))``, or
+``("object", id(item))`` for an object that stands for itself.
+"""
 
 _MOST_ELEMENTS = 10_000_000
 """Maximum number of elements of an object array to list at once."""
@@ -46,7 +48,7 @@ class Array(NamedTuple):
     device: str
     size_bytes: int
     """Bytes of the whole storage, which a view keeps alive."""
-    storage: tuple[str, int]
+    storage: StorageKey
 
 
 def describe(value: object) -> Array | None:
@@ -64,8 +66,8 @@ def describe(value: object) -> Array | None:
 
 
 def described(items: Sequence[Any]) -> list[tuple[Any, Array]]:
-    """Return the tensors and arrays among ``items`` with their descriptions; plain ones are read
-    together.
+    """Return the tensors and arrays among ``items`` with their descriptions, in their order. Plain
+    tensors and arrays are read many at once.
     """
     tensor_type = library_type("torch", "Tensor")
     tensors = list[Any]()
@@ -83,7 +85,7 @@ def described(items: Sequence[Any]) -> list[tuple[Any, Array]]:
 
 
 def _described_in_bulk(tensors: Sequence[Any]) -> dict[int, Array]:
-    """Return the descriptions of the plain tensors among some, by identity.
+    """Return the descriptions of plain tensors by identity; tensors of other kinds are left out.
 
     Each property is read in C of all tensors, because there may be a million.
     """
@@ -105,8 +107,8 @@ def _described_in_bulk(tensors: Sequence[Any]) -> dict[int, Array]:
 
 
 def _described_arrays(items: Sequence[Any]) -> dict[int, Array]:
-    """Return the descriptions of the NumPy arrays among some objects that own their memory or are a
-    view of such a one, by identity: 2 µs an array instead of 40.
+    """Return the descriptions of plain NumPy arrays among some objects, by identity: arrays that
+    own their memory, and views of such arrays. It takes 2 µs an array, where ``describe`` takes 40.
     """
     array_type: Any = library_type("numpy", "ndarray")
     if array_type is None:
@@ -213,8 +215,8 @@ def object_key(item: object) -> StorageKey:
 
 
 def memory_key(value: Any) -> StorageKey:
-    """Return the identity of a tensor's or array's storage, or of a tensor without one, such as a
-    sparse one.
+    """Return the key of a tensor's or array's storage; the key of the object itself if it has no
+    storage, such as a sparse tensor.
     """
     return storage_key(value) or object_key(value)
 
@@ -337,8 +339,8 @@ def holding_objects(arrays: Sequence[Any]) -> list[bool]:
 
 
 def plain_arrays(items: Sequence[object]) -> set[int]:
-    """Return the identities of the NumPy arrays that refer to nothing but the array of which they
-    are a view: those of no subclass, with neither objects nor texts.
+    """Return the identities of the NumPy arrays that refer to nothing, or only to the array of
+    which they are a view: arrays without objects and texts, which are of no subclass.
     """
     array_type: Any = library_type("numpy", "ndarray")
     if array_type is None:
@@ -360,9 +362,8 @@ def _views_nothing_else(array: Any, array_type: Any) -> bool:
 
 
 def flat_elements(array: Any) -> list[Any] | None:
-    """Return the objects in an array in one flat list, those of all fields of a structured array.
-
-    None for an array without objects, and for one with too many.
+    """Return the objects in an array in one flat list; of a structured array, the objects in all of
+    its fields. None for an array without objects, and for one with too many.
     """
     if not is_array(array):
         return None
@@ -392,10 +393,13 @@ def _flattened(items: list[Any] | None, dimensions: int) -> list[Any] | None:
 
 
 def parts_of_array(array: Any, number: int, step: int) -> Iterator[list[Any]]:
-    """Yield the objects in an array in lists of ``number`` objects that begin ``step`` elements
-    apart; those of each field of a structured array.
+    """Yield the objects in an array in lists, field by field if it is a structured array. One list
+    of a hundred million objects would take 800 MiB.
 
-    A list of all would take 800 MiB for a hundred million objects.
+    Args:
+        array: the array.
+        number: number of objects in each list.
+        step: number of elements from the start of one list to the start of the next one.
     """
     dtype = read_array("dtype", array)
     base: Any = library_type("numpy", "ndarray")
@@ -437,7 +441,7 @@ def memory_of(array: Any) -> object:
 
 
 def inside_pandas(item: object) -> list[object]:
-    """Return the arrays in a pandas object, or in a tuple of them."""
+    """Return the arrays in a pandas object, such as a frame, or in a tuple of pandas objects."""
     arrays = list[object]()
     visited = set[int]()
     waiting = [item]
@@ -473,8 +477,8 @@ def owner_of(array: Any) -> Any:
 
 
 def other_owner_of(array: Any) -> object:
-    """Return the object that owns the memory of ``array`` if neither an array nor a tensor does,
-    such as the ``bytearray`` behind ``np.frombuffer``; otherwise None.
+    """Return the object that owns the memory of ``array``, such as the ``bytearray`` behind
+    ``np.frombuffer``; None if an array or a tensor owns it.
     """
     owner = owner_of(array)
     return _viewed_by(owner) if is_array(owner) else None
@@ -507,6 +511,7 @@ def _viewed_by(array: Any) -> Any:
 
 
 Span = tuple[int, int, int]
+"""An array's identity, and the addresses where its memory starts and ends."""
 
 
 def place_of(array: Any) -> Span:

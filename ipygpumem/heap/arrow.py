@@ -87,7 +87,7 @@ def buffers(export: Callable[[int, int], object]) -> list[tuple[int, int]]:
 
 def _inside(array: Any, schema: Any) -> Iterator[tuple[int, int]]:
     """Yield the address and bytes of each buffer of an exported array, of its children and its
-    dictionary.
+    dictionary. The first buffer has a validity bit for each row, the second one the values.
     """
     text = schema.format.decode()
     rows = array.offset + array.length

@@ -105,7 +105,7 @@ class Batch(Generic[T]):
         """The number of each object's type."""
 
     def one_of_each(self, wanted: Collection[int]) -> dict[int, T]:
-        """Return one object of each of these types, by the type's identity.
+        """Return one object of each of the ``wanted`` types, by the type's identity.
 
         Few types of a batch are new, so that asking for all of them would take four times as long.
         """
@@ -190,8 +190,8 @@ class AddressFilter:
                 self._tables.append(tables)
 
     def similar(self, row: bytes) -> bytes:
-        """Return a byte for each address in a row of ``identities``: 1 for the wanted ones, and for
-        a few similar ones; nothing if there is none.
+        """Return a byte for each address in a row of ``identities``: 1 for the wanted addresses,
+        and for a few similar ones, else 0. An empty result if all bytes would be 0.
         """
         are_similar = 0
         for columns in self._tables:
@@ -326,7 +326,7 @@ class IdentityTable(Generic[T]):
         return self._by_identity
 
     def has_at_least(self, number: int) -> bool:
-        """Return True if it has so many different objects."""
+        """Return True if the table has at least ``number`` different objects."""
         in_rows = sum(len(row) for row, _ in self._rows) // ID_BYTES
         if len(self._by_identity) + in_rows < number:
             return False
@@ -334,14 +334,17 @@ class IdentityTable(Generic[T]):
 
 
 class Kinds:
-    """The types of very many objects, of which most are like their neighbours: less than half of
-    the time.
+    """The types of very many objects, of which most have the type of their neighbours: reading them
+    takes less than half of the time of a ``Batch``.
+
+    Attributes:
+        items: the objects.
+        examples: one object of each type, by the type's identity.
     """
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = items
         self.examples = dict[int, Any]()
-        """One object of each type, by the type's identity."""
         self._of_parts = list[set[int]]()
         """The identities of the types in each part."""
         if 0 < len(items) < _FEW:
@@ -359,7 +362,7 @@ class Kinds:
             self._of_parts.append(set(examples))
 
     def positions(self, kinds: Set[int]) -> list[int]:
-        """Return the positions of the objects of these types."""
+        """Return the positions of the objects whose types are among ``kinds``."""
         positions = list[int]()
         for start, type_ids in self.parts():
             if not type_ids.isdisjoint(kinds):
@@ -369,7 +372,7 @@ class Kinds:
         return positions
 
     def of_types(self, wanted: Set[int]) -> list[Any]:
-        """Return the objects of these types."""
+        """Return the objects whose types are among ``wanted``."""
         if self.examples.keys() <= wanted:
             return list(self.items)
         if self.examples.keys().isdisjoint(wanted):
@@ -407,8 +410,12 @@ _PART = 2000
 
 
 def differences(row: bytes, objects: tuple[object, ...]) -> Iterator[int]:
-    """Yield the positions at which a row of ``identities`` differs from those of as many
-    ``objects``; few do, so they are compared in parts.
+    """Yield the positions at which objects differ from earlier objects; few do, so their identities
+    are compared in parts.
+
+    Args:
+        row: the ``identities`` of the earlier objects.
+        objects: as many objects.
     """
     for start in range(0, len(objects), _PART):
         before = row[start * ID_BYTES : (start + _PART) * ID_BYTES]
@@ -479,6 +486,9 @@ def _counts_of_one_holder() -> tuple[int, int]:
 
 
 ONCE_IN_LIST, ONCE_BY_INDEX = _counts_of_one_holder()
+"""Maximum reference counts of an object to which only one object refers, while it is in a list of
+referents: read by ``map(sys.getrefcount, list)``, and by ``sys.getrefcount(list[0])``.
+"""
 
 
 def linked_to(item: object) -> list[Any]:
@@ -523,8 +533,12 @@ def container_bases(examples: Mapping[int, object]) -> dict[int, Any]:
 
 
 def lengths_of(containers: Sequence[Any], bases: Mapping[int, Any]) -> list[int]:
-    """Return the number of items of each container, with the builtin types from which theirs
-    derive, by type; those of plain ones in C, because there may be a million.
+    """Return the number of items of each container; in C if all are plain, because there may be a
+    million.
+
+    Args:
+        containers: the containers.
+        bases: the built-in type from which each of their types derives, by the type's identity.
     """
     if types_of(containers) <= CONTAINER_TYPES:
         return list(map(len, containers))

@@ -190,7 +190,9 @@ class Folder:
         self._context.frontier.add(nodes)
 
     def _add_references_of_torch(self, references: References) -> None:
-        """Add the edges of tensors and graphs, and the tensors to which they lead."""
+        """Add the references that only torch knows: edges to tensors and to nodes of graphs, and
+        these tensors as nodes that are read later.
+        """
         graph = self._graph
         tensors = [tensor for _, tensor in references.of_torch]
         self._types.learn(tensors)
@@ -287,8 +289,8 @@ class Folder:
         return sum(lengths_of(of_types(containers, items), containers))
 
     def _references_of_long(self, container: Any) -> Iterator[tuple[References, int]]:
-        """Yield the references of a long container in chunks; of a very long one, those of a
-        sample.
+        """Yield the references of a long container in chunks; of a very long container, the
+        references of a sample of its items.
         """
         base = self._types.containers[id(type(container))]
         stands_for = self._stands_for(base.__len__(container))
@@ -300,7 +302,7 @@ class Folder:
         yield self._references_besides_items(container), 1
 
     def _long_array(self, part: Sequence[Any], type_ids: set[int]) -> Any:
-        """Return the array if ``part`` is a single array with many objects, such as a column of a
+        """Return the array if ``part`` is one array with many objects, such as a column of a
         million texts; else None.
 
         Arrays of objects are nodes, which are read one by one.
@@ -316,7 +318,7 @@ class Folder:
         return array
 
     def _references_of_array(self, array: Any) -> Iterator[tuple[References, int]]:
-        """Yield the objects in a long array in chunks; of a very long one, those of a sample."""
+        """Yield the objects in a long array in chunks; of a very long array, a sample of them."""
         stands_for = self._stands_for(read_array("size", array))
         yield from self._references_in_chunks(
             parts_of_array(array, CHUNK, CHUNK * stands_for), stands_for
@@ -354,8 +356,8 @@ class Folder:
     # -- linked lists ----------------------------------------------------------------------------
 
     def _single_links(self, item: Any) -> list[Any]:
-        """Return the next links of a linked list, of which each has one reference, that of the link
-        before it: reading them one by one would take long.
+        """Return the next links of a linked list, if each has one reference, that of the link
+        before it. Reading them one by one would take long.
         """
         links = list[Any]()
         if not self._may_be_link(item) or not self._is_short(item):
@@ -441,7 +443,7 @@ class _Folding:
 
 
 def _are_constants(items: Sequence[Any]) -> bool:
-    """Return True if all of some objects with many references are constants."""
+    """Return True if all items are constants; each of them has many references."""
     distinct = list(by_identity(items).values())
     counts = list(map(sys.getrefcount, distinct))
     return len(constants_among(distinct, counts)) == len(distinct)

@@ -64,7 +64,9 @@ class Frontier:
         return to_read
 
     def add(self, shared: Sequence[Any]) -> None:
-        """Add objects as nodes; those that may lead to more wait to be read."""
+        """Add objects with several references as nodes; the nodes that may lead to more objects
+        wait to be read.
+        """
         objects = self._graph.objects
         by_key = by_identity(shared)
         met = by_key.keys() & objects.keys()

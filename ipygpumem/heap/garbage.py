@@ -356,8 +356,8 @@ class Garbage:
         self._uncounted += young
         # Without another collection since, the youngest generation is exactly what the cell has
         # made.
-        is_all_the_cells = has_middle and collections == self._collections
-        if is_all_the_cells and (in_scope or collections < _FEW):
+        is_only_of_cell = has_middle and collections == self._collections
+        if is_only_of_cell and (in_scope or collections < _FEW):
             with interrupts.reraise_swallowed():
                 gc.collect(0)
         else:
@@ -420,7 +420,9 @@ def _let_old_be_collected() -> None:
 
 
 def _progress_of_other_threads() -> dict[int, list[int]]:
-    """Return the current instructions of the other threads."""
+    """Return the position in the code of each function that another thread runs, by thread: if
+    these are the same later, the thread has made no objects.
+    """
     progress = dict[int, list[int]]()
     for thread, top in frames_of_other_threads().items():
         progress[thread] = [frame.f_lasti for frame in stack(top)]

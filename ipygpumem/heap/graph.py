@@ -70,8 +70,8 @@ class Graph:
                 self.device_bytes.setdefault(key, Counter())[device] += number
 
     def reach(self, keys: Iterable[NodeKey], without: Collection[NodeKey] = ()) -> set[NodeKey]:
-        """Return some nodes and all nodes to which they lead, except those ``without`` and what
-        only these lead to.
+        """Return the nodes ``keys`` and all nodes to which they lead, except the nodes ``without``
+        and nodes to which only these lead.
         """
         level = set(keys).difference(without)
         reached = set(level)
@@ -119,8 +119,8 @@ class Spans:
         self._owners: list[NodeKey | None] = []
 
     def claim(self, start: int, end: int, owner: NodeKey | None) -> list[Overlap]:
-        """Claim the bytes from ``start`` to ``end``; return those that other nodes have claimed
-        before.
+        """Claim the bytes from ``start`` to ``end`` for a node; return the overlaps with bytes that
+        were claimed before.
         """
         overlaps = self.overlaps(start, end)
         free: list[tuple[int, int]] = []

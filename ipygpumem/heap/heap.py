@@ -121,11 +121,11 @@ def refuse_while_traced(what: str) -> None:
 
 
 def take_out(tracked: list[object], identities: Set[int] = frozenset()) -> None:
-    """Replace some objects in a list of all tracked objects by None, and with them the module
-    ``_asyncio``.
+    """Replace the objects with some identities by None in a list of all tracked objects, and with
+    them the module ``_asyncio``.
 
-    In Python 3.12, it shows the collector objects that it has freed and keeps for reuse. Reading
-    them into a list frees them again, and every later collection would loop for ever.
+    In Python 3.12, this module shows the collector objects that it has freed and keeps for reuse.
+    Reading them into a list frees them again, and every later collection would loop for ever.
     """
     asyncio = sys.modules.get("_asyncio")
     row = identities_of_list(tracked)
@@ -227,7 +227,7 @@ class Heap:
         )
 
     def _take_out_of_list(self, emptied: set[int]) -> None:
-        """Take this object, and those that must not be touched, out of the list of all objects.
+        """Take this heap, and the objects that must not be touched, out of ``tracked``.
 
         Args:
             emptied: identities of dicts of running functions, which must be left to these.
@@ -329,7 +329,7 @@ class Heap:
             number_before = len(behind)
             for part in chunks([*containers, *contents, *_contents(arrays)]):
                 behind.update(self._arrays_and_containers_among(_untracked_behind(part)))
-            new = list(islice(behind.values(), number_before, None))
+            new = list(islice(behind.values(), number_before, None))  # a dict keeps the order
             contents = []
 
     # -- objects ---------------------------------------------------------------------------------
@@ -383,8 +383,8 @@ class Heap:
         return self._large.leaves.values()
 
     def is_referred(self, item: object) -> bool:
-        """Return True if an object of the heap refers to ``item``; our running functions, which
-        refer to it too, do not count.
+        """Return True if an object of the heap refers to ``item``. Our running functions do not
+        count, although they refer to it.
         """
         key = id(item)
         referrers = self.referrers_of({key: item})
@@ -421,8 +421,8 @@ class Heap:
         return list(wanted_elements.values())
 
     def with_identities(self, wanted: Collection[int]) -> dict[int, object]:
-        """Return the live objects with the ``wanted`` identities; looks behind each object only for
-        untracked ones.
+        """Return the live objects with the ``wanted`` identities, by identity, also untracked
+        objects.
         """
         if not wanted:
             return {}
@@ -446,8 +446,8 @@ class Heap:
         self._referrers.add(item, owner)
 
     def referrers(self, objects: Mapping[int, object]) -> Iterator[tuple[object, list[int]]]:
-        """Yield the objects that refer to some of ``objects`` (by identity), and the identities of
-        those.
+        """Yield each object that refers to some of ``objects``, which are given by identity, with
+        the identities of the objects to which it refers.
 
         Only objects that were alive when the heap was made count: a search must not find its own
         lists.
@@ -641,7 +641,7 @@ def _with_identities(wanted: Collection[int], items: list[Any]) -> dict[int, obj
 
 
 def _contents(arrays: Sequence[Any]) -> list[list[object]]:
-    """Return the elements of each object array, those of all fields of a structured one: the
+    """Return the objects in each array of objects, in all fields of a structured array: the
     collector does not look into an array.
     """
     of_objects = compress(arrays, holding_objects(arrays))
@@ -659,8 +659,8 @@ def live_instances(*bases: type) -> list[object]:
 
 
 def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:
-    """Return the ``tensors`` on each storage of at least ``smallest`` bytes, and the sparse ones of
-    that size, each by its own key.
+    """Return the tensors on each storage of at least ``smallest`` bytes, by the storage's key; a
+    sparse tensor of that size by its own key.
     """
     base: Any = library_type("torch", "Tensor")
     by_storage = dict[StorageKey, list[object]]()

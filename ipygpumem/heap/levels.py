@@ -87,7 +87,9 @@ class LevelReader:
         self._types = context.types
 
     def read(self, nodes: Sequence[Any]) -> None:
-        """Read nodes, and everything that only they lead to; add the nodes to which these refer."""
+        """Read nodes, and all objects to which only they lead; add the nodes to which these objects
+        refer.
+        """
         totals = _BytesAndEdges(nodes)
         level = _Level(nodes, list(map(id, nodes)))
         try:
@@ -282,8 +284,8 @@ class LevelReader:
         return plain_arrays(items)
 
     def _plain_tensors(self, items: Sequence[Any]) -> set[int]:
-        """Return the identities of the tensors that are read like other objects: each of them is a
-        node, because the objects that refer to tensors are read one by one.
+        """Return the identities of the tensors among ``items`` that are read like other objects.
+        Each of them is a node, because the objects that refer to tensors are read one by one.
         """
         tensors = of_types(self._types.tensors, items)
         if not tensors:

@@ -113,6 +113,7 @@ def native(value: object, kind: str, *attributes: str) -> Any:
 
 
 def _arrow_array(array: Any) -> Iterator[object]:
+    """Yield the buffers of an Arrow array, and the array of its categories if it has any."""
     arrow: Any = sys.modules["pyarrow"]
     for buffer in arrow.Array.buffers(array):
         if buffer is not None:
@@ -122,6 +123,7 @@ def _arrow_array(array: Any) -> Iterator[object]:
 
 
 def _arrow_buffer(buffer: Any) -> Iterator[object]:
+    """Yield the host memory of an Arrow buffer, or that of the buffer of which it is a slice."""
     while buffer.parent is not None:  # a slice keeps the whole alive
         buffer = buffer.parent
     if buffer.is_cpu:
@@ -130,12 +132,14 @@ def _arrow_buffer(buffer: Any) -> Iterator[object]:
 
 
 def _arrow_binary(scalar: Any) -> Iterator[object]:
+    """Yield the buffer of one text or binary value."""
     buffer = scalar.as_buffer()
     if buffer:
         yield buffer
 
 
 def _arrow_list(scalar: Any) -> Iterator[object]:
+    """Yield the array of one value that is a list."""
     if scalar.values is not None:
         yield scalar.values
 
@@ -155,6 +159,7 @@ VISITS_BUFFER = len(gc.get_referents(io.BytesIO(b"text"))) > 1
 
 
 def _ctypes_data(data: Any) -> Iterator[object]:
+    """Yield the memory of an array of ctypes that owns it."""
     ctypes = sys.modules["_ctypes"]
     # ``from_buffer`` and ``from_address`` show another object's memory, such as a map's.
     is_owner = ctypes.Array._b_needsfree_.__get__(data)
@@ -165,11 +170,13 @@ def _ctypes_data(data: Any) -> Iterator[object]:
 
 
 def _cymem_pool(pool: Any) -> Iterator[object]:
+    """Yield the memory that a pool of spaCy's ``cymem`` has allocated."""
     headers_bytes = 8 * len(pool.addresses)  # malloc's
     yield _piece_of(pool, pool.size + headers_bytes)
 
 
 def _h5py_file(item: Any) -> Iterator[object]:
+    """Yield the memory of the file of a group or data set, if that file is only in memory."""
     h5py: Any = sys.modules["h5py"]
     if not item:  # closed
         return
@@ -203,6 +210,7 @@ def _number_of_device(device: Any) -> int:
 
 
 def _lightgbm_booster(booster: Any) -> Iterator[object]:
+    """Yield the memory of a LightGBM model."""
     rounds = booster.current_iteration()
     sampled_rounds = min(rounds, 20)  # writing all of a large model would take seconds
     text = booster.model_to_string(num_iteration=sampled_rounds)
@@ -211,6 +219,7 @@ def _lightgbm_booster(booster: Any) -> Iterator[object]:
 
 
 def _matplotlib_renderer(renderer: Any) -> Iterator[object]:
+    """Yield the picture of a figure that was drawn."""
     # The outline of what it has drawn: 45 MiB for 100,000 points of ``scatter``.
     yield _piece_of(renderer, memoryview(renderer).nbytes, MAY_HAVE_DRAWN_MUCH)
 
@@ -233,6 +242,7 @@ def _memory_map(mapped: Any) -> Iterator[object]:
 
 
 def _numba_list(items: Any) -> Iterator[object]:
+    """Yield the items of a typed list of numba."""
     attributes = instance_dict(items) or {}
     memory = attributes.get("_opaque")
     if memory is None:  # a list without a type has none yet
@@ -243,6 +253,7 @@ def _numba_list(items: Any) -> Iterator[object]:
 
 
 def _numba_dict(items: Any) -> Iterator[object]:
+    """Yield the table of a typed dict of numba."""
     attributes = instance_dict(items) or {}
     memory = attributes.get("_opaque")
     if memory is None:
@@ -284,6 +295,7 @@ def texts_of_numpy(dtype: Any) -> Iterator[object]:
 
 
 def _pandas_engine(engine: Any) -> Iterator[object]:
+    """Yield the hash table of a pandas index."""
     yield _piece_of(engine, engine.sizeof())
 
 
@@ -292,6 +304,7 @@ _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16
 
 
 def _pillow_image(image: Any) -> Iterator[object]:
+    """Yield the pixels of an image."""
     pixels = native(image, "ImagingCore", "_im", "im")
     if pixels is None:
         return
@@ -302,6 +315,7 @@ def _pillow_image(image: Any) -> Iterator[object]:
 
 
 def _polars_frame(frame: Any) -> Iterator[object]:
+    """Yield the memory of all columns of a frame of polars."""
     for column, key in polars_columns(frame):
         yield from polars_column(column, *key)
 
@@ -315,6 +329,7 @@ def polars_columns(frame: Any) -> Iterator[tuple[Any, tuple[object, ...]]]:
 
 
 def _polars_series(series: Any) -> Iterable[object]:
+    """Yield the memory of a series of polars."""
     column = native(series, "PySeries", "_s")
     if column is None:
         return ()
@@ -376,6 +391,7 @@ def _spans_of_polars(column: Any) -> list[tuple[int, int]]:
 
 
 def _sklearn_tree(tree: Any) -> Iterator[object]:
+    """Yield the nodes and values of a decision tree."""
     node_bytes = sys.modules["sklearn.tree._tree"].NODE_DTYPE.itemsize
     count = max(tree.node_count, 1)
     values_bytes = tree.value.nbytes // count
@@ -398,6 +414,7 @@ OUTLIVES = "shared memory, which only close() and unlink() free"
 
 
 def _shared_memory(segment: Any) -> Iterator[object]:
+    """Yield shared memory that this process has created."""
     if not is_segment(segment):
         return
     attributes: dict[str, Any] = instance_dict(segment) or {}
@@ -437,6 +454,7 @@ def segments(items: Sequence[object]) -> list[object]:
 
 
 def _sqlite_connection(connection: Any) -> Iterator[object]:
+    """Yield the memory of a connection, and a cache that it shares with other ones."""
     for address, size in structs.memory_of_database(connection):
         if address:
             yield Piece(("sqlite", address), size)
@@ -445,11 +463,13 @@ def _sqlite_connection(connection: Any) -> Iterator[object]:
 
 
 def _text_stream(stream: Any) -> Iterator[object]:
+    """Yield the text of a ``StringIO``."""
     if not io.StringIO.closed.__get__(stream):
         yield _piece_of(stream, structs.bytes_of_text_stream(stream))
 
 
 def _torch_storage(storage: Any) -> Iterator[object]:
+    """Yield the memory of a torch storage; none if it is on ``meta``."""
     device = str(storage.device)
     address = size = 0
     if device == "cpu":
@@ -460,11 +480,13 @@ def _torch_storage(storage: Any) -> Iterator[object]:
 
 
 def _xgboost_booster(booster: Any) -> Iterator[object]:
+    """Yield the memory of an XGBoost model."""
     saved = booster.save_raw("ubj")
     yield _piece_of(booster, len(saved), _SAVED)
 
 
 def _xgboost_matrix(matrix: Any) -> Iterator[object]:
+    """Yield the memory of XGBoost's data."""
     yield _piece_of(matrix, matrix.num_nonmissing() * 8, _BY_VALUES)  # each value has an index
 
 
@@ -662,7 +684,9 @@ def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
 
 
 def _memory_of_buffers(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
-    """Yield all but small plain bytes, whose memory an object of a library may show."""
+    """Yield the ``bytes`` and ``bytearray`` objects that are not small, with their memory, which an
+    object of a library may show.
+    """
     for data, start, end in places_of_buffers(items, _LEAST_SHARED):
         yield data, Piece(object_key(data), end - start, address=start)
 
@@ -679,7 +703,7 @@ def places_of_buffers(items: Sequence[Any], least: int) -> Iterator[tuple[Any, i
 
 
 def _memory_of_tensors(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
-    """Yield each tensor with its storages."""
+    """Yield each tensor with a piece for each of its storages."""
     base: Any = library_type("torch", "Tensor")
     tensors = instances_among(items, base)
     if not tensors:

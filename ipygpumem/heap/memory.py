@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ipygpumem.heap.arrays import (
@@ -345,37 +345,44 @@ class MemoryReader:
         Of memory that begins at the same address, the largest comes first, and objects before
         pieces.
         """
-        graph = self._graph
-        spans = list[tuple[int, int, NodeKey]]()
-        objects = [graph.objects[key] for key in new if type(key) is int]
-        for array in of_types(self._types.arrays, objects):
-            owner = owner_of(array)
-            is_folded = owner is not array and id(owner) not in graph.objects
-            if is_array(owner) and (owner is array or is_folded) and _owns_much(owner):
-                _, start, end = place_of(owner)
-                spans.append((start, end, id(array)))
+        objects = [self._graph.objects[key] for key in new if type(key) is int]
+        spans = self._spans_of_arrays(objects)
         if library_type("numpy", "ndarray") is not None:
             for data, start, end in places_of_buffers(objects, _LARGE):
                 spans.append((start, end, id(data)))
-        for key in new:
-            if type(key) is not tuple:
-                continue
-            piece = graph.pieces.get(key)
-            if piece is not None and piece.address and piece.size_bytes >= _LARGE:
-                end = piece.address + piece.size_bytes
-                spans.append((piece.address, end, key))
+        for piece in self._pieces_with_address(new):
+            if piece.size_bytes >= _LARGE:
+                spans.append((piece.address, piece.address + piece.size_bytes, piece.key))
         return sorted(spans, key=_order_of_span)
+
+    def _spans_of_arrays(self, objects: Sequence[object]) -> list[tuple[int, int, NodeKey]]:
+        """Return the start and end of the memory of each large array among some nodes, with the
+        node. A view stands for its array if the array is folded into it.
+        """
+        spans = list[tuple[int, int, NodeKey]]()
+        for array in of_types(self._types.arrays, objects):
+            owner = owner_of(array)
+            is_folded = owner is not array and id(owner) not in self._graph.objects
+            if is_array(owner) and (owner is array or is_folded) and _owns_much(owner):
+                _, start, end = place_of(owner)
+                spans.append((start, end, id(array)))
+        return spans
 
     def _small_pieces_of(self, new: Sequence[NodeKey]) -> list[tuple[int, int, NodeKey]]:
         """Return the start and end of small memory of libraries, with the node."""
         spans = list[tuple[int, int, NodeKey]]()
-        for key in new:
-            if type(key) is not tuple:
-                continue
-            piece = self._graph.pieces.get(key)
-            if piece is not None and piece.address and 0 < piece.size_bytes < _LARGE:
-                spans.append((piece.address, piece.address + piece.size_bytes, key))
+        for piece in self._pieces_with_address(new):
+            if 0 < piece.size_bytes < _LARGE:
+                spans.append((piece.address, piece.address + piece.size_bytes, piece.key))
         return spans
+
+    def _pieces_with_address(self, keys: Sequence[NodeKey]) -> Iterator[Piece]:
+        """Yield the pieces of host memory among some nodes."""
+        for key in keys:
+            if type(key) is tuple:
+                piece = self._graph.pieces.get(key)
+                if piece is not None and piece.address:
+                    yield piece
 
 
 def _is_small(array: Any) -> bool:

@@ -104,7 +104,7 @@ class NamedArrays(Walk):
         names = list(map(itemgetter(0), roots))
         values = list(map(itemgetter(1), roots))
         every_array = list[Any]()
-        for arrays in self.run([(values, names.__getitem__)]):
+        for arrays in self.walk_from([(values, names.__getitem__)]):
             every_array += arrays
         self._read_names()
         return every_array

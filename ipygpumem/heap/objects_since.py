@@ -135,8 +135,13 @@ class YoungSaver:
         ]
 
     def _steps(self) -> _Steps:
-        """Return an iterator each step of which saves the objects of the last collection's
-        ``_sources``.
+        """Return an iterator, each step of which saves identities at the start of a collection.
+
+        A step does the same as this code, with ``allowance`` as the iterator in ``_allowance``::
+
+            sources = self._sources[self._event["start"]["generation"]]
+            objects = chain.from_iterable(source() for source in sources)
+            self.saved.extend(id(item) for item in compress(objects, allowance))
         """
         starts = map(itemgetter("start"), repeat(self._event))
         sources = map(getitem, repeat(self._sources), map(itemgetter("generation"), starts))

@@ -200,16 +200,19 @@ def _column_label(place: int, label: object) -> str:
 
 
 def _polars_columns(frame: Any) -> Iterator[ObjectPart]:
+    """Yield each column of a frame of polars."""
     for column, key in polars_columns(frame):
         yield ObjectPart("columns", [column.name()], list(polars_column(column, *key)))
 
 
 def _arrow_table_columns(table: Any) -> Iterator[ObjectPart]:
+    """Yield each column of an Arrow table."""
     for name, column in zip(table.column_names, table.columns, strict=True):
         yield ObjectPart("columns", [name], [column])
 
 
 def _xarray_variables(dataset: Any) -> Iterator[ObjectPart]:
+    """Yield each variable of a data set."""
     variables = slots(dataset).get("_variables")
     if type(variables) is not dict:
         return

@@ -33,9 +33,9 @@ class PlainObjects:
         self._folder = folder
 
     def pass_over(self, roots: Sequence[Any]) -> list[Any]:
-        """Pass over plain objects and the plain ones behind them, as far as the limits allow;
-        return the objects of other kinds to which they lead: arrays, tensors and the like must be
-        read.
+        """Pass over plain objects, and the plain objects behind them, as far as the limits allow.
+        Return the objects of other kinds to which they lead, such as arrays and tensors: these must
+        be read.
         """
         other_kinds: dict[int, Any] = {}
         level = roots

@@ -126,8 +126,8 @@ class GraphReader:
         return self.new
 
     def pass_through(self, roots: Sequence[object]) -> list[NodeKey]:
-        """Let later readings count nothing that some objects lead to; return the nodes that had to
-        be read for it.
+        """Let later readings count neither some objects nor anything to which they lead; return the
+        nodes that had to be read for it.
 
         Raises:
             AllowanceError: the allowance is spent.

@@ -212,8 +212,13 @@ class Referrers:
 def _referrers_in_parts(
     objects: dict[int, object], candidates: list[object], references: CopiedReferences
 ) -> list[object]:
-    """Return the ``candidates`` that refer to some of ``objects``, and did so when the references
-    of their ``chunks`` were copied.
+    """Return the ``candidates`` that refer to some of ``objects``; only parts that did so when
+    their references were copied are searched.
+
+    Args:
+        objects: the objects by identity.
+        candidates: the objects whose references were copied, in the same ``chunks``.
+        references: the copied references of each chunk.
     """
     referrers = list[object]()
     for part in compress(chunks(candidates), references.parts_with(objects)):

@@ -107,8 +107,8 @@ class Region:
         return self.objects.keys() | set(map(id, self.folded))
 
     def reach(self, keys: Iterable[NodeKey], without: Collection[NodeKey] = ()) -> set[NodeKey]:
-        """Return some nodes and all nodes to which they lead, except those ``without`` and what
-        only these lead to.
+        """Return the nodes ``keys`` and all nodes to which they lead, except the nodes ``without``
+        and nodes to which only these lead.
         """
         return self.graph.reach(keys, without)
 
@@ -184,7 +184,7 @@ class Region:
         return +size
 
     def read_bytes(self, keys: set[NodeKey]) -> Counter[str]:
-        """Return the bytes of ``bytes_of`` without those of leaves."""
+        """Return the bytes by device of some nodes, without leaves, whose bytes are not stored."""
         graph = self.graph
         size = Counter[str]()
         for key in graph.device_bytes.keys() & keys:
@@ -193,11 +193,13 @@ class Region:
         return size
 
     def leaf_bytes(self, keys: set[NodeKey]) -> int:
-        """Return the RAM of the leaves among some nodes, which takes 0.5 s for a million."""
+        """Return the RAM of the leaves among some nodes: numbers and texts with several references,
+        which are measured here. It takes 0.5 s for a million.
+        """
         return sum(map(self.reader.types.own_bytes.of, chunks(self._leaves(keys))))
 
     def _leaves(self, keys: set[NodeKey]) -> list[Any]:
-        """Return the objects among some nodes that are measured when they are asked for."""
+        """Return the leaves among some nodes, as objects."""
         without_bytes = keys.difference(self.graph.cpu_bytes)
         object_of: Callable[[NodeKey, object], object] = self.graph.objects.get  # type: ignore[assignment]
         objects = list(map(object_of, without_bytes, repeat(_NO_OBJECT)))

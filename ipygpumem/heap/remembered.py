@@ -90,7 +90,7 @@ class _Sample:
             self._clues = _clues_of(_parts_of(item))
 
     def is_of(self, item: object) -> bool:
-        """Return True if an object at the same place in memory is the remembered one."""
+        """Return True if an object is the remembered one, at whose place in memory it is."""
         if self._reference is not None:
             return self._reference() is item
         if self._of_text is not None:

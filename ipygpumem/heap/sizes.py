@@ -226,7 +226,9 @@ class Sizes:
         )
 
     def _measure_parts(self, value: object, measurement: _Measurement) -> list[Share]:
-        """Read an object's parts one after the other, then the object itself."""
+        """Measure an object's parts one after the other, then the object itself; return the share
+        of each part.
+        """
         reader = self.region.reader
         # A part may lead back to the object: a trainer's callback refers to the trainer, and does
         # not own its data.
@@ -235,7 +237,7 @@ class Sizes:
         shares = list[Share]()
         unread_parts = list[ObjectPart]()
         is_container = container_base(type(value)) is not None
-        for part in self._parts(value):
+        for part in self._parts_unless_long(value):
             if part.objects is None:
                 unread_parts.append(part)
             elif is_container and part.kind == "items":
@@ -315,7 +317,7 @@ class Sizes:
         reached = self.region.reach(common) & nodes
         return self.region.bytes_of(reached).total() >= _LARGE
 
-    def _parts(self, value: object) -> list[ObjectPart]:
+    def _parts_unless_long(self, value: object) -> list[ObjectPart]:
         """Return the parts of an object; none if it is too long to sort, or cannot be read."""
         base = container_base(type(value))
         if self.allowance is not None and base is not None:
@@ -344,9 +346,7 @@ class Sizes:
         number = len(part.names)
         row_bytes = [0] * number
         if number > 1:
-            for array in filter(_is_rows_of_objects, values):
-                for position, row in enumerate(array):
-                    row_bytes[position] += _bytes_of_row(row)
+            row_bytes = _bytes_of_rows(values, number)
         size = measurement.add(values) + measurement.add_pieces(pieces)
         common_bytes = max(0, size - sum(row_bytes))
         bytes_of_each = common_bytes // number
@@ -433,6 +433,18 @@ class _Measurement:
         self.met |= region.reader.met
         self.notes.update(region.graph.notes)
         return region.read_bytes(nodes).total() + leaf_bytes
+
+
+def _bytes_of_rows(values: Sequence[object], number: int) -> list[int]:
+    """Return the bytes of the objects in each of ``number`` rows of arrays of objects: each name of
+    a part has a row in each of its arrays.
+    """
+    row_bytes = [0] * number
+    arrays: Iterable[Any] = filter(_is_rows_of_objects, values)
+    for array in arrays:
+        for position, row in enumerate(array):
+            row_bytes[position] += _bytes_of_row(row)
+    return row_bytes
 
 
 def _bytes_of_row(row: Any) -> int:

@@ -90,6 +90,7 @@ def can_read_text_streams() -> bool:
 
 
 def _try_text_streams() -> bool:
+    """Return True if the text of new streams, one in each state, is read with the right size."""
     written = io.StringIO()
     written.write("x" * 3_000)
     written.write("y" * 2_000)
@@ -150,6 +151,7 @@ def _can_read_maps() -> bool:
 
 
 def _try_maps() -> bool:
+    """Return True if the address and the length of a new map are read right."""
     with mmap.mmap(-1, mmap.PAGESIZE) as mapped:
         mark = ctypes.c_char.from_buffer(mapped)
         is_there = fields_of(mapped, 2) == (ctypes.addressof(mark), mmap.PAGESIZE)
@@ -199,6 +201,7 @@ def can_read_databases() -> bool:
 
 
 def _try_databases() -> bool:
+    """Return True if the pointer of a new connection is there until the connection is closed."""
     connection = sys.modules["sqlite3"].Connection(":memory:")
     try:
         (before,) = fields_of(connection, 1)
@@ -305,6 +308,7 @@ def can_read_texts() -> bool:
 
 
 def _try_texts() -> bool:
+    """Return True if the texts of a new array are read with the right size."""
     numpy: Any = sys.modules["numpy"]
     dtype = numpy.dtypes.StringDType()
     array = numpy.array(["x" * 100, "y" * 200], dtype=dtype)

@@ -157,7 +157,9 @@ class Reader:
         return tuple(storages)
 
     def has_storage(self, tensor: object) -> bool:
-        """Return False for a tensor in another layout than strided, such as a sparse one."""
+        """Return True for a tensor with one storage; False for one in another layout, such as a
+        sparse tensor.
+        """
         return self._layout(tensor) is self._strided
 
     def is_foreign(self, tensor: object) -> bool:
@@ -509,6 +511,7 @@ class Storages:
         key = id(self._keys)
         if key in ENDS_OF_STORAGES:
             return
+        # The same as ``for key in self._keys: free(key)``, and then ``ENDS_OF_STORAGES.pop(key)``.
         each_key = chain.from_iterable((self._keys,))  # of the keys at the end
         steps = chain(map(free, each_key), map(ENDS_OF_STORAGES.pop, (key,)))
         # It counts the results that equal the reference, which are none, but takes all steps.

@@ -92,23 +92,23 @@ class ObjectCount:
         """Count tracked objects, and the untracked objects behind them that were not counted yet;
         return the arrays among these. The arguments are those of ``HeapObserver.see``.
         """
-        new = self._not_counted(untracked)
+        to_count = self._not_counted(untracked)
         self._count(tracked)
         self._count(Batch(self._keys_not_counted(tracked, in_dicts)))
         arrays = []
-        while new:
-            batch = Batch(new)
+        while to_count:
+            batch = Batch(to_count)
             self._count(batch)
-            new_arrays = batch.of_types(self._own_bytes.arrays)
-            arrays += new_arrays
+            arrays_of_batch = batch.of_types(self._own_bytes.arrays)
+            arrays += arrays_of_batch
             leading = batch.of_types(self._leading)
-            new = self._not_counted(self._untracked_in_arrays(new_arrays))
+            to_count = self._not_counted(self._untracked_in_arrays(arrays_of_batch))
             for part in map(Batch, chunks(leading)):
                 referents, in_dicts = referents_of(part)
                 untracked = list(filterfalse(gc.is_tracked, referents))
                 del referents  # another reference to each of them
-                new += self._not_counted(untracked)
-                new += self._keys_not_counted(part, in_dicts)
+                to_count += self._not_counted(untracked)
+                to_count += self._keys_not_counted(part, in_dicts)
         return arrays
 
     def _untracked_in_arrays(self, arrays: Sequence[object]) -> list[object]:
@@ -193,7 +193,7 @@ class ObjectCount:
             self._size += of_tensors(Reader(torch), tensors) + STORAGE_BYTES * len(tensors)
 
     def _count_behind(self, items: Iterable[object]) -> None:
-        """Read the memory that libraries keep behind objects."""
+        """Count the memory that libraries keep behind objects, each piece once."""
         waiting = list(items)
         while waiting:
             item = waiting.pop()

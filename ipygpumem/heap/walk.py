@@ -144,8 +144,10 @@ class Walk:
         """Return the items of a kind; the walk must have seen their types."""
         return of_types(self._kinds[kind], items)
 
-    def is_stopped(self) -> bool:
-        """Return True if the allowance is spent; then forget all that was not entered yet."""
+    def stop_if_spent(self) -> bool:
+        """Forget all objects that were not entered yet if the allowance is spent; return True if
+        so.
+        """
         if self.allowance is None or not self.allowance.is_spent():
             return False
         self.complete = False
@@ -210,16 +212,16 @@ class Walk:
 
     # -- implementation --------------------------------------------------------------------------
 
-    def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
-        """Yield the arrays among objects and behind them, in groups; arrays in long containers
-        last.
+    def walk_from(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
+        """Walk from objects, and yield the arrays among them and behind them, in groups; arrays in
+        long containers last.
 
         Args:
             groups: the objects to begin with, with their labels, or None for no paths.
         """
         for items, label in chain(groups, self._contents_of_waiting()):
             for start, part in zip(count(0, CHUNK), chunks(items)):
-                if self.allowance is not None and self.is_stopped():
+                if self.allowance is not None and self.stop_if_spent():
                     return
                 for observe in OBSERVERS:
                     observe()
@@ -288,8 +290,12 @@ class Walk:
                 self.complete = False
 
     def _to_enter_now(self, objects: Sequence[Any], path: str) -> Sequence[Any]:
-        """Return the objects to enter now; long containers wait, and so do all objects if they
-        contain too many items for one list.
+        """Return the objects to enter now. Long containers wait in ``_long``; if the objects have
+        too many items for one list, all of them are queued again, in two halves.
+
+        Args:
+            objects: some objects of the queue.
+            path: their path.
         """
         if not BUILTIN.isdisjoint(map(id, map(type, objects))):
             objects, _ = without_wakeups(objects)

@@ -134,7 +134,7 @@ def _bytes_of(arrays: Iterable[Any]) -> Iterator[int]:
 
 def _arrays_behind(values: list[object], walk: Walk) -> list[Any]:
     """Return the NumPy arrays to which some objects lead that the walk has not yet passed."""
-    return list(chain.from_iterable(walk.run([(values, None)])))
+    return list(chain.from_iterable(walk.walk_from([(values, None)])))
 
 
 def _leading_to_arrays(named: Kinds) -> list[object]:

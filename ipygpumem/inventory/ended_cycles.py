@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import flat_elements, holding_objects
 from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE
 from ipygpumem.heap.paths.cuts import Cut
-from ipygpumem.heap.paths.hidden_cycles import lines_that_end
+from ipygpumem.heap.paths.hidden_cycles import lines_that_end_cycles
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.heap.region import Region
 from ipygpumem.inventory.held_rows import HeldRow
@@ -113,4 +113,4 @@ def _end_of_cycles(
         return None
     arrays = [region.objects[key] for key in cycles]
     with_code = [(code, removed_objects[key]) for key, code in codes.items() if code]
-    return _CycleEnd(lines_that_end(with_code, arrays, region.reader.barriers), cycles)
+    return _CycleEnd(lines_that_end_cycles(with_code, arrays, region.reader.barriers), cycles)

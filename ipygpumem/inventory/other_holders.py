@@ -21,7 +21,7 @@ from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.graphs import with_graphs
 from ipygpumem.heap.libraries import OUTLIVES, segments
 from ipygpumem.heap.paths.cuts import Kind
-from ipygpumem.heap.paths.hidden_cycles import lines_that_end
+from ipygpumem.heap.paths.hidden_cycles import lines_that_end_cycles
 from ipygpumem.heap.paths.remedies import NO_REMEDY, Holder, Remedy
 from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Root, RootOf, Roots
 from ipygpumem.heap.paths.task_endings import ending_of
@@ -160,7 +160,7 @@ def _hidden_cycle(owned: OwnedObject, cycles: set[int]) -> Holder:
         return HIDDEN_CYCLE
     arrays = [owned.region.objects[key] for key in cycles]
     named = [(target_of(owned.name), owned.holding[0])]
-    lines = lines_that_end(named, arrays, owned.region.reader.barriers)
+    lines = lines_that_end_cycles(named, arrays, owned.region.reader.barriers)
     if not lines:
         return HIDDEN_CYCLE
     return replace(HIDDEN_CYCLE, remedy=Remedy("; ".join(lines)))

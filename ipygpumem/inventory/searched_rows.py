@@ -11,7 +11,7 @@ from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import EVENT_LOOP
-from ipygpumem.heap.paths.task_endings import cancelling
+from ipygpumem.heap.paths.task_endings import line_that_cancels
 from ipygpumem.inventory.merging import holder_of_all
 
 _MOST_MIXED = 100
@@ -46,7 +46,7 @@ def holder_of_several(
         holders: the holder of each object that was searched.
     """
     if all(map(is_pending, items)):
-        return Holder(EVENT_LOOP, Remedy(cancelling(items)))
+        return Holder(EVENT_LOOP, Remedy(line_that_cancels(items)))
     of_first_item = holders[object_key(items[0])]
     and_more = replace(of_first_item, path=f"{of_first_item.path}, and more", remedy=REMOVE_THEM)
     if row is None:

@@ -20,7 +20,7 @@ from ipygpumem.heap.knowledge.tasks import is_pending, pending_tasks
 from ipygpumem.heap.knowledge.views import small_view
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.parts import CACHED
-from ipygpumem.heap.paths.hidden_cycles import lines_that_end
+from ipygpumem.heap.paths.hidden_cycles import lines_that_end_cycles
 from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Share, Size, Sizes, sizeable
@@ -394,7 +394,7 @@ def _ends_of_cycles(
         item = named[row.name]
         arrays = [region.objects[key] for key in in_cycles & region.reach([id(item)])]
         if arrays:
-            ends[row.name] = lines_that_end(
+            ends[row.name] = lines_that_end_cycles(
                 [(target_of(row.name), item)], arrays, region.reader.barriers
             )
     return ends

@@ -1,5 +1,7 @@
-"""``%%autofit``: reruns a cell with smaller values until it fits. ``loop_over_body`` creates the
-loop itself.
+"""``%%autofit``: reruns a cell with smaller values until it fits.
+
+``loop_over_body`` (``shell/ipython/rewriting.py``) puts a loop around the cell's body, which calls
+the ``CellFit`` made here: ``while fit.again(): with fit: ...``.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from ipygpumem.shell.ipython.rewriting import FIT_NAME, first_lines
 from ipygpumem.units import format_bytes
 
 _MISSING = object()
+"""Stands for the object of a variable that did not exist."""
 _IS_NOT_USED = "the cell does not use {}: all tries are the same, unless code that it calls uses {}"
 _HAS_SET_ITSELF = "the cell has set {} itself: its value is not the one that was tried"
 _SETS_ITSELF = "the cell sets {} itself, which replaces the value to try: delete that line"
@@ -71,22 +74,38 @@ _SETS_ITSELF = "the cell sets {} itself, which replaces the value to try: delete
     ),
 )
 def of_cell(app: App, options: Options) -> list[Report]:
-    """Fit the running cell: create the ``CellFit`` that the loop around its body calls."""
+    """Create the ``CellFit`` that the loop around the running cell's body calls, and let the loop
+    find it.
+    """
     cells = app.context.cells
     running = cells.running()
     if not running:
         raise UsageError("%%autofit must be the first line of a cell that you run yourself")
     running[-1].fit = CellFit(app, running[-1], options)
-    find = lambda: cells.running()[-1].fit  # noqa: E731  # works even if the cell unloads the extension
+    find_fit = lambda: cells.running()[-1].fit  # noqa: E731  # works even if the cell unloads the extension
     if FIT_NAME in vars(builtins):  # set by a cell in another thread
-        setattr(builtins, FIT_NAME, find)
+        setattr(builtins, FIT_NAME, find_fit)
     else:  # IPython removes it after the last running cell
-        app.context.shell.builtin_trap.add_builtin(FIT_NAME, find)
+        app.context.shell.builtin_trap.add_builtin(FIT_NAME, find_fit)
     return []
 
 
+def _plan_of(options: Options, namespace: dict[str, Any]) -> Plan:
+    """Return the plan of the tries that a line describes; an AutofitError names a mistake in it."""
+    variables = dict(_variable(word, namespace) for word in options.variables)
+    return Plan(
+        variables,
+        smallest=_minima(options.min),
+        step=options.step,
+        headroom=options.headroom,
+        max_tries=options.max_tries,
+    )
+
+
 def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
-    """Return the variable that a word such as ``batch_size=1024`` names, and its first value."""
+    """Return the variable that a word such as ``batch_size=1024`` names, and the value with which
+    to start: the variable's present one if the word has none.
+    """
     name, equals, text = word.partition("=")
     if not name.isidentifier():
         raise AutofitError(
@@ -107,7 +126,9 @@ def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
 
 
 def _minima(words: list[str]) -> Number | dict[str, Number] | None:
-    """Return the smallest value of all variables, or of each; None if there is no limit."""
+    """Return the smallest values that ``--min`` sets: one for all variables (``--min 8``), or one
+    by name (``--min batch_size=8``); None if there are none.
+    """
     if len(words) == 1 and "=" not in words[0]:
         return _parsed_number("--min", words[0])
     minima: dict[str, Number] = {}
@@ -117,8 +138,12 @@ def _minima(words: list[str]) -> Number | dict[str, Number] | None:
     return minima or None
 
 
-def _parsed_number(what: str, text: str) -> Number:
-    """Return the number that a text means: 1e3 is as whole as 1000, and 1.0 is a float."""
+def _parsed_number(source: str, text: str) -> Number:
+    """Return the number that a text means: 1e3 is as whole as 1000, and 1.0 is a float.
+
+    Raises:
+        AutofitError: the text of ``source``, such as a variable, is no number.
+    """
     try:
         return int(text)
     except ValueError:
@@ -127,7 +152,7 @@ def _parsed_number(what: str, text: str) -> Number:
         value = float(text)
     except ValueError:
         raise AutofitError(
-            f"{what}: {text[:40]!r} is not a number; write one such as 1024 or 0.5"
+            f"{source}: {text[:40]!r} is not a number; write one such as 1024 or 0.5"
         ) from None
     if "." not in text and value.is_integer():
         return int(value)
@@ -135,7 +160,14 @@ def _parsed_number(what: str, text: str) -> Number:
 
 
 class _OpenTry:
-    """The names of one try: the values given to the variables, and what the cell's code binds."""
+    """A try of the cell's code with some values, in a scope of its own.
+
+    Args:
+        namespace: the notebook's names.
+        bindings: the names that the code binds.
+        values: the values of the variables.
+        enclosing: the scopes of the open experiments, innermost last.
+    """
 
     def __init__(
         self,
@@ -172,7 +204,11 @@ class _OpenTry:
         return sum(row.size_bytes for row in arrays_of_names(self._scope.saved))
 
     def close(self, enclosing: Scope | None) -> None:
-        """Delete the names of the try."""
+        """Delete the names of the try, or restore their old objects.
+
+        Args:
+            enclosing: the scope of the innermost open experiment.
+        """
         self.is_closing = True
         self._scope.close(enclosing)
         for scope, names in self._outer:
@@ -180,8 +216,8 @@ class _OpenTry:
         self.is_closing = False
         self.is_closed = True
 
-    def leave(self) -> None:
-        """Let the names stay."""
+    def keep_names(self) -> None:
+        """End the try, whose names stay with their new objects: it is the last one."""
         self._scope.saved.clear()
 
 
@@ -189,7 +225,7 @@ def _source_of(cell: Cell) -> str:
     """Return the code of a cell without the lines of our magics above it.
 
     Raises:
-        AutofitError: two of these are ``%%autofit``, or there is no code.
+        AutofitError: two of these lines are ``%%autofit``, or there is no code.
     """
     names, source = first_lines(cell.source)
     if names.count("autofit") > 1:
@@ -216,20 +252,17 @@ def _bindings_in(cell: Cell, source: str) -> Bindings:
 
 
 class CellFit:
-    """The autofit of one running cell; the loop around its body calls ``again`` and enters it."""
+    """The autofit of one running cell.
+
+    The loop around the cell's body calls ``again`` before each try, and the body is a block of it:
+    ``while fit.again(): with fit: ...``. After the cell, ``end`` returns the report.
+    """
 
     def __init__(self, app: App, cell: Cell, options: Options) -> None:
         self._context = app.context
         self._experiments = app.experiments
         self._namespace = namespace = app.context.namespace
-        variables = dict(_variable(word, namespace) for word in options.variables)
-        plan = Plan(
-            variables,
-            smallest=_minima(options.min),
-            step=options.step,
-            headroom=options.headroom,
-            max_tries=options.max_tries,
-        )
+        plan = _plan_of(options, namespace)
         self._source = _source_of(cell)
         ran_out = self._experiments.ran_out_in_try
         self._fit = Fit(plan, self._context.meter, ran_out, self._context.garbage)
@@ -239,20 +272,21 @@ class CellFit:
         self._before = {name: namespace.get(name, _MISSING) for name in plan.values}
         """The objects of the variables before the first try."""
         self._try: _OpenTry | None = None
-        """The last one."""
-        self._undone: list[str] = []
+        """The last try."""
+        self._overwritten: list[str] = []
         """Variables that the last try's code has set itself."""
         self._saved_bytes = 0
         """Memory of the old values of the cell's names during the tries."""
         self._value: object = None
         """The value of the body's last statement, which IPython shows after the loop."""
         self._estimate: object = None
+        """The estimate that a ``%%estimate`` of the cell has made in the last try."""
         self._reports: list[Report] = []
-        """The report of the last estimate."""
+        """The report of that estimate."""
         self._cell = cell
-        self._is_left = False
+        self._is_over = False
         """True once the code has ended, or the extension was unloaded."""
-        cell.at_code_end.append(self._leave)
+        cell.at_code_end.append(self._code_ended)
         cell.after_recovery.append(self.end)
         enclosing = self._enclosing()
         if enclosing is not None:  # the variables count as bound by the cell
@@ -267,18 +301,22 @@ class CellFit:
     # -- called by the loop ----------------------------------------------------------------------
 
     def again(self) -> bool:
-        """Prepare the next try and return True; return False after the final one."""
-        if self._is_left:
+        """Prepare the next try and return True; return False if the last one is final.
+
+        Before a further try, the names of the last one are deleted.
+        """
+        if self._is_over:
             return False
         if self._cell.interrupted_inside:
             raise KeyboardInterrupt
         if self._fit.tries:
-            if not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE:
+            is_final = not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE
+            if is_final:
                 return False
             try:
                 with interrupts.reraise_swallowed():
-                    self._take_back()
-                self._stop_if_none_fits()
+                    self._undo_last_try()
+                self._raise_if_none_fits()
             except AutofitError as error:
                 raise UsageError(clean(f"%%autofit: {error}")) from None
         scopes = [experiment.scope for experiment in self._experiments.here()]
@@ -287,6 +325,7 @@ class CellFit:
         return True
 
     def __enter__(self) -> None:
+        """Begin to measure a try."""
         self._fit.begin()
 
     def __exit__(
@@ -295,9 +334,12 @@ class CellFit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        if self._is_left or self._try is None:
+        """End a try, and record its outcome; return True to suppress its error, because a smaller
+        value may fit.
+        """
+        if self._is_over or self._try is None:
             return False
-        self._undone = self._try.overwritten()
+        self._overwritten = self._try.overwritten()
         # Magics such as %run show an error without raising it.
         failure = error or shown_since(self._try.last_error_id)
         estimate = self._estimate or self._value
@@ -308,8 +350,8 @@ class CellFit:
             raise UsageError(clean(f"%%autofit: {mistake}")) from None
 
     def estimated(self, estimate: object, reports: list[Report]) -> None:
-        """Use the cell's ``%%estimate`` as the try's outcome; ``reports`` of the last try are shown
-        at the end.
+        """Take the estimate of the cell's ``%%estimate`` as the outcome of the running try. Its
+        ``reports`` are shown at the end if this is the last try.
         """
         self._estimate = estimate
         self._reports = reports
@@ -319,62 +361,65 @@ class CellFit:
         self._value = value
 
     def take(self) -> object:
-        """Return the value of the last expression for the cell to display."""
+        """Return the value that ``keep`` has stored, for the cell to display, and forget it."""
         value = self._value
         self._value = None
         return value
 
     # -- between tries ---------------------------------------------------------------------------
 
-    def _take_back(self) -> None:
+    def _undo_last_try(self) -> None:
         """Delete the last try's names, end the experiments that it opened, and free its memory."""
         self._value = None
-        last = self._try
-        if last is not None:
-            while len(self._experiments.here()) > last.depth:
+        last_try = self._try
+        if last_try is not None:
+            while len(self._experiments.here()) > last_try.depth:
                 self._experiments.end_experiment(self._experiments.here()[-1])
-            if not last.is_closed:
-                self._saved_bytes = last.saved_bytes()
-                last.close(self._enclosing())
+            if not last_try.is_closed:
+                self._saved_bytes = last_try.saved_bytes()
+                last_try.close(self._enclosing())
         self._fit.free_memory()
 
-    def _stop_if_none_fits(self) -> None:
-        """If no further try can fit, restore the variables and raise ``AutofitError``."""
-        if self._fit.more and not self._undone:
+    def _raise_if_none_fits(self) -> None:
+        """Restore the variables and raise an ``AutofitError`` if no further try can fit."""
+        if self._fit.more and not self._overwritten:
             return
         for name, value in self._before.items():
             if value is _MISSING:
                 self._namespace.pop(name, None)
             else:
                 self._namespace[name] = value
-        if self._undone:
-            raise AutofitError(_SETS_ITSELF.format(self._undone[0]))
+        if self._overwritten:
+            raise AutofitError(_SETS_ITSELF.format(self._overwritten[0]))
         self._fit.check()
 
     # -- at the end of the cell ------------------------------------------------------------------
 
-    def _leave(self) -> list[Report]:
-        self._is_left = True
+    def _code_ended(self) -> list[Report]:
+        """Stop measuring once the cell's code has ended; there is nothing to show yet."""
+        self._is_over = True
         self._fit.abandon()
         return []
 
     def end(self) -> list[Report]:
         """Return the report at the end of the cell, even after an error."""
-        last = self._try
-        if last is not None and last.is_closing:
-            last.close(self._enclosing())
-        elif last is not None and not last.is_closed:
-            last.leave()
+        last_try = self._try
+        if last_try is not None and last_try.is_closing:
+            last_try.close(self._enclosing())
+        elif last_try is not None and not last_try.is_closed:
+            last_try.keep_names()
         if not self._fit.tries:
             return self._reports
         return [*self._reports, autofit_report(self._fit.tries, self._notes(), self._fit.plan)]
 
     def _notes(self) -> list[str]:
-        """Return notes about useless tries, and about old values that made them larger."""
+        """Return notes on variables that the cell does not use or sets itself, and on old values
+        that took memory during the tries.
+        """
         unused = [name for name in self._before if not re.search(rf"\b{name}\b", self._source)]
         notes = [_IS_NOT_USED.format(name, name) for name in unused]
         if self._fit.tries[-1].outcome == FITS:
-            notes += [_HAS_SET_ITSELF.format(name) for name in self._undone]
+            notes += [_HAS_SET_ITSELF.format(name) for name in self._overwritten]
         if self._saved_bytes >= self._context.config.min_held_bytes:
             size = format_bytes(self._saved_bytes)
             notes.append(

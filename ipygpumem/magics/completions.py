@@ -1,4 +1,7 @@
-"""Functions that list completions: names of the notebook, experiments, files."""
+"""Functions that list completions: names of the notebook, experiments, files.
+
+Each takes the beginning of the word; the caller leaves out completions with another beginning.
+"""
 
 from __future__ import annotations
 

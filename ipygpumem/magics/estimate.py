@@ -22,7 +22,7 @@ from ipygpumem.shell.commands.declarations import Options, byte_size, command, d
 from ipygpumem.units import MIB
 
 T = TypeVar("T")
-_MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
+_CALL_OF_MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
 @command(
@@ -53,7 +53,9 @@ _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
     ),
 )
 def of_cell(app: App, options: Options, cell: str) -> list[Report]:
-    """Return the estimate of a cell as a report."""
+    """Return the report of a cell's estimate; none below ``%%autofit``, which shows that of its
+    last try.
+    """
     __tracebackhide__ = True  # of the user's errors
 
     def estimate(code: types.CodeType) -> Estimate:
@@ -75,7 +77,7 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
 
 
 def with_code(app: App, cell: str, use: Callable[[types.CodeType], T]) -> T:
-    """Call a function with the code of a cell, and return its result.
+    """Compile a cell, call ``use`` with its code, and return the result.
 
     Raises:
         EstimateError: the cell is empty, or torch cannot make estimates.
@@ -103,15 +105,21 @@ def with_code(app: App, cell: str, use: Callable[[types.CodeType], T]) -> T:
 
 
 def _compiled(shell: Any, cell: str) -> Any:
-    """Compile the cell with its own line numbers; the magic's line is the first."""
+    """Compile the cell with its own line numbers; the magic's line is the first.
+
+    Raises:
+        EstimateError: the cell contains another magic, or an ``await`` at its top level.
+        SyntaxError: the cell is not Python.
+    """
     source = "\n" + shell.transform_cell(cell)
-    magic = _MAGIC.search(source)
-    if magic is not None:
-        if magic[2] == "autofit":
+    call = _CALL_OF_MAGIC.search(source)
+    if call is not None:
+        kind, name_of_magic = call.groups()
+        if name_of_magic == "autofit":
             raise EstimateError("write %%autofit above %%estimate")
-        sign = "%%" if magic[1] == "cell" else "%"
+        sign = "%%" if kind == "cell" else "%"
         raise EstimateError(
-            f"{sign}{magic[2]} acts on the notebook itself: take it out of a cell to estimate"
+            f"{sign}{name_of_magic} acts on the notebook itself: take it out of a cell to estimate"
         )
     name = shell.compile.cache(source, running_cell(shell))
     try:

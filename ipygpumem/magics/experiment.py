@@ -33,7 +33,7 @@ from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.managed_experiment import ManagedExperiment
 from ipygpumem.units import format_bytes
 
-_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+_WHOLE_NUMBER = re.compile(r"[+-]?\d+", re.ASCII)
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
 
@@ -83,17 +83,17 @@ def start(app: App, options: Options) -> list[Report]:
     app.experiments.begin(experiment)
     lines = list[str]()
     if not experiment.is_silent:
-        lines.append(_opened(app, experiment))
+        lines.append(_line_on_opened(app, experiment))
     if experiment.budget is not None:
         lines += experiment.budget.notes
     return [note(line) for line in lines]
 
 
-def _opened(app: App, experiment: ManagedExperiment) -> str:
-    """Return the line about an experiment that was opened, and the one around it."""
-    around = [other.name for other in app.experiments.here() if other is not experiment]
-    where = f" inside {around[-1]}" if around else ""
-    return f"experiment {experiment.name} is open{where}: %experiment end ends it"
+def _line_on_opened(app: App, experiment: ManagedExperiment) -> str:
+    """Return the line about an experiment that was opened, with the one around it."""
+    names_around = [other.name for other in app.experiments.here() if other is not experiment]
+    inside = f" inside {names_around[-1]}" if names_around else ""
+    return f"experiment {experiment.name} is open{inside}: %experiment end ends it"
 
 
 @command(
@@ -134,28 +134,28 @@ def _name_of_cell(app: App) -> str:
 
 
 def _checked_name(app: App, name: str) -> str:
-    """Return an experiment's name if it is one word; further words are probably
-    misplaced options.
+    """Return an experiment's name if it is one word; else raise a UsageError, which tells how to
+    write the further words.
     """
-    word, *more = name.split()
-    if not more:
+    word, *further_words = name.split()
+    if not further_words:
         return word
-    second, *following = more
+    second, *words_after_second = further_words
     option = re.search(r"\w[\w-]*", second)
-    if "#" in second:
+    if "#" in second:  # ``demo # the first run``
         fix = "put the comment on its own line"
-    elif option is not None and f"--{option[0]}" in _option_names(app):
+    elif option is not None and f"--{option[0]}" in _option_names(app):  # ``demo seed=0``
         _, _, value = second.partition("=")
-        values = [value, *following] if value else following
+        values = [value, *words_after_second] if value else words_after_second
         fix = " ".join([f"write {word} --{option[0]}", *values])
     else:
-        fix = f"write {'-'.join([word, *more])}; --keep goes before names to keep"
+        fix = f"write {'-'.join([word, *further_words])}; --keep goes before names to keep"
     message = f"an experiment's name is one word, not {quoted(name)}: {ellipsize(fix)}"
     raise UsageError(clean(message))
 
 
 def _option_names(app: App) -> Iterable[str]:
-    """Return the options of an experiment, with those that optional features add."""
+    """Return the names of an experiment's options, with those that optional features add."""
     return app.commands.with_further_options(of_cell).options
 
 
@@ -176,7 +176,7 @@ def parse_parameters(words: Iterable[str]) -> Parameters:
 
 def _number_or_text(text: str) -> int | float | str:
     """Return the number that a text means; the text itself if that is none."""
-    if _WHOLE.fullmatch(text):
+    if _WHOLE_NUMBER.fullmatch(text):
         return int(text) if len(text) < 19 else text  # records hold 64 bits
     if not text.isascii() or "_" in text:  # numbers for Python only
         return text
@@ -186,12 +186,20 @@ def _number_or_text(text: str) -> int | float | str:
         return text
 
 
-def patterns_of(what: str, words: Iterable[str]) -> list[str]:
-    """Split words at commas into names and globs, and check them."""
+def patterns_of(source: str, words: Iterable[str]) -> list[str]:
+    """Return the names and globs in the words of a line, which are split at commas.
+
+    Args:
+        source: the option or command that has the words, for errors.
+        words: the words.
+
+    Raises:
+        UsageError: one of them is neither a name nor a glob.
+    """
     patterns = [part for part in ",".join(words).split(",") if part]
     for pattern in patterns:
         if not pattern.isidentifier() and not _GLOB.fullmatch(pattern):
-            problem = f"{what}: {quoted(pattern)} is neither a name nor a glob"
+            problem = f"{source}: {quoted(pattern)} is neither a name nor a glob"
             raise UsageError(clean(f"{problem}; write names such as x or 'y*'"))
     return patterns
 
@@ -203,7 +211,7 @@ def patterns_of(what: str, words: Iterable[str]) -> list[str]:
 )
 def end(app: App, options: Options) -> list[Report]:
     """End the named experiment, or the one started last, here or on engines."""
-    on_engines = _named_on_engines(app, options.name)
+    on_engines = _experiment_on_engines(app, options.name)
     if on_engines is not None:
         reports: list[Report] = on_engines.finish(app)
         return reports
@@ -211,9 +219,9 @@ def end(app: App, options: Options) -> list[Report]:
     return []
 
 
-def _named_on_engines(app: App, name: str) -> Any:
-    """Return the last experiment on engines with a name; without a name, the last one if it was
-    started after those here. None if there is none.
+def _experiment_on_engines(app: App, name: str) -> Any:
+    """Return the last experiment on engines of a cluster that has this name. If ``name`` is empty,
+    return the last one, unless an experiment here was started after it. None if there is none.
     """
     on_engines = list(app.on_cluster)
     if name:
@@ -227,7 +235,7 @@ def _named_on_engines(app: App, name: str) -> Any:
 
 
 def _named_or_innermost(app: App, name: str) -> ManagedExperiment:
-    """Return the open experiment with a name, or the innermost one."""
+    """Return the open experiment with this name; the innermost one if ``name`` is empty."""
     if not name or not app.experiments.open:
         return _innermost(app)
     for experiment in app.experiments.open:
@@ -253,15 +261,17 @@ def keep(app: App, options: Options) -> list[Report]:
     experiment.keep(*patterns)
     if experiment.is_silent:
         return []
-    return [note(_kept(experiment))]
+    return [note(_line_on_kept_names(experiment))]
 
 
-def _kept(experiment: ManagedExperiment) -> str:
-    """Return the line about the names that an experiment keeps, and those that are not there."""
+def _line_on_kept_names(experiment: ManagedExperiment) -> str:
+    """Return the line about the names and globs that an experiment keeps; those that match no name
+    yet are in brackets.
+    """
     line = f"experiment {experiment.name} keeps {', '.join(experiment.options.keep)}"
-    missing = experiment.scope.unmatched_keep()
-    if missing:
-        line += f" (no name matches {', '.join(missing)} yet)"
+    unmatched = experiment.scope.unmatched_keep()
+    if unmatched:
+        line += f" (no name matches {', '.join(unmatched)} yet)"
     return line
 
 
@@ -287,6 +297,7 @@ def _innermost(app: App) -> ManagedExperiment:
 
 
 def _open_names(app: App) -> str:
+    """Return the names of the open experiments, for an error message."""
     return ", ".join(repr(item.name) for item in app.experiments.open)
 
 
@@ -306,7 +317,7 @@ def lines_of_open(experiments: ExperimentManager) -> list[str]:
 
 
 def _description(experiment: ManagedExperiment, names: list[str]) -> str:
-    """Return the line about one open experiment, which has made ``names``."""
+    """Return the line about one open experiment, which has bound ``names``."""
     log = experiment.log
     seconds = log.seconds(experiment.seconds_in_running_cell())
     parts = [f"experiment {experiment.name}", *times(seconds, log.elapsed_seconds)]
@@ -343,7 +354,9 @@ def list_(app: App, options: Options) -> list[Report]:
     argument("names", "NAME", offers=completions.finished_experiments, many=True),
 )
 def compare(app: App, options: Options) -> list[Report]:
-    """Compare the finished experiments that match names, globs or ``name#2``; all by default."""
+    """Return the report that compares the finished experiments which match names, globs or
+    ``name#2``; all by default.
+    """
     runs = reports.numbered(app.experiments.finished)
     if not runs:
         raise ExperimentError("no experiment has finished yet: there is nothing to compare")
@@ -357,15 +370,17 @@ def compare(app: App, options: Options) -> list[Report]:
 
 
 def _matches_any(run: reports.NumberedRun, patterns: Sequence[str]) -> bool:
+    """Return True if a finished experiment matches one of the patterns."""
     return any(_matches(run, pattern) for pattern in patterns)
 
 
 def _matches(run: reports.NumberedRun, pattern: str) -> bool:
+    """Return True if ``pattern`` is a name or glob of a finished experiment, or ``name#2``."""
     return fnmatchcase(run.name, pattern) or pattern == f"{run.name}#{run.number}"
 
 
 def available_names(names: list[str]) -> str:
-    """Return a list of known experiments for an error message."""
+    """Return the names of finished experiments, each once, for an error message."""
     unique = list(dict.fromkeys(names))
     if not unique:
         return "there is none"

@@ -1,4 +1,4 @@
-"""The commands of ``%gpumem`` that need no file of their own."""
+"""The short commands of ``%gpumem``: ``on``, ``free``, ``history``, ``export``, ``status``, ..."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def off(app: App, options: Options) -> list[Report]:
     argument("state", "", choices=("on", "off")),
 )
 def quiet(app: App, options: Options) -> list[Report]:
-    """Hide or show the lines of cells that changed little memory, or return which of
-    the two is set.
+    """Hide or show the lines of cells that changed little memory, if the line says so; return a
+    note on the setting.
     """
     config = app.context.config
     if options.state is not None:
@@ -75,12 +75,12 @@ def free(app: App, options: Options) -> list[Report]:
     """Free memory now: printed output, frames of stored tracebacks, garbage, caches."""
     context = app.context
     outputs = Outputs(context.shell)
-    first: list[reclaim.Step] = [
+    first_steps: list[reclaim.Step] = [
         ("outputs", outputs.forget_hidden),
         ("printed output", outputs.printed.forget),
         ("tracebacks", app.recovery.release_stored_tracebacks),
     ]
-    steps, freed = reclaim.free_now(context.meter, context.garbage, *first)
+    steps, freed = reclaim.free_now(context.meter, context.garbage, *first_steps)
     return [freed_report("freed", steps, freed)]
 
 
@@ -160,7 +160,7 @@ def export(app: App, options: Options) -> list[Report]:
     return [note(f"wrote {cells} and {experiments} to {place} ({size})")]
 
 
-RELEASED = {
+WORDS_ON_RELEASING = {
     "never": "memory held by errors is kept after the cell",
     "oom": "memory held by out-of-memory errors is freed after the cell",
     "oom+interrupt": "memory held by out-of-memory errors and interrupts is freed after the cell",
@@ -174,21 +174,21 @@ _LARGEST_SHOWN = 3
 
 @command("%gpumem", "show a short status and the largest names")
 def short_status(app: App, options: Options) -> list[Report]:
-    """Return a short status, the largest names, what changed since the last look, and the next
+    """Return a short status, the largest names, the changes since the last look, and the next
     commands to try.
     """
     on_or_off, measured = _settings_headline(app)
-    used = reclaim.bytes_in_use(app.context.meter.now())
-    named = largest_names(app.context.shell).names
+    device_bytes = reclaim.bytes_in_use(app.context.meter.now())
+    rows = largest_names(app.context.shell).names
     lines = lines_of_open(app.experiments)
-    shown = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named[:_LARGEST_SHOWN]]
+    shown = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in rows[:_LARGEST_SHOWN]]
     lines.append(f"largest names: {', '.join(shown) or 'none holds a KiB'}")
     before = app.last_look
-    app.last_look = LastLook(dict(used), {row.name: row.size_bytes for row in named})
+    app.last_look = LastLook(dict(device_bytes), {row.name: row.size_bytes for row in rows})
     if before is not None:
         lines.append(f"since the last look: {_words_on_changes(before, app.last_look)}")
     lines.append("next: %gpumem top, status, leaks, history or free; %gpumem? describes them")
-    return [Report("note", (on_or_off, measured, *sizes(used)), lines)]
+    return [Report("note", (on_or_off, measured, *sizes(device_bytes)), lines)]
 
 
 def _words_on_changes(before: LastLook, now: LastLook) -> str:
@@ -212,7 +212,9 @@ def _differences(before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[
 
 
 def _settings_headline(app: App) -> tuple[str, str]:
-    """Return the setting of the cells' lines, and the number of measured cells and experiments."""
+    """Return the two parts of the headline: the setting of the cells' lines, and the number of
+    measured cells and experiments.
+    """
     config = app.context.config
     lines_shown = "off"
     if config.report:
@@ -228,7 +230,7 @@ def status(app: App, options: Options) -> list[Report]:
     """Return the settings, the open experiments, and the memory of each device."""
     headline = " · ".join(_settings_headline(app))
     lines = lines_of_open(app.experiments) or ["no experiment is open"]
-    lines.append(RELEASED[app.context.config.release_frames])
+    lines.append(WORDS_ON_RELEASING[app.context.config.release_frames])
     printed_bytes = Printed(app.context.shell).size_bytes()
     look = findings.now(app.context.meter, {PRINTED: printed_bytes})
     for name, error in [*app.context.meter.failures.items(), *look.failures.items()]:
@@ -246,7 +248,7 @@ def status(app: App, options: Options) -> list[Report]:
 
 
 def _running_cells(app: App) -> list[CellRecord]:
-    """Return records of the cells that run now, which may have started processes, too."""
+    """Return records, without usage, of the cells that run now: they may have started processes."""
     cells = app.context.cells
     records = []
     for cell in [*cells.running(), *cells.outside(threading.get_ident())]:

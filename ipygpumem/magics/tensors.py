@@ -1,4 +1,4 @@
-"""``%gpumem tensors`` and ``top``."""
+"""``%gpumem tensors`` lists tensors and arrays, ``%gpumem top`` the names with most memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ _MIN = option("--min", "SIZE", "only memory of at least this size", to=byte_size
 
 
 def _kind(text: str) -> object:
-    """Return a kind of tensors; reports show ``optimizer`` as ``optimizer state``."""
+    """Return the value of ``--kind``: ``optimizer`` also for ``optimizer state``, as reports write
+    it.
+    """
     return one_of(*_KINDS)(text.removesuffix(" state"))
 
 
@@ -90,7 +92,7 @@ def tensors(app: App, options: Options) -> list[Report]:
 
 def _with_memory(inventory: Inventory) -> Inventory:
     """Return an inventory without empty tensors, and without tiny ones that have no name, such as
-    the state of NumPy's generator; those of unknown size have a note.
+    the state of NumPy's generator. Tensors with a note stay: their size may be unknown.
     """
     tensors = []
     for row in inventory.tensors:
@@ -139,22 +141,23 @@ def top(app: App, options: Options) -> list[Report]:
 
 
 def _small_names(app: App, result: LargestNames, words: Sequence[str]) -> list[str]:
-    """Return the names among the words of a line that have no row because their objects hold so
-    little.
+    """Return the names among the ``words`` of a line that exist, but have no row because their
+    objects hold so little.
     """
-    listed = set[str]()
+    names_with_row = set[str]()
     for row in result.names:
-        listed.update((row.name, *row.same))
-    named = names_and_outputs(app.context.shell)
+        names_with_row.update((row.name, *row.same))
+    objects = names_and_outputs(app.context.shell)
     small = list[str]()
     for word in words:
-        if word in named and word not in listed and not is_never_followed(named[word]):
+        has_no_row = word in objects and word not in names_with_row
+        if has_no_row and not is_never_followed(objects[word]):
             small.append(word)
     return small
 
 
 def outputs(shell: Any) -> LargestNames:
-    """Return the names and outputs whose memory ``Out`` keeps alive."""
+    """Return the names and outputs whose objects ``Out`` keeps alive, with their memory."""
     largest = largest_names(shell)
     rows = list[NamedSize]()
     for row in largest.names:
@@ -165,9 +168,12 @@ def outputs(shell: Any) -> LargestNames:
 
 
 def _names_and_rows(words: Sequence[str], rows: int) -> tuple[list[str], int]:
-    """Return the names, and the number of rows, since many users type ``top 5`` for ``top -n 5``.
+    """Return the names among the words of a line, and the number of rows: many users type ``top 5``
+    for ``top -n 5``, and no name begins with a digit.
 
-    No name begins with a digit.
+    Args:
+        words: the words.
+        rows: the number of rows if none of them is a number.
     """
     names = list[str]()
     for word in words:
@@ -179,8 +185,8 @@ def _names_and_rows(words: Sequence[str], rows: int) -> tuple[list[str], int]:
 
 
 def _check_names(app: App, command_name: str, patterns: Sequence[str]) -> None:
-    """Raise UsageError if one of the names does not exist, because an empty table would say that it
-    holds no memory.
+    """Raise a UsageError if no name matches one of the ``patterns``: an empty table would mean that
+    its object holds no memory.
     """
     names = list(names_and_outputs(app.context.shell))
     for pattern in patterns:

@@ -110,4 +110,6 @@ def _report_on_missing_name(app: App, name: str) -> Report:
     """
     cell = cell_that_bound(app.context.shell, name)
     similar_name = "" if cell is not None else did_you_mean(name, list(app.context.namespace))
-    return left_report(name, cell, app.experiments.survivors.left_by(name, cell), similar_name)
+    return left_report(
+        name, cell, app.experiments.survivors.rows_of_deleted_name(name, cell), similar_name
+    )

@@ -30,9 +30,9 @@ class Span:
 
     def __init__(self, meter: Meter, before: dict[str, Reading], *, is_whole: bool) -> None:
         self._meter = meter
-        self._begin(before, is_whole=is_whole)
+        self._start_from(before, is_whole=is_whole)
 
-    def _begin(self, before: dict[str, Reading], *, is_whole: bool) -> None:
+    def _start_from(self, before: dict[str, Reading], *, is_whole: bool) -> None:
         """Start with the readings ``before``, which are whole if no probe failed."""
         self.before = before
         self._is_whole = is_whole
@@ -56,7 +56,7 @@ class Span:
         with meter.lock:
             readings = meter.readings(rearm=True)
             usages = self._usages(readings)
-            self._begin(readings, is_whole=not meter.failures)
+            self._start_from(readings, is_whole=not meter.failures)
             return usages
 
     def fix_peaks(self) -> tuple[Usage, ...]:
@@ -81,7 +81,7 @@ class Span:
         with self._meter.lock:
             self._meter.forget(self)
 
-    def fold(self, readings: Sequence[Reading]) -> None:
+    def raise_peaks(self, readings: Sequence[Reading]) -> None:
         """Raise the peaks to those of ``readings``, unless they are final."""
         if self._are_peaks_fixed:
             return
@@ -126,13 +126,14 @@ class Meter:
         self._probes = list(probes)
         self._find_more = find_more
         self.failures: dict[str, str] = {}
+        """The error of each probe whose last reading failed, by its name."""
         self._sample_seconds = sample_seconds
-        # Weak: a span lost to a Ctrl-C before its assignment closes itself.
-        # A set of references, because a WeakSet is as slow as a probe.
+        # Weak: a span lost to a Ctrl-C before its assignment closes itself. A set of references to
+        # the open spans, because a WeakSet is as slow as a probe.
         self._open: set[weakref.ref[Span]] = set()
         self._own_lock = threading.RLock()
         self._pid = os.getpid()
-        self._sampling = self._is_closed = False
+        self._is_sampling = self._is_closed = False
         self.worker = Worker()
 
     @property
@@ -160,8 +161,8 @@ class Meter:
     def forget(self, span: Span) -> None:
         """Close a span; ``Span.close`` calls it."""
         self._open.discard(weakref.ref(span))
-        if self._sampling and not self._open:
-            self._sampling = False
+        if self._is_sampling and not self._open:
+            self._is_sampling = False
             self.worker.remove(self._sample)
 
     def now(self, *, detail: bool = False) -> dict[str, Reading]:
@@ -220,7 +221,7 @@ class Meter:
         """
         if self._find_more is not None:  # probes of libraries that were imported since
             self._probes += self._find_more()
-        return self._read(self._probes, detail=detail, peak=peak, rearm=rearm)
+        return self._read_probes(self._probes, detail=detail, peak=peak, rearm=rearm)
 
     def _open_spans(self) -> list[Span]:
         """Return the open spans."""
@@ -231,7 +232,7 @@ class Meter:
                 spans.append(span)
         return spans
 
-    def _read(
+    def _read_probes(
         self,
         probes: Sequence[Probe],
         *,
@@ -247,7 +248,7 @@ class Meter:
                 readings = probe.read(detail=detail, peak=peak)
                 if readings:
                     for span in spans:
-                        span.fold(readings)
+                        span.raise_peaks(readings)
                 if rearm:
                     probe.rearm()
             except Exception as error:  # a broken driver must not take the host's figures with it
@@ -262,17 +263,19 @@ class Meter:
         return by_device
 
     def _sample_if_needed(self) -> None:
+        """Sample from now on if a span is open and a probe has no high-water mark."""
         if self._open and any(map(attrgetter("sampled"), self._probes)):
-            self._sampling = True
+            self._is_sampling = True
             self.worker.add(self._sample)  # even if it is registered: a forked child has no thread
 
     def _sample(self) -> float | None:
+        """Read the probes without a high-water mark; return the seconds until the next time."""
         with self.lock:
             if not self._open:  # the last span was garbage-collected without being closed
-                self._sampling = False
+                self._is_sampling = False
                 self.worker.remove(self._sample)
                 return None
-            self._read([probe for probe in self._probes if probe.sampled])
+            self._read_probes([probe for probe in self._probes if probe.sampled])
         return self._sample_seconds
 
     def close(self) -> None:
@@ -287,4 +290,5 @@ class Meter:
 
 
 def _probe_name(probe: Probe) -> str:
+    """Return a probe's name, or its type's if it has none."""
     return getattr(probe, "name", "") or type(probe).__name__

@@ -34,13 +34,13 @@ def growth_for(what: str) -> Iterator[None]:
     finally:
         grown = _rss_without_unreported() - before
         if grown >= _LEAST_BYTES:
-            _free_pages_of(grown)
+            _trim_heap_if_ours(grown)
             grown = _rss_without_unreported() - before
         if grown >= _LEAST_BYTES:
             unreported_bytes[what] = unreported_bytes.get(what, 0) + grown
 
 
-def _free_pages_of(grown: int) -> None:
+def _trim_heap_if_ours(grown: int) -> None:
     """Free the heap's free pages, if they can all be part of what our work has ``grown``."""
     most = grown + _LEAST_BYTES
     free = free_heap_bytes() or 0

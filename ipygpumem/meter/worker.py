@@ -23,9 +23,10 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self._begin()
+        self._start_empty()
 
-    def _begin(self) -> None:
+    def _start_empty(self) -> None:
+        """Begin without jobs and without a thread, as a new worker or in a forked child."""
         self._pid = os.getpid()
         self._changed = threading.Condition(threading.Lock())
         self._due: dict[Job, float] = {}
@@ -37,7 +38,7 @@ class Worker:
         """
         # In a forked child, the thread and the lock's owner have stayed in the parent process.
         if os.getpid() != self._pid:
-            self._begin()
+            self._start_empty()
         with self._changed:
             if job in self._due:
                 return
@@ -78,13 +79,13 @@ class Worker:
     def _run(self) -> None:
         """Run the jobs in the thread, until there are none."""
         leave_signals_to_others()
-        while (job := self._next()) is not None:
+        while (job := self._next_due_job()) is not None:
             pause = job()
             with self._changed:
                 if self._due.get(job) == math.inf and pause is not None:
                     self._due[job] = time.monotonic() + pause
 
-    def _next(self) -> Job | None:
+    def _next_due_job(self) -> Job | None:
         """Wait until a job is due and return it; None without jobs."""
         with self._changed:
             while self._due:

@@ -1,4 +1,4 @@
-"""Reports the tries of an autofit."""
+"""The report of an autofit: the value that fits, and a row for each try."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Report:
-    """Return the report of the tries, their results, and the value that fits."""
+    """Return the report of an autofit: the last values with their outcome, and all tries.
+
+    Args:
+        tries: the tries, in order.
+        notes: lines below the headline.
+        plan: the plan of the tries.
+    """
     last = tries[-1]
     values = shown(last.values)
     outcome = f"{values}: {last.outcome}"
@@ -29,10 +35,10 @@ def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Re
     head = ["autofit", clean(outcome), number, format_seconds(seconds)]
     lines = list(map(clean, notes))
     if plan.exhausted and plan.best is not None:
-        larger = "larger values"
+        values_not_tried = "larger values"
         if plan.failed is not None:
-            larger = f"a value below {plan.failed:g}"
-        lines.append(f"all tries are used up: {larger} may fit, too")
+            values_not_tried = f"a value below {plan.failed:g}"
+        lines.append(f"all tries are used up: {values_not_tried} may fit, too")
     tables = []
     if len(tries) > 1:
         tables.append(_table_of_tries(tries, plan))
@@ -64,7 +70,7 @@ def _table_of_tries(tries: Sequence[Try], plan: Plan) -> Table:
 
 
 def _devices(tries: Sequence[Try]) -> list[str]:
-    """Return the accelerators on which a try allocated memory; the host if there is none."""
+    """Return the accelerators on which any try allocated memory; the host if there is none."""
     devices: dict[str, None] = {}
     for item in tries:
         for usage in item.usages:

@@ -1,4 +1,7 @@
-"""The lines of cells and traces: time, error, and each device's change, peak and use."""
+"""The lines of cells and traces: time, error, and each device's change, peak and use.
+
+``cell 5 · 1.2 s · RAM +64 MiB, peak +128 MiB, 5.1 of 16 GiB``
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,25 @@ from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, fo
 
 
 def cell_report(record: CellRecord, scales: Scales | None = None) -> Report:
-    """Return the one-line report of a cell, with bars scaled by ``scales``; short if nothing
-    changed.
+    """Return the one-line report of a cell.
+
+    Args:
+        record: the cell's record.
+        scales: the lengths of the bars; None outside of a session.
     """
     number = record.execution_count
     segments = _span_segments(record, scales or Scales())
     if number is None:
         return Report("cell", ["cell", *segments])
     has_bars = any(isinstance(segment, LineSegment) for segment in segments)
-    is_short = record.error is None and not has_bars
-    if is_short and record.duration_seconds < 1:
+    has_nothing_to_say = record.error is None and not has_bars
+    if has_nothing_to_say and record.duration_seconds < 1:
         segments.pop(0)  # the time
     return Report("cell", [f"cell {number}", *segments])
 
 
 def trace_report(record: TraceRecord, note: str = "") -> Report:
-    """Return the one-line report of a trace."""
+    """Return the one-line report of a trace; ``note`` follows its name, if there is one."""
     title = "trace"
     if record.label:
         title = f"trace {clean_name(record.label)}"
@@ -67,7 +73,7 @@ def _span_segments(
 
 
 def worth_reporting(usages: Iterable[Usage]) -> list[Usage]:
-    """Return the usages without those of accelerators that were and are empty."""
+    """Return the usages of the devices that are worth reporting (``is_worth_reporting``)."""
     return list(filter(is_worth_reporting, usages))
 
 
@@ -93,7 +99,7 @@ def is_quiet(record: CellRecord) -> bool:
 
 
 def usage_parts(usages: Iterable[Usage]) -> list[str]:
-    """Return one headline part per device, without accelerators that were and are empty."""
+    """Return the change, peak and use of each device that is worth reporting, in words."""
     return list(map(_usage_part, worth_reporting(usages)))
 
 

@@ -1,4 +1,4 @@
-"""Reports estimates and summaries of models."""
+"""The reports of an estimate (``cuda:0 peak 9.1 GiB, fits: ...``), and of a model's modules."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from ipygpumem.report.registration import shows
 from ipygpumem.report.words import clean, shape_label
 from ipygpumem.units import format_bytes, format_change, format_in, format_seconds
 
-_GUESSES_SHOWN = 5
+_LINES_SHOWN = 5
+"""Maximum number of the code's lines in a fact."""
 _TINY_SHARE = 0.001
+"""Share of the peak below which parts have one row together."""
 _ADDED, _VERDICT = "added to the peak", "verdict"
-"""Headings of the second and the third group."""
+"""Headings of the second and the third table of a device."""
 
 
 @shows(Estimate)
 def estimate_report(estimate: Estimate, size: str = "") -> Report:
     """Return the report of the memory that code would take on each device, by purpose.
 
-    The verdict has the unit of ``size``, the text that the user typed for the device's memory.
+    Args:
+        estimate: the estimate.
+        size: the text that the user has typed for the device's memory, such as ``80 GB``: the
+            verdict has its unit.
     """
     is_bound = bool(estimate.upper_bounds)
     has_titles = len(estimate.devices) > 1
@@ -47,12 +52,18 @@ def estimate_report(estimate: Estimate, size: str = "") -> Report:
 
 
 def _lines_fact(title: str, lines: Sequence[str]) -> Fact:
-    """Return the lines of the code for which the estimate has a reservation."""
-    return Fact(title, list(map(clean, lines)), most=_GUESSES_SHOWN)
+    """Return the fact on lines of the code whose results the estimate had to assume."""
+    return Fact(title, list(map(clean, lines)), most=_LINES_SHOWN)
 
 
 def _verdict(device: DeviceEstimate, size: str, *, is_bound: bool) -> str:
-    """Return a device's peak, and whether the code fits there if its size is known."""
+    """Return a device's peak and, if the device's memory is known, the verdict if the code fits.
+
+    Args:
+        device: the estimate for the device.
+        size: the text that the user has typed for the device's memory; its unit is used.
+        is_bound: True if the peak is an upper bound.
+    """
     peak = format_bytes(device.peak_bytes)
     if is_bound:
         peak = f"at most {peak}"
@@ -69,8 +80,8 @@ def _verdict(device: DeviceEstimate, size: str, *, is_bound: bool) -> str:
 
 
 def _tables(device: DeviceEstimate, title: str) -> list[Table]:
-    """Return a device's three groups: the memory at the peak by purpose, the memory that the device
-    needs in addition, and whether all of it fits.
+    """Return a device's three tables: the memory at the peak by purpose, the memory that the device
+    needs in addition, and the verdict if all of it fits.
     """
     parts = share_rows(device.parts, device.peak_bytes)
     parts.append({"size": format_bytes(device.peak_bytes), "at the peak": "sum: the peak"})
@@ -102,8 +113,8 @@ def _added_rows(device: DeviceEstimate) -> list[dict[str, str]]:
 
 
 def _verdict_rows(device: DeviceEstimate) -> list[dict[str, str]]:
-    """Return the memory allocated before, kept afterwards and reserved, and last whether the needed
-    memory is there.
+    """Return the rows of the third table: the memory allocated before, kept afterwards and
+    reserved, and last the available memory with the verdict.
     """
     sizes = dict[str, str]()
     if device.before_bytes:
@@ -122,17 +133,21 @@ def _verdict_rows(device: DeviceEstimate) -> list[dict[str, str]]:
 
 
 def share_rows(parts: Mapping[str, int], peak_bytes: int) -> list[dict[str, str]]:
-    """Return a row for each purpose of the memory at the peak, with its share; one for all tiny
-    ones.
+    """Return a row for each part of the memory at the peak, with its share, and one for all tiny
+    parts together.
+
+    Args:
+        parts: the bytes of each part by its purpose, such as ``parameters``.
+        peak_bytes: the bytes at the peak.
     """
     least = _TINY_SHARE * peak_bytes
-    tiny = {name: size for name, size in parts.items() if 0 < size < least}
-    large = parts
-    if len(tiny) > 1:
-        large = {name: size for name, size in parts.items() if name not in tiny}
-        large[f"{len(tiny)} smaller parts"] = sum(tiny.values())
+    tiny_parts = {name: size for name, size in parts.items() if 0 < size < least}
+    parts_shown = parts
+    if len(tiny_parts) > 1:
+        parts_shown = {name: size for name, size in parts.items() if name not in tiny_parts}
+        parts_shown[f"{len(tiny_parts)} smaller parts"] = sum(tiny_parts.values())
     rows = []
-    for name, size in large.items():
+    for name, size in parts_shown.items():
         if size:
             share = _share_label(size, peak_bytes)
             rows.append({"size": format_bytes(size), "share": share, "at the peak": name})
@@ -147,7 +162,7 @@ def _share_label(size: int, total: int) -> str:
 
 @shows(ModelSummary)
 def summary_report(summary: ModelSummary) -> Report:
-    """Return a model's modules, one row each, indented as they are nested."""
+    """Return the report on a model: a row for each module, indented as they are nested."""
     total = summary.total
     weights = total.parameter_bytes + total.buffer_bytes
     number = f"{total.parameters:,} parameters, {summary.trainable_parameters:,} trainable"
@@ -161,8 +176,10 @@ def summary_report(summary: ModelSummary) -> Report:
     return Report("summary", segments, (), [table], records=[summary])
 
 
-def _row_of_module(row: ModuleRow, share_of: int) -> dict[str, str]:
-    """Return the row of a module; figures of zero are left out."""
+def _row_of_module(row: ModuleRow, total_bytes: int) -> dict[str, str]:
+    """Return the row of a module, with its share of the model's ``total_bytes``; figures of zero
+    are left out.
+    """
     weights = row.parameter_bytes + row.buffer_bytes
     texts = {"module": _module_label(row), "type": clean(row.type_name)}
     if row.output_shape is not None:
@@ -171,14 +188,14 @@ def _row_of_module(row: ModuleRow, share_of: int) -> dict[str, str]:
         texts["parameters"] = f"{row.parameters:,}"
     texts["weights"] = size_text(weights or None)
     texts["activations"] = size_text(row.activation_bytes or None)
-    if share_of:
-        share = (weights + row.activation_bytes) / share_of
+    if total_bytes:
+        share = (weights + row.activation_bytes) / total_bytes
         texts["share"] = f"{share:.0%}"
     return texts
 
 
 def _module_label(row: ModuleRow) -> str:
-    """Return a module's name, indented, and how often it was called."""
+    """Return a module's name, indented, with the number of its calls if that is not 1."""
     name = row.name.rpartition(".")[2] or "(whole)"
     label = "· " * row.depth + name
     if not row.calls:

@@ -21,8 +21,12 @@ _LEAST_SHARE = 0.01
 def experiment_reports(
     record: ExperimentRecord, style: str, scales: Scales | None = None
 ) -> list[Report]:
-    """Return the report of a finished experiment in ``style``: ``full``, ``compact``
-    or ``none``.
+    """Return the report of a finished experiment.
+
+    Args:
+        record: its record.
+        style: its level of detail, ``full`` or ``compact``; with ``none`` there is no report.
+        scales: the lengths of the bars; None outside of a session.
     """
     if style == "none":
         return []
@@ -56,7 +60,7 @@ def _compact_part(record: ExperimentRecord, usage: Usage) -> str:
 
 
 def _devices_table(record: ExperimentRecord, usages: Sequence[Usage], scales: Scales) -> Table:
-    """Return one row per device; the cell's line shows what is in use now."""
+    """Return the table of the devices: the memory consumed and freed, and the peak."""
     rows = []
     for usage in usages:
         row = {"device": usage_label(usage)} | end_labels(record, usage.device)
@@ -68,7 +72,9 @@ def _devices_table(record: ExperimentRecord, usages: Sequence[Usage], scales: Sc
 
 
 def _experiment_facts(record: ExperimentRecord) -> list[Fact]:
-    """Return an experiment's parameters, what happened to its names, and the steps that freed."""
+    """Return the facts on an experiment: its parameters, its deleted, restored and kept names, and
+    the memory freed by each step.
+    """
     parameters = [clean_name(f"{name}={value}") for name, value in record.parameters.items()]
     return [
         Fact("noted", parameters, code=True),
@@ -78,7 +84,7 @@ def _experiment_facts(record: ExperimentRecord) -> list[Fact]:
 
 
 def name_facts(record: ExperimentRecord) -> list[Fact]:
-    """Return the facts on an experiment's names: deleted, restored and kept ones."""
+    """Return the facts on an experiment's names: the deleted, the restored and the kept names."""
     names = {"deleted": record.deleted, "restored": record.restored}
     facts = []
     for title, values in names.items():

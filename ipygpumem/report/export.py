@@ -25,10 +25,13 @@ from ipygpumem.report.words import clean
 from ipygpumem.units import format_bytes
 
 _NAME = "ipygpumem"
+"""Format of an export, and our key in the metadata of a notebook's outputs."""
 _HEAD_BYTES = 4096
+"""Bytes of a file that are read to find out if it is an export."""
 _MOST_BYTES = 2**29
 """Maximum size of an export to read: enough for about a million cells."""
 _STALE_SECONDS = 3600
+"""Age of another machine's temporary file from which on it is removed."""
 _TEMPORARY = re.compile(r"\.ipygpumem-(?:(\d{1,10})-([0-9a-f]{8})-)?[0-9a-f]+\.tmp")
 """Name of a file that is being written: PID and machine of the process."""
 
@@ -66,8 +69,16 @@ Modules = Mapping[str, Callable[[], object]]
 
 
 def from_json(text: str, name: str, saved_at: float, modules: Modules) -> SessionRecord:
-    """Return the record that ``to_json`` wrote, or those of a notebook; ``FileError`` describes a
-    fault in the text.
+    """Return the record that ``to_json`` wrote, or the records in a notebook.
+
+    Args:
+        text: the content of the file.
+        name: the file's name, for errors.
+        saved_at: the time at which it was saved.
+        modules: the functions that import further classes of records.
+
+    Raises:
+        FileError: the text is neither an export nor a notebook, or it is damaged.
     """
     data = _data_of(text, name, saved_at, modules)
     if not _is_export(data):
@@ -98,27 +109,29 @@ def _is_export(data: Any) -> bool:
 
 
 def _data_of(text: str, name: str, saved_at: float, modules: Modules) -> Any:
-    """Return the plain values of an export, or of a notebook's outputs."""
+    """Return the plain values of an export, as they are or from a notebook's outputs. The arguments
+    are those of ``from_json``.
+    """
     constants: list[str] = []
 
-    def constant(word: str) -> str:
+    def text_of_constant(word: str) -> str:
         # A notebook may have NaN elsewhere; as text it is no number of a record.
         constants.append(word)
         return word
 
     try:
-        data = json.loads(text, parse_constant=constant)
+        data = json.loads(text, parse_constant=text_of_constant)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{name} is not JSON, or only a part of it ({ellipsize(error)})") from None
     if type(data) is dict and "nbformat" in data:
-        return _of_notebook(data, name, saved_at, modules)
+        return _data_of_notebook(data, name, saved_at, modules)
     if constants:
         raise FileError(f"{name} is not JSON (which has no number {constants[0]})")
     return data
 
 
 def _fault_of(record: SessionRecord) -> str:
-    """Return a fault that no single value shows, or an empty text."""
+    """Return a fault of a record that was read, in words; empty if it has none."""
     runs: list[Any] = [*record.cells, *record.experiments, *record.traces]
     devices = set[str]()
     for run in runs:
@@ -130,11 +143,11 @@ def _fault_of(record: SessionRecord) -> str:
     return ""
 
 
-def _of_notebook(
+def _data_of_notebook(
     notebook: dict[str, Any], name: str, saved_at: float, modules: Modules
 ) -> dict[str, Any]:
-    """Return the records in a notebook's outputs as an export; the metadata of other programs is
-    ignored.
+    """Return the records in a notebook's outputs as the plain values of an export; the metadata of
+    other programs is ignored.
     """
     data: dict[str, Any] = {"format": _NAME, "schema": 0, "saved_at": saved_at}
     data |= {"results": [], "left_out": {}}
@@ -144,7 +157,7 @@ def _of_notebook(
         for cell in notebook["cells"]:
             for output in cell.get("outputs", ()):
                 metadata = output.get("metadata", {})
-                _add(data, metadata.get(_NAME, {}), modules)
+                _add_records(data, metadata.get(_NAME, {}), modules)
         for records in _LISTS.values():
             # cells may have run in any order
             data[records].sort(key=itemgetter("started_at"))
@@ -153,27 +166,27 @@ def _of_notebook(
     return data
 
 
-def _add(data: dict[str, Any], metadata: Any, modules: Modules) -> None:
-    """Add the records that the metadata of an output has."""
+def _add_records(data: dict[str, Any], metadata: Any, modules: Modules) -> None:
+    """Add the records in our metadata of an output to the plain values of an export."""
     data["schema"] = max(data["schema"], metadata.get("schema", 0))
     for record in metadata.get("records", ()):
         kind = record["kind"]
-        if _is_known(kind, modules):  # else of a newer version
+        if _has_class(kind, modules):  # else of a newer version
             data[_LISTS.get(kind, "results")].append(record)
     left_out = data["left_out"]
     for kind, number in metadata.get("left_out", {}).items():
         left_out[kind] = left_out.get(kind, 0) + number
 
 
-def _is_known(kind: object, modules: Modules) -> bool:
-    """Return True if there is a class for a kind of record; it is imported here."""
+def _has_class(kind: object, modules: Modules) -> bool:
+    """Return True if there is a class for a kind of record; it is imported, if need be."""
     if type(kind) is str and not is_kind(kind) and kind in modules:
         modules[kind]()
     return is_kind(kind)
 
 
 def to_csv(record: SessionRecord) -> str:
-    """Return one row per cell and device; a cell without a measured device has one row."""
+    """Return the cells as CSV: a row for each cell and device; one for a cell without figures."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -213,8 +226,13 @@ SUFFIXES = tuple(_FORMATS)
 def save(
     path: str | os.PathLike[str], record: SessionRecord, *, force: bool = False
 ) -> tuple[Path, int]:
-    """Write ``record`` to ``path`` in the format of its suffix; return the file's path and its size
-    in bytes.
+    """Write ``record`` to ``path`` in the format of its suffix; return the resolved path and the
+    file's size in bytes.
+
+    Args:
+        path: the file.
+        record: the session.
+        force: True to replace a file that is no export.
     """
     place = place_of(path)
     suffix = Path(os.fsdecode(path)).suffix.lower()
@@ -232,7 +250,9 @@ def save(
 def load(path: str | os.PathLike[str], modules: Modules) -> SessionRecord:
     """Return the session stored in a .json file, or the records in a notebook.
 
-    ``modules`` import the classes of records of other rooms.
+    Args:
+        path: the file.
+        modules: the functions that import further classes of records, by kind.
     """
     place = place_of(path)
     name = clean(ellipsize(place))
@@ -266,11 +286,13 @@ def place_of(path: str | os.PathLike[str]) -> Path:
 
 
 def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], force: bool) -> int:
-    """Write ``content`` to ``place`` (from ``place_of``), completely or not at all; return its size
-    in bytes.
+    """Write a file completely or not at all; return its size in bytes.
 
-    ``is_ours`` returns True if a file with this beginning may be replaced; ``force`` replaces any
-    file.
+    Args:
+        place: the path, from ``place_of``.
+        content: the file's content.
+        is_ours: returns True for the beginning of a file that may be replaced.
+        force: True to replace any file.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     name = clean(ellipsize(place))
@@ -294,16 +316,24 @@ def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], 
 
 
 def _beginning_of(place: Path) -> str:
+    """Return the beginning of a file as text."""
     with open_plain(place) as file:
         return file.read(_HEAD_BYTES).decode("utf-8", "replace")
 
 
 def _replace_file(place: Path, data: bytes, mode: int | None) -> None:
-    """Write a new file with ``data`` and ``mode``, and give it the place of the old one."""
+    """Write ``data`` to a temporary file, and then rename it to ``place``.
+
+    Args:
+        place: the path.
+        data: the file's content.
+        mode: the permissions of the file that it replaces; None if there is none.
+    """
     # In the same folder, for an atomic rename; a short name, because the file's own may have the
     # maximum length.
-    temporary = place.with_name(f".ipygpumem-{os.getpid()}-{_here()}-{secrets.token_hex(4)}.tmp")
-    _remove_stale(place.parent)
+    unique = f"{os.getpid()}-{_machine_id()}-{secrets.token_hex(4)}"
+    temporary = place.with_name(f".ipygpumem-{unique}.tmp")
+    _remove_stale_files(place.parent)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         with os.fdopen(descriptor, "wb") as file:
@@ -320,14 +350,14 @@ def _replace_file(place: Path, data: bytes, mode: int | None) -> None:
         raise
 
 
-def _here() -> str:
+def _machine_id() -> str:
     """Return a short identifier of the machine and PID namespace."""
     return hashlib.sha256(host.process_space().encode()).hexdigest()[:8]
 
 
-def _remove_stale(folder: Path) -> None:
-    """Remove temporary files of killed processes; those of other machines only if they are an hour
-    old.
+def _remove_stale_files(folder: Path) -> None:
+    """Remove temporary files of killed processes from a folder; files of other machines only if
+    they are an hour old.
     """
     with contextlib.suppress(OSError):
         for path in folder.glob(".ipygpumem-*.tmp"):
@@ -336,6 +366,6 @@ def _remove_stale(folder: Path) -> None:
                 continue
             pid, machine = match.groups()
             with contextlib.suppress(OSError):
-                is_dead = machine == _here() and not host.is_running(int(pid))
+                is_dead = machine == _machine_id() and not host.is_running(int(pid))
                 if is_dead or time.time() - path.lstat().st_mtime > _STALE_SECONDS:
                     path.unlink()

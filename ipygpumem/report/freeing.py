@@ -16,7 +16,14 @@ from ipygpumem.units import MIB, format_bytes
 def freed_report(
     title: str, steps: Sequence[FreeingStep], freed: Mapping[str, int], notes: Sequence[str] = ()
 ) -> Report:
-    """Return the report of memory freed by hand."""
+    """Return the report of memory that a command has freed.
+
+    Args:
+        title: begins the headline, such as ``freed``.
+        steps: the steps that freed it.
+        freed: the bytes freed on each device.
+        notes: further lines.
+    """
     sizes = []
     for device, size in freed.items():
         if device not in OUTSIDE or size >= MIB:
@@ -32,50 +39,63 @@ def freed_report(
 
 
 def _freed_label(device: str, size: int, steps: Iterable[FreeingStep]) -> str:
-    """Return the bytes freed on a device; if no tensor was freed, the reserved memory."""
-    reserved = 0
+    """Return the bytes freed on a device in words; if no tensor was freed, the reserved memory."""
+    reserved_bytes = 0
     for step in steps:
-        reserved += max(0, step.freed_reserved.get(device, 0))
-    if reserved and size <= 0:
-        return f"reserved {format_bytes(reserved)}"
+        reserved_bytes += max(0, step.freed_reserved.get(device, 0))
+    if reserved_bytes and size <= 0:
+        return f"reserved {format_bytes(reserved_bytes)}"
     return format_bytes(max(0, size))
 
 
 _TINY_BYTES = MIB // 10
-"""Less than that in a step is not shown."""
+"""Minimum bytes of a step to show."""
 _SMALL_TRIM_BYTES = 4 * MIB
-"""Less than that, of free heap pages, is not shown: any code leaves some."""
+"""Minimum bytes of free heap pages to show: any code leaves some."""
 
 
 def step_shares(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[str]:
-    """Return each step's share of the ``total`` freed on each device, and the remainder.
+    """Return the memory freed by each step, such as ``names (RAM 1 GiB)``, then by ended processes,
+    and last the part of the total that no step has freed.
 
     Shares below 1 % are one item together, and tiny ones are left out.
+
+    Args:
+        steps: the steps that freed memory.
+        total: the bytes freed on each device.
     """
     shares = _Shares(total)
-    remaining = Counter(total)
+    unexplained = Counter(total)
     for step in steps:
         freed: dict[str, int] = {}
         for device, size in step.freed.items():
             if size > 0:
                 # A later step may take some of it again, such as a page for its own work.
-                freed[device] = min(size, remaining[device])
-                remaining[device] -= freed[device]
+                freed[device] = min(size, unexplained[device])
+                unexplained[device] -= freed[device]
         for device, size in step.freed_reserved.items():
             freed[f"{device_label(device)} reserved"] = size
         is_noise = step.name == FREE_HEAP_PAGES and freed.get("cpu", 0) < _SMALL_TRIM_BYTES
         if not is_noise:
             shares.add(step.name, freed)
-    of_ended_processes = remaining.pop("children", 0)
-    if of_ended_processes >= _TINY_BYTES:
-        shares.texts.append(f"processes that ended ({format_bytes(of_ended_processes)})")
+    freed_by_ended_processes = unexplained.pop("children", 0)
+    if freed_by_ended_processes >= _TINY_BYTES:
+        shares.texts.append(f"processes that ended ({format_bytes(freed_by_ended_processes)})")
     shares.add("smaller steps", dict(shares.small))
-    shares.add("allocators by themselves", remaining)
+    shares.add("allocators by themselves", unexplained)
     return shares.texts
 
 
 class _Shares:
-    """The shares that are large enough to be shown, as texts, and the sum of the rest."""
+    """Shares of freed memory.
+
+    Args:
+        total: the bytes freed on each device.
+
+    Attributes:
+        texts: the shares that are large enough to be shown.
+        small: the bytes of the smaller ones by device.
+    """
 
     def __init__(self, total: Mapping[str, int]) -> None:
         self._total = total

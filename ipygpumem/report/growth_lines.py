@@ -1,4 +1,8 @@
-"""Writes the lines about code that grows with every run, and about what holds the new memory."""
+"""Writes the lines about code that grows with every run, and about the holders of the new memory.
+
+``this cell has grown RAM by 64 MiB on each of its last 3 runs``, then ``RAM +64 MiB per run is held
+by log (list of ndarray)``.
+"""
 
 from __future__ import annotations
 
@@ -61,14 +65,19 @@ def holder_lines(
     array_holders_of: Callable[[Sequence[TensorRecord]], list[ArrayHolder]],
     free_bytes: int,
 ) -> list[str]:
-    """Return the holders of the memory that each of the last ``runs`` runs added, the largest
+    """Return lines on the holders of the memory that each of the last runs added, the largest
     first.
 
-    ``run_word`` is what a run is called. ``array_holders_of`` names the graph, closure or cache
-    that keeps each of some arrays without a name. Names are compared, not objects: a name that the
-    code rebinds each time holds no more than before. The inventories have only arrays without a
-    name. ``free_bytes`` is the growth of the free pages in malloc's heap: what names hold cannot be
-    in them.
+    Names are compared, not objects: a name that the code rebinds each time holds as much as before.
+
+    Args:
+        before: the memory of all names, and the arrays without a name, before these runs.
+        now: the same after them.
+        growth: the growth of one device.
+        run_word: the word for a run, such as ``iteration``.
+        runs: the number of runs.
+        array_holders_of: names the graph, closure or cache that keeps each of some arrays.
+        free_bytes: growth of the free pages in malloc's heap, which no name holds.
     """
     holders = holders_of_growth(growth, before, now, runs, array_holders_of)
     lines = list[str]()
@@ -76,18 +85,18 @@ def holder_lines(
         lines.append(_held_line(growth, holder.bytes_per_run, run_word, _holder_text(holder)))
     if growth.device == "cpu":
         held_bytes = sum(holder.bytes_per_run for holder in holders)
-        gaps = min(free_bytes // runs, growth.most_bytes - held_bytes)
-        lines += free_heap_line(growth, gaps, run_word)
+        free_bytes_per_run = min(free_bytes // runs, growth.most_bytes - held_bytes)
+        lines += free_heap_line(growth, free_bytes_per_run, run_word)
     return lines or list(now[0].notes)
 
 
 def _held_line(growth: Growth, size: int, run_word: str, holder: str) -> str:
-    """Return the line about a holder of ``size`` bytes of what a run adds to a device."""
+    """Return the line about a holder of ``size`` bytes of each run's growth."""
     return f"{_growth_per_run(growth, size, run_word)} is held by {holder}"
 
 
 def _holder_text(holder: GrowthHolder) -> str:
-    """Return the path of a holder's arrays, or else its name."""
+    """Return the path to a holder's arrays or, if it has none, its name and content."""
     if holder.path:
         return clean(holder.path)
     if holder.row is None:
@@ -96,26 +105,33 @@ def _holder_text(holder: GrowthHolder) -> str:
 
 
 def _growth_per_run(growth: Growth, size: int, run_word: str) -> str:
+    """Return a text such as ``RAM +64 MiB per iteration``."""
     return f"{device_label(growth.device)} {format_change(size)} per {run_word}"
 
 
 def process_lines(
     grown: Iterable[ProcessGrowth], growth: Growth, run_word: str, runs: int
 ) -> list[str]:
-    """Return the processes that grew with each of the last ``runs`` runs, with the lines that end
-    them.
+    """Return lines on the child processes that grew with each of the last runs, with the lines of
+    code that end them.
+
+    Args:
+        grown: the growth of groups of processes, each ended by one line.
+        growth: the growth of all child processes per run.
+        run_word: the word for a run, such as ``iteration``.
+        runs: the number of runs.
     """
     least = growth.least_bytes * LEAST_SHARE
     lines = list[str]()
     for item in grown:
         size = item.grown_bytes // runs
         if size >= least:
-            lines.append(_held_line(growth, size, run_word, _processes(item)))
+            lines.append(_held_line(growth, size, run_word, _words_on_processes(item)))
     return lines[:_HOLDERS_SHOWN]
 
 
-def _processes(item: ProcessGrowth) -> str:
-    """Return processes by name and number, and the line that ends them."""
+def _words_on_processes(item: ProcessGrowth) -> str:
+    """Return a group of processes by number and name, and the line that ends them."""
     processes = [f"{child.pid} ({clean(child.name)})" for child in item.processes]
     noun = "processes"
     pronoun = "them"
@@ -129,20 +145,23 @@ def _processes(item: ProcessGrowth) -> str:
 
 
 def free_heap_line(growth: Growth, size: int, run_word: str) -> list[str]:
-    """Return a line if free pages of malloc's heap account for the growth of RAM, by ``size`` bytes
-    in each run.
+    """Return a line if free pages of malloc's heap account for at least half of the growth of RAM,
+    else none.
+
+    Args:
+        growth: the growth of RAM per run.
+        size: the bytes of these pages per run.
+        run_word: the word for a run, such as ``iteration``.
     """
-    accounts_for_it = 2 * size >= growth.least_bytes
-    if not accounts_for_it:
+    accounts_for_half = 2 * size >= growth.least_bytes
+    if not accounts_for_half:
         return []
     per_run = _growth_per_run(growth, size, run_word)
     return [f"{per_run} is free in malloc's heap, in gaps between objects: %gpumem free"]
 
 
 def unknown_line(growth: Growth) -> str:
-    """Return the line about a device's growth for which nothing was measured that points to a
-    holder.
-    """
+    """Return the line about a device's growth whose holder was not found."""
     return (
         f"no name, tensor or array accounts for the growth of {device_label(growth.device)}: its "
         f"holder is unknown"

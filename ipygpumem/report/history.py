@@ -1,4 +1,4 @@
-"""Reports the history: one row per cell, trace, iteration of a loop, or experiment."""
+"""Reports on finished cells, traces, loops and experiments: tables with one row for each."""
 
 from __future__ import annotations
 
@@ -33,30 +33,37 @@ from ipygpumem.units import format_change, format_seconds
 Spans = Sequence[CellRecord | ExperimentRecord | TraceRecord]
 
 _SOURCE_SHOWN = 40
+"""Maximum number of letters of a cell's source."""
 
 
 def history_report(
     cells: Sequence[CellRecord], *, total: int, experiment: str | None = None
 ) -> Report:
-    """Return one row for each of ``cells``, out of ``total`` (of ``experiment``, if given)."""
-    of = "" if experiment is None else f" of {clean(experiment)}"
+    """Return the report of ``%gpumem history``.
+
+    Args:
+        cells: the cells to show, a row for each.
+        total: the number of all finished cells.
+        experiment: the name or glob by which the user has chosen experiments; None for all cells.
+    """
+    of_experiment = "" if experiment is None else f" of {clean(experiment)}"
     if not total:
-        text = f"no cell{of} has finished yet"
-        if of:
+        text = f"no cell{of_experiment} has finished yet"
+        if of_experiment:
             text += "; an experiment inside one cell has no cells of its own"
         return Report("history", text)
     rows = list(map(_cell_row, cells, _figures(cells)))
     table = _table_of_figures(rows, "source", "experiment", "error")
     seconds = format_seconds(sum(cell.duration_seconds for cell in cells))
-    headline = f"history · {_number_shown(cells, total, 'cell')}{of} · {seconds}"
+    headline = f"history · {_number_shown(cells, total, 'cell')}{of_experiment} · {seconds}"
     return Report("history", headline, tables=[table])
 
 
-def _cell_row(cell: CellRecord, devices: dict[str, str]) -> dict[str, str]:
-    """Return the row of a cell, given its figures by heading."""
+def _cell_row(cell: CellRecord, figures: dict[str, str]) -> dict[str, str]:
+    """Return the row of a cell, with its devices' figures by heading."""
     return {
         "cell": number_text(cell.execution_count),
-        **devices,
+        **figures,
         "time": format_seconds(cell.duration_seconds),
         "source": shorten(cell.source_line, _SOURCE_SHOWN),
         "experiment": clean(cell.experiment or ""),
@@ -65,18 +72,20 @@ def _cell_row(cell: CellRecord, devices: dict[str, str]) -> dict[str, str]:
 
 
 def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
-    """Return one row for each of ``traces``, including iterations of loops, out of ``total``."""
+    """Return a report with a row for each of ``traces``, which may be iterations of loops, out of
+    ``total`` ones.
+    """
     rows = list(map(_trace_row, traces, _figures(traces)))
     number = _number_shown(traces, total, "trace")
     return Report("traces", number, tables=[_table_of_figures(rows, "label", "error")])
 
 
-def _trace_row(trace: TraceRecord, devices: dict[str, str]) -> dict[str, str]:
-    """Return the row of a trace, given its figures by heading."""
+def _trace_row(trace: TraceRecord, figures: dict[str, str]) -> dict[str, str]:
+    """Return the row of a trace, with its devices' figures by heading."""
     return {
         "label": clean_name(trace.label),
         "iteration": number_text(trace.iteration),
-        **devices,
+        **figures,
         "time": format_seconds(trace.duration_seconds),
         "error": clean(trace.error or ""),
     }
@@ -88,16 +97,17 @@ def _table_of_figures(rows: Sequence[dict[str, str]], *words: str, title: str = 
     return Table.of(rows, numbers, title, code={"source"})
 
 
-def _number_shown(shown: Sequence[object], total: int, what: str) -> str:
-    number = count(total, what)
+def _number_shown(shown: Sequence[object], total: int, noun: str) -> str:
+    """Return a text such as ``the last 20 of 35 cells``, or ``20 cells`` if all are shown."""
+    number = count(total, noun)
     if len(shown) < total:
         return f"the last {len(shown)} of {number}"
     return number
 
 
 def _figures(spans: Spans, first: TraceRecord | None = None) -> list[dict[str, str]]:
-    """Return each record's kept memory, peak and growth since ``first``, by heading; experiments'
-    peak comes first.
+    """Return the figures of each record, by heading: kept memory and peak of each device and, for
+    the iterations of a loop, the growth since the ``first`` one.
     """
     devices = _devices_worth_reporting(spans)
     rows = []
@@ -116,7 +126,9 @@ def _figures(spans: Spans, first: TraceRecord | None = None) -> list[dict[str, s
 def _device_figures(
     span: CellRecord | ExperimentRecord | TraceRecord, device: str, usage: Usage | None
 ) -> dict[str, str]:
-    """Return the memory that a record kept on a device, and its peak."""
+    """Return the memory that a record kept on a device, and its peak, by heading; an experiment's
+    peak comes first.
+    """
     kept_text = peak_text = ""
     if usage is not None:
         kept_text = format_change(usage.delta_bytes)
@@ -150,8 +162,12 @@ def _devices_worth_reporting(spans: Spans) -> list[str]:
 
 
 def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequence[str]) -> Report:
-    """Return the table of a loop so far: the first iteration and the last ones, out of ``total`` if
-    known.
+    """Return the report of a loop so far.
+
+    Args:
+        rows: the first iteration and the last ones.
+        total: the number of all iterations, if it is known.
+        remarks: lines below the table.
     """
     first = rows[0]
     last = rows[-1]
@@ -174,7 +190,7 @@ def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequenc
 
 
 def iteration_report(record: TraceRecord) -> Report:
-    """Return one line for one iteration, for front-ends that cannot update a table."""
+    """Return the report of one iteration in a line, for front-ends that cannot update a table."""
     label = f"{clean_name(record.label)} {record.iteration}"
     head = [label, *trace_segments(record)]
     return Report("track", head, records=[record])
@@ -186,7 +202,9 @@ def iteration_report(record: TraceRecord) -> Report:
 def experiments_report(
     records: Sequence[ExperimentRecord], still_open: Iterable[str] = ()
 ) -> Report:
-    """Return one row for each finished experiment, and a line for each open one."""
+    """Return the report of ``%experiment list``: a row for each finished experiment, and a line for
+    each open one.
+    """
     lines = [f"open: {clean(name)}" for name in still_open]
     if not records:
         return Report("experiments", "no experiment has finished yet", lines)
@@ -195,8 +213,8 @@ def experiments_report(
     return Report("experiments", count(len(records), "experiment"), lines, [table])
 
 
-def _experiment_row(run: NumberedRun, devices: dict[str, str]) -> dict[str, str]:
-    """Return the row of a finished experiment, given its figures by heading."""
+def _experiment_row(run: NumberedRun, figures: dict[str, str]) -> dict[str, str]:
+    """Return the row of a finished experiment, with its devices' figures by heading."""
     record = run.record
     began = datetime.fromtimestamp(record.started_at)  # in local time
     parameters = []
@@ -207,14 +225,14 @@ def _experiment_row(run: NumberedRun, devices: dict[str, str]) -> dict[str, str]
         "experiment": run.label,
         "began": began.strftime("%H:%M:%S"),
         **_times(record),
-        "cells": _number_of_parts(record),
-        **devices,
+        "cells": _number_of_cells(record),
+        **figures,
         "OOMs": str(record.ooms or ""),
         "parameters": ", ".join(parameters),
     }
 
 
-def _number_of_parts(record: ExperimentRecord) -> str:
+def _number_of_cells(record: ExperimentRecord) -> str:
     """Return the number of an experiment's cells, or of its engines if it ran on a cluster."""
     if record.engines:
         return count(len(record.engines), "engine")
@@ -231,7 +249,8 @@ def _times(record: ExperimentRecord) -> dict[str, str]:
 
 
 def comparison_report(runs: Sequence[NumberedRun]) -> Report:
-    """Return experiments side by side: parameters, time, and each device's figures.
+    """Return the report of ``%experiment compare``: parameters, time, and each device's figures of
+    several experiments.
 
     Several devices have a table each, because one would be too wide for most pages.
     """
@@ -258,7 +277,7 @@ def _comparison_row(run: NumberedRun, parameters: Iterable[str]) -> dict[str, st
         value = run.record.parameters.get(name, "")
         row[shorten(name, VALUE_SHOWN)] = value_text(value)
     row |= _times(run.record)
-    row["cells"] = _number_of_parts(run.record)
+    row["cells"] = _number_of_cells(run.record)
     row["OOMs"] = str(run.record.ooms)
     return row
 
@@ -274,27 +293,27 @@ def _device_row(run: NumberedRun, usage: Usage) -> dict[str, str]:
 
 
 class NumberedRun(NamedTuple):
-    """An experiment with its number among those of its name; the label has it if
-    there are several.
-    """
+    """A finished experiment with its number."""
 
     name: str
     number: int
+    """Its number among the experiments of its name, from 1 on."""
     label: str
+    """Its name; with the number if several experiments have it: ``baseline #2``."""
     record: ExperimentRecord
 
 
 def numbered(records: Iterable[ExperimentRecord]) -> list[NumberedRun]:
-    """Return each experiment with its number among those of the same name."""
-    named = [(clean(record.name), record) for record in records]
-    total = Counter(name for name, _ in named)
-    so_far = Counter[str]()
+    """Return each experiment with its number among the experiments of the same name."""
+    named_records = [(clean(record.name), record) for record in records]
+    runs_of_name = Counter(name for name, _ in named_records)
+    runs_so_far = Counter[str]()
     runs = []
-    for name, record in named:
-        so_far[name] += 1
-        number = so_far[name]
+    for name, record in named_records:
+        runs_so_far[name] += 1
+        number = runs_so_far[name]
         label = name
-        if total[name] > 1:
+        if runs_of_name[name] > 1:
             label = f"{name} #{number}"
         runs.append(NumberedRun(name, number, label, record))
     return runs

@@ -89,15 +89,19 @@ _LETTER = 0.64
 DejaVu's is 0.636.
 """
 _GAP = 1.1
-"""Gap between columns."""
-_SPLIT = 64
-"""Letters from which on a table says once what is equal in all rows."""
+"""Gap between columns, in em."""
+_LONGEST_TABLE = 64
+"""Maximum letters of a table's columns together; in a wider table, texts that are equal in all rows
+follow the table.
+"""
 _WIDE = 24
-"""Minimum letters of a column that takes the rest of a line, and wraps."""
-_BESIDE = 11
-"""The same for the second column, which wraps next to the first one; an upper bound."""
+"""Maximum letters that a column of text claims; it grows into the free part of a line, and wraps.
+"""
+_WIDE_SECOND = 11
+"""The same for the second column, which wraps next to the first one."""
 _DEEP = 14
-"""Minimum letters of a first column with an empty space below; the next line is indented slightly.
+"""Maximum letters of a first column below which the next line of a row begins; after a longer one
+it is indented slightly.
 """
 _NAME = (
     f'<code style="{_CODE}; background: transparent; padding: 0; overflow-wrap: '
@@ -120,12 +124,12 @@ _PIECES = ((8, "rgba(128, 128, 128, 0.6)"), (8, IN_USE), (4, PEAK))
 
 
 def with_text(reports: Sequence[Report], *, bars: bool) -> dict[str, str]:
-    """Return the reports as HTML and as text, from which a front-end chooses."""
+    """Return the reports as HTML and as text, by MIME type; a front-end shows one of the two."""
     return {"text/plain": text.render(reports), "text/html": render(reports, bars=bars)}
 
 
 def render(reports: Iterable[Report], *, bars: bool = True) -> str:
-    """Return the reports one below the other."""
+    """Return the reports as HTML, one below the other."""
     return "\n".join([_html_report(report, bars=bars) for report in reports])
 
 
@@ -134,25 +138,31 @@ def _escaped(text: str) -> str:
     return _TOGETHER.sub("\N{NO-BREAK SPACE}", escape(clean(text)))
 
 
-def _html_parts(first: str, *remaining: str) -> str:
-    """Return drawn parts with separators between them."""
-    return _parts_in_a_row("span", "", 1, 100, first, remaining)
+def _html_parts(first: str, *further: str) -> str:
+    """Return parts of a line, which are HTML, with separators between them."""
+    return _parts_in_a_row("span", "", 1, 100, first, further)
 
 
-def _html_headline(first: str, *remaining: str) -> str:
-    """Return a headline of drawn parts, the first one bold."""
-    return _parts_in_a_row("b", "; font-weight: 600", 0.85, 95, first, remaining)
+def _html_headline(first: str, *further: str) -> str:
+    """Return a headline of parts, which are HTML, the first one bold."""
+    return _parts_in_a_row("b", "; font-weight: 600", 0.85, 95, first, further)
 
 
 def _parts_in_a_row(
-    kind: str, look: str, opacity: float, width: int, first: str, remaining: Sequence[str]
+    element: str, style: str, opacity: float, width: int, first: str, further: Sequence[str]
 ) -> str:
-    """Return parts next to each other, in at most ``width`` percent of the page.
+    """Return parts next to each other.
 
-    The first is an element ``kind`` with the style ``look``; the remaining ones have an opacity.
+    Args:
+        element: the HTML element of the first part.
+        style: its further style.
+        opacity: the opacity of the further parts.
+        width: the maximum width of all parts, in percent of the page.
+        first: the first part, as HTML.
+        further: the further parts, as HTML.
     """
-    parts = [_FIRST.format(kind, look, first)]
-    parts += [_PART.format(opacity, part) for part in remaining]
+    parts = [_FIRST.format(element, style, first)]
+    parts += [_PART.format(opacity, part) for part in further]
     return _PARTS.format(width, " ".join(parts))
 
 
@@ -167,10 +177,10 @@ def _html_report(report: Report, *, bars: bool) -> str:
     """Return one report: a line, or a frame with a headline if there is more to show."""
     parts: list[str] = []
     for line, bar in report.segments:
-        first, *remaining = map(_escaped, line.split(SEPARATOR))
+        first, *further = map(_escaped, line.split(SEPARATOR))
         if bars and bar is not None:
             first = f"{html_bar(bar)} {first}"
-        parts += [first, *remaining]
+        parts += [first, *further]
     has_lines = bool(report.lines) and report.kind != "cell"
     if report.tables or report.facts or report.listings or has_lines:
         plain, themed = _TROUBLE if report.is_trouble else _ACCENT
@@ -183,12 +193,12 @@ def _html_report(report: Report, *, bars: bool) -> str:
 
 
 def _body(report: Report, *, bars: bool) -> Iterator[str]:
-    """Yield the parts below the headline."""
+    """Yield the HTML of the parts below the headline."""
     for table in report.tables:
-        drawn = _html_table(table, bars=bars)
+        html_table = _html_table(table, bars=bars)
         if table.title:
-            drawn = _collapsible(table.title, drawn, shown=not table.is_collapsed)
-        yield drawn
+            html_table = _collapsible(table.title, html_table, shown=not table.is_collapsed)
+        yield html_table
     for fact in report.facts:
         yield _fact(fact)
     for line in report.lines:
@@ -222,6 +232,7 @@ def _listing(listing: Listing) -> str:
 
 
 def _collapsible(title: str, content: str, *, shown: bool) -> str:
+    """Return content, which is HTML, below a title that collapses it."""
     state = " open" if shown else ""
     return _COLLAPSIBLE.format(state, _escaped(title), content)
 
@@ -237,36 +248,38 @@ def _html_table(table: Table, *, bars: bool) -> str:
     for texts in zip(*grid, strict=True):
         widths = map(text.columns, texts)
         letters.append(max(widths))
-    if sum(letters) > _SPLIT:
-        fewer, equal = table.without_equal_columns()
-        if equal:
-            shown = _html_table(fewer, bars=bars)
-            return f'{shown}\n<div style="opacity: 0.75">{_escaped(equal)}</div>'
+    if sum(letters) > _LONGEST_TABLE:
+        smaller_table, equal_texts = table.without_equal_columns()
+        if equal_texts:
+            html_table = _html_table(smaller_table, bars=bars)
+            return f'{html_table}\n<div style="opacity: 0.75">{_escaped(equal_texts)}</div>'
     letters = _room_for_wide_letters(table, letters)
     looks = _looks(table, letters)
     rows = [list(map(escape, row)) for row in grid]
-    room = 0
+    width_of_bars = 0
     if bars and any(table.bars):
         _insert_bars(table, rows, looks)
-        room = 7
+        width_of_bars = 7
     gaps = _GAP * (len(looks) + 1)
-    whole_width = _em(sum(letters), gaps + room)
-    return _drawn(rows, looks, letters[0], whole_width)
+    whole_width = _em(sum(letters), gaps + width_of_bars)
+    return _table_of(rows, looks, letters[0], whole_width)
 
 
-def _drawn(rows: Sequence[Sequence[str]], looks: Sequence[Look], first: int, width: str) -> str:
+def _table_of(
+    rows: Sequence[Sequence[str]], looks: Sequence[Look], first_letters: int, width: str
+) -> str:
     """Return the HTML of a table.
 
     Args:
-        rows: the headings, and then the rows.
+        rows: the headings, and then the rows, as HTML.
         looks: the look of each column.
-        first: the letters of the first column. Further lines of a row are indented by as much, if
-            this is not too far.
+        first_letters: the letters of the first column. Further lines of a row are indented by as
+            much, if this is not too far.
         width: the width of the whole table.
     """
     indent = f"{_GAP}em"
-    if first <= _DEEP:
-        indent = _em(first, _GAP)
+    if first_letters <= _DEEP:
+        indent = _em(first_letters, _GAP)
     width_of_first, side, style = looks[0]
     hanging = (width_of_first, side, f"{style}; margin-left: -{indent}")
     looks = [hanging, *looks[1:]]
@@ -308,28 +321,30 @@ def _insert_bars(table: Table, rows: list[list[str]], looks: list[Look]) -> None
             place = number
     looks.insert(place, ("0 0 auto", "left", "; min-width: 66px"))
     for row, bar in zip(rows, (None, *table.bars), strict=True):
-        drawn = "" if bar is None else html_bar(bar)
-        row.insert(place, drawn)
+        cell = "" if bar is None else html_bar(bar)
+        row.insert(place, cell)
 
 
 def _em(letters: float, more: float = 0) -> str:
+    """Return the width of letters, and of ``more`` em, for a style."""
     return f"{letters * _LETTER + more:.4g}em"
 
 
 def _look_of_column(letters: int, *, number: bool, code: bool, is_second: bool) -> Look:
-    """Return how a column of that many letters looks."""
+    """Return the look of a column with texts of at most so many letters."""
     font = f"; white-space: pre-wrap; {_CODE}" if code else ""
     if number:
         return f"0 0 {_em(letters)}", "right", f"; white-space: nowrap{font}"
-    wanted: float = letters
+    wanted_letters: float = letters
     if not code:
-        wanted *= 0.9  # letters are narrower than digits, by a factor that depends on the font
+        # Letters are narrower than digits, by a factor that depends on the font.
+        wanted_letters *= 0.9
     growth = 1
-    most = _WIDE
+    most_letters = _WIDE
     if is_second:
         growth = 9
-        most = _BESIDE
-    width = f"{growth} 1 {_em(min(wanted, most))}"
+        most_letters = _WIDE_SECOND
+    width = f"{growth} 1 {_em(min(wanted_letters, most_letters))}"
     style = f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
     return width, "left", style
 

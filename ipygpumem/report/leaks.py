@@ -27,16 +27,18 @@ _SizedRow = tuple[int, dict[str, str]]
 
 
 class ReclaimableItem(NamedTuple):
-    """Memory that was probably kept by accident, but is no leak."""
+    """Memory that was probably kept by accident, but is no leak, such as a cache's."""
 
     size_bytes: int
     device: str
     what: str
+    """Its holder and its content in words."""
     remedy: str
+    """Line or advice that frees it."""
     new_bytes: int
     """Bytes that no leak's row counts."""
     is_at_least: bool = False
-    """True if it is more than its bytes."""
+    """True if the figures are lower bounds."""
 
 
 LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
@@ -46,22 +48,29 @@ LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
 def leaks_report(
     held: Sequence[RetainedArray],
     smallest: int,
-    beyond: Sequence[RetainedArray] = (),
+    not_examined: Sequence[RetainedArray] = (),
     kept: Sequence[ReclaimableItem] = (),
     notes: Sequence[str] = (),
 ) -> Report:
-    """Return the report of ``%gpumem leaks``; ``beyond`` were too many to examine, ``kept`` are no
-    leaks.
+    """Return the report of ``%gpumem leaks``.
+
+    Args:
+        held: the leaks.
+        smallest: minimum bytes of each row.
+        not_examined: smaller arrays that were too many to examine.
+        kept: memory that is kept by mistake, but is no leak.
+        notes: lines below the table.
     """
-    headline = _leaks_headline(held, smallest, beyond, kept)
+    headline = _leaks_headline(held, smallest, not_examined, kept)
     sized_rows = _leak_rows(held) + _kept_rows(kept)
     sized_rows.sort(key=itemgetter(0), reverse=True)
     table = _table_of_leaks(sized_rows)
     lines = list(notes)
-    if beyond:
-        number = count(len(beyond), "smaller storage")
+    if not_examined:
+        number = count(len(not_examined), "smaller storage")
+        total = total_text(not_examined)
         hint = "free larger ones first, then run it again"
-        lines.insert(0, f"{number}, {total_text(beyond)} in total: too many to examine; {hint}")
+        lines.insert(0, f"{number}, {total} in total: too many to examine; {hint}")
     return Report("leaks", headline, lines, [table], records=held)
 
 
@@ -78,47 +87,47 @@ def note_on_unreached(rows: Sequence[RetainedArray]) -> str:
 def _leaks_headline(
     held: Sequence[RetainedArray],
     smallest: int,
-    beyond: Sequence[RetainedArray],
+    not_examined: Sequence[RetainedArray],
     kept: Sequence[ReclaimableItem],
 ) -> str:
     """Return the number of leaks, of reclaimable items and of unexamined storages, and the bytes
     of all of them.
     """
-    reclaimable = 0
-    size_bytes = total_bytes(held) + total_bytes(beyond)
+    reclaimable_items = 0
+    size_bytes = total_bytes(held) + total_bytes(not_examined)
     is_at_least = any(row.is_at_least for row in held)
     for item in kept:
         size_bytes += item.new_bytes
         is_at_least |= item.is_at_least
         if item.new_bytes > 0:
-            reclaimable += 1
+            reclaimable_items += 1
     total = format_at_least(size_bytes, is_at_least=is_at_least)
     if held:
-        kinds = [count(len(_groups_of_leaks(held)), "leak")]
-        if reclaimable:
-            kinds.append(count(reclaimable, "reclaimable item"))
-        if beyond:
-            kinds.append(count(len(beyond), "unexamined storage"))
-        return f"{', '.join(kinds)}{SEPARATOR}{total}"
-    none = f"no leak of at least {format_bytes(smallest)}"
-    if reclaimable or beyond:
-        return f"{none}, but {total} are kept by what is listed below"
-    return f"{none} was found"
+        numbers = [count(len(_groups_of_leaks(held)), "leak")]
+        if reclaimable_items:
+            numbers.append(count(reclaimable_items, "reclaimable item"))
+        if not_examined:
+            numbers.append(count(len(not_examined), "unexamined storage"))
+        return f"{', '.join(numbers)}{SEPARATOR}{total}"
+    no_leak = f"no leak of at least {format_bytes(smallest)}"
+    if reclaimable_items or not_examined:
+        return f"{no_leak}, but {total} are kept by what is listed below"
+    return f"{no_leak} was found"
 
 
 def _kept_rows(kept: Sequence[ReclaimableItem]) -> list[_SizedRow]:
-    """Return a row for each memory that is kept by mistake, and one for the rest."""
-    ordered = sorted(kept, key=attrgetter("new_bytes"), reverse=True)
-    rows = [(item.new_bytes, _kept_row(item)) for item in ordered[:ROWS_SHOWN]]
-    more = ordered[ROWS_SHOWN:]
-    if more:
-        size = sum(item.new_bytes for item in more)
-        rows.append((0, row_of_more(len(more), size, "what")))
+    """Return the rows of the largest items, and one that sums up the smaller ones."""
+    largest_first = sorted(kept, key=attrgetter("new_bytes"), reverse=True)
+    rows = [(item.new_bytes, _kept_row(item)) for item in largest_first[:ROWS_SHOWN]]
+    not_shown = largest_first[ROWS_SHOWN:]
+    if not_shown:
+        size = sum(item.new_bytes for item in not_shown)
+        rows.append((0, row_of_more(len(not_shown), size, "what")))
     return rows
 
 
 def _kept_row(item: ReclaimableItem) -> dict[str, str]:
-    """Return the row of memory that is kept by mistake, with the bytes that only it counts."""
+    """Return the row of an item, with the bytes that no row of a leak counts."""
     what = item.what
     if item.new_bytes < item.size_bytes:
         in_leaks = format_bytes(item.size_bytes - item.new_bytes)
@@ -134,8 +143,8 @@ def _kept_row(item: ReclaimableItem) -> dict[str, str]:
 
 
 def leak_table(held: Sequence[RetainedArray], title: str) -> Table:
-    """Return a table with a row for each leak, those in one container together, and one for the
-    rest; without rows if there are no leaks.
+    """Return a table of leaks, which has one row for the items of a container, and one that sums up
+    those beyond ``ROWS_SHOWN``; without rows if there are no leaks.
     """
     return _table_of_leaks(_leak_rows(held), title)
 
@@ -151,27 +160,27 @@ def _table_of_leaks(sized_rows: Sequence[_SizedRow], title: str = "") -> Table:
 
 
 def _leak_rows(held: Sequence[RetainedArray]) -> list[_SizedRow]:
-    """Return a row for each group of leaks, the largest first, and one for the rest."""
+    """Return the rows of the largest groups of leaks, and one that sums up the smaller ones."""
     groups = _groups_of_leaks(held)
     rows = [(total_bytes(group), _leak_row(group)) for group in groups[:ROWS_SHOWN]]
-    remaining = list[RetainedArray]()
+    not_shown = list[RetainedArray]()
     for group in groups[ROWS_SHOWN:]:
-        remaining += group
-    if remaining:
-        rows.append((0, row_of_more(len(remaining), total_bytes(remaining), "what")))
+        not_shown += group
+    if not_shown:
+        rows.append((0, row_of_more(len(not_shown), total_bytes(not_shown), "what")))
     return rows
 
 
 def _groups_of_leaks(held: Sequence[RetainedArray]) -> list[list[RetainedArray]]:
-    """Return the leaks by line, the largest first."""
-    by_line: dict[tuple[object, ...], list[RetainedArray]] = {}
+    """Return the leaks in groups that a row shows together, the largest first."""
+    groups: dict[tuple[object, ...], list[RetainedArray]] = {}
     for item in held:
-        by_line.setdefault(_group_of(item), []).append(item)
-    return sorted(by_line.values(), key=total_bytes, reverse=True)
+        groups.setdefault(_key_of_group(item), []).append(item)
+    return sorted(groups.values(), key=total_bytes, reverse=True)
 
 
-def _group_of(item: RetainedArray) -> tuple[object, ...]:
-    """Return a key that is equal for leaks of one line, such as the items of one list."""
+def _key_of_group(item: RetainedArray) -> tuple[object, ...]:
+    """Return a key that is equal for leaks of one row, such as equal items of one list."""
     kind = (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell)
     if item.holder is None:
         return kind
@@ -180,7 +189,7 @@ def _group_of(item: RetainedArray) -> tuple[object, ...]:
 
 
 def _leak_row(group: Sequence[RetainedArray]) -> dict[str, str]:
-    """Return the row of leaks of the same kind in one container."""
+    """Return the row of a group of leaks: of the same kind, and in one container."""
     first = group[0]
     is_at_least = any(item.is_at_least for item in group)
     row = {
@@ -211,13 +220,13 @@ def _uncounted_text(group: Sequence[RetainedArray]) -> str:
 
 
 def _words_on_objects(group: Sequence[RetainedArray]) -> str:
-    """Return the number, name, type and content of leaks of the same kind, such as
+    """Return the number, name, type and content of a group of leaks, such as
     ``3 × data: Tensor float32 1024×1024``.
     """
     first = group[0]
     objects = sum(item.objects for item in group)
     is_of_many_types = first.type_name == SEVERAL_TYPES and bool(first.parts) and objects > 1
-    words = [_kind_of_objects(first, objects, is_of_many_types=is_of_many_types)]
+    words = [_type_and_content(first, objects, is_of_many_types=is_of_many_types)]
     if not first.parts:
         words.append(first.dtype)
     words.append(format_shape(first.shape or ()))
@@ -229,13 +238,19 @@ def _words_on_objects(group: Sequence[RetainedArray]) -> str:
     return text
 
 
-def _kind_of_objects(first: RetainedArray, objects: int, *, is_of_many_types: bool) -> str:
-    """Return the type of leaks of the same kind, of which ``first`` is one, with their content."""
-    kind = clean_name(first.type_name)
+def _type_and_content(first: RetainedArray, objects: int, *, is_of_many_types: bool) -> str:
+    """Return the type of a group of leaks, with their content if they are no arrays.
+
+    Args:
+        first: the first of the group.
+        objects: the number of objects in the group.
+        is_of_many_types: True if they have several types, which their content lists.
+    """
+    type_name = clean_name(first.type_name)
     if is_of_many_types:
         return f"{objects:,} objects ({contents_text(first)})"
     if first.shape is None:
         contents = large_contents_text(first) or shape_text(first)
         if contents:
-            return f"{kind} with {contents}"
-    return kind
+            return f"{type_name} with {contents}"
+    return type_name

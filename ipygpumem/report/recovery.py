@@ -1,4 +1,4 @@
-"""The report after an error: its cause, the memory that its frames held, what was freed."""
+"""The report after an error: its cause, the memory that its frames held, and the memory freed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from ipygpumem.report.words import clean, clean_name, count
 from ipygpumem.units import MIB, format_at_least, format_bytes
 
 _KINDS = {"oom": "out of memory", "interrupt": "interrupted", "error": "failed"}
+"""Kinds of errors, in words."""
 _KEEPS = {"oom": "never", "interrupt": "oom", "error": "oom+interrupt"}
-"""The option's value that keeps the locals of frames for such an error."""
+"""Kinds of errors, with the value of ``release_frames`` that keeps their frames' locals."""
 
 
 def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
@@ -40,7 +41,7 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
 
 
 def _recovery_head(record: RecoveryRecord) -> list[str]:
-    """Return the error, the memory that it asked for, and what was free and was freed."""
+    """Return the headline: the error, the requested bytes, the free bytes and the freed bytes."""
     head = [f"{_KINDS[record.kind]} ({clean_name(record.error)})"]
     if record.requested_bytes is not None:
         head.append(f"asked for {format_bytes(record.requested_bytes)}")
@@ -55,12 +56,13 @@ def _recovery_head(record: RecoveryRecord) -> list[str]:
 
 
 def _large_errors(record: RecoveryRecord, min_held_bytes: int) -> list[KeptError]:
+    """Return the errors that still hold much memory."""
     return [error for error in record.kept_errors if error.size_bytes >= min_held_bytes]
 
 
 def _also_freed(record: RecoveryRecord) -> dict[str, int]:
-    """Return the memory freed on the held tensors' devices in addition to them, if it deserves a
-    row.
+    """Return the bytes freed on the held arrays' devices in addition to these arrays, as far as
+    they deserve a row; none if an object is on several accelerators.
     """
     held_bytes = Counter[str]()
     for item in record.held:
@@ -68,12 +70,12 @@ def _also_freed(record: RecoveryRecord) -> dict[str, int]:
         if not set(hosts) <= {"cpu"}:
             return {}
         held_bytes[device] += item.size_bytes
-    rows: dict[str, int] = {}
+    also_freed: dict[str, int] = {}
     for device, size in held_bytes.items():
-        more = record.freed.get(device, 0) - size
-        if more >= max(MIB, size // 100):
-            rows[device] = more
-    return rows
+        further_bytes = record.freed.get(device, 0) - size
+        if further_bytes >= max(MIB, size // 100):
+            also_freed[device] = further_bytes
+    return also_freed
 
 
 _CONTEXT_IS_BROKEN = (
@@ -83,7 +85,9 @@ _CONTEXT_IS_BROKEN = (
 
 
 def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
-    """Return lines about the cause, what is still held, and what the recovery has changed."""
+    """Return lines about the cause, the memory that errors still hold, and the changes that the
+    recovery has made.
+    """
     lines = []
     if record.cut is not None:
         lines.append(_cut_text(record.cut))
@@ -116,7 +120,7 @@ _CUTS = {
 
 
 def _cut_text(cut: CutListing) -> str:
-    """Return why a list is not complete."""
+    """Return the reason why the list of held memory is not complete."""
     reason = _CUTS[cut.reason]
     names = count(cut.names, "local")
     return f"not everything was counted: {reason}; {cut.uncounted} of {names} may hold more"
@@ -126,13 +130,15 @@ _ERRORS_SHOWN = 5
 
 
 def _error_lines(errors: Sequence[KeptError]) -> list[str]:
-    """Return one line for each of the largest errors that hold memory, and one for the rest."""
+    """Return a line for each of the largest errors that hold memory, and one that sums up the
+    smaller ones.
+    """
     lines = list(map(_error_line, errors[:_ERRORS_SHOWN]))
-    more = errors[_ERRORS_SHOWN:]
-    if more:
-        number = count(len(more), "more error")
-        verb = "holds" if len(more) == 1 else "hold"
-        size = sum(error.size_bytes for error in more)
+    not_shown = errors[_ERRORS_SHOWN:]
+    if not_shown:
+        number = count(len(not_shown), "more error")
+        verb = "holds" if len(not_shown) == 1 else "hold"
+        size = sum(error.size_bytes for error in not_shown)
         lines.append(f"{number} {verb} {format_bytes(size)}")
     return lines
 

@@ -1,4 +1,4 @@
-"""Registers the reports that show records in a notebook and as text."""
+"""Registers the report that a front-end shows if a record is the value of a cell."""
 
 from __future__ import annotations
 

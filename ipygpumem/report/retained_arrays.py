@@ -11,7 +11,7 @@ from ipygpumem.report.words import clean_name, count, shape_label
 from ipygpumem.units import format_bytes
 
 ROWS_SHOWN = 20
-"""Maximum number of rows of a table; one more has the rest."""
+"""Maximum number of rows of a table; a further row sums up the memory that has none."""
 ROWS_OPEN = 8
 """Maximum number of rows of a details table that is shown open."""
 _LEAST_SHARE = 0.01
@@ -22,19 +22,24 @@ def held_table(
     title: str,
     held: Sequence[RetainedArray],
     smallest: int = 0,
-    more: Mapping[str, int] | None = None,
+    also_freed: Mapping[str, int] | None = None,
 ) -> Table:
-    """Return a table of the largest arrays held, one row for the rest, and one for each device of
-    ``more``.
+    """Return a table of the largest arrays held by frames.
+
+    Args:
+        title: its title.
+        held: the arrays, the largest first.
+        smallest: minimum bytes of a row; one row sums up the smaller arrays.
+        also_freed: the bytes of garbage and caches that were freed with them, by device.
     """
     large = [item for item in held if item.size_bytes >= smallest]
     shown = large[:ROWS_SHOWN]
-    remaining = held[len(shown) :]
+    not_shown = held[len(shown) :]
     rows = list(map(_held_row, shown))
-    for device, size in (more or {}).items():
+    for device, size in (also_freed or {}).items():
         rows.append({"size": format_bytes(size), "name": "garbage and caches", "device": device})
-    if remaining and total_bytes(remaining) >= smallest:
-        rows.append({"size": total_text(remaining), "name": f"and {len(remaining)} more"})
+    if not_shown and total_bytes(not_shown) >= smallest:
+        rows.append({"size": total_text(not_shown), "name": f"and {len(not_shown)} more"})
     is_long = len(shown) > ROWS_OPEN
     if is_long:
         title = f"{title}: {total_text(held)}"
@@ -86,10 +91,10 @@ def large_contents_text(item: RetainedArray) -> str:
 
 
 def total_text(held: Iterable[RetainedArray]) -> str:
-    """Return the bytes of some arrays in words."""
+    """Return the bytes of all arrays in ``held``, in words."""
     return format_bytes(total_bytes(held))
 
 
 def total_bytes(held: Iterable[RetainedArray]) -> int:
-    """Return the bytes of some arrays."""
+    """Return the bytes of all arrays in ``held``."""
     return sum(item.size_bytes for item in held)

@@ -1,4 +1,4 @@
-"""Builds the report of ``%gpumem status``."""
+"""The report of ``%gpumem status``: devices, the parts of their memory, child processes, kernels."""
 
 from __future__ import annotations
 
@@ -30,8 +30,16 @@ def status_report(
     cells: Sequence[CellRecord] = (),
     kernels: Sequence[OtherKernel] = (),
 ) -> Report:
-    """Return the open features, each device's memory and its parts, the processes started by
-    ``cells``, and kernels.
+    """Return the report of ``%gpumem status``.
+
+    Args:
+        headline: the settings, with separators.
+        lines: lines about open experiments and further features.
+        readings: each device's memory.
+        reconciliations: the parts of each device's memory.
+        children: the child processes.
+        cells: the cells, one of which may have started a child process.
+        kernels: the user's other Jupyter kernels.
     """
     readings = [
         reading for reading in readings if is_worth_a_row(reading.device, reading.current_bytes)
@@ -62,18 +70,18 @@ def _notes(readings: Sequence[Reading], reconciliations: Sequence[Reconciliation
 
 def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> Table:
     """Return the child processes, each with the cell during which it was started."""
-    largest = sorted(children, key=_sizes_of, reverse=True)
-    rows = [_child_row(child, cells) for child in largest[:_CHILDREN_SHOWN]]
-    more = largest[_CHILDREN_SHOWN:]
-    if more:
-        row = _row_of_more(more, "name")
-        row["on devices"] = _devices_text(more)
+    largest_first = sorted(children, key=_sizes_of, reverse=True)
+    rows = [_child_row(child, cells) for child in largest_first[:_CHILDREN_SHOWN]]
+    not_shown = largest_first[_CHILDREN_SHOWN:]
+    if not_shown:
+        row = _row_of_more(not_shown, "name")
+        row["on devices"] = _devices_text(not_shown)
         rows.append(row)
-    kind = "RSS: shared pages count fully"
+    measure = "RSS: shared pages count fully"
     if all(child.is_shared_out for child in children):
-        kind = "PSS: shared pages count by share"
-    right = {"size", "on devices", "process"}
-    return Table.of(rows, right, f"child processes, by {kind}", code={"to end it"})
+        measure = "PSS: shared pages count by share"
+    numbers = {"size", "on devices", "process"}
+    return Table.of(rows, numbers, f"child processes, by {measure}", code={"to end it"})
 
 
 def _child_row(child: Child, cells: Sequence[CellRecord]) -> dict[str, str]:
@@ -89,39 +97,41 @@ def _child_row(child: Child, cells: Sequence[CellRecord]) -> dict[str, str]:
 
 
 def _row_of_more(processes: Sequence[Child | OtherKernel], column: str) -> dict[str, str]:
-    """Return the row of all processes that are too many to have a row each."""
+    """Return the row that sums up processes without a row of their own; their number is in
+    ``column``.
+    """
     size = sum(process.memory_bytes for process in processes)
     return row_of_more(len(processes), size, column)
 
 
 def _sizes_of(child: Child) -> tuple[int, int]:
-    """Return the bytes that a process uses on all devices, and in RAM."""
-    return _on_devices([child]).total(), child.memory_bytes
+    """Return the bytes that a process uses on all devices, and in RAM: its place in the table."""
+    return _bytes_on_devices([child]).total(), child.memory_bytes
 
 
 def _devices_text(children: Iterable[Child]) -> str:
-    """Return the bytes that processes use on each device, as a text."""
-    return ", ".join(sizes(_on_devices(children)))
+    """Return the bytes that processes use on each device, in words."""
+    return ", ".join(sizes(_bytes_on_devices(children)))
 
 
-def _on_devices(children: Iterable[Child]) -> Counter[str]:
-    """Return the bytes that processes use on each device."""
-    used = Counter[str]()
+def _bytes_on_devices(children: Iterable[Child]) -> Counter[str]:
+    """Return the bytes that processes use together on each device."""
+    bytes_used = Counter[str]()
     for child in children:
-        used.update(dict(child.on_devices))
-    return used
+        bytes_used.update(dict(child.on_devices))
+    return bytes_used
 
 
 def _kernels_table(kernels: Sequence[OtherKernel]) -> Table:
     """Return the other Jupyter kernels of the user, each with its notebook."""
     rows = [_kernel_row(kernel) for kernel in kernels[:_CHILDREN_SHOWN]]
-    more = kernels[_CHILDREN_SHOWN:]
-    if more:
-        rows.append(_row_of_more(more, "notebook"))
-    kind = "RSS"
+    not_shown = kernels[_CHILDREN_SHOWN:]
+    if not_shown:
+        rows.append(_row_of_more(not_shown, "notebook"))
+    measure = "RSS"
     if all(kernel.is_shared_out for kernel in kernels):
-        kind = "PSS"
-    return Table.of(rows, {"size", "process"}, f"your other Jupyter kernels, by {kind}")
+        measure = "PSS"
+    return Table.of(rows, {"size", "process"}, f"your other Jupyter kernels, by {measure}")
 
 
 def _kernel_row(kernel: OtherKernel) -> dict[str, str]:
@@ -150,6 +160,7 @@ def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
 
 
 def _readings_table(readings: Sequence[Reading]) -> Table:
+    """Return the table of the devices' memory, with a bar for each."""
     rows = list(map(_reading_row, readings))
     bars = list(map(_bar_of_use, readings))
     numbers = set().union(*rows) - {"device"}
@@ -169,19 +180,22 @@ def _reading_row(reading: Reading) -> dict[str, str]:
 
 
 def _bar_of_use(reading: Reading) -> Bar | None:
-    """Return the bar of the device's use, as far as known, with this process's share separate."""
+    """Return the bar of a device's use: other processes' memory, then that of this process; None if
+    the device's total is unknown.
+    """
     total = reading.total_bytes
     if not total:
         return None
-    mine = reading.reserved_bytes
-    if mine is None:
-        mine = reading.current_bytes
-    used = max(mine, reading.used_bytes or 0)
+    of_this_process = reading.reserved_bytes
+    if of_this_process is None:
+        of_this_process = reading.current_bytes
+    used = max(of_this_process, reading.used_bytes or 0)
+    of_other_processes = used - of_this_process
     label = (
-        f"{device_label(reading.device)}: {format_bytes(mine)} this process, "
-        f"{format_bytes(used - mine)} other processes, of {format_bytes(total)}"
+        f"{device_label(reading.device)}: {format_bytes(of_this_process)} this process, "
+        f"{format_bytes(of_other_processes)} other processes, of {format_bytes(total)}"
     )
-    return Bar(label, total, used - mine, mine)
+    return Bar(label, total, of_other_processes, of_this_process)
 
 
 def _parts_table(device: Reconciliation) -> Table:

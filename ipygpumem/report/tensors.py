@@ -1,4 +1,6 @@
-"""Reports tensors and arrays: those of an inventory, in groups, and the difference of two."""
+"""The reports of ``%gpumem tensors``: an inventory of tensors and arrays, its groups, and the
+difference of two inventories.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,12 @@ _MOST_GROUPED = 10_000
 def tensors_report(
     inventory: Inventory, *, top: int = 20, holders: Mapping[tuple[str, int], str] | None = None
 ) -> Report:
-    """Return the ``top`` largest tensors, and the sum of the rest.
+    """Return the report of ``%gpumem tensors``.
 
-    ``holders`` has the holders of tensors without a name, by library and storage.
+    Args:
+        inventory: the tensors and arrays.
+        top: maximum number of rows; a last one sums up the smaller tensors.
+        holders: the holders of tensors without a name, by library and storage.
     """
     return _inventory_report(
         inventory, _table_of_tensors("", inventory.tensors, top, holders or {})
@@ -37,18 +42,26 @@ def tensors_report(
 def groups_report(
     inventory: Inventory, by: str, groups: Sequence[TensorGroup], *, top: int
 ) -> Report:
-    """Return the ``top`` largest groups of tensors, and the sum of the rest."""
+    """Return the report of ``%gpumem tensors --by``.
+
+    Args:
+        inventory: the tensors and arrays.
+        by: the property by which they are grouped, such as ``dtype``: the heading of its column.
+        groups: the groups, the largest first.
+        top: maximum number of rows; a last one sums up the smaller groups.
+    """
     rows = [_group_row(group, by) for group in groups[:top]]
-    remaining = groups[top:]
-    if remaining:
-        number = sum(group.tensors for group in remaining)
-        size = sum(group.size_bytes for group in remaining)
-        sums = TensorGroup(and_more(len(remaining)), number, size)
+    not_shown = groups[top:]
+    if not_shown:
+        number = sum(group.tensors for group in not_shown)
+        size = sum(group.size_bytes for group in not_shown)
+        sums = TensorGroup(and_more(len(not_shown)), number, size)
         rows.append(_group_row(sums, by))
     return _inventory_report(inventory, Table.of(rows, {"tensors", "size"}))
 
 
 def _group_row(group: TensorGroup, by: str) -> dict[str, str]:
+    """Return the row of a group, whose label is in the column ``by``."""
     return {
         "size": format_bytes(group.size_bytes),
         "tensors": str(group.tensors),
@@ -99,8 +112,13 @@ def _table_of_tensors(
     top: int,
     holders: Mapping[tuple[str, int], str] | None = None,
 ) -> Table:
-    """Return the table of the ``top`` largest rows, with one row for equal tensors without a
-    name.
+    """Return a table of tensors, with one row for equal ones without a name in one container.
+
+    Args:
+        title: its title.
+        tensors: the tensors, the largest first.
+        top: maximum number of rows; a last one sums up the smaller tensors.
+        holders: the holders of tensors without a name, by library and storage.
     """
     # These loops run in C, because there may be a million tensors, the largest first.
     names = list(map(attrgetter("name"), tensors))
@@ -126,6 +144,7 @@ class _EqualTensors(NamedTuple):
 
     tensors: list[TensorRecord]
     holder: str
+    """The path of their holder, or their container; empty for a tensor with a name."""
 
     @property
     def size_bytes(self) -> int:
@@ -136,7 +155,7 @@ class _EqualTensors(NamedTuple):
 def _groups_of_equal(
     nameless: Sequence[TensorRecord], holders: Mapping[tuple[str, int], str]
 ) -> list[_EqualTensors]:
-    """Return the rows of tensors without a name: those in one container together."""
+    """Return groups of tensors without a name: equal ones in one container together."""
     groups: dict[object, _EqualTensors] = {}
     for tensor in nameless:
         holder = holders.get((tensor.library, tensor.storage), "")
@@ -146,7 +165,7 @@ def _groups_of_equal(
         if group is None:
             groups[shown_fields] = _EqualTensors([tensor], holder)
             continue
-        if len(group.tensors) == 1:
+        if len(group.tensors) == 1:  # from now on, not its own place, but the container is shown
             group = groups[shown_fields] = _EqualTensors(group.tensors, container)
         group.tensors.append(tensor)
     return list(groups.values())
@@ -185,7 +204,9 @@ def _tensor_row(group: _EqualTensors) -> dict[str, str]:
 
 
 def _tensor_name(row: TensorRecord) -> str:
-    """Return a tensor's name, the number of its other names, and whether it is shared."""
+    """Return a tensor's name, with the number of further tensors on its storage, and ``shared`` if
+    other processes may share the memory.
+    """
     name = row.name or "(no name)"
     if row.aliases:
         name += f" +{row.aliases}"
@@ -195,6 +216,9 @@ def _tensor_name(row: TensorRecord) -> str:
 
 
 def _gradient_label(row: TensorRecord) -> str:
+    """Return ``graph`` for a result of autograd, ``requires`` for a leaf that requires a gradient;
+    empty for any other tensor.
+    """
     if row.in_graph:
         return "graph"
     if row.requires_grad:

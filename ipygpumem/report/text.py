@@ -129,7 +129,7 @@ def _parts_in_lines(parts: list[str], parts_with_bars: list[str], width: int | N
 
 
 def _hanging(text: str, width: int | None, indent: str = "  ") -> list[str]:
-    """Return a text in lines: the first with ``indent``, further ones indented by four blanks."""
+    """Return a text in lines: the first begins with ``indent``, further lines with four blanks."""
     if width is None or columns(text) <= width - len(indent):
         return [indent + text]
     first, *further = wrap(text, width - 4)

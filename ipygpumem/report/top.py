@@ -1,4 +1,4 @@
-"""Reports the names that hold the most memory, and what the memory of each consists of."""
+"""The report of ``%gpumem top``: the names that hold the most memory, with their content."""
 
 from __future__ import annotations
 
@@ -28,18 +28,47 @@ _DELETES_ALL = "a row with several names: its line deletes all of them"
 
 @shows(LargestNames)
 def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ()) -> Report:
-    """Return the ``top`` largest names, and the sum of the rest; ``small`` are names that the user
-    asked for and that hold hardly any memory.
+    """Return the report of ``%gpumem top``.
+
+    Args:
+        names: the memory of all names.
+        top: maximum number of rows; a last one sums up the smaller names.
+        small: names that the user has asked for and that hold hardly any memory.
     """
     shares = _shares(names)
-    rows = [_name_row(share, names.used_bytes) for share in shares[:top]]
-    remaining = shares[top:]
-    if remaining:
-        size_bytes = sum(share.size_bytes for share in remaining)
-        rows.append(row_of_more(len(remaining), size_bytes, "name"))
-    rows += _rows_without_name(names)
     rows_by_name = {share.row.name: share.row for share in shares[:top]}
     shown = list(rows_by_name.values())  # a name on two devices has two shares
+    table = _table_of_names(names, shares, top)
+    lines = _lines_on_names(names, shown, small)
+    deletions = [f"del {row.name}" for row in shown]
+    return Report("top", _top_head(names), lines, [table], records=[names], advised=deletions)
+
+
+def _table_of_names(names: LargestNames, shares: Sequence[_DeviceShare], top: int) -> Table:
+    """Return the table of the ``top`` largest shares, with one row that sums up the smaller ones,
+    and the rows of memory in no name.
+    """
+    rows = [_name_row(share, names.used_bytes) for share in shares[:top]]
+    not_shown = shares[top:]
+    if not_shown:
+        size_bytes = sum(share.size_bytes for share in not_shown)
+        rows.append(row_of_more(len(not_shown), size_bytes, "name"))
+    rows += _rows_without_name(names)
+    numbers = {"cell", "size", "share", "del frees"}
+    expendable = ("share", "cell", "type", "content")
+    return Table.of(rows, numbers, code={TO_FREE}, whole={TO_FREE}, expendable=expendable)
+
+
+def _lines_on_names(
+    names: LargestNames, shown: Sequence[NamedSize], small: Sequence[str]
+) -> list[str]:
+    """Return the lines below the table.
+
+    Args:
+        names: the memory of all names.
+        shown: the names with a row.
+        small: names that the user has asked for and that hold hardly any memory.
+    """
     lines = list(map(clean, names.notes))
     if any(row.held_by for row in shown):
         lines.append(_COUNTED_ONCE)
@@ -49,11 +78,7 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
         lines.append(clean(f"{listed(small)}: less than {format_bytes(SMALLEST)}"))
     for row in shown:
         lines += [clean(f"{row.name}: {note}") for note in row.notes]
-    numbers = {"cell", "size", "share", "del frees"}
-    expendable = ("share", "cell", "type", "content")
-    table = Table.of(rows, numbers, code={TO_FREE}, whole={TO_FREE}, expendable=expendable)
-    deletions = [f"del {row.name}" for row in shown]
-    return Report("top", _top_head(names), lines, [table], records=[names], advised=deletions)
+    return lines
 
 
 def _top_head(names: LargestNames) -> list[str]:
@@ -113,7 +138,9 @@ def _name_row(share: _DeviceShare, used_bytes: Mapping[str, int]) -> dict[str, s
 
 
 def _share_text(size: int, used: int) -> str:
-    """Return a share of the memory in use; empty if it is unknown or rounds to nothing."""
+    """Return ``size`` as a share of the memory in use, such as ``12%``; empty if that is unknown or
+    the share rounds to nothing.
+    """
     if not used:
         return ""
     share = f"{size / used:.0%}"
@@ -156,7 +183,13 @@ def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:
 
 
 def _host_memory_without_name(names: LargestNames, size: int) -> dict[str, str]:
-    """Return the cells on the RAM in no name: its free part, and the line that returns that."""
+    """Return further cells of the row on RAM in no name: its free part, and the line that returns
+    that part to the system.
+
+    Args:
+        names: the memory of all names.
+        size: the bytes in no name.
+    """
     free = min(size, names.free_heap_bytes)
     if free < _LEAST_FREE_SHARE * names.used_bytes["cpu"]:
         return {"content": "see %gpumem status"}
@@ -170,8 +203,8 @@ def content_of(row: NamedSize) -> str:
     """Return the largest parts of an object and their sizes, such as ``3 columns: text 120 MiB,
     number 8 MiB``.
     """
-    large = _large_parts(row) or list(row.parts[:1])
-    shown = large[:_PARTS_SHOWN]
+    large_parts = _large_parts(row) or list(row.parts[:1])
+    shown = large_parts[:_PARTS_SHOWN]
     if not shown:
         return ""
     kind = _kind_of_parts(shown)
@@ -186,7 +219,7 @@ def content_of(row: NamedSize) -> str:
     content = ", ".join(texts)
     if kind in ("columns", "variables", "keys"):
         content = f"{_number_of_parts(row, kind)}: {content}"
-    if len(large) > len(shown):
+    if len(large_parts) > len(shown):
         content += ", …"
     return content
 

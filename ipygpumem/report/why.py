@@ -1,4 +1,6 @@
-"""Reports what deleting a name would free, and what holds its object besides."""
+"""The reports of ``%gpumem why``: the memory that deleting a name frees, and the other holders of
+its object.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ from ipygpumem.report.words import clean, clean_name, count, listed
 from ipygpumem.units import MIB, format_bytes
 
 _HOLDERS_SHOWN = 10
+"""Maximum number of holders with a row."""
 _LEAST_SHARE = 0.01
 """Parts and holders with a smaller share of the object are not shown."""
 _SHARING_SHOWN = 2
@@ -71,7 +74,7 @@ def _holders_with_and_without_row(
 ) -> tuple[list[HeldPart], list[HeldPart]]:
     """Return the holders with a row of their own, and those that share only small parts."""
     least = _least_shown(ownership)
-    # A holder with a small row may still keep nearly all of the object, as earlier rows do.
+    # A holder may add no bytes to those of earlier rows, and keep nearly all of the object, too.
     nearly_all = _NEARLY_ALL * sum(part.size_bytes for part in ownership.held)
     with_row = []
     sharing = []
@@ -84,9 +87,12 @@ def _holders_with_and_without_row(
 
 
 def outputs_report(names: LargestNames, number: int) -> Report:
-    """Return the report on IPython's ``Out``, which has a ``number`` of outputs.
+    """Return the report on IPython's ``Out``. Deleting that name frees nothing, because IPython
+    keeps the outputs under other names, too.
 
-    Deleting that name frees nothing, because IPython keeps them under other names, too.
+    Args:
+        names: the outputs, with their memory.
+        number: the number of outputs.
     """
     report = top_report(names)
     memory = sizes(names.device_bytes) or ["less than 1 KiB"]
@@ -95,27 +101,29 @@ def outputs_report(names: LargestNames, number: int) -> Report:
     return Report("why", head, lines, report.tables, records=[names])
 
 
-def of_ipython_report(name: str, type_name: str, made: str) -> Report:
-    """Return the report on an object that IPython has made and keeps."""
-    return Report("why", [clean_name(name), clean_name(type_name), made])
+def of_ipython_report(name: str, type_name: str, description: str) -> Report:
+    """Return the report on an object that IPython has made and keeps, with its description."""
+    return Report("why", [clean_name(name), clean_name(type_name), description])
 
 
 def _lines_of_holders(holders: Sequence[HeldPart], sharing: Sequence[HeldPart]) -> list[str]:
-    """Return lines about holders without a row, and about those that share small parts."""
+    """Return the number of ``holders`` beyond those with a row, and the names of the holders that
+    share small parts.
+    """
     lines = []
-    more = len(holders) - _HOLDERS_SHOWN
-    if more > 0:
-        lines.append(f"and {count(more, 'more holder')}")
+    number_not_shown = len(holders) - _HOLDERS_SHOWN
+    if number_not_shown > 0:
+        lines.append(f"and {count(number_not_shown, 'more holder')}")
     if sharing:
-        names = _beginnings([part.holder for part in sharing])
+        names = _first_names([part.holder for part in sharing])
         verb = "shares" if len(names) == 1 and names != [_LIBRARIES] else "share"
         lines.append(f"{listed(names, _SHARING_SHOWN)} {verb} parts of it")
     return lines
 
 
-def _beginnings(holders: Iterable[ReferencePath]) -> list[str]:
-    """Return the names at which holders' paths begin, each once; libraries, about which a user can
-    do nothing, as one.
+def _first_names(holders: Iterable[ReferencePath]) -> list[str]:
+    """Return the names at which holders' paths begin, such as ``model.layers``, each once; one word
+    for all libraries, because a user can do nothing about these.
     """
     names = dict[str, None]()
     has_libraries = False
@@ -124,9 +132,9 @@ def _beginnings(holders: Iterable[ReferencePath]) -> list[str]:
             has_libraries = True
             continue
         name = holder.path.removeprefix(NOTEBOOK)
-        chain = _ATTRIBUTES.match(name)
-        if chain is not None and holder.path != name:  # of ``ax2.callback: bound method draw, ...``
-            name = chain[0]
+        attributes = _ATTRIBUTES.match(name)
+        if attributes is not None and holder.path != name:
+            name = attributes[0]  # ``ax2.callback`` of ``ax2.callback: bound method draw, ...``
         names[clean(name)] = None
     return [*names, _LIBRARIES] if has_libraries else list(names)
 
@@ -203,9 +211,13 @@ def _freed_text(ownership: Ownership, freed: int) -> str:
 def left_report(
     name: str, cell: int | None, left: Sequence[RetainedArray], meant: str = ""
 ) -> Report:
-    """Return the report on a deleted name: its object or arrays that are still alive.
+    """Return the report on a name that is not defined.
 
-    ``meant`` suggests a similar name.
+    Args:
+        name: the name.
+        cell: the cell that has bound it; None if none has.
+        left: its object or its arrays, if they are still alive.
+        meant: a suggestion of a similar name, or an empty text.
     """
     headline = f"{clean_name(name)} is not defined{clean(meant)}"
     if cell is not None:

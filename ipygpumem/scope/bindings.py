@@ -1,5 +1,7 @@
 """Finds the names that a cell binds, in its syntax tree and by Python's scoping rules.
 
+``import os.path; x, *y = [z := 1, 2]`` imports ``os``, and assigns ``x``, ``y`` and ``z``.
+
 ``symtable`` is close but reports ``del x`` and a bare ``x: int`` as assignments, and misses a
 walrus inside a comprehension; hence this walk. It uses its own stack, because a long ``a + b + c +
 ...`` that Python compiles without trouble nests deeper than Python's recursion limit.
@@ -33,12 +35,17 @@ def bindings_of(tree: ast.AST) -> Bindings:
     """Return the bindings of ``tree``, a module or a single node, in the scope that contains it."""
     bindings = Bindings()
     for node in parts_of(tree):
-        _note(node, bindings)
+        _add_names(node, bindings)
     return bindings
 
 
 def parts_of(tree: ast.AST, *, blocks: bool = True) -> Iterator[ast.AST]:
-    """Yield ``tree`` and its descendants that run in the scope that contains it."""
+    """Yield ``tree`` and its descendants that run in the scope that contains it.
+
+    Args:
+        tree: a module or a single node.
+        blocks: False to leave out the statements inside of ``tree``, such as the body of a loop.
+    """
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -49,8 +56,8 @@ def parts_of(tree: ast.AST, *, blocks: bool = True) -> Iterator[ast.AST]:
         yield node
 
 
-def _note(node: ast.AST, bindings: Bindings) -> None:
-    """Add the names that ``node`` itself binds."""
+def _add_names(node: ast.AST, bindings: Bindings) -> None:
+    """Add the names that ``node`` itself binds, imports, deletes or declares as ``global``."""
     if isinstance(node, ast.Global):
         bindings.shared.update(node.names)
     elif isinstance(node, ast.Import):
@@ -91,7 +98,7 @@ def _assigned_name(node: ast.AST) -> str | None:
 
 
 def _children_in_scope(node: ast.AST) -> Iterable[ast.AST]:
-    """Return the children of ``node`` that run in its own scope."""
+    """Return the children of ``node`` that run in the same scope: not the body of a function."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         # Decorators, defaults and annotations run in the enclosing scope; the body does not.
         parts: list[ast.AST] = [*node.decorator_list, node.args]
@@ -114,8 +121,8 @@ def _children_in_scope(node: ast.AST) -> Iterable[ast.AST]:
 
 
 def _parts_of_generators(generators: Iterable[ast.comprehension]) -> Iterator[ast.AST]:
-    """Yield the parts of a comprehension in which a walrus binds outside (PEP 572); its targets are
-    local.
+    """Yield the parts of a comprehension in which a walrus binds a name of the scope around it (PEP
+    572); the comprehension's own targets are local.
     """
     for generator in generators:
         yield generator.iter

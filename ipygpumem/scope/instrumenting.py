@@ -6,7 +6,13 @@ statement that binds or deletes a name gets look-ups without other effects, at t
 that line numbers, tracebacks and the debugger show the original code.
 
 A binding that is certain gets one look-up before it (``BINDS``). Any other gets one before
-(``MAY_BIND``), and one after it (``HAS_BOUND``), which is reached only if the name was bound.
+(``MAY_BIND``), and one after it (``HAS_BOUND``), which is reached only if the name was bound::
+
+    x = f()             x = (f(), __ipygpumem_names__["binds x"])[0]
+
+    def x(): ...        __ipygpumem_names__["may bind x"]
+                        def x(): ...
+                        __ipygpumem_names__["has bound x"]
 """
 
 from __future__ import annotations
@@ -22,7 +28,9 @@ BINDING_RECORDER = "__ipygpumem_names__"
 ``Scope.record_event``.
 """
 BINDS = "binds "
+"""The code binds a name next, without anything that may fail before."""
 MAY_BIND = "may bind "
+"""The code binds a name later, or fails before."""
 HAS_BOUND = "has bound "
 HAS_IMPORTED = "has imported "
 HAS_DELETED = "deletes "
@@ -33,7 +41,7 @@ BINDING_WORDS = frozenset([BINDS, HAS_BOUND, HAS_IMPORTED, HAS_ENDED])
 
 
 def split_event(event: str) -> tuple[str, str]:
-    """Return an event's word, such as ``BINDS``, and its name."""
+    """Return the word of an event, such as ``BINDS``, and the name that it is about."""
     word, name = event.rsplit(" ", 1)
     return f"{word} ", name
 
@@ -53,16 +61,17 @@ class BindingRecorder(dict[str, None]):
         self.record = record
         self._times_forgotten = 0
 
-    def __missing__(self, key: str) -> None:
-        __tracebackhide__ = True  # a Ctrl-C may strike here
-        if key.startswith(HAS_IMPORTED):
+    def __missing__(self, event: str) -> None:
+        """Record an event that is not settled, which code has looked up."""
+        __tracebackhide__ = True  # a Ctrl-C may arrive here
+        if event.startswith(HAS_IMPORTED):
             self.forget()  # after another statement the name may no longer be an import
         times_forgotten = self._times_forgotten
-        is_settled = self.record(key)
-        # Another thread's cell may have begun during the call; then the key must be looked up
+        is_settled = self.record(event)
+        # Another thread's cell may have begun during the call; then the event must be recorded
         # again.
         if is_settled and self._times_forgotten == times_forgotten:
-            self[key] = None
+            self[event] = None
 
     def forget(self) -> None:
         """Record each event again from now on, because the scopes have changed or another cell
@@ -72,8 +81,8 @@ class BindingRecorder(dict[str, None]):
         self.clear()
 
     def needs_no(self, names: list[str]) -> bool:
-        """Return True if all bindings of ``names`` are settled: their older objects are saved, or
-        there are none.
+        """Return True if code need not report that it binds ``names``: their older objects are
+        saved, or there are none.
         """
         __tracebackhide__ = True
         events = [MAY_BIND + name for name in names]
@@ -107,11 +116,11 @@ def instrument(tree: ast.Module, names: frozenset[str]) -> None:
         statements: list[ast.stmt] = getattr(block.owner, block.field)
         new_statements = _lookups(statements[0], HAS_BOUND, block.bound & names)
         for statement in statements:
-            loop = _copy_of(statement) if _is_plain_loop(statement) else None
+            original_loop = _copy_of(statement) if _is_plain_loop(statement) else None
             waiting += _blocks(statement)
             instrumented = _instrumented(statement, names, shown=statement is last)
-            if loop is not None:
-                instrumented = _in_two_forms(loop, instrumented, names)
+            if original_loop is not None:
+                instrumented = _in_two_forms(original_loop, instrumented, names)
             new_statements += instrumented
         setattr(block.owner, block.field, new_statements)
 
@@ -128,8 +137,12 @@ class _Block(NamedTuple):
 
 
 def _instrumented(statement: Any, names: frozenset[str], *, shown: bool) -> list[ast.stmt]:
-    """Return ``statement`` with look-ups for ``names``; ``shown``: the last one, whose value
-    IPython may display.
+    """Return ``statement`` with look-ups for its bindings, as one or several statements.
+
+    Args:
+        statement: the statement, which is changed; not those in its blocks.
+        names: the names whose bindings are reported.
+        shown: True for the cell's last statement, whose value IPython may display.
     """
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         return _imports(statement, names)
@@ -222,23 +235,23 @@ def _assignment(statement: Any, names: frozenset[str], *, shown: bool) -> list[a
     bound = _bound_by(targets) & names
     if not bound or statement.value is None:
         return [statement]
-    in_place = isinstance(statement, ast.AugAssign) and not shown  # the operator may fail
+    operator_may_fail = isinstance(statement, ast.AugAssign) and not shown
     binds_only_names = all(isinstance(target, ast.Name) for target in targets)
-    if binds_only_names and not in_place:
+    if binds_only_names and not operator_may_fail:
         statement.value = _with_lookups_after(statement.value, BINDS, bound)
         return [statement]
-    certain = _bound_first(statement) & bound
-    uncertain = bound - certain
-    statement.value = _with_lookups_after(statement.value, BINDS, certain)
-    statement.value = _with_lookups_after(statement.value, MAY_BIND, uncertain)
-    _report_targets(targets, uncertain)
-    after = _lookups(statement, HAS_BOUND, uncertain)
+    certainly_bound = _certainly_bound(statement) & bound
+    maybe_bound = bound - certainly_bound
+    statement.value = _with_lookups_after(statement.value, BINDS, certainly_bound)
+    statement.value = _with_lookups_after(statement.value, MAY_BIND, maybe_bound)
+    _report_targets(targets, maybe_bound)
+    lookups_after = _lookups(statement, HAS_BOUND, maybe_bound)
     if not _may_bind_in_part(targets):
-        return [statement, *after]
-    return _with_check_at_end(statement, uncertain, after)
+        return [statement, *lookups_after]
+    return _with_check_at_end(statement, maybe_bound, lookups_after)
 
 
-def _bound_first(statement: Any) -> set[str]:
+def _certainly_bound(statement: Any) -> set[str]:
     """Return the names that an assignment binds before anything in it can fail, such as ``a`` in
     ``a = b, c = 1``.
     """
@@ -297,7 +310,9 @@ def _report_targets(targets: Iterable[ast.expr | None], names: set[str]) -> None
 
 
 def _may_bind_in_part(targets: list[Any]) -> bool:
-    """Return True if assigning to ``targets`` may fail after some names were bound."""
+    """Return True if assigning to ``targets`` may fail after some names were bound, as in
+    ``a, b.attribute = 1, 2``.
+    """
     parts = targets
     if len(targets) == 1 and isinstance(targets[0], (ast.Tuple, ast.List)):
         parts = targets[0].elts
@@ -311,8 +326,8 @@ def _may_bind_in_part(targets: list[Any]) -> bool:
 def _in_two_forms(
     loop: ast.stmt, instrumented: list[ast.stmt], names: frozenset[str]
 ) -> list[ast.stmt]:
-    """Return a loop that runs as it was written where its bindings need no record, else in its
-    instrumented form.
+    """Return a statement that runs a loop as it was written if its bindings need no record, else in
+    its instrumented form.
 
     Look-ups would take as long as ``total += x`` itself. In most loops the names that are bound
     again and again have been bound before, as by ``total = 0``.
@@ -411,7 +426,9 @@ def _with_check_at_end(
 
 
 def _imports(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
-    """Return ``statement`` split into one per module or name, because a later one may fail."""
+    """Return an import split into one per module or name, because a later one may fail: ``import a,
+    b`` becomes ``import a`` and ``import b``, each with its look-ups.
+    """
     if getattr(statement, "module", "") == "__future__":
         return [statement]
     if not bindings_of(statement).bound & names:
@@ -428,7 +445,7 @@ def _imports(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
 
 
 def _deletions(statement: ast.Delete, names: frozenset[str]) -> list[ast.stmt]:
-    """Return ``statement`` split into one per target, each followed by its look-up."""
+    """Return a ``del`` statement split into one per target, each followed by its look-up."""
     if not bindings_of(statement).deleted & names:
         return [statement]
     statements: list[ast.stmt] = []
@@ -445,13 +462,13 @@ def _deletions(statement: ast.Delete, names: frozenset[str]) -> list[ast.stmt]:
 
 
 def _lookups(place: ast.stmt | ast.expr, word: str, names: Iterable[str]) -> list[ast.stmt]:
-    """Return a statement that looks up an event for each name."""
+    """Return the statements that look up an event for each name, at the position of ``place``."""
     return [_statement_at(place, f"{BINDING_RECORDER}[{word + name!r}]") for name in sorted(names)]
 
 
 def _with_lookups_after(value: ast.expr, word: str, names: set[str]) -> ast.expr:
-    """Return an expression that evaluates to ``value``, and looks up an event for each name
-    after that.
+    """Return an expression that evaluates ``value``, then looks up an event for each name, and has
+    the result of ``value``: ``(value, look-up)[0]``.
     """
     if not names:
         return value
@@ -459,14 +476,16 @@ def _with_lookups_after(value: ast.expr, word: str, names: set[str]) -> ast.expr
 
 
 def _with_lookups_before(value: ast.expr, names: set[str]) -> ast.expr:
-    """Return an expression that reports that names are bound, and evaluates to ``value``."""
+    """Return an expression that reports that names are bound, then evaluates ``value``, and has its
+    result: ``(look-up, value)[-1]``.
+    """
     if not names:
         return value
     return _one_of(value, [*_lookup_expressions(value, HAS_BOUND, names), value], -1)
 
 
 def _lookup_expressions(place: ast.expr, word: str, names: set[str]) -> list[ast.expr]:
-    """Return the look-ups as expressions."""
+    """Return the expressions that look up an event for each name."""
     return [statement.value for statement in _lookups(place, word, names)]  # type: ignore[attr-defined]
 
 

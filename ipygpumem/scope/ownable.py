@@ -1,5 +1,5 @@
-"""Tells which names a scope may own: those that neither IPython, a front-end nor a library uses
-itself.
+"""Decides which names a scope may own: all but those that IPython, a front-end or a library uses
+itself, such as ``_5`` or ``In``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def ownable(names: Iterable[Any]) -> list[str]:
 
 
 def ownable_objects(namespace: Mapping[str, object]) -> dict[str, object]:
-    """Return the names that a scope may own, with their objects; a copy of the whole namespace
-    would be a holder of the outputs.
+    """Return the names that a scope may own, with their objects. Keep this instead of a copy of the
+    whole namespace, which would be a holder of the outputs.
     """
     now = dict(namespace)  # a thread may delete names at any moment
     return {name: now[name] for name in ownable(now)}

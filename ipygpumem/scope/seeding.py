@@ -20,7 +20,8 @@ def is_seed(value: object) -> bool:
 
 
 class Seeder(MetaPathFinder):
-    """Seeds generators; those of NumPy and torch also right after a cell imports them.
+    """Seeds the generators of Python, NumPy and torch; the latter two also right after a cell
+    imports them.
 
     Importing them beforehand would be simpler, but slow, and too early for code that sets
     environment variables before the import.
@@ -28,7 +29,8 @@ class Seeder(MetaPathFinder):
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._busy: set[str] = set()
+        self._being_found: set[str] = set()
+        """Modules that ``find_spec`` is finding right now."""
 
     def seed_all(self) -> None:
         """Seed Python's generator, and NumPy's global and torch's generators now, or once they are
@@ -41,6 +43,7 @@ class Seeder(MetaPathFinder):
         self._seed_module("torch")
 
     def _seed_module(self, name: str) -> None:
+        """Seed the generators of NumPy or torch, if it is imported."""
         module: Any = sys.modules.get(name)  # None where an import is blocked
         if name == "numpy" and hasattr(module, "random"):
             module.random.seed(self._seed % 2**32)
@@ -56,13 +59,13 @@ class Seeder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find NumPy or torch as usual, and seed it once it is loaded."""
-        if fullname not in ("numpy", "torch") or fullname in self._busy:
+        if fullname not in ("numpy", "torch") or fullname in self._being_found:
             return None
-        self._busy.add(fullname)  # the call below reaches this finder again
+        self._being_found.add(fullname)  # the call below reaches this finder again
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
-            self._busy.discard(fullname)
+            self._being_found.discard(fullname)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module

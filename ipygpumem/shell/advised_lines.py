@@ -1,4 +1,4 @@
-"""Recognises cells that contain a line which a report has advised to free memory.
+"""Recognises cells that contain a line which a report has advised, such as ``del model``.
 
 Such a line keeps its promise only after a collection if its objects refer to each other, as a
 tree's nodes, a class and its methods, or a figure and its axes do. Python's collector may run hours

@@ -1,4 +1,4 @@
-"""Builds and wires the services of one shell."""
+"""Builds the services of one shell, and passes to each the services that it needs: ``App``."""
 
 from __future__ import annotations
 
@@ -30,11 +30,21 @@ class LastLook(NamedTuple):
     """The memory that the last ``%gpumem`` has shown."""
 
     device_bytes: Mapping[str, int]
+    """The bytes in use on each device."""
     name_bytes: Mapping[str, int]
+    """The bytes that each name holds."""
 
 
 class App:
-    """The services of one shell."""
+    """The services of one shell.
+
+    Args:
+        shell: IPython's shell.
+        config: the options.
+        probes: measure the memory; without any, the host and all accelerators are measured.
+        features: the commands, and the flight recorder.
+        isolation: isolates our failures from user code.
+    """
 
     def __init__(
         self,
@@ -102,8 +112,14 @@ def find_app(shell: Any) -> App | None:
 
 
 def app_of(shell: Any, otherwise: str = "") -> App:
-    """Return the ``App`` of ``shell``, or raise NotLoadedError; in a script its message ends with
-    ``otherwise``.
+    """Return the ``App`` of ``shell``.
+
+    Args:
+        shell: IPython's shell; None in a script.
+        otherwise: ends the error's message in a script: a way to do without IPython.
+
+    Raises:
+        NotLoadedError: the extension is not loaded, or there is no shell.
     """
     app = find_app(shell)
     if app is not None:

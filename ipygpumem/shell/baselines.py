@@ -59,14 +59,7 @@ class Baseline:
         self._has_failed = False
         """True if the arrays could not be listed: then every array may have been there."""
         if {"torch", "numpy"} & sys.modules.keys():
-            try:
-                self._arrays = BaselineSnapshot(context.namespace, context.garbage, known)
-            except Exception as error:  # only needed for the report
-                if is_from_signal(error):
-                    raise
-                self._has_failed = True
-                why = f"because the baseline at the start failed: {describe_error(error)}"
-                remarks.append(f"objects still alive will not be listed, {why}")
+            self._list_arrays(context, remarks, known)
         self._names = NameSnapshot(context.namespace, names)
         """The objects of the names, by identity."""
         self.contents = Contents(context.namespace, _names_of_users_modules(context.namespace))
@@ -91,6 +84,21 @@ class Baseline:
         """The start, for the collector."""
         context.garbage.list_from_now(self._objects_since)
 
+    def _list_arrays(
+        self, context: ShellContext, remarks: list[str], known: Iterable[Span]
+    ) -> None:
+        """List the arrays at the start; a failure becomes a remark. The arguments are those of the
+        constructor.
+        """
+        try:
+            self._arrays = BaselineSnapshot(context.namespace, context.garbage, known)
+        except Exception as error:  # only needed for the report
+            if is_from_signal(error):
+                raise
+            self._has_failed = True
+            why = f"because the baseline at the start failed: {describe_error(error)}"
+            remarks.append(f"objects still alive will not be listed, {why}")
+
     @property
     def is_complete(self) -> bool:
         """True if it contains all arrays."""
@@ -114,7 +122,7 @@ class Baseline:
         return True
 
     def remarks_on_grown(
-        self, arrays: Mapping[StorageKey, Array], heap: Heap, made: Set[int]
+        self, arrays: Mapping[StorageKey, Array], heap: Heap, new_ids: Set[int]
     ) -> dict[StorageKey, str]:
         """Return remarks, by storage, on lines that drop a tensor or array which is older than its
         memory, such as one that the experiment has resized.
@@ -122,12 +130,12 @@ class Baseline:
         Args:
             arrays: the new arrays by storage.
             heap: the live objects.
-            made: identities of the tracked objects made since.
+            new_ids: identities of the tracked objects made since.
         """
         if self._arrays is None:
             return {}
         named = self._names.identities_of_same(self._namespace)
-        return remarks_on_grown(arrays, heap, made, self._arrays.had_other_size, named)
+        return remarks_on_grown(arrays, heap, new_ids, self._arrays.had_other_size, named)
 
     def note_new_containers(self) -> None:
         """Note the NumPy arrays that only containers made since the start have.
@@ -138,19 +146,19 @@ class Baseline:
         array_type = library_type("numpy", "ndarray")
         if self._addresses is None or array_type is None:
             return
-        made = self._made_after(0)
+        new_ids = self._made_after(0)
         tracked = gc.get_objects()
         take_out(tracked)
-        are_new = list(map(made.__contains__, map(id, tracked)))
+        are_new = list(map(new_ids.__contains__, map(id, tracked)))
         new_objects = list(compress(tracked, are_new))
         arrays = set(map(id, instances_among(gc.get_referents(*new_objects), array_type)))
         if arrays:
             older_objects = list(compress(tracked, map(not_, are_new)))
-            arrays -= self._in_older(arrays, older_objects, new_objects, made)
+            arrays -= self._in_older(arrays, older_objects, new_objects, new_ids)
         self._in_new_containers = arrays
 
     def _in_older(
-        self, arrays: set[int], older: list[Any], new: list[Any], made: Set[int]
+        self, arrays: set[int], older: list[Any], new: list[Any], new_ids: Set[int]
     ) -> set[int]:
         """Return the ``arrays`` to which an older object refers, too, so that they may be older: an
         older array may have got a new holder, such as a tuple.
@@ -159,7 +167,7 @@ class Baseline:
             arrays: identities of the arrays in new containers.
             older: the tracked objects of the start; the notebook's names do not count.
             new: the tracked objects made since.
-            made: the identities of ``new``.
+            new_ids: the identities of ``new``.
         """
         new_dicts = by_identity(of_types({id(dict)}, new))
         in_older = set[int]()
@@ -171,7 +179,7 @@ class Baseline:
             dicts_in_older |= new_dicts.keys() & referents
         # A dict is tracked once it gets a container, so that an older one may seem new.
         if dicts_in_older:
-            for key in dicts_in_older - self.received(made):
+            for key in dicts_in_older - self.received(new_ids):
                 in_older.update(map(id, new_dicts[key].values()))
         return in_older
 
@@ -221,18 +229,18 @@ class Baseline:
         vars(self).pop("objects_at_end", None)
 
     def received(
-        self, made: Set[int], is_older_array: Callable[[object], bool] | None = None
+        self, new_ids: Set[int], is_older_array: Callable[[object], bool] | None = None
     ) -> set[int]:
         """Return the identities of received objects.
 
         Args:
-            made: identities of the tracked objects made since.
+            new_ids: identities of the tracked objects made since.
             is_older_array: returns True for an array that may be older; without it, arrays in the
                 items of long containers are left out.
         """
         names = ownable_objects(self._namespace)
         parts = self.contents.received(
-            names, made, is_older_array=is_older_array, has_containers=True
+            names, new_ids, is_older_array=is_older_array, has_containers=True
         )
         return set(map(id, chain.from_iterable(part.items for part in parts)))
 
@@ -245,9 +253,9 @@ class Baseline:
         during the search at the end; none if they cannot be told apart.
         """
         at_end = self.objects_at_end
-        made = at_end | self._made_after(self._moment_of_list)
-        made -= {id(vars(self).get("_received")), id(at_end)}  # ours
-        return made
+        new_ids = at_end | self._made_after(self._moment_of_list)
+        new_ids -= {id(vars(self).get("_received")), id(at_end)}  # ours
+        return new_ids
 
     @functools.cached_property
     def objects_at_end(self) -> set[int]:
@@ -269,7 +277,7 @@ class Baseline:
         """Return the number of modules that were imported since."""
         return len(sys.modules) - self._number_of_modules
 
-    def elsewhere(self) -> list[object]:
+    def new_objects_elsewhere(self) -> list[object]:
         """Return new objects to which no tracked object refers: text and numbers in local names of
         new threads, and new values of context variables.
 

@@ -281,7 +281,7 @@ class CellStack:
         Returns:
             The cell, or None if it never began; and the cells nested in it.
         """
-        ended, without_end = self._ended(result)
+        ended, without_end = self._ended_cells(result)
         self.missed = None
         over = [] if ended is None else [ended, *without_end]
         for cell in over:
@@ -302,7 +302,7 @@ class CellStack:
         info = getattr(result, "info", None)
         return info is not None and any(cell.info is info for cell in self._cells)
 
-    def _ended(self, result: Any) -> tuple[Cell | None, list[Cell]]:
+    def _ended_cells(self, result: Any) -> tuple[Cell | None, list[Cell]]:
         """Return the cell that ``result`` ends, if it has begun, and the cells nested in it, whose
         ends were not reported.
         """

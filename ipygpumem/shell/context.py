@@ -1,4 +1,4 @@
-"""Services shared by all components of one shell."""
+"""The context of one shell: the services that all of its components share."""
 
 from __future__ import annotations
 

@@ -96,7 +96,13 @@ class GpuMemMagics(Magics):
         return self._extension.app
 
     def call(self, name: str, line: str, cell: str | None) -> None:
-        """Run ``%name``, ``%%name`` with a cell, or a first line ``%%name``."""
+        """Run one of our magics.
+
+        Args:
+            name: its name without ``%``.
+            line: the line after the name; that of a rewritten first line begins with a mark.
+            cell: the body of a cell magic that was not rewritten; else None.
+        """
         __tracebackhide__ = True
         magic = f"%{name}" if cell is None else f"%%{name}"
         help_text = self._help_text(magic, line, has_cell=cell is not None)
@@ -118,9 +124,9 @@ class GpuMemMagics(Magics):
     def _help_text(self, magic: str, line: str, *, has_cell: bool) -> str:
         """Return the help that a line asks for; empty if it asks for none."""
         asks_above_cell = has_cell and magic in self.commands.magics and asks_for_help(line)
-        begins = line.strip().startswith(("help", "?"))
-        ends = line.rstrip().endswith(("help", "-h"))
-        if not (asks_above_cell or begins or ends):
+        may_begin_with_help = line.strip().startswith(("help", "?"))
+        may_end_with_help = line.rstrip().endswith(("help", "-h"))
+        if not (asks_above_cell or may_begin_with_help or may_end_with_help):
             return ""
         from ipygpumem.shell.commands.helps import help_asked_for, printed_help  # rarely used
         from ipygpumem.shell.display import terminal_columns  # as above
@@ -130,7 +136,8 @@ class GpuMemMagics(Magics):
         return help_asked_for(self.commands, magic, line, terminal_columns())
 
     def _run_as_plain_cell(self, name: str, line: str, cell: str) -> None:
-        """Run a cell magic that IPython called with its body, by a cell with its first line.
+        """Run a cell with ``%%name`` as its first line, which is rewritten: IPython has called the
+        magic with the body as text.
 
         The call came from ``run_cell_magic``, or the first line could not be rewritten.
         """
@@ -138,10 +145,9 @@ class GpuMemMagics(Magics):
         source = f"%%{name} {line}\n{cell}"
         # If the first line cannot be rewritten, the cell that the call below runs calls this magic
         # again: then this cell and the one inside it have the same source.
-        cells = self.app.context.cells.running()[-2:]
-        sources = [running.source for running in cells]
-        texts = [text.split() for text in sources]
-        if texts == [source.split()] * 2:
+        innermost_cells = self.app.context.cells.running()[-2:]
+        words_of_cells = [running.source.split() for running in innermost_cells]
+        if words_of_cells == [source.split()] * 2:
             source = cell
             # The rewriting has reported the reason.
             write_failure(f"%%{name} failed again", _LOST.get(name, ""))
@@ -151,7 +157,9 @@ class GpuMemMagics(Magics):
         self.shell.run_cell(source).raise_error()
 
     def _run(self, magic: str, line: str, *cell: str) -> None:
-        """Run a command and show its reports."""
+        """Run the command that a line names, and show its reports; ``cell`` is the body of a cell
+        magic, if there is one.
+        """
         __tracebackhide__ = True  # IPython hides this frame in tracebacks of the user's code
         app = self.app
         runs_users_code = bool(cell) or self.commands.magics[magic].runs_line
@@ -205,22 +213,24 @@ class GpuMemMagics(Magics):
     def _growth_of(
         self, magic: str, line: str, *, runs_users_code: bool
     ) -> AbstractContextManager[None]:
-        """Return a block in which growth of the process is named by the command, unless it runs
-        user code.
+        """Return a block in which growth of the process counts as the command's own, so that the
+        cell's line names it; without effect for a command that runs user code.
         """
         if runs_users_code or magic not in _MAGICS_WITH_GROWTH:
             return contextlib.nullcontext()
         from ipygpumem.meter.own_growth import growth_for  # the App has imported it
 
         group = self.commands.find(magic)
-        word = next(iter(line.split()), "")
-        if isinstance(group, CommandGroup) and word in group.names:
-            return growth_for(f"{magic} {word}")
+        first_word = next(iter(line.split()), "")
+        if isinstance(group, CommandGroup) and first_word in group.names:
+            return growth_for(f"{magic} {first_word}")
         return growth_for(magic)
 
 
 def _run_of_option(command: Command, options: Options) -> Run | None:
-    """Return the function of an option that runs instead of its command."""
+    """Return the function of a given option that runs instead of its command, such as that of
+    ``--on``; None if no such option is given.
+    """
     for argument in command.arguments:
         if argument.run is not None and getattr(options, argument.attribute) is not None:
             return argument.run
@@ -294,14 +304,16 @@ class _RegisteredMagic:
 
 
 def _expanded(shell: Any, line: str) -> str:
-    """Return a line with its variables, such as ``{name}`` or ``$name``.
+    """Return a line in which variables, such as ``{name}`` or ``$name``, are replaced by their
+    values.
 
     IPython itself copies all names before each line, also if there are 100,000 of them and nothing
     to replace.
     """
     if "{" not in line and "$" not in line:
         return line
-    # from here: our magic, and the function of IPython that called it
+    # The frame of the user's code, whose variables are used: above this one are our magic and the
+    # functions of IPython that called it.
     depth = 2
     frame = sys._getframe(2)
     while (
@@ -315,4 +327,5 @@ def _expanded(shell: Any, line: str) -> str:
 
 
 _CALLERS = {"run_line_magic", "run_cell_magic", "magic"}
+"""Functions of IPython that call a magic."""
 _IPYTHON = "IPython.core.interactiveshell"

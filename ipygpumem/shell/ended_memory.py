@@ -70,7 +70,7 @@ class MemoryAfter:
         return freed_bytes
 
     def freed_by_all_but(self, *names: str) -> int:
-        """Return the RAM that the steps with other names than these have freed."""
+        """Return the RAM that all steps have freed, but for the steps with these ``names``."""
         freed_bytes = 0
         for step in self.steps:
             if step.name not in names:

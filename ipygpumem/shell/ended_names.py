@@ -1,4 +1,7 @@
-"""Explains a ``NameError`` whose name an experiment has deleted, or that has ended elsewhere."""
+"""Explains a ``NameError`` of a name that an experiment, or a child process, has ended.
+
+Below the cell's line: ``x belonged to experiment demo, which has ended: --keep x keeps it``
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell_deletes
 
 
-def remarks(error: NameError, context: ShellContext, experiments: ExperimentManager) -> list[str]:
+def remarks_on_missing_name(
+    error: NameError, context: ShellContext, experiments: ExperimentManager
+) -> list[str]:
     """Return a remark if an experiment has deleted the missing name, or if it has ended in another
     way; none for a name that user code has bound again, and deleted, since.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -87,7 +87,8 @@ class Surroundings(NamedTuple):
 
 
 class ExperimentEnd:
-    """The end of one experiment. ``run`` does the steps, or those that an interrupt has left.
+    """The end of one experiment. ``run`` does its steps; called again after an interrupt, it does
+    the steps that are left.
 
     Args:
         context: the shell's services.
@@ -131,7 +132,7 @@ class ExperimentEnd:
         self._before = MemoryBefore()
         """Set by ``_measure_before``."""
         self._after = MemoryAfter(ram=scope.ram_at_start)
-        """Set by the steps that free memory, measure it and search for the rest."""
+        """Set by the steps that free memory, measure it and search for survivors."""
         self.record: ExperimentRecord | None = None
 
     def _all_steps(self) -> list[EndStep]:
@@ -416,7 +417,7 @@ class ExperimentEnd:
             ),
             first_cell=min(numbers, default=None),
         )
-        return self._survivors.of_experiment(ended)
+        return self._survivors.rows_of_experiment(ended)
 
     def _kept_arrays(self, keepers: Iterable[str]) -> _KeptArrays:
         """Return the arrays that the names ``keepers`` keep on purpose."""
@@ -514,12 +515,10 @@ class ExperimentEnd:
         ).all(misspelt=self._misspelt)
         self._scope.baseline.drop_lists()
         usages = _with_peaks_of(usages_before_freeing, self._scope.measurement.stop())
-        usages_after_freeing = self._after.usages or usages
         consumed = {usage.device: usage.delta_bytes for usage in usages_before_freeing}
         freed = dict[str, int]()  # empty if memory was too short to measure its end
         if usages_before_freeing:
-            for usage in usages_after_freeing:
-                freed[usage.device] = consumed.get(usage.device, 0) - usage.delta_bytes
+            freed = _freed_bytes(consumed, self._after.usages or usages)
         limits = {}
         if self._options.budget is not None:
             limits = dict(self._options.budget.limits)
@@ -554,6 +553,18 @@ class _KeptArrays(NamedTuple):
     """RAM of the arrays that the experiment has made."""
     new_bytes_in_older: int
     """RAM of the arrays among these that are in objects which are older than the experiment."""
+
+
+def _freed_bytes(
+    consumed: Mapping[str, int], usages_after_freeing: Iterable[Usage]
+) -> dict[str, int]:
+    """Return the bytes that an end has freed on each device: those that the experiment had consumed
+    before, less those that are still in use after it.
+    """
+    freed = dict[str, int]()
+    for usage in usages_after_freeing:
+        freed[usage.device] = consumed.get(usage.device, 0) - usage.delta_bytes
+    return freed
 
 
 def _with_peaks_of(

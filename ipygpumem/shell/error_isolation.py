@@ -12,8 +12,8 @@ from ipygpumem.failures import forget_told, tell_failure
 from ipygpumem.interrupts import forget_our_frames, is_from_signal, stop_listening
 
 HookStep = tuple[Callable[..., object], str]
-"""A step of our work in a hook, and what was not done if it fails: "this cell's memory was not
-measured".
+"""A step of our work in a hook, and a sentence on the work that is lost if it fails: "this cell's
+memory was not measured".
 """
 
 

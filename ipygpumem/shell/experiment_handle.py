@@ -1,5 +1,7 @@
 """The object that a user holds of an experiment: starts, ends and measures it.
 
+``with ipygpumem.experiment("demo") as demo: ...``, and then ``demo.record``.
+
 Our own failures are isolated from the user's code: if a start fails, the code runs without a scope;
 if an end fails, the experiment's names are kept.
 """
@@ -155,7 +157,7 @@ class Experiment(ManagedExperiment, GuardedBlock):
             return
         if self.is_open:
             self.log.failed = True
-            remark = self._experiments.recovery.failed_inside(error, self)
+            remark = self._experiments.recovery.recover_in_block(error, self)
             if remark:
                 self.log.remarks.append(remark)
 

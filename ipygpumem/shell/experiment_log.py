@@ -42,7 +42,7 @@ class ExperimentLog:
         self.started_at = time()
         self._last_error_id = last_error_id()
 
-    def saw_error(self, identity: int) -> None:
+    def note_last_error(self, identity: int) -> None:
         """Record the identity of the last error shown; a new one marks the experiment as failed.
 
         Call it often enough that at most one error is shown between two calls: an error is created

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _CLOCK_SECONDS = 0.02
 """Error of the times at which processes start."""
 _LEAST_SHARE_WITHOUT_LINE = 0.3
-"""Minimum share of the new processes' memory in those without a line to mention these: a helper
-process of joblib is small.
+"""Minimum share of processes without a line in the new processes' memory from which on the note
+mentions them: a helper process of joblib is small.
 """
 
 

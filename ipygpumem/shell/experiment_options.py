@@ -1,4 +1,4 @@
-"""Experiment options, validated up front."""
+"""The options of an experiment, such as ``--keep``, validated before it starts."""
 
 from __future__ import annotations
 

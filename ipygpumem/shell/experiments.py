@@ -67,7 +67,7 @@ class _OomCount:
         self._counted: list[ManagedExperiment] = []
         """The experiments that have counted it."""
 
-    def saw(self, error: BaseException, leaving: object) -> None:
+    def count(self, error: BaseException, leaving: object) -> None:
         """Count an error in the open experiments, unless it is counted: it is seen again as it
         leaves each of them.
 
@@ -115,16 +115,16 @@ class ExperimentManager:
         missed.
         """
         self._oom_count = _OomCount(self.open)
-        recovery.on_oom = self._oom_count.saw
+        recovery.on_oom = self._oom_count.count
 
     @functools.cached_property
     def survivors(self) -> Survivors:
         """Objects that outlived their experiments."""
         from ipygpumem.shell.survivors import Survivors  # loading the extension must stay fast
 
-        return Survivors(self.context, self._saved, ours=self)
+        return Survivors(self.context, self._saved_objects, ours=self)
 
-    def _saved(self) -> list[tuple[str, object]]:
+    def _saved_objects(self) -> list[tuple[str, object]]:
         """Return the name of each open experiment, with the objects that it restores."""
         return [(experiment.name, experiment.scope.saved) for experiment in self.open]
 
@@ -136,7 +136,7 @@ class ExperimentManager:
 
     def ran_out_in_try(self, error: BaseException) -> None:
         """Count an out-of-memory error of an autofit try, unless it was counted in the try."""
-        self.recovery.saw(error)
+        self.recovery.note_error(error)
         self._oom_count.forget_error()
 
     # -- cells -------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class ExperimentManager:
         if not self.open:
             return
         for experiment in self.open:  # a user's callback may have failed between two cells
-            experiment.log.saw_error(cell.last_error_id)
+            experiment.log.note_last_error(cell.last_error_id)
         if cell.is_nested:
             return
         for experiment in self.here():
@@ -358,7 +358,7 @@ class ExperimentManager:
             self._end(open_here.pop(), ended)
         enclosing = open_here[-2] if len(open_here) > 1 else None
         self.code.scope_ends(experiment)
-        experiment.log.saw_error(last_error_id())
+        experiment.log.note_last_error(last_error_id())
         if experiment.record is None:
             try:
                 experiment.is_ending = True

@@ -107,6 +107,7 @@ class Extension:
             self._isolation.each("the recorder", (self._start_recorder, "the recorder is off"))
 
     def _start_recorder(self) -> None:
+        """Start the flight recorder, because the option ``recorder`` is set."""
         self.app.recorder.start_if_it_can(tell=True)
 
     def _install_options(self, config: IPyGpuMem) -> None:
@@ -219,19 +220,23 @@ class Extension:
     # A cell that ends before there is an App is the one that loads the extension, or a blank one.
 
     def _cell_ends(self, result: Any) -> None:
+        """End a cell: free, record, report."""
         if self._app is not None:
             self._app.session.cell_ends(result)
 
     def _ensure_cell_ended(self, result: Any) -> None:
+        """End a cell whose ``_cell_ends`` was interrupted."""
         self._missed = None
         if self._app is not None:
             self._app.session.ensure_cell_ended(result)
 
     def _forget_cell(self, result: Any) -> None:
+        """Remove a cell whose ``_ensure_cell_ended`` has failed."""
         if self._app is not None:
             self._app.context.cells.forget(result)
 
     def _fail_cell(self, error: BaseException, result: Any) -> None:
+        """Give a cell the exception of a signal that arrived in our hook at its end."""
         self.app.session.fail_cell(error, result)
 
     def _raise_in_code(self, error: BaseException, tree: Any) -> None:

@@ -61,7 +61,9 @@ _Named = Callable[[], dict[str, object]]
 """Function that returns the objects of all names, by name."""
 
 
-def remarks(growing: Growing, context: ShellContext, roots: Callable[[], Roots]) -> list[str]:
+def remarks_on_growth(
+    growing: Growing, context: ShellContext, roots: Callable[[], Roots]
+) -> list[str]:
     """Return the remarks on a cell that grows with every run; look at the names if it is time.
 
     Args:
@@ -129,7 +131,7 @@ def _remember_or_compare(
     """
     free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
     live_tensors(Garbage())  # creates the objects of tensors known only in C++
-    objects = _grouped(named())
+    objects = _with_outputs_as_one(named())
     names = _memory_of_names(objects, progress)
     unnamed_arrays = _arrays_without_name(objects)
     first_look, growing.before = growing.before, None
@@ -156,7 +158,7 @@ def _remember(
     large_ids = _of_large_objects(lambda items, heap: set(map(id, items)))
     growing.before = FirstLook(names, unnamed_arrays, Contents(objects), large_ids, 0)
     growing.runs = 0
-    growing.processes = Processes(0, _sizes(children_now()))
+    growing.processes = Processes(0, _bytes_by_process(children_now()))
 
 
 def _memory_of_names(objects: dict[str, object], progress: Progress) -> LargestNames:
@@ -240,7 +242,7 @@ def note_processes(growing: Growing, named: _Named, run_word: str) -> None:
         children = with_endings(children_now(), named())
         grown = growth_by_ending(earlier.sizes, children)
         growing.process_lines = process_lines(grown, growth, run_word, growing.runs - earlier.run)
-        growing.processes = Processes(growing.runs, _sizes(children))
+        growing.processes = Processes(growing.runs, _bytes_by_process(children))
     except Exception as error:  # the code goes on
         if is_from_signal(error):
             raise
@@ -249,12 +251,12 @@ def note_processes(growing: Growing, named: _Named, run_word: str) -> None:
         ]
 
 
-def _sizes(children: list[Child]) -> dict[int, int]:
+def _bytes_by_process(children: list[Child]) -> dict[int, int]:
     """Return the bytes of child processes by number."""
     return {child.pid: child.memory_bytes for child in children}
 
 
-def _grouped(named: dict[str, object]) -> dict[str, object]:
+def _with_outputs_as_one(named: dict[str, object]) -> dict[str, object]:
     """Return the named objects, with all outputs as one list named ``Out``, because each run makes
     a further one; and the objects of the user's modules, named ``module.name``.
     """
@@ -362,7 +364,9 @@ def _array_holders_of(
 
 
 def _array_holder(holder: Holder) -> ArrayHolder:
-    """Return a holder with the name that ``_grouped`` gives to the first object on its path."""
+    """Return a holder with the name that ``_with_outputs_as_one`` gives to the first object on its
+    path.
+    """
     root = holder.roots[0]
     name = root.name
     if root.module and is_users_module(sys.modules.get(root.module)):

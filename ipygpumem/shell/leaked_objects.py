@@ -158,7 +158,7 @@ class SurvivingObjects:
         self.to_explain = list[object]()
         self.rows_to_explain: dict[StorageKey, Row] = {}
         self.sizes = _sizes_without_data(notebook.heap, listed)
-        alive = survivors.objects_alive(notebook.heap)
+        alive = survivors.reported_objects_alive(notebook.heap)
         if alive:
             # A new node of a tree may refer to its older parent, which stays.
             identities = {id(item) for survivor in alive for item in survivor.items}
@@ -190,7 +190,7 @@ class SurvivingObjects:
             self.to_explain.append(items[0])
 
     def rows(self, holders: Holders, of_arrays: Sequence[Explained]) -> Iterator[HeldRow]:
-        """Yield the rows of the large ones.
+        """Yield the rows of the objects that are large.
 
         Args:
             holders: the holders of the objects ``to_explain``.

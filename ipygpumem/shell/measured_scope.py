@@ -139,7 +139,7 @@ class MeasuredScope:
 
     def leave_output(self, number: int) -> None:
         """Let ``forget_outputs`` leave the output of another thread's cell alone."""
-        self._outputs.leave_to_others(self._outputs_at_start, number)
+        self._outputs.leave_output(self._outputs_at_start, number)
 
     def drop_deleted_outputs(self) -> None:
         """Drop deleted outputs from those at its start: ``%reset`` makes IPython reuse their

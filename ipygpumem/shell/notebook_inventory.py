@@ -68,16 +68,28 @@ def largest_names(
             remedy_of=functools.partial(_remedy_of, shell, named.remedies),
             progress=report,
         )
-    rows = list[NamedSize]()
-    for row in result.names:
-        place = named.places.get(row.name)
-        if place is None and not named.places.keys().isdisjoint(row.same):
-            rows.append(row._replace(freed_bytes=None))  # no ``del`` ends what a place keeps
-        elif place is None:
-            rows.append(row)
-        elif row.is_at_least or row.size_bytes >= _LEAST_BYTES_OF_PLACE:
-            rows.append(_row_of_place(row, place))
+    rows = _with_places(result.names, named.places)
     return replace(result, names=tuple(rows), free_heap_bytes=free_heap_bytes)
+
+
+def _with_places(rows: Iterable[NamedSize], places: Mapping[str, OtherPlace]) -> list[NamedSize]:
+    """Return the rows with those of ``places`` adapted; small places have no row.
+
+    Args:
+        rows: the rows of names and places.
+        places: the places that are no names, by their text.
+    """
+    adapted = list[NamedSize]()
+    for row in rows:
+        place = places.get(row.name)
+        if place is None and not places.keys().isdisjoint(row.same):
+            # A place keeps the object, too, so that ``del`` of its names frees nothing.
+            adapted.append(row._replace(freed_bytes=None))
+        elif place is None:
+            adapted.append(row)
+        elif row.is_at_least or row.size_bytes >= _LEAST_BYTES_OF_PLACE:
+            adapted.append(_row_of_place(row, place))
+    return adapted
 
 
 def _outputs_in(names: Iterable[str]) -> set[str]:

@@ -1,7 +1,7 @@
 """Frees memory held by the traceback's frames after an out-of-memory error or an interrupt, and
 makes a ``RecoveryRecord``.
 
-``cell_ended`` handles the error of a cell, ``failed_inside`` an error that leaves the ``with``
+``cell_ended`` handles the error of a cell, ``recover_in_block`` an error that leaves the ``with``
 block of an experiment. Both call ``_free_and_record``, whose steps are measured.
 """
 
@@ -125,7 +125,7 @@ class Recovery:
         """Free the memory of an error that ended a cell, if ``release_frames`` says so or if an
         experiment inside the cell has left it to the cell's end.
         """
-        failure = self.saw(error)
+        failure = self.note_error(error)
         if failure.kind == "error" and cell.is_stopped_by_guard:
             # CPython's SystemError for a deep recursion without memory
             failure = replace(failure, kind="oom")
@@ -316,7 +316,7 @@ class Recovery:
             return None
         return self._mark_of_recovery
 
-    def failed_inside(self, error: BaseException, leaving: object) -> str:
+    def recover_in_block(self, error: BaseException, leaving: object) -> str:
         """Free memory held by an error that leaves a ``with`` block, if ``release_frames`` says so;
         the memory of other errors is freed at the end of the running cell.
 
@@ -328,7 +328,7 @@ class Recovery:
             A remark for the experiment's report, or an empty text.
         """
         running = self._cells.running()
-        failure = self.saw(error, leaving)
+        failure = self.note_error(error, leaving)
         cell = running[-1] if running else None
         if self._releases(failure):
             if cell is not None and cell.errors.recovery is not None:
@@ -341,7 +341,7 @@ class Recovery:
             return "memory held by the traceback's frames is freed when the cell ends"
         return ""
 
-    def leaves_budget(self, budget: Budget, error: BaseException | None) -> None:
+    def end_budget(self, budget: Budget, error: BaseException | None) -> None:
         """Record the limit that refused memory when an error leaves a budget's block, and show the
         budget's notes.
         """
@@ -349,12 +349,12 @@ class Recovery:
         try:
             if error is not None:
                 innermost = running[-1] if running else None
-                self._refused(classify(error), innermost)
+                self._refusing_limit(classify(error), innermost)
         finally:
             budget.stop()  # it may add notes
         self._context.display.show([note(text) for text in budget.notes])
 
-    def saw(self, error: BaseException, leaving: object = None) -> Failure:
+    def note_error(self, error: BaseException, leaving: object = None) -> Failure:
         """Classify an error, and call ``on_oom`` if it is an out-of-memory error.
 
         Args:
@@ -383,7 +383,7 @@ class Recovery:
             text = f"the memory guard {guard_action.text}"
             return Cause("guard", "cpu", text, guard_action.advice)
         try:
-            refused = self._refused(failure, cell)
+            refused = self._refusing_limit(failure, cell)
             if refused is not None:
                 return refused
             return self._cause_by_figures(error, failure, cell, allowance)
@@ -430,7 +430,7 @@ class Recovery:
             return None
         return f" from cell {number}" if number else ""
 
-    def _refused(self, failure: Failure, cell: Cell | None) -> Cause | None:
+    def _refusing_limit(self, failure: Failure, cell: Cell | None) -> Cause | None:
         """Return the budget or other limit on torch's allocator that refused the memory; None if
         the device did. The cell remembers the answer for each message.
         """

@@ -113,7 +113,7 @@ class Session:
         self._waits_to_be_shown = True
         cell, cells_without_end = self._context.cells.pop(result)
         for nested_cell in cells_without_end:
-            self._drop(nested_cell)
+            self._forget_cell(nested_cell)
         if cell is None:
             leave_names = self._experiments.code.unseen_cell_ended
             self._context.isolation.each(
@@ -125,7 +125,7 @@ class Session:
         try:
             self._finish(cell, result, ended_at - cell.measured.started)
         except BaseException:
-            self._drop(cell)  # an interrupt may come at any point
+            self._forget_cell(cell)  # an interrupt may come at any point
             raise
 
     def ensure_cell_ended(self, result: Any) -> None:
@@ -172,11 +172,11 @@ class Session:
                 raise
             interrupts.stop_listening()
             cell.signal_after_code = error
-            self._drop(cell)
+            self._forget_cell(cell)
         steps = [
             (partial(self._show, cell, reports), "this cell's reports were not shown"),
             (self._notify_shown, "this cell's records were not passed on"),
-            (partial(self._drop, cell), "the measurement of this cell was not ended"),
+            (partial(self._forget_cell, cell), "the measurement of this cell was not ended"),
         ]
         isolation.each_with((result,), "post_run_cell", steps)
 
@@ -191,7 +191,7 @@ class Session:
                 return
             self.history.append(record)
             self._subscribers.add(record)
-            cell.above += self._line(cell, record, result)
+            cell.above += self._reports_with_line(cell, record, result)
 
     def _end_for_observer(self, cell: Cell, observer: CellObserver, _: Any) -> None:
         """Call an observer's hook for the end of a cell, and add its reports."""
@@ -239,13 +239,13 @@ class Session:
     def _recover(self, cell: Cell, result: Any) -> None:
         """Free the memory of the cell's error, if it has one."""
         # no variable: this frame must not keep the error while its memory is freed
-        self._recovery.cell_ended(cell, _error(cell, result) if cell.failed else None)
+        self._recovery.cell_ended(cell, _error_of(cell, result) if cell.failed else None)
 
     def _report_recovery(self, cell: Cell, place: int) -> None:
         """Insert the report of the recovery, which needs the memory left by ended experiments."""
         cell.below[place:place] = self._recovery.reports(cell)
 
-    def _drop(self, cell: Cell, _: Any = None) -> None:
+    def _forget_cell(self, cell: Cell, _: Any = None) -> None:
         """End a cell's measurement, if it was not ended, and forget its experiments."""
         if cell.measured.span is not None:
             cell.measured.span.close()
@@ -262,18 +262,18 @@ class Session:
         if not (measured.at_end or cell.is_nested):  # else it was collected already, or will be
             self._collect(cell, seconds)
         usages, measured.span = measured.span.stop(), None
-        now = {usage.device: usage.after_bytes for usage in usages}
+        bytes_now = {usage.device: usage.after_bytes for usage in usages}
         if cell.children.peak_bytes is None:
             _note_ended_children(cell, usages)
         error = error_of(result) if cell.failed else None
         source = cell.source
         recovery = cell.errors.recovery
         if recovery is not None:
-            recovery = replace(recovery, now=now)
+            recovery = replace(recovery, now=bytes_now)
         freed = dict[str, int]()
         if measured.at_end:
-            at_end = {usage.device: usage.after_bytes for usage in measured.at_end}
-            freed = decrease(at_end, now)
+            bytes_at_end = {usage.device: usage.after_bytes for usage in measured.at_end}
+            freed = decrease(bytes_at_end, bytes_now)
         return CellRecord(
             execution_count=measured.number,
             cell_id=getattr(cell.info, "cell_id", None),
@@ -315,7 +315,7 @@ class Session:
         advised = self._context.display.advised
         return bool(advised.texts) and advised.are_in(cell.source)
 
-    def _line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:
+    def _reports_with_line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:
         """Return the report with the line of a cell and its remarks; none if it is hidden."""
         context = self._context
         remarks = self._remarks(cell, record, result)
@@ -336,12 +336,12 @@ class Session:
 
     def _remarks(self, cell: Cell, record: CellRecord, result: Any) -> list[str]:
         """Return the remarks below a cell's line."""
-        error = _error(cell, result) if cell.failed else None
+        error = _error_of(cell, result) if cell.failed else None
         remarks = self._recovery.remarks(cell, error)
         if type(error) is NameError:
             from ipygpumem.shell import ended_names  # loading the extension must stay fast
 
-            remarks += ended_names.remarks(error, self._context, self._experiments)
+            remarks += ended_names.remarks_on_missing_name(error, self._context, self._experiments)
         remarks += self._free_heap.remark(record, cell.source)
         if cell.children.touched_bytes >= _MUCH_TOUCHED:
             touched = format_bytes(cell.children.touched_bytes)
@@ -352,7 +352,7 @@ class Session:
         if growing.wants_look or growing.growths:
             from ipygpumem.shell import growth_search  # loading the extension must stay fast
 
-            remarks += growth_search.remarks(
+            remarks += growth_search.remarks_on_growth(
                 growing, self._context, self._experiments.survivors.roots
             )
         return remarks
@@ -431,7 +431,7 @@ def _feature(observer: CellObserver) -> str:
     return getattr(observer, "observed_for", "a part of ipygpumem")
 
 
-def _error(cell: Cell, result: Any) -> BaseException | None:
+def _error_of(cell: Cell, result: Any) -> BaseException | None:
     """Return the error that ended a cell, or that was shown in it."""
     return error_of(result) or shown_since(cell.last_error_id)
 

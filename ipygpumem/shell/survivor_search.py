@@ -1,8 +1,8 @@
 """Searches for the objects that one experiment has left, and for their holders.
 
-``Survivors.of_experiment`` calls the methods of ``SurvivorSearch`` in order: first those that need
-no heap, then ``finds_nothing``, then those that search a heap. Each of them explains a part of the
-RAM that the experiment leaves in use; the search ends when no part worth a row is unexplained.
+``Survivors.rows_of_experiment`` calls the methods of ``SurvivorSearch`` in order: first those that
+need no heap, then ``finds_nothing``, then those that search a heap. Each of them explains a part of
+the RAM that the experiment leaves in use; the search ends when no part worth a row is unexplained.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _MOST_OLD = 20_000_000
 
 
 class HostGrowth(NamedTuple):
-    """RAM that an experiment leaves in use, and what is known about it."""
+    """RAM that an experiment leaves in use, and the names whose objects may explain it."""
 
     size_bytes: int
     """Upper bound: the experiment may have used pages that were free before."""
@@ -135,7 +135,7 @@ class SurvivorSearch:
         self.unnamed_bytes = ended.growth.size_bytes
         self._explained: list[Explained] = []
         """The names with live arrays and their rows."""
-        self._made: set[int] | None = None
+        self._new_ids: set[int] | None = None
         """Identities of the objects made since the start; None until they are asked for."""
         self._kept_ids = set[int]()
         """Identities of objects that names keep on purpose."""
@@ -193,8 +193,8 @@ class SurvivorSearch:
         if not large:
             return []
         # An older object of a name is more than the leak.
-        self._made = made = ended.baseline.objects_since()
-        object_ids = {name: key for key, name in ended.growth.names.items() if key in made}
+        self._new_ids = new_ids = ended.baseline.objects_since()
+        object_ids = {name: key for key, name in ended.growth.names.items() if key in new_ids}
         named = list[WatchedName]()
         for part in large:
             name = part.record.name
@@ -226,9 +226,9 @@ class SurvivorSearch:
 
     def received(self) -> set[int]:
         """Return the identities of the new objects that older ones have received."""
-        if self._made is None:
-            self._made = self._ended.baseline.objects_since()
-        return self._ended.baseline.received(self._made, self._test_of_older_arrays())
+        if self._new_ids is None:
+            self._new_ids = self._ended.baseline.objects_since()
+        return self._ended.baseline.received(self._new_ids, self._test_of_older_arrays())
 
     def _arrays_within_reach(self, storages_found: Container[StorageKey]) -> list[WatchedName]:
         """Return the large new NumPy arrays behind the user's names, however deep, and note the
@@ -302,22 +302,22 @@ class SurvivorSearch:
         with undisturbed():
             return most_bytes(self._changes(self._ended.baseline.objects_at_end))
 
-    def _changes(self, made: set[int]) -> Changes:
+    def _changes(self, new_ids: set[int]) -> Changes:
         """Return the notebook's names, and the objects that are new since the start, without kept
         ones.
 
         Args:
-            made: identities of the tracked objects made since then.
+            new_ids: identities of the tracked objects made since then.
         """
         baseline = self._ended.baseline
-        made = made - self._kept_ids
-        made -= {id(self._kept_ids), id(baseline.objects_at_end)}  # ours
-        elsewhere = baseline.elsewhere()
+        new_ids = new_ids - self._kept_ids
+        new_ids -= {id(self._kept_ids), id(baseline.objects_at_end)}  # ours
+        elsewhere = baseline.new_objects_elsewhere()
         names = ownable_objects(self._context.namespace)
         return Changes(
             names,
             baseline.contents,
-            made,
+            new_ids,
             elsewhere,
             baseline.modules_imported(),
             self._test_of_older_arrays(),
@@ -359,7 +359,7 @@ class SurvivorSearch:
         if not arrays:
             return
         baseline = self._ended.baseline
-        # The search has given further tensors a Python object since ``_made``.
+        # The search has given further tensors a Python object since ``_new_ids``.
         remarks = baseline.remarks_on_grown(arrays, heap, baseline.objects_since())
         if remarks:
             self.alive = [replace(name, remarks=remarks) for name in self.alive]
@@ -412,30 +412,45 @@ class SurvivorSearch:
     def rows_without_arrays(self, heap: Heap, roots: Roots) -> list[tuple[Remaining, HeldRow]]:
         """Return the memory that is in no array, each part with its row, which has the holder."""
         remaining = self._remaining(heap)
-        searched = list[object]()
+        objects_to_search = list[object]()
         rows_of_several = dict[StorageKey, Row]()
+        """The rows of parts with several objects, by the key of the first object."""
         for part in remaining:
-            if is_searched_together(part.items, len(searched)):
+            if is_searched_together(part.items, len(objects_to_search)):
                 rows_of_several[object_key(part.items[0])] = part.row()
-                searched += part.items
+                objects_to_search += part.items
             else:
-                searched.append(part.items[0])
-        holders = explain((), heap, roots, more=searched, rows=rows_of_several, all_places=True)
+                objects_to_search.append(part.items[0])
+        holders = explain(
+            (), heap, roots, more=objects_to_search, rows=rows_of_several, all_places=True
+        )
         rows = list[tuple[Remaining, HeldRow]]()
         for part in remaining:
-            row_of_several = rows_of_several.get(object_key(part.items[0]))
-            if row_of_several is not None and not row_of_several.is_whole and not part.chain:
-                # No object leads to all of them: the row has those in the largest place alone.
-                in_one_place = part.largest_place(holders, self.smallest)
-                if in_one_place is not None:
-                    part = in_one_place
-                    rows_of_several[object_key(part.items[0])] = part.row()
+            part = self._in_one_place(part, rows_of_several, holders)
             if len(part.items) > 1:
                 holder = _holder_of_several(part, rows_of_several, holders, roots)
             else:
                 holder = _holder_of_one(part, holders, roots)
             rows.append((part, self._row_of(part, holder)))
         return rows
+
+    def _in_one_place(
+        self,
+        part: Remaining,
+        rows_of_several: dict[StorageKey, Row],
+        holders: Mapping[StorageKey, Holder],
+    ) -> Remaining:
+        """Return a part, or only its objects in the largest place if no object leads to all of
+        them; their row is added to ``rows_of_several``.
+        """
+        row = rows_of_several.get(object_key(part.items[0]))
+        if row is None or row.is_whole or part.chain:
+            return part
+        in_one_place = part.largest_place(holders, self.smallest)
+        if in_one_place is None:
+            return part
+        rows_of_several[object_key(in_one_place.items[0])] = in_one_place.row()
+        return in_one_place
 
     def _row_of(self, part: Remaining, holder: Holder) -> HeldRow:
         """Return the row of a part of the memory, given its holder. A single object's row has its

@@ -1,7 +1,8 @@
 """Records the objects that outlive experiments, to search for their holders again later.
 
-The report of an experiment lists them when it ends (``of_experiment``), ``%gpumem leaks`` lists
-those that are still alive, and ``%gpumem why NAME`` those of a deleted name (``left_by``).
+The report of an experiment lists them when it ends (``rows_of_experiment``), ``%gpumem leaks``
+lists those that are still alive, and ``%gpumem why NAME`` those of a deleted name
+(``rows_of_deleted_name``).
 """
 
 from __future__ import annotations
@@ -145,24 +146,25 @@ class Survivors:
     def _roots_at_end(
         self,
         keepers: Container[str],
-        made: Callable[[], set[int]],
+        find_new_ids: Callable[[], set[int]],
         received: set[int],
         baseline: Baseline,
         removed: RemovedByLines,
     ) -> Roots:
-        """Return the namespaces and objects from which the user can reach what an experiment has
-        left, with the knowledge of its end: which objects are older, and what these have received.
+        """Return the namespaces and objects from which the user can reach the objects that an
+        experiment has left. At its end, it is known of each object if it is older, and of older
+        ones the objects that they have received.
 
         Args:
             keepers: the names that stay on purpose, which come last.
-            made: returns the identities of the objects made since its start.
+            find_new_ids: returns the identities of the objects made since its start.
             received: the identities of the made objects that older ones have received.
             baseline: the objects at its start.
             removed: receives the objects that lines remove.
         """
         ages = Ages(
             are_known=True,
-            new=made,
+            new=find_new_ids,
             may_be_older_array=baseline.was_there,
             length_before=baseline.contents.length_of,
             columns_before=baseline.contents.columns_of,
@@ -214,7 +216,7 @@ class Survivors:
 
     # -- at the end of an experiment --------------------------------------------------------------
 
-    def of_experiment(self, ended: EndedExperiment) -> tuple[RetainedArray, ...]:
+    def rows_of_experiment(self, ended: EndedExperiment) -> tuple[RetainedArray, ...]:
         """Return the rows of objects that outlive an experiment, largest first, with their holders;
         remember the objects for %gpumem leaks.
         """
@@ -279,14 +281,14 @@ class Survivors:
             progress: shows how far it is.
         """
         baseline = ended.baseline
-        made = functools.cache(baseline.objects_since)
+        find_new_ids = functools.cache(baseline.objects_since)
         removed = RemovedByLines(modules_and_figures=self._removed_as_whole)
-        roots = self._roots_at_end(self.keepers(), made, received, baseline, removed)
+        roots = self._roots_at_end(self.keepers(), find_new_ids, received, baseline, removed)
         rows = search.rows_of_arrays(heap, roots)
         without_arrays = list[object]()
         if search.unnamed_bytes >= search.smallest:
             progress(0.6)
-            roots = self._roots_at_end((), made, received, baseline, removed)
+            roots = self._roots_at_end((), find_new_ids, received, baseline, removed)
             further_rows, without_arrays = self._rows_without_arrays(search, heap, roots)
             rows += further_rows
         self._removed_records.append(Remembered(list(removed.records.values())))
@@ -328,7 +330,7 @@ class Survivors:
         self._removed_as_whole = [item for item in self._removed_as_whole if item() is not None]
         self._learned_ages.forget_dead()
 
-    def objects_alive(self, heap: Heap) -> list[ReportedObjects]:
+    def reported_objects_alive(self, heap: Heap) -> list[ReportedObjects]:
         """Return the reported objects without arrays that are still alive. Forget those that have
         died, and dead older objects and records, because one look at the heap tells of all.
         """
@@ -364,7 +366,7 @@ class Survivors:
         live = heap.with_identities(self.grown.identities())
         return self.grown.rows(live, heap, self.roots(), smallest)
 
-    def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
+    def rows_of_deleted_name(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the rows of the live arrays that a deleted name held, or of its object if that is
         alive and has none.
 
@@ -383,7 +385,7 @@ class Survivors:
                 update_numpy(names, heap)
             roots = self.roots()
             rows = [row for _, row in self.explained(names, heap, roots)]
-            if value is not None and not rows:
+            if value is not None and not rows:  # it has no arrays
                 holder = explain((), heap, roots, more=[value])[object_key(value)]
                 row = row_of([value], Sizes().measure(value))
                 rows.append(HeldRow(replace(row, name=name), holder))

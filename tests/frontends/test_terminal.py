@@ -36,7 +36,7 @@ def test_a_cells_line_and_an_experiments_report_fit_the_screen(tmp_path: Path) -
     titles, _, figures, deleted = terminal.rows[head + 1 : head + 5]
     assert titles.split()[:4] == ["device", "consumed", "freed", "peak"]
     assert re.fullmatch(
-        r" *RAM +\+32(\.\d)? MiB +3[1-4](\.\d)? MiB +\+32(\.\d)? MiB   ▕[█▒░ ]{8}▏", figures
+        r" *RAM +\+3[12](\.\d)? MiB +3[1-4](\.\d)? MiB +\+3[12](\.\d)? MiB   ▕[█▒░ ]{8}▏", figures
     )
     assert deleted.strip() == "deleted: part"
     terminal.close()

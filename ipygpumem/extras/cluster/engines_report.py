@@ -34,7 +34,7 @@ def kind_of(device: str) -> str:
     return device.partition(":")[0]
 
 
-def is_told(usage: Usage) -> bool:
+def is_reported(usage: Usage) -> bool:
     """Return False for unused devices, and for child processes that stay as they are: each engine
     has a nanny.
     """
@@ -51,7 +51,7 @@ def values_of(engine: EngineRecord) -> Values:
     if record is None:
         return {}
     values: dict[tuple[str, str], float] = {(TIME, ""): record.duration_seconds}
-    for usage in filter(is_told, record.usages):
+    for usage in filter(is_reported, record.usages):
         kind = kind_of(usage.device)
         peak = values.get((PEAK, kind), 0)
         values[PEAK, kind] = max(peak, usage.peak_delta_bytes)
@@ -89,7 +89,7 @@ def merged_record(
         restored=_names_of_all_engines(record.restored for record in records),
         kept=_names_of_all_engines(record.kept for record in records),
         survivors=(),
-        notes=tuple(alike(_errors_and_notes(engines), hosts)),
+        notes=tuple(texts_with_engines(_errors_and_notes(engines), hosts)),
         parameters=parameters,
         ooms=sum(record.ooms for record in records),
         engines=tuple(engines),
@@ -164,8 +164,13 @@ def engine_numbers(numbers: Sequence[int]) -> str:
     return f"{noun} {', '.join(texts)}"
 
 
-def alike(texts: Iterable[tuple[int, str]], hosts: Mapping[int, str] = {}) -> list[str]:
-    """Return each text once, prefixed with its engines; a single engine has its host's name."""
+def texts_with_engines(
+    texts: Iterable[tuple[int, str]], hosts: Mapping[int, str] = {}
+) -> list[str]:
+    """Return each text once, after the engines that it is about: ``engines 0-2: died``.
+
+    A single engine has its host's name, too.
+    """
     engines_by_text: dict[str, list[int]] = defaultdict(list)
     for number, text in texts:
         engines_by_text[text].append(number)
@@ -209,7 +214,7 @@ def _engines_headline(record: ExperimentRecord, failed: int) -> list[str]:
     head += times(record.duration_seconds, record.span_seconds)
     if failed:
         head.append(f"{failed} failed")
-    devices_in_use = {usage.device for usage in record.usages if is_told(usage)}
+    devices_in_use = {usage.device for usage in record.usages if is_reported(usage)}
     for device, size in record.consumed.items():
         if device in devices_in_use:
             consumed = f"{device_label(device)} consumed {format_change(size)}"
@@ -227,13 +232,13 @@ def _figures_table(
         for key, value in values.items():
             values_by_figure[key][engine] = value
     rows = []
-    for key in sorted(values_by_figure, key=_rank_of_device):
+    for key in sorted(values_by_figure, key=_position_of_figure):
         row = _figure_row(key, values_by_figure[key], is_sampled=key in sampled)
         rows.append(row)
     return Table.of(rows, {"of", "in total", "lowest", "median", "highest"})
 
 
-def _rank_of_device(key: tuple[str, str]) -> int:
+def _position_of_figure(key: tuple[str, str]) -> int:
     """Return the position of a figure in the table: time first, then the host, then devices."""
     _, device = key
     return {"": 0, "cpu": 1}.get(device, 2)
@@ -325,7 +330,7 @@ def outputs_report(
     return Report(
         "engines",
         headline,
-        alike(failed.items()),
+        texts_with_engines(failed.items()),
         [_figures_table(values_by_engine)],
         listings=listings,
         is_trouble=bool(failed),

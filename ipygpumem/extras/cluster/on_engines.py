@@ -22,12 +22,12 @@ from ipygpumem import interrupts
 from ipygpumem.errors import ClusterError, how_to_install, quoted
 from ipygpumem.extras.cluster.engines_report import (
     Values,
-    alike,
     engine_numbers,
     engines_report,
     kind_of,
     merged_record,
     outputs_report,
+    texts_with_engines,
 )
 from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.introspect import is_exactly
@@ -58,23 +58,23 @@ def on_engines(app: App, call: Call) -> list[Report]:
     """Run a command on engines; a Ctrl-C interrupts only the waiting: nothing stays open."""
     __tracebackhide__ = True
     options = call.options
-    line = _without_on(call.line)
+    line = _without_on_option(call.line)
     with interrupts.deferred() as struck:
         if call.command.name == "%%experiment":
             if not options.name:  # each engine would take the number of another cell
                 raise ClusterError("%%experiment --on: which name? Write it first: a --on all")
             reports = _run_cell(app, options, line, "".join(call.cell), struck)
         elif call.command.name == "%experiment start":
-            reports = _start(app, options, line.removeprefix("start").lstrip(), struck)
+            reports = _start_experiment(app, options, line.removeprefix("start").lstrip(), struck)
         elif call.command.name == "%experiment end":
             reports = _end_by_name(app, options)
         else:
             magic = call.command.name.split()[0].lstrip("%")
             reports = _run_on_each_engine(app, magic, line, options)
-    return _unless(struck, app, reports)
+    return _reports_unless_interrupted(struck, app, reports)
 
 
-def _without_on(line: str) -> str:
+def _without_on_option(line: str) -> str:
     """Return a line without ``--on`` and its value."""
     words = shlex.split(line)
     names = [word.partition("=")[0] for word in words]
@@ -84,7 +84,7 @@ def _without_on(line: str) -> str:
     return shlex.join(words)
 
 
-def _unless(struck: list[int], app: App, reports: list[Report]) -> list[Report]:
+def _reports_unless_interrupted(struck: list[int], app: App, reports: list[Report]) -> list[Report]:
     """Return the reports; if there was a Ctrl-C, show them and raise it."""
     if struck:
         app.context.display.show(reports)
@@ -96,7 +96,7 @@ def _run_cell(app: App, options: Options, line: str, cell: str, struck: list[int
     """Run a cell as an experiment on all engines at once; show everything, then raise its error."""
     __tracebackhide__ = True
     experiment = _new_experiment(app, options)
-    engines = count(len(experiment.all.numbers), "engine")
+    engines = count(len(experiment.named_engines.numbers), "engine")
     with app.context.display.working(f"experiment on {engines}") as progress:
         record, results = experiment.run(line, cell, progress)
     ready = {number: result for number, result in results.items() if result.ready()}
@@ -110,7 +110,7 @@ def _run_cell(app: App, options: Options, line: str, cell: str, struck: list[int
         if errors and not struck:
             sys.modules["ipyparallel.error"].collect_exceptions(errors, "execute")
     finally:
-        experiment.all.forget(results)
+        experiment.named_engines.forget(results)
     return []
 
 
@@ -122,14 +122,14 @@ def _show_outputs(number: int, result: Any, *, is_alone: bool) -> None:
     result.display_outputs()
 
 
-def _start(app: App, options: Options, line: str, struck: list[int]) -> list[Report]:
+def _start_experiment(app: App, options: Options, line: str, struck: list[int]) -> list[Report]:
     """Open an experiment on engines; an open one of the same name is ended first."""
     experiment = _new_experiment(app, options)
     for other in list(app.on_cluster):
         if other.name != options.name:
             continue
         app.on_cluster.remove(other)
-        if not _is_closed(other.all.client):
+        if not _is_closed(other.named_engines.client):
             app.context.display.show(_end_and_report(app, other))
     experiment.begin("start", line)
     if struck:
@@ -140,6 +140,7 @@ def _start(app: App, options: Options, line: str, struck: list[int]) -> list[Rep
 
 
 def _new_experiment(app: App, options: Options) -> ClusterExperiment:
+    """Return an experiment on the engines that ``--on`` names, which has not begun."""
     engines = _engines_of(app.context.shell, options.on)
     return ClusterExperiment(options.name, engines, options.report)
 
@@ -149,12 +150,12 @@ def end_experiment(app: App, experiment: ClusterExperiment) -> list[Report]:
     afterwards.
     """
     app.on_cluster.remove(experiment)
-    if _is_closed(experiment.all.client):
+    if _is_closed(experiment.named_engines.client):
         again = "connect again, and end it with %experiment end NAME --on all"
         raise ClusterError(f"the client that began {quoted(experiment.name)} is closed: {again}")
     with interrupts.deferred() as struck:
         reports = _end_and_report(app, experiment)
-    return _unless(struck, app, reports)
+    return _reports_unless_interrupted(struck, app, reports)
 
 
 def _end_by_name(app: App, options: Options) -> list[Report]:
@@ -162,7 +163,7 @@ def _end_by_name(app: App, options: Options) -> list[Report]:
     if not options.name:
         raise ClusterError("%experiment end --on: which experiment? Write its name")
     for experiment in reversed(app.on_cluster):
-        if experiment.name == options.name and not _is_closed(experiment.all.client):
+        if experiment.name == options.name and not _is_closed(experiment.named_engines.client):
             return end_experiment(app, experiment)
     engines = _engines_of(app.context.shell, options.on)
     return _end_and_report(app, ClusterExperiment(options.name, engines), is_ours=False)
@@ -237,7 +238,7 @@ class ClusterExperiment:
     def __init__(self, name: str, engines: Engines, report: str | None = None) -> None:
         self.name = name
         self.report = report
-        self.all = engines
+        self.named_engines = engines
         """The engines that the user has named."""
         self.engines = engines
         """The participating engines: those that began the experiment."""
@@ -266,16 +267,16 @@ class ClusterExperiment:
 
     def begin(self, function: str, line: str) -> None:
         """Ask all engines; those that reply participate, and a busy one will not begin later."""
-        asked = self.all.ask(function, line)
+        asked = self.named_engines.ask(function, line)
         with interrupts.deferred() as struck:
-            self.all.wait(asked, seconds=_START_SECONDS)
+            self.named_engines.wait(asked, seconds=_START_SECONDS)
         late = _unanswered(asked)
-        self._places, self._failed = self.all.replies(asked)
-        self.engines = Engines(self.all.client, self._places)
+        self._places, self._failed = self.named_engines.replies(asked)
+        self.engines = Engines(self.named_engines.client, self._places)
         if not self._places and not struck:
-            raise ClusterError("; ".join(alike(self._failed.items())))
+            raise ClusterError("; ".join(texts_with_engines(self._failed.items())))
         if function == "start":
-            Engines(self.all.client, late).ask("end", self.name, "own")
+            Engines(self.named_engines.client, late).ask("end", self.name, "own")
 
     def run(self, line: str, source: str, progress: Progress) -> tuple[ExperimentRecord, Asked]:
         """Run a cell as an experiment that ends with it, on all engines; return the merged record
@@ -289,17 +290,17 @@ class ClusterExperiment:
             self.engines.wait(results, progress)
             if struck:
                 begun = {number: results[number] for number in self.engines.interrupt(results)}
-                self.engines.wait(begun, seconds=_GRACE_SECONDS, heard=len(struck))
+                self.engines.wait(begun, seconds=_GRACE_SECONDS, earlier_interrupts=len(struck))
         for number, result in results.items():
-            problem = self._problem(result)
+            problem = self._why_no_record(result)
             if problem:
                 self._failed[number] = problem
         finished = [number for number in results if number not in self._failed]
         since = {number: place["time"] for number, place in self._places.items()}
-        asked = Engines(self.all.client, finished).ask("record", self.name, since)
-        return self._merged(asked, progress), results
+        asked = Engines(self.named_engines.client, finished).ask("record", self.name, since)
+        return self._merged_record(asked, progress), results
 
-    def _problem(self, result: Any) -> str:
+    def _why_no_record(self, result: Any) -> str:
         """Return why an engine has no record of its cell; an empty text if it has one."""
         if not result.ready():
             has_begun = self.engines.has_begun(result)
@@ -307,23 +308,26 @@ class ClusterExperiment:
             return f"did not reply: its cell {state}"
         error = result.exception(timeout=0)
         if getattr(error, "ename", "") in ("EngineError", "TaskAborted"):
-            return _why(error)
+            return _error_in_one_line(error)
         return ""
 
     def collect_record(self, progress: Progress) -> ExperimentRecord:
         """End it on the engines, and return the merged record."""
-        return self._merged(self.engines.ask("end", self.name), progress)
+        return self._merged_record(self.engines.ask("end", self.name), progress)
 
-    def _merged(self, asked: Asked, progress: Progress) -> ExperimentRecord:
+    def _merged_record(self, asked: Asked, progress: Progress) -> ExperimentRecord:
         """Wait for the engines' records, and return them as one."""
         with interrupts.deferred() as struck:
-            self.engines.wait(asked, progress, heard=len(struck))
+            self.engines.wait(asked, progress, earlier_interrupts=len(struck))
         replies, failed = self.engines.replies(asked)
         self._failed = failed | self._failed  # the earlier reason is the cause
-        engines = [self._engine(number, replies.get(number)) for number in self.all.numbers]
+        engines = [
+            self._engine_record(number, replies.get(number))
+            for number in self.named_engines.numbers
+        ]
         return merged_record(self.name, self._started_at, self.elapsed_seconds, engines)
 
-    def _engine(self, number: int, reply: dict[str, Any] | None) -> EngineRecord:
+    def _engine_record(self, number: int, reply: dict[str, Any] | None) -> EngineRecord:
         """Return the record of one engine, which says why it has none of the experiment."""
         values = self._places.get(number, {}) | {"engine": number}
         values |= reply or {"error": self._failed.get(number, "")}
@@ -348,13 +352,13 @@ class Engines:
         """
         module = "__import__('importlib').import_module('ipygpumem.extras.cluster.engine')"
         call = f"{module}.answer({function!r}, *{words!r})"
-        return self._send(lambda view: view.apply_async(eval, call, {}))
+        return self._request_of_each(lambda view: view.apply_async(eval, call, {}))
 
     def run(self, source: str) -> Asked:
         """Run a cell on each engine."""
-        return self._send(lambda view: view.execute(source, silent=False, block=False))
+        return self._request_of_each(lambda view: view.execute(source, silent=False, block=False))
 
-    def _send(self, request: Callable[[Any], Any]) -> Asked:
+    def _request_of_each(self, request: Callable[[Any], Any]) -> Asked:
         """Make a request of each engine that is still there, and return the pending results."""
         asked = Asked()
         no_engines = sys.modules["ipyparallel.error"].NoEnginesRegistered
@@ -370,14 +374,15 @@ class Engines:
         progress: Progress = no_progress,
         *,
         seconds: float = float("inf"),
-        heard: int = 0,
+        earlier_interrupts: int = 0,
     ) -> None:
-        """Wait for all results, up to ``seconds``; a Ctrl-C after ``heard`` earlier ones ends the
-        wait.
+        """Wait for all results, up to ``seconds``.
+
+        A Ctrl-C ends the wait, except ``earlier_interrupts`` ones, which came before it.
         """
         until = time.monotonic() + seconds
         with interrupts.deferred() as struck:
-            while len(struck) <= heard and time.monotonic() < until:
+            while len(struck) <= earlier_interrupts and time.monotonic() < until:
                 waiting = _unanswered(asked)
                 if not waiting:
                     break
@@ -400,7 +405,7 @@ class Engines:
                 continue
             error = result.exception(timeout=0)
             if error is not None:
-                failed[number] = _why(error)
+                failed[number] = _error_in_one_line(error)
                 continue
             reply = result.get(timeout=0)
             if "value" in reply:
@@ -428,6 +433,7 @@ class Engines:
         return begun
 
     def _not_begun(self, cells: Asked) -> list[int]:
+        """Return the engines that have neither begun their cell nor replied."""
         return [number for number in _unanswered(cells) if not self.has_begun(cells[number])]
 
     def has_begun(self, result: Any) -> bool:
@@ -452,7 +458,7 @@ def _unanswered(asked: Asked) -> list[int]:
     return [number for number, result in asked.items() if not result.ready()]
 
 
-def _why(error: BaseException | None) -> str:
+def _error_in_one_line(error: BaseException | None) -> str:
     """Return an error in one line; a remote error has the name and text of the engine's."""
     name = getattr(error, "ename", type(error).__name__)
     text = str(getattr(error, "evalue", error)).partition("\n")[0]
@@ -469,12 +475,14 @@ def _why(error: BaseException | None) -> str:
 def _engines_of(shell: Any, words: str) -> Engines:
     """Return the engines selected by ``all``, ``0-3,5`` or the name of a view."""
     view = shell.user_ns.get(words)
-    if is_exactly(view, _library("DirectView"), _library("BroadcastView")):
+    if is_exactly(
+        view, _class_of_ipyparallel("DirectView"), _class_of_ipyparallel("BroadcastView")
+    ):
         client = view.client
-        numbers = _targets(view)
+        numbers = _engines_of_view(view)
     else:
-        client = _client(shell)
-        numbers = _numbers(words)
+        client = _client_here(shell)
+        numbers = _engines_by_number(words)
     if _is_closed(client):
         raise ClusterError(f"--on {words}: the client of that view is closed")
     existing = client.ids
@@ -492,7 +500,7 @@ def _engines_of(shell: Any, words: str) -> Engines:
     return Engines(client, numbers)
 
 
-def _targets(view: Any) -> list[int] | None:
+def _engines_of_view(view: Any) -> list[int] | None:
     """Return the engines of a view, each once; None stands for all."""
     targets = view.targets
     if targets in ("all", None):
@@ -502,7 +510,7 @@ def _targets(view: Any) -> list[int] | None:
     return list(dict.fromkeys(targets))
 
 
-def _numbers(words: str) -> list[int] | None:
+def _engines_by_number(words: str) -> list[int] | None:
     """Return the engines that ``0-3,5`` stands for, each once; None for ``all``."""
     if words == "all":
         return None
@@ -518,12 +526,12 @@ def _numbers(words: str) -> list[int] | None:
     return list(numbers)
 
 
-def _library(name: str) -> Any:
+def _class_of_ipyparallel(name: str) -> Any:
     """Return a class of ipyparallel; ``()``, which is no object's type, if it is missing."""
     return getattr(sys.modules.get("ipyparallel"), name, ())
 
 
-def _client(shell: Any) -> Any:
+def _client_here(shell: Any) -> Any:
     """Return the client of the active view, or the only one that a notebook's name refers to."""
     if "ipyparallel" not in sys.modules:
         line = how_to_install("ipyparallel")
@@ -533,7 +541,7 @@ def _client(shell: Any) -> Any:
     view = getattr(shell.magics_manager.registry.get("ParallelMagics"), "view", None)
     if view is not None and not _is_closed(view.client):
         return view.client
-    client_type = _library("Client")
+    client_type = _class_of_ipyparallel("Client")
     clients: dict[int, Any] = {}
     for value in list(shell.user_ns.values()):
         if type(value) is client_type and not _is_closed(value):
@@ -548,4 +556,5 @@ def _client(shell: Any) -> Any:
 
 
 def _is_closed(client: Any) -> bool:
+    """Return True for a client whose connection to the cluster was closed."""
     return getattr(client, "_closed", False) is True

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from ipygpumem.extras.isolate.packets import Connection, dump
 from ipygpumem.introspect import mro_of, name_of, type_name
@@ -53,7 +53,7 @@ def run(task: Task, parent: int) -> NoReturn:
     """Run the cell, send its outputs and names, and end this process."""
     pid = os.getpid()
     try:
-        _separate(task, parent)
+        _become_independent(task, parent)
         _run_cell_here(task, pid)
     except BaseException as error:  # the kernel's code must not go on in this process
         with contextlib.suppress(BaseException):
@@ -64,7 +64,7 @@ def run(task: Task, parent: int) -> NoReturn:
         os._exit(0)
 
 
-def _separate(task: Task, parent: int) -> None:
+def _become_independent(task: Task, parent: int) -> None:
     """Make this process independent of the kernel's sockets, threads and signals."""
     os.setpgid(0, 0)
     # PR_SET_PDEATHSIG: it ends with the kernel's process
@@ -109,7 +109,7 @@ def _run_cell_here(task: Task, pid: int) -> None:
     if _is_limit_reached(app):
         send("limited")
     if task.keep:
-        _keep(task, before, failed=error is not None)
+        _send_kept_names(task, before, failed=error is not None)
     if error is not None:
         send("failed", *described)
     elif late:
@@ -146,9 +146,9 @@ def _peak_bytes(span: Span) -> int:
     return peak_bytes
 
 
-def _keep(task: Task, before: dict[str, Any], *, failed: bool) -> None:
-    """Write the names to keep, until the kernel's process can load all of them, and send why some
-    are lost.
+def _send_kept_names(task: Task, before: dict[str, Any], *, failed: bool) -> None:
+    """Write the names to keep, and send the reasons for lost ones, until the kernel's process can
+    load all of them.
     """
     namespace = task.app.context.namespace
     names = _names_to_keep(task, before)
@@ -211,8 +211,8 @@ class _Errors:
         for earlier, its_lines in errors:
             self._send("traceback", *_described(earlier, its_lines))
 
-    def end(self, error: BaseException | None) -> tuple[str, str, str, list[str]]:
-        """Show the last error if it is not the one that ended the cell; return that one."""
+    def end(self, error: BaseException | None) -> DescribedError:
+        """Return the error that ended the cell; show the last one before, if it is another."""
         for waiting, lines in self._waiting:
             if waiting is error:
                 return _described(error, lines)
@@ -221,18 +221,26 @@ class _Errors:
         return _described(error)
 
 
-def _described(
-    error: BaseException | None, lines: Sequence[str] = ()
-) -> tuple[str, str, str, list[str]]:
-    """Return an error's type, its nearest built-in base, its message and its traceback, for another
-    process.
-    """
+class DescribedError(NamedTuple):
+    """An error in texts, for another process."""
+
+    name: str
+    base_name: str
+    """The name of its nearest built-in base."""
+    message: str
+    lines: list[str]
+    """Its traceback as IPython shows it."""
+
+
+def _described(error: BaseException | None, lines: Sequence[str] = ()) -> DescribedError:
+    """Return an error in texts; without ``lines``, its traceback is one line."""
     name = type_name(error)
-    base = _built_in_name(error)
-    text = ""
+    message = ""
     with contextlib.suppress(Exception):  # any of the user's classes may fail
-        text = str(error)
-    return name, base, text, list(lines) or [f"{name}: {text}"]
+        message = str(error)
+    return DescribedError(
+        name, _built_in_name(error), message, list(lines) or [f"{name}: {message}"]
+    )
 
 
 def _built_in_name(error: BaseException | None) -> str:
@@ -258,10 +266,10 @@ def _redirect(task: Task, errors: _Errors) -> None:
     shell._showtraceback = lambda kind, error, lines: errors.show(error, lines)
     shell.show_usage_error = lambda error: errors.show(error, [])
     shell.loop_runner = asyncio.run
-    builtins.input = _asking(task.connection, "input")
-    getpass.getpass = _asking(task.connection, "getpass")
+    builtins.input = _function_that_asks(task.connection, "input")
+    getpass.getpass = _function_that_asks(task.connection, "getpass")
     if hasattr(shell, "kernel"):
-        shell.kernel.session.send = functools.partial(_pass_on, send)
+        shell.kernel.session.send = functools.partial(_send_widget_message, send)
 
 
 def _stream(name: str, earlier: Any, send: Callable[..., None]) -> Any:
@@ -308,7 +316,7 @@ def _redirect_history(shell: Any, source: str) -> None:
     history.store_inputs = history.store_output = lambda *_: None
 
 
-def _pass_on(
+def _send_widget_message(
     send: Callable[..., None], stream: Any, kind: Any, content: Any = None, *_: Any, **given: Any
 ) -> None:
     """Send a message of a widget, instead of the kernel's session."""
@@ -322,7 +330,7 @@ def _pass_on(
         send("comm", kind, content, more)
 
 
-def _asking(connection: Connection, kind: str) -> Callable[..., Any]:
+def _function_that_asks(connection: Connection, kind: str) -> Callable[..., Any]:
     """Return a function that asks the user in the kernel's process."""
 
     def ask(prompt: object = "", *_: Any, **__: Any) -> Any:

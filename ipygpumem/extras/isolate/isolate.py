@@ -89,7 +89,7 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
     if reason:
         raise UsageError(f"%%isolate: {clean(reason)}")
     isolated = IsolatedCell(app, options)
-    error = isolated.run(_with_lines(app, cell), keep)
+    error = isolated.run(_with_lines_above(app, cell), keep)
     _note_ended_names(app, cell)
     app.context.display.show(isolated.notes)
     if error is not None:
@@ -108,7 +108,7 @@ def _note_ended_names(app: App, cell: str) -> None:
             ended[name] = (running_cell(shell), remark)
 
 
-def _with_lines(app: App, cell: str) -> str:
+def _with_lines_above(app: App, cell: str) -> str:
     """Return the body below comments for the lines above it, so that line numbers are those of the
     cell.
     """
@@ -142,11 +142,11 @@ class IsolatedCell:
         """True if ``--time`` is over."""
         self._is_loading = False
         """True while kept names are loaded."""
-        self._error: BaseException | None = None
+        self._cells_error: BaseException | None = None
         """The error of the cell."""
-        self._values: dict[str, object] = {}
+        self._kept_values: dict[str, object] = {}
         """The kept names that were loaded."""
-        self._later: list[str] = []
+        self._names_to_load_later: list[str] = []
         """Names to load once the child process has ended, the one that took too much memory last.
         """
         self._start_bytes = 0
@@ -174,25 +174,25 @@ class IsolatedCell:
             with _interrupts_handled_by(self._pass_interrupt_on):
                 self._fork(task)
                 try:
-                    self._follow()
+                    self._handle_messages()
                 finally:
-                    status = self._end()
+                    status = self._end_child()
             if not self._is_done:
                 stack_file.seek(0)
                 stack = stack_file.read().decode("utf-8", "replace")
-                self._error = self._death(status, kills, stack)
-            elif self._later:
+                self._cells_error = self._error_of_dead_child(status, kills, stack)
+            elif self._names_to_load_later:
                 self._load_later()
-        self._take_back()
-        return self._error
+        self._bind_kept_names()
+        return self._cells_error
 
     def _load_later(self) -> None:
         """Load the names again in the memory that the child process has given back."""
-        failing, error = self._load(self._later)
+        failing, error = self._load_kept_names(self._names_to_load_later)
         if error is not None:
             self.notes.append(_lost_name_note(failing, describe_error(error)))
         if isinstance(error, KeyboardInterrupt):
-            self._error = error
+            self._cells_error = error
 
     def _fork(self, task: child.Task) -> None:
         """Start the child process, which never returns from here."""
@@ -224,7 +224,7 @@ class IsolatedCell:
             os.setpgid(pid, pid)
         self._pid = pid
         if self._interrupts:
-            self._signal(signal.SIGINT)
+            self._send_signal(signal.SIGINT)
 
     # -- while the child process runs ------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class IsolatedCell:
         """
         self._interrupts += 1
         if self._pid:
-            self._signal(signal.SIGKILL if self._is_given_up else signal.SIGINT)
+            self._send_signal(signal.SIGKILL if self._is_given_up else signal.SIGINT)
         if self._is_loading and self._is_given_up:
             raise KeyboardInterrupt
 
@@ -243,17 +243,19 @@ class IsolatedCell:
         """True from the second Ctrl-C on."""
         return self._interrupts > 1
 
-    def _signal(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
+        """Send a signal to the child process and those that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, number)
 
     def _has_ended(self) -> bool:
+        """Return True if the child process has ended; its status can still be read."""
         with contextlib.suppress(ChildProcessError):
             return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         return True
 
-    def _follow(self) -> None:
-        """Show the outputs until the child process has ended or its time is over."""
+    def _handle_messages(self) -> None:
+        """Handle the messages of the child process until it has ended or its time is over."""
         deadline = time.monotonic() + (self._options.time or float("inf"))
         while not (self._is_done or self._is_late):
             seconds = min(_PAUSE_SECONDS, deadline - time.monotonic())
@@ -279,15 +281,19 @@ class IsolatedCell:
             self._is_late = time.monotonic() > deadline
 
     def _on_started(self, rss_bytes: int) -> None:
+        """Note the RSS of the child process when the cell began."""
         self._start_bytes = rss_bytes
 
     def _on_write(self, name: str, text: str) -> None:
+        """Write printed text to a stream of this process."""
         getattr(sys, name).write(text)
 
     def _on_publish(self, method: str, given: dict[str, Any]) -> None:
+        """Show or clear a display."""
         getattr(self._shell.display_pub, method)(**given)
 
     def _on_result(self, data: Any, metadata: Any) -> None:
+        """Show the result of an expression, which the child process has formatted."""
         hook = sys.displayhook
         if hook is not self._shell.displayhook:  # that of %%capture
             hook(_FormattedValue(data, metadata))
@@ -298,6 +304,7 @@ class IsolatedCell:
         hook.finish_displayhook()
 
     def _on_comm(self, kind: str, content: Any, given: dict[str, Any]) -> None:
+        """Send a widget's message to the front-end."""
         kernel = self._shell.kernel
         kernel.session.send(
             kernel.iopub_socket, kind, content, parent=kernel.get_parent("shell"), **given
@@ -317,6 +324,7 @@ class IsolatedCell:
         self._connection.send(answer)
 
     def _on_traceback(self, *described: Any) -> None:
+        """Show an error of the cell, by the fields of its ``DescribedError``."""
         error = _rebuilt_error(*described)
         if type(error) is UsageError:
             self._shell.show_usage_error(error)
@@ -324,40 +332,43 @@ class IsolatedCell:
             self._shell._showtraceback(type(error), error, described[-1])
 
     def _on_failed(self, *described: Any) -> None:
-        self._error = _rebuilt_error(*described)
+        """Note the error that ended the cell, by the fields of its ``DescribedError``."""
+        self._cells_error = _rebuilt_error(*described)
 
     def _on_limited(self) -> None:
+        """Note that the memory guard has refused memory to the cell."""
         if self._options.memory:
             limit = format_bytes(self._options.memory)
             self.notes.append(note(f"%%isolate: the limit of {limit} (--memory) was reached"))
 
     def _on_kept(self, names: list[str], lost: dict[str, str]) -> None:
         """Load the kept names; if one fails, the child process writes the rest again."""
-        failing, error = self._load(names)
+        failing, error = self._load_kept_names(names)
         if isinstance(error, MemoryError) and not self._is_given_up:
-            self._later = [*(name for name in names if name != failing), failing]
+            self._names_to_load_later = [*(name for name in names if name != failing), failing]
         elif error is not None:
             lost = {**lost, failing: describe_error(error)}
         if error is not None and not self._is_given_up:
-            self._values = {}  # they are loaded again, because names may share objects
+            self._kept_values = {}  # they are loaded again, because names may share objects
         self.notes += [_lost_name_note(name, why) for name, why in lost.items()]
         with contextlib.suppress(OSError):  # it has ended
-            self._connection.send(failing or None, bool(self._later))
+            self._connection.send(failing or None, bool(self._names_to_load_later))
 
-    def _load(self, names: list[str]) -> tuple[str, BaseException | None]:
+    def _load_kept_names(self, names: list[str]) -> tuple[str, BaseException | None]:
         """Load the kept names; return the one that fails, and its error."""
-        self._values = {}
+        self._kept_values = {}
         try:
             self._is_loading = True
             try:
-                load(self._file, self._values, len(names))
+                load(self._file, self._kept_values, len(names))
             finally:
                 self._is_loading = False
         except BaseException as error:  # any of the user's classes may fail
-            return names[len(self._values)], error
+            return names[len(self._kept_values)], error
         return "", None
 
     def _on_done(self, peak_bytes: int) -> None:
+        """Note that the child process has sent all of its results."""
         self._is_done = True
         self._peak_bytes = peak_bytes
 
@@ -378,10 +389,10 @@ class IsolatedCell:
 
     # -- after it --------------------------------------------------------------------------------
 
-    def _end(self) -> int:
+    def _end_child(self) -> int:
         """End the child process and the processes that it has started; return its wait status."""
         status = 0
-        self._signal(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             _, status, usage = os.wait4(self._pid, 0)
             self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * KIB - self._start_bytes)
@@ -390,7 +401,7 @@ class IsolatedCell:
             running[0].children.ran_in(self._peak_bytes)
         return status
 
-    def _death(self, status: int, kills: Kills, stack: str) -> BaseException:
+    def _error_of_dead_child(self, status: int, kills: Kills, stack: str) -> BaseException:
         """Return the error of a cell whose child process did not finish it."""
         kind = "ChildProcessError"
         lines = list[str]()
@@ -408,18 +419,18 @@ class IsolatedCell:
             stack_of_cell, _, _ = stack.partition(" in run_code")
             lines = re.findall(r"^  File .*", stack_of_cell, re.MULTILINE)[:-1]
         text = f"the cell's child process {cause}"
-        if self._options.keep and not self._values:
+        if self._options.keep and not self._kept_values:
             text += "; no name came back"
         return _rebuilt_error(kind, kind, text, [f"{kind}: {text}", *lines])
 
-    def _take_back(self) -> None:
+    def _bind_kept_names(self) -> None:
         """Bind the kept names, as if the cell had done so."""
         experiments = self._app.experiments.here()
         if experiments:
             scope = experiments[-1].scope
-            scope.expect_bindings(Bindings(assigned=set(self._values)))
-            scope.save(set(self._values))
-        self._app.context.namespace.update(self._values)
+            scope.expect_bindings(Bindings(assigned=set(self._kept_values)))
+            scope.save(set(self._kept_values))
+        self._app.context.namespace.update(self._kept_values)
 
 
 def _memory_file() -> BinaryIO:

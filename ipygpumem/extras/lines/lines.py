@@ -50,7 +50,7 @@ class LineCost:
             start = visit.before.get(device, 0)
             self.kept_bytes[device] = self.kept_bytes.get(device, 0) + size - start
             peak = max(visit.peaks.get(device, 0), size) - start
-            peak += visit.carried.get(device, 0)
+            peak += visit.kept_before_suspension.get(device, 0)
             self.peak_bytes[device] = max(self.peak_bytes.get(device, 0), peak)
 
 
@@ -90,14 +90,18 @@ class _Visit:
 
     frame_id: int
     block: int
+    """The number of the block to which the frame's code belongs."""
     line: int | None = None
     before: dict[str, int] = field(default_factory=dict)
+    """Bytes by device when the line began."""
     peaks: dict[str, int] = field(default_factory=dict)
-    carried: dict[str, int] = field(default_factory=dict)
+    """The highest bytes by device since the line began."""
+    kept_before_suspension: dict[str, int] = field(default_factory=dict)
     """Bytes that the line kept before its frame was suspended."""
     began: float = 0.0
 
-    def fold(self, peaks: dict[str, int]) -> None:
+    def raise_peaks(self, peaks: dict[str, int]) -> None:
+        """Raise the peaks of the line to higher ones."""
         for device, peak in peaks.items():
             self.peaks[device] = max(peak, self.peaks.get(device, 0))
 
@@ -119,7 +123,7 @@ class Tracer:
         """Blocks by the identity of a function's code; the code is kept, so that the identity is
         not reused.
         """
-        self._frames: list[_Visit] = []
+        self._visits: list[_Visit] = []
         self._suspended: dict[int, tuple[int | None, dict[str, int]]] = {}
         """The line of each frame that was left, and the bytes that this run of it has kept so far.
         """
@@ -129,14 +133,14 @@ class Tracer:
         self._began = 0.0
         self._trim_seconds = 0.0
         self._thread = threading.get_ident()
-        self._on = False
+        self._is_tracing = False
 
     def add(self, title: str, code: CodeType) -> None:
         """Follow ``code`` and all code defined inside it, unless it is followed already."""
         if id(code) in self._followed or code.co_filename == self._cell_file:
             return
         block = len(self.record.blocks)
-        for inner_code in _with_inner(code):
+        for inner_code in _codes_in(code):
             self._followed[id(inner_code)] = (block, inner_code)
         try:
             lines, first = inspect.getsourcelines(code)
@@ -150,9 +154,9 @@ class Tracer:
         """Trace the calls of this thread."""
         self._began = time.perf_counter()
         self._span = self._meter.span()
-        self._before = sys.gettrace()
-        self._on = True
-        sys.settrace(self._call)
+        self._earlier_trace_function = sys.gettrace()
+        self._is_tracing = True
+        sys.settrace(self._trace_call)
 
     @property
     def has_started(self) -> bool:
@@ -163,11 +167,11 @@ class Tracer:
         """Restore the earlier trace function, unless another one was set since; can be called
         again.
         """
-        if not self._on:
+        if not self._is_tracing:
             return
-        self._on = False
-        if sys.gettrace() == self._call:
-            sys.settrace(self._before)
+        self._is_tracing = False
+        if sys.gettrace() == self._trace_call:
+            sys.settrace(self._earlier_trace_function)
         elif threading.get_ident() == self._thread and not self.record.error:
             self.record.error = "the code has set another trace function (sys.settrace)"
 
@@ -175,10 +179,10 @@ class Tracer:
         """Stop, end running lines, and return the costs."""
         self.stop()
         now = time.perf_counter()
-        after = self._lap()
-        while self._frames:
-            self._end(after, now)
-            self._frames.pop()
+        after = self._read_memory()
+        while self._visits:
+            self._end_line(after, now)
+            self._visits.pop()
         self.drop()
         self.record.seconds = now - self._began
         return self.record
@@ -191,9 +195,9 @@ class Tracer:
 
     # -- the trace function ----------------------------------------------------------------------
 
-    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+    def _trace_call(self, frame: FrameType, event: str, _: Any) -> Any:
         """Enter a measured block of code; the trace function of each call."""
-        if not self._on or event != "call":
+        if not self._is_tracing or event != "call":
             return None
         code = frame.f_code
         block = self._block_of(code)
@@ -201,19 +205,21 @@ class Tracer:
             return None
         is_resumed = code.co_flags & _SUSPENDS and frame.f_lineno > code.co_firstlineno
         line = frame.f_lineno if is_resumed else None
-        self._guarded(self._enter, frame, block, line)
-        return self._line
+        self._run_timed(self._enter_frame, frame, block, line)
+        return self._trace_line
 
-    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not self._on:
+    def _trace_line(self, frame: FrameType, event: str, _: Any) -> Any:
+        """End and begin lines; the trace function of a followed frame."""
+        if not self._is_tracing:
             return None
         if event == "line":
-            self._guarded(self._next_line, frame, frame.f_lineno)
+            self._run_timed(self._next_line, frame, frame.f_lineno)
         elif event == "return":
-            self._guarded(self._leave, frame)
-        return self._line
+            self._run_timed(self._leave_frame, frame)
+        return self._trace_line
 
-    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
+    def _run_timed(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Run our own work and count its time; stop measuring if it fails."""
         now = time.perf_counter()
         try:
             action(now, *arguments)
@@ -223,6 +229,7 @@ class Tracer:
         self.record.own_seconds += time.perf_counter() - now
 
     def _block_of(self, code: CodeType) -> int | None:
+        """Return the number of the block to which code belongs; None if it is not followed."""
         if id(code) in self._followed:
             block, _ = self._followed[id(code)]
             return block
@@ -230,30 +237,30 @@ class Tracer:
 
     # -- bookkeeping -----------------------------------------------------------------------------
 
-    def _enter(self, now: float, frame: FrameType, block: int, line: int | None) -> None:
+    def _enter_frame(self, now: float, frame: FrameType, block: int, line: int | None) -> None:
         """Enter a frame, or resume a suspended generator or coroutine in ``line``."""
-        self._frames.append(_Visit(id(frame), block))
-        suspended_line, carried = self._suspended.pop(id(frame), (None, {}))
+        self._visits.append(_Visit(id(frame), block))
+        suspended_line, kept_before_suspension = self._suspended.pop(id(frame), (None, {}))
         if line is None or self._is_measured_already((block, line)):
             return
-        self._begin(line, self._lap(), now)
+        self._begin_line(line, self._read_memory(), now)
         if suspended_line == line:
-            self._frames[-1].carried = carried
+            self._visits[-1].kept_before_suspension = kept_before_suspension
 
     def _next_line(self, now: float, frame: FrameType, line: int) -> None:
         """End the measurement of the line before, and begin that of a new line."""
         if not self._unwind_to(frame):
             return
-        key = self._frames[-1].block, line
+        key = self._visits[-1].block, line
         cost = self.record.costs.setdefault(key, LineCost())
         cost.hits += 1
         if cost.hits > MOST_RUNS and cost.seconds < _SHORT_SECONDS * cost.hits:
             self._often_run.add(key)
         if self._is_measured_already(key):
             return
-        after = self._lap()
-        self._end(after, now)
-        self._begin(line, after, now)
+        after = self._read_memory()
+        self._end_line(after, now)
+        self._begin_line(line, after, now)
 
     def _is_measured_already(self, key: Key) -> bool:
         """Return True if a run of a line belongs to the measurement of the innermost line.
@@ -268,7 +275,7 @@ class Tracer:
         if key not in self._often_run:
             return False
         measured: Key | None = None
-        for visit in reversed(self._frames):
+        for visit in reversed(self._visits):
             if visit.line is not None:
                 measured = visit.block, visit.line
                 break
@@ -277,39 +284,41 @@ class Tracer:
         self.record.measured_together.setdefault(measured, set()).add(key)
         return True
 
-    def _leave(self, now: float, frame: FrameType) -> None:
+    def _leave_frame(self, now: float, frame: FrameType) -> None:
         """Leave the running frame: it returns, is suspended, or raises."""
         if not self._unwind_to(frame):
             return
-        visit = self._frames[-1]
+        visit = self._visits[-1]
         if visit.line is None:  # its lines are measured with one of its caller
-            self._frames.pop()
+            self._visits.pop()
             return
-        after = self._lap()
+        after = self._read_memory()
         if frame.f_code.co_flags & _SUSPENDS:
-            carried: dict[str, int] = {}
+            kept_before_suspension: dict[str, int] = {}
             for device, size in after.items():
                 kept_bytes = size - visit.before.get(device, 0)
-                carried[device] = kept_bytes + visit.carried.get(device, 0)
-            self._suspended[id(frame)] = visit.line, carried
-        self._end(after, now)
-        self._frames.pop()
+                kept_before_suspension[device] = kept_bytes + visit.kept_before_suspension.get(
+                    device, 0
+                )
+            self._suspended[id(frame)] = visit.line, kept_before_suspension
+        self._end_line(after, now)
+        self._visits.pop()
 
     def _unwind_to(self, frame: FrameType) -> bool:
         """Remove frames above ``frame``, whose end was missed; return False if ``frame`` was never
         entered.
         """
         wanted = id(frame)
-        if self._frames and self._frames[-1].frame_id == wanted:  # nearly always
+        if self._visits and self._visits[-1].frame_id == wanted:  # nearly always
             return True
-        if all(visit.frame_id != wanted for visit in self._frames):
+        if all(visit.frame_id != wanted for visit in self._visits):
             return False
-        while self._frames[-1].frame_id != wanted:
-            self._end(self._lap(), time.perf_counter())
-            self._frames.pop()
+        while self._visits[-1].frame_id != wanted:
+            self._end_line(self._read_memory(), time.perf_counter())
+            self._visits.pop()
         return True
 
-    def _lap(self) -> dict[str, int]:
+    def _read_memory(self) -> dict[str, int]:
         """Return each device's bytes, and count the peak since the last lap for the running line.
 
         Free heap pages are freed first, mostly in microseconds; else lines that reuse them would
@@ -323,46 +332,46 @@ class Tracer:
             emptying.trim_host_heap()
             self._trim_seconds += time.perf_counter() - began
         usages = self._span.lap()
-        running = self._visits_of_lines()
+        running = self._visits_in_a_line()
         if running:
-            running[-1].fold({usage.device: usage.peak_bytes for usage in usages})
+            running[-1].raise_peaks({usage.device: usage.peak_bytes for usage in usages})
         return {usage.device: usage.after_bytes for usage in usages}
 
-    def _visits_of_lines(self) -> list[_Visit]:
+    def _visits_in_a_line(self) -> list[_Visit]:
         """Return the frames that are in a line, the innermost last."""
-        return [visit for visit in self._frames if visit.line is not None]
+        return [visit for visit in self._visits if visit.line is not None]
 
-    def _begin(self, line: int, now_bytes: dict[str, int], now: float) -> None:
+    def _begin_line(self, line: int, now_bytes: dict[str, int], now: float) -> None:
         """Begin a line of the innermost frame."""
-        visit = self._frames[-1]
+        visit = self._visits[-1]
         visit.line = line
         visit.before = now_bytes
         visit.peaks = dict(now_bytes)
-        visit.carried = {}
+        visit.kept_before_suspension = {}
         visit.began = now - self.record.own_seconds  # the clock stops while we measure
 
-    def _end(self, after: dict[str, int], now: float) -> None:
+    def _end_line(self, after: dict[str, int], now: float) -> None:
         """End the line of the innermost frame, and add its cost."""
-        visit = self._frames[-1]
+        visit = self._visits[-1]
         line = visit.line
         visit.line = None
         if line is None:
             return
-        outer = self._visits_of_lines()
+        outer = self._visits_in_a_line()
         if outer:
-            outer[-1].fold(visit.peaks)
+            outer[-1].raise_peaks(visit.peaks)
         # In a recursion, only the outermost call counts.
         if all((other.block, other.line) != (visit.block, line) for other in outer):
             cost = self.record.costs.setdefault((visit.block, line), LineCost())
             cost.add(visit, after, now - self.record.own_seconds - visit.began)
 
 
-def _with_inner(code: CodeType) -> Iterator[CodeType]:
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
     """Yield code, and that of functions, classes and comprehensions in it."""
     yield code
     for constant in code.co_consts:
         if type(constant) is CodeType:
-            yield from _with_inner(constant)
+            yield from _codes_in(constant)
 
 
 def code_of(value: Any) -> CodeType | None:

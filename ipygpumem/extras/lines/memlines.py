@@ -78,7 +78,7 @@ def of_cell(app: App, options: Options) -> list[Report]:
     for word in options.f:
         for name in word.split(","):
             if name and name.partition(".")[0] not in defined_here:
-                tracer.add(name, _code_called(name, namespace))
+                tracer.add(name, _code_of_function(name, namespace))
 
     def finish() -> list[Report]:
         if not tracer.has_started:
@@ -130,7 +130,7 @@ def _cell_block(file: str, cell: Cell) -> CodeBlock:
     return CodeBlock("cell", 1, tuple(lines))
 
 
-def _code_called(name: str, namespace: dict[str, Any]) -> CodeType:
+def _code_of_function(name: str, namespace: dict[str, Any]) -> CodeType:
     """Return the code of the function or method called ``name``.
 
     Raises:
@@ -168,7 +168,7 @@ def _code_called(name: str, namespace: dict[str, Any]) -> CodeType:
 
 def lines_report(record: LinesRecord, order: str) -> Report:
     """Return one table per block, in the order of lines or of cost, the most expensive first."""
-    devices = _devices(record)
+    devices = _devices_changed(record)
     blocks_that_ran = {block for block, _ in record.costs}
     notes = []
     if record.error:
@@ -179,7 +179,7 @@ def lines_report(record: LinesRecord, order: str) -> Report:
             tables.append(_table_of_block(record, number, devices, order))
         else:
             notes.append(f"{clean(block.title)} did not run")
-    notes += _together_notes(record)
+    notes += _notes_on_runs_together(record)
     if record.untrimmed:
         times = count(record.untrimmed, "time")
         notes.append(
@@ -192,7 +192,7 @@ def lines_report(record: LinesRecord, order: str) -> Report:
     return Report("memlines", headline, notes, tables)
 
 
-def _together_notes(record: LinesRecord) -> list[str]:
+def _notes_on_runs_together(record: LinesRecord) -> list[str]:
     """Return a note for each line whose figures include runs that were not measured one by one."""
     notes = []
     for (block, line), keys in sorted(record.measured_together.items()):
@@ -208,7 +208,7 @@ def _together_notes(record: LinesRecord) -> list[str]:
     return notes
 
 
-def _devices(record: LinesRecord) -> list[str]:
+def _devices_changed(record: LinesRecord) -> list[str]:
     """Return the devices whose memory the lines changed, the host first."""
     devices = set[str]()
     for cost in record.costs.values():
@@ -228,7 +228,9 @@ def _table_of_block(record: LinesRecord, number: int, devices: list[str], order:
         lines.update(range(block.first_line, block.first_line + len(block.source)))
     ordered = sorted(lines)
     if order != "line":
-        ordered = sorted(costs, key=lambda line: _figure(costs[line], order), reverse=True)
+        ordered = sorted(
+            costs, key=lambda line: _figure_to_sort_by(costs[line], order), reverse=True
+        )
     figures = []
     for device in devices:
         figures += [f"{device_label(device)} kept", f"{device_label(device)} peak"]
@@ -239,7 +241,7 @@ def _table_of_block(record: LinesRecord, number: int, devices: list[str], order:
     return Table(title, columns, rows, set(columns[:-1]), {"source"})
 
 
-def _figure(cost: LineCost, order: str) -> float:
+def _figure_to_sort_by(cost: LineCost, order: str) -> float:
     """Return the figure of a line that ``--sort`` asks for: of memory, that of the device where it
     is highest.
     """

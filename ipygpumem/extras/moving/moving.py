@@ -79,13 +79,13 @@ def purge(model: object, optimizer: object = None) -> PurgeRecord:
     offload = Offload(given, "purge")
     meter = current_traces().meter
     before = bytes_reserved(meter.now())
-    shared_note = offload.leave()
+    shared_note = offload.move_to_host()
     stay_note = ""
     try:
         free_now(meter, garbage_here())
     finally:
-        stay_note = offload.come_back()
-        _warn(stay_note)
+        stay_note = offload.move_back()
+        _warn_if_any(stay_note)
     notes = [shared_note, stay_note]
     if not offload.size_bytes:
         notes = [shared_note, "no parameter, buffer or gradient of it is on a device"]
@@ -165,7 +165,7 @@ class Offload:
             raise GpuMemError(f"{what} moves torch modules, but torch is not loaded")
         self._modules = list[Any]()
         self._optimizers = list[Any]()
-        self._sort_by_type(given)
+        self._set_modules_and_optimizers(given)
         number = len(self._modules) + len(self._optimizers)
         if number < len(given) or not self._modules:
             raise GpuMemError(_refusal(given, what))
@@ -178,25 +178,27 @@ class Offload:
                     )
         self._what = what
         self._pieces: list[_Piece] | None = None
+        """The memory that is on the host; None outside the block."""
         self._on_device_again: list[weakref.ref[Any]] = []
         """Weak references to the given modules and optimizers while they are back on the device."""
         self.size_bytes = 0
         """Bytes moved."""
 
-    def _sort_by_type(self, given: Sequence[Any]) -> None:
+    def _set_modules_and_optimizers(self, given: Sequence[Any]) -> None:
+        """Set the modules and optimizers to move, from both in any order."""
         self._modules = [item for item in given if _is_module(item)]
         self._optimizers = [item for item in given if _is_optimizer(item)]
 
     def __enter__(self) -> Offload:
         """Move everything to the host; after an error nothing has been moved."""
-        _warn(self.leave())
+        _warn_if_any(self.move_to_host())
         return self
 
     def __exit__(self, *error: object) -> None:
         """Move everything back; if it does not fit, it stays on the host with a warning."""
-        _warn(self.come_back())
+        _warn_if_any(self.move_back())
 
-    def leave(self) -> str:
+    def move_to_host(self) -> str:
         """Move everything to the host, and return a note for the user; after an error nothing has
         been moved.
         """
@@ -206,9 +208,9 @@ class Offload:
                 "this offload is open already: call ipygpumem.offload(model) for another"
             )
         if self._on_device_again:  # a second block with the same object
-            self._sort_by_type(self._given_again())
+            self._set_modules_and_optimizers(self._modules_and_optimizers_of_block())
             self._on_device_again = []
-        with interrupts.deferred() as struck, _quiet():
+        with interrupts.deferred() as struck, _without_users_code():
             pieces = self._pieces_on_devices()
             self.size_bytes = sum(piece.size_bytes for piece in pieces)
             _copy_out(pieces)
@@ -219,10 +221,10 @@ class Offload:
                     for piece in pieces:
                         piece.empty()
                 except BaseException:  # such as an exception from the user's handler of a signal
-                    _warn(self.come_back())
+                    _warn_if_any(self.move_back())
                     raise
         if struck:
-            _warn(self.come_back())
+            _warn_if_any(self.move_back())
             raise KeyboardInterrupt
         shared_bytes = sum(piece.size_bytes for piece in pieces if piece.is_shared)
         if not shared_bytes:
@@ -230,7 +232,7 @@ class Offload:
         why = "a graph or another library uses that memory"
         return f"{format_bytes(shared_bytes)} stay on the device as well: {why}"
 
-    def _given_again(self) -> list[Any]:
+    def _modules_and_optimizers_of_block(self) -> list[Any]:
         """Return the modules and optimizers of an earlier block, if all are still alive."""
         given = [reference() for reference in self._on_device_again]
         if any(item is None for item in given):
@@ -239,16 +241,16 @@ class Offload:
             )
         return given
 
-    def come_back(self) -> str:
+    def move_back(self) -> str:
         """Move everything back, and return why some of it is still on the host."""
         pieces = self._pieces or []
         self._pieces = None
         note = ""
-        with interrupts.deferred() as struck, _quiet():
-            candidates = self._belonging_tensors(pieces)
+        with interrupts.deferred() as struck, _without_users_code():
+            candidates = self._tensors_by_owner(pieces)
             homes = _homes_of(pieces)
             pieces = _without_replaced(pieces)
-            strays = _strays(candidates, homes, pieces)
+            left_on_host = _tensors_left_on_host(candidates, homes, pieces)
             self._on_device_again = [
                 weakref.ref(item) for item in (*self._modules, *self._optimizers)
             ]
@@ -257,10 +259,10 @@ class Offload:
             try:
                 for piece in pieces:
                     piece.fill()
-                copies = [(tensor, tensor.data.to(home)) for tensor, home in strays]
+                copies = [(tensor, tensor.data.to(home)) for tensor, home in left_on_host]
                 _synchronize(pieces)
             except RuntimeError as error:  # out of memory, most likely
-                note = _stay_note(pieces, error)
+                note = _note_on_staying(pieces, error)
                 for piece in pieces:
                     piece.empty()
             else:
@@ -269,7 +271,7 @@ class Offload:
                 for tensor, copy in copies:
                     tensor.data = copy
         if struck:
-            _warn(note)
+            _warn_if_any(note)
             raise KeyboardInterrupt
         return note
 
@@ -293,7 +295,7 @@ class Offload:
         for tensor in tensors.values():
             for key in reader.memory(tensor).storages.keys() & storages.keys():
                 tensors_by_storage[key].append(tensor)
-        self._refuse_odd(own_tensors, tensors_by_storage, reader)
+        self._refuse_unmovable(own_tensors, tensors_by_storage, reader)
         if any(map(private_pools, {storage.device.type for storage in storages.values()})):
             raise GpuMemError("a captured CUDA graph may use these addresses: nothing was moved")
         hidden_users = _HiddenUsers(list(tensors.values()), reader)
@@ -304,20 +306,20 @@ class Offload:
             pieces.append(_Piece(storage, storage.nbytes(), sharers, is_shared))
         return sorted(pieces, key=lambda piece: -piece.size_bytes)
 
-    def _refuse_odd(
+    def _refuse_unmovable(
         self, own_tensors: list[Any], tensors_by_storage: dict[int, list[Any]], reader: Reader
     ) -> None:
         """Raise GpuMemError if a tensor on a device cannot be pointed to other memory."""
         on_accelerators = [
             tensor for tensor in own_tensors if reader.memory(tensor).device not in ("cpu", "meta")
         ]
-        odd_tensors = set[int]()
+        unmovable_ids = set[int]()
         for tensor in itertools.chain(on_accelerators, *tensors_by_storage.values()):
             if not _is_plain(tensor, reader):
-                odd_tensors.add(id(tensor))
-        if odd_tensors:
+                unmovable_ids.add(id(tensor))
+        if unmovable_ids:
             raise GpuMemError(
-                f"{self._what} cannot move {len(odd_tensors)} of its tensors (sparse, quantized, "
+                f"{self._what} cannot move {len(unmovable_ids)} of its tensors (sparse, quantized, "
                 "nested, conjugated or wrapped): nothing was moved"
             )
 
@@ -332,9 +334,11 @@ class Offload:
                 tensors.append(item)
         return tensors
 
-    def _belonging_tensors(self, pieces: Iterable[_Piece]) -> list[tuple[int, Any]]:
-        """Return the tensors of ``pieces``, their gradients and the states of optimizers, each with
-        the id of the tensor to whose device it belongs.
+    def _tensors_by_owner(self, pieces: Iterable[_Piece]) -> list[tuple[int, Any]]:
+        """Return the tensors that may have to move back, each after the id of its owner.
+
+        The owner is a tensor of ``pieces``: the tensor itself, the parameter of a gradient, or that
+        of an optimizer's state. Its device is the tensor's, too.
         """
         pairs: list[tuple[int, Any]] = []
         for piece in pieces:
@@ -408,6 +412,7 @@ class _Piece:
     """Its bytes on the host, as a storage."""
 
     def copy_out(self) -> None:
+        """Copy the bytes to the host."""
         torch: Any = sys.modules["torch"]
         self.host = torch.empty(self.size_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
         _as_bytes(self.host).copy_(_as_bytes(self.storage))
@@ -419,15 +424,20 @@ class _Piece:
         _as_bytes(self.storage).copy_(_as_bytes(self.host))
 
     def empty(self) -> None:
+        """Free the memory on the device, unless other code uses it."""
         if not self.is_shared:
             self.storage.resize_(0)
 
     def point_to(self, storage: Any) -> None:
+        """Point all tensors to a storage."""
         for tensor in self.tensors:
-            _point(tensor, storage)
+            _point_tensor(tensor, storage)
 
     def point_home(self) -> None:
-        """Point the tensors to the device; the host's bytes live as long as they may be viewed."""
+        """Point the tensors to the device again.
+
+        The bytes on the host live as long as a NumPy array may view them.
+        """
         self.point_to(self.storage)
         if not self.host.resizable():
             # a NumPy array may view the bytes, and it keeps only the tensor alive
@@ -458,14 +468,14 @@ def _without_replaced(pieces: Sequence[_Piece]) -> list[_Piece]:
     return [piece for piece in pieces if piece.tensors]
 
 
-def _strays(
+def _tensors_left_on_host(
     candidates: Iterable[tuple[int, Any]], homes: dict[int, Any], pieces: Iterable[_Piece]
 ) -> list[tuple[Any, Any]]:
     """Return the tensors that were made or replaced on the host during a block, each with the
-    device to which it belongs.
+    device to which it is to move.
 
     Args:
-        candidates: values, each with the id of the tensor to whose device it belongs.
+        candidates: values, each after the id of its owner (see ``_tensors_by_owner``).
         homes: the devices of the tensors that were moved, by id.
         pieces: the pieces that are moved back.
     """
@@ -473,20 +483,22 @@ def _strays(
     moved_back = set[int]()
     for piece in pieces:
         moved_back.update(map(id, piece.tensors))
-    strays: dict[int, tuple[Any, Any]] = {}
+    left_on_host: dict[int, tuple[Any, Any]] = {}
     for owner_id, item in candidates:
         if owner_id not in homes or id(item) in moved_back or not is_instance(item, base):
             continue
         if item.device.type == "cpu":
-            strays[id(item)] = (item, homes[owner_id])
-    return list(strays.values())
+            left_on_host[id(item)] = (item, homes[owner_id])
+    return list(left_on_host.values())
 
 
 def _is_module(item: object) -> bool:
+    """Return True for a module of torch."""
     return is_of_library(item, "torch.nn", "Module")
 
 
 def _is_optimizer(item: object) -> bool:
+    """Return True for an optimizer of torch."""
     return is_of_library(item, "torch.optim", "Optimizer")
 
 
@@ -542,13 +554,14 @@ def _is_plain(tensor: Any, reader: Reader) -> bool:
     return reader.memory(tensor).is_plain
 
 
-def _warn(note: str) -> None:
+def _warn_if_any(note: str) -> None:
+    """Warn the user, unless the note is empty."""
     if note:
         warnings.warn(f"ipygpumem: {note}", RuntimeWarning, stacklevel=3)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _without_users_code() -> Iterator[None]:
     """Open a block in which tensors are read and moved without user code and without autograd."""
     torch: Any = sys.modules["torch"]
     with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
@@ -563,12 +576,12 @@ def _tensors_of(modules: Iterable[Any]) -> Iterator[Any]:
         yield from model.buffers()
         for module in model.modules():
             for value in list((instance_dict(module) or {}).values()):
-                for item in (value, *_items(value)):
+                for item in (value, *_items_of_container(value)):
                     if is_instance(item, base):
                         yield item
 
 
-def _items(value: object) -> Iterable[object]:
+def _items_of_container(value: object) -> Iterable[object]:
     """Return the items of a built-in container."""
     if type(value) is dict:
         return list(value.values())
@@ -615,7 +628,7 @@ def _point_to_host(pieces: Sequence[_Piece]) -> None:
         raise
 
 
-def _stay_note(pieces: Iterable[_Piece], error: RuntimeError) -> str:
+def _note_on_staying(pieces: Iterable[_Piece], error: RuntimeError) -> str:
     """Return a note about bytes that did not fit back."""
     size = sum(piece.size_bytes for piece in pieces)
     if not size:
@@ -648,7 +661,7 @@ def _as_bytes(storage: Any) -> Any:
     return view.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-def _point(tensor: Any, storage: Any) -> None:
+def _point_tensor(tensor: Any, storage: Any) -> None:
     """Point a tensor to another storage, with its own shape, strides and offset."""
     torch: Any = sys.modules["torch"]
     base = torch.Tensor

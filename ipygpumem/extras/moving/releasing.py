@@ -111,7 +111,7 @@ def _is_released(item: object) -> bool:
     return _SAYS in (instance_dict(item) or {})
 
 
-def _refuse_if_odd(name: str, item: object) -> None:
+def _refuse_if_not_emptiable(name: str, item: object) -> None:
     """Raise GpuMemError if an object cannot be emptied."""
     is_named = name != type_name(item)
     what = f"`{name}` ({type_name(item)})" if is_named else f"the {name}"
@@ -123,7 +123,7 @@ def _refuse_if_odd(name: str, item: object) -> None:
     library = module_of(item).partition(".")[0]
     if library in TOOLS:
         raise GpuMemError(f"{what} cannot be released: it is a part of {library}")
-    if attributes is None or _is_built_in(item, library) or _has_end(item):
+    if attributes is None or _is_built_in(item, library) or _has_finalizer(item):
         hint = ": delete its name instead" if is_named else ""
         raise GpuMemError(f"{what} cannot be emptied{hint}")
 
@@ -135,7 +135,7 @@ def _is_built_in(item: object, library: str) -> bool:
     return solid_base(type(item)) is not object or is_instance(item, Enum)
 
 
-def _has_end(item: object) -> bool:
+def _has_finalizer(item: object) -> bool:
     """Return True if an object has a ``__del__``, which would fail once its attributes are gone."""
     return any("__del__" in class_dict(base) for base in type.mro(type(item)))
 
@@ -197,7 +197,7 @@ def release(*objects: object) -> ReleaseRecord:
     # if all of them were released before, the first one's error says where
     named = [(name, item) for name, item in named if not _is_released(item)] or named
     for name, item in named:
-        _refuse_if_odd(name, item)
+        _refuse_if_not_emptiable(name, item)
     parts = _watched_parts(named)
 
     def empty() -> None:
@@ -206,7 +206,7 @@ def release(*objects: object) -> ReleaseRecord:
 
     steps, freed = free_now(current_traces().meter, garbage_here(), ("references", empty))
     roots = Roots if app is None else app.experiments.survivors.roots
-    freed_parts, left = _freed_and_left(parts, roots)
+    freed_parts, left = _freed_and_live_rows(parts, roots)
     trim_host_heap()  # frees the memory of the search for holders
     names = tuple(name for name, _ in named)
     return ReleaseRecord(names, where, freed_parts, left, freed, tuple(steps), notes)
@@ -265,12 +265,12 @@ def _watched_parts(named: Sequence[tuple[str, object]]) -> list[_WatchedPart]:
     for _, item in named:
         search.pass_over(item)  # parts that lead back to it do not count
     for owner_name, owner in named:
-        for name, value in sorted(_parts_with_names(owner_name, owner), key=_rank):
+        for name, value in sorted(_parts_with_names(owner_name, owner), key=_order_of_examination):
             arrays = list[_WatchedArray]()
             for item, array in search.find(value):
                 arrays.append(_WatchedArray(watch(item), array))
-                for gradient, its_array in _gradient(item, search):
-                    arrays.append(_WatchedArray(watch(gradient), its_array))
+                for gradient, array_of_gradient in _arrays_of_gradient(item, search):
+                    arrays.append(_WatchedArray(watch(gradient), array_of_gradient))
             if arrays:
                 is_array = describe(value) is not None
                 described = partial(summed, name, type_name(value), alone=is_array)
@@ -278,7 +278,7 @@ def _watched_parts(named: Sequence[tuple[str, object]]) -> list[_WatchedPart]:
     return parts
 
 
-def _rank(part: tuple[str, object]) -> int:
+def _order_of_examination(part: tuple[str, object]) -> int:
     """Return the position of a part in the order of examination."""
     _, value = part
     for position, (library, name) in enumerate(_KINDS):
@@ -287,8 +287,10 @@ def _rank(part: tuple[str, object]) -> int:
     return len(_KINDS)
 
 
-def _gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
-    """Return the gradient of a parameter, which the collector does not see."""
+def _arrays_of_gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
+    """Return the arrays of a tensor's gradient, each with its object; the collector does not see
+    the gradient.
+    """
     base: Any = library_type("torch", "Tensor")
     if base is None or not is_instance(item, base):
         return []
@@ -301,7 +303,7 @@ def _gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
     return list(search.find(gradient))
 
 
-def _freed_and_left(
+def _freed_and_live_rows(
     parts: Sequence[_WatchedPart], roots: Callable[[], Roots]
 ) -> tuple[tuple[RetainedArray, ...], tuple[RetainedArray, ...]]:
     """Return the freed arrays of each part, and the live ones with their holders, the largest

@@ -84,7 +84,8 @@ class Panel:
         self._feed = (lambda: None) if feed is None else weakref.ref(feed)
         self._reason = reason
 
-    def _open(self) -> Feed | None:
+    def _open_feed(self) -> Feed | None:
+        """Return the feed of the panel, unless it was closed."""
         feed = self._feed()
         if feed is None or feed.is_closed:
             return None
@@ -92,18 +93,18 @@ class Panel:
 
     def close(self) -> None:
         """Close the panel and all its views; afterwards it costs nothing."""
-        feed = self._open()
+        feed = self._open_feed()
         if feed is not None:
             feed.close()
 
     def __repr__(self) -> str:
         reason = self._reason
-        if self._open() is not None:
+        if self._open_feed() is not None:
             reason = "the panel: this front-end shows no widgets"
         return f"<{reason}>"
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
-        feed = self._open()
+        feed = self._open_feed()
         if feed is None:
             return {"text/plain": self._reason}
         bundle = feed.widget._repr_mimebundle_(**options)
@@ -137,10 +138,10 @@ class Feed:
         self._nvml = Nvml()
         self._rows: deque[dict[str, Any]] = deque(maxlen=_KEPT)
         self._state: dict[str, Any] = {}
-        self._sent: object = None
+        self._last_sent: object = None
         """The figures last sent, without times; None to send in any case."""
-        self._names: dict[str, Any] = {}
-        self._look_seconds = 0.0
+        self._largest_names: dict[str, Any] = {}
+        self._seconds_of_last_search = 0.0
         self._message = ""
         self._failure = ""
         self.is_closed = False
@@ -168,6 +169,7 @@ class Feed:
     # -- the figures, in the meter's thread ------------------------------------------------------
 
     def _tick(self) -> float:
+        """Send the figures, and return the seconds until the next time; a job of the worker."""
         try:
             self._request.run(self._send)
         except MemoryError:  # the cell is about to use all of it: the next one may succeed
@@ -193,9 +195,9 @@ class Feed:
             "is_running": running is not None,
             "cell": cell,
             "message": self._message,
-            "largest": self._names,
+            "largest": self._largest_names,
         }
-        if (figures, state) == self._sent:
+        if (figures, state) == self._last_sent:
             return
         now = time.time()
         row = {"time": now, "cell": None, "devices": figures}
@@ -204,7 +206,7 @@ class Feed:
         self._rows.append(row)
         self._state = {**state, "time": now, "seconds": seconds}
         self.widget.send({"rows": [row], "state": self._state})
-        self._sent = (figures, state)
+        self._last_sent = (figures, state)
 
     def _last_cell(self) -> tuple[int | None, float]:
         """Return the number of the last finished cell and the seconds it took."""
@@ -222,16 +224,16 @@ class Feed:
         if kind == "close":
             self.close()
         elif kind == "free":
-            self._free(content.get("cell"))
+            self._free_memory(content.get("cell"))
         elif kind == "views" and content.get("count"):
-            self._sent = None
+            self._last_sent = None
             worker.add(self._tick)
             worker.wake(self._tick)
         elif kind == "views":  # other pages answer if they show it
             worker.remove(self._tick)
             self.widget.send({"ask": True})
 
-    def _free(self, cell: int | None) -> None:
+    def _free_memory(self, cell: int | None) -> None:
         """Free as ``%gpumem free`` does, which deletes no name; not while a cell runs, whose frames
         may be needed.
 
@@ -244,7 +246,7 @@ class Feed:
         elif cell != self._last_cell()[0]:
             self._message = "not freed: a cell ran after the click"
         elif loop is not None and threading.current_thread() is not threading.main_thread():
-            loop.add_callback(self._free, cell)
+            loop.add_callback(self._free_memory, cell)
             return
         else:
             try:
@@ -274,8 +276,8 @@ class Feed:
         allowed.
         """
         most = max(_LOOK_SECONDS, _LOOK_SHARE * (perf_counter() - cell.measured.started))
-        if self._look_seconds > most:
-            self._look_seconds *= 0.9  # the heap may be smaller by now
+        if self._seconds_of_last_search > most:
+            self._seconds_of_last_search *= 0.9  # the heap may be smaller by now
             return
         started = thread_time()
 
@@ -286,12 +288,12 @@ class Feed:
         try:
             rows = largest_names(self._app.context.shell, progress=check).names
         except TimeoutError:
-            self._look_seconds = 2 * most
+            self._seconds_of_last_search = 2 * most
         except GpuMemError:  # torch traces the code
             pass
         else:
-            self._look_seconds = thread_time() - started
-            self._names = {"cell": cell.measured.number, "names": snapshot.names(rows)}
+            self._seconds_of_last_search = thread_time() - started
+            self._largest_names = {"cell": cell.measured.number, "names": snapshot.names(rows)}
 
     def cell_shown(self) -> None:
         """Do nothing."""

@@ -56,7 +56,7 @@ def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracke
         rows = whole(top, least=0)
     except UnitError as error:
         raise TraceError(f"top: {error}") from None
-    return Tracker(_writer(to), rows, silent=silent)
+    return Tracker(_function_that_writes(to), rows, silent=silent)
 
 
 @dataclass(frozen=True, repr=False)
@@ -188,7 +188,7 @@ def _code_place(caller: FrameType | None, cell: int | None) -> _CodePlace:
     )
 
 
-def _writer(to: Any) -> Callable[[Report], None]:
+def _function_that_writes(to: Any) -> Callable[[Report], None]:
     """Return a function that writes a report to ``to``; if that fails, it shows the report with the
     reason.
     """
@@ -207,7 +207,7 @@ def _writer(to: Any) -> Callable[[Report], None]:
         try:
             shown = text.render([report])
             if is_instance(destination, pathlib.PurePath):
-                _append(destination, shown + "\n")
+                _append_text(destination, shown + "\n")
             else:
                 # the caller of ``track``, which calls this
                 destination.info("%s", shown.rstrip(), stacklevel=3)
@@ -222,13 +222,14 @@ def _writable_file(path: str | pathlib.PurePath) -> pathlib.Path:
     """Return the absolute path of a file; FileError if it cannot be written."""
     try:
         file = pathlib.Path(path).expanduser().absolute()
-        _append(file, "")
+        _append_text(file, "")
     except (OSError, ValueError, RuntimeError) as error:
         raise FileError(f"the tracker's file cannot be written: {describe_error(error)}") from None
     return file
 
 
-def _append(path: pathlib.Path, shown: str) -> None:
+def _append_text(path: pathlib.Path, shown: str) -> None:
+    """Append text to a file; make the file if there is none."""
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(shown)
 
@@ -242,11 +243,11 @@ def tracker_report(record: TrackerRecord, *, top: int) -> Report:
         head.append(record.after)
     head += sizes(record.changed_bytes, format_change) or ["no change"]
     headline = clean(layout.SEPARATOR.join(head))
-    lines = [clean(line) for line in (*_totals(record), *record.notes)]
+    lines = [clean(line) for line in (*_device_lines(record), *record.notes)]
     return Report("tracker", headline, lines, changed_tables(record, top), records=[record])
 
 
-def _totals(record: TrackerRecord) -> Iterator[str]:
+def _device_lines(record: TrackerRecord) -> Iterator[str]:
     """Yield a line for each device in use: its tensors, other memory there, and the peak."""
     since = "since the tracker was made" if record.number == 1 else "since the last call"
     tensor_bytes = dict(record.tensor_bytes)

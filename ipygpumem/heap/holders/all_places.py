@@ -160,8 +160,10 @@ class AllPlaces:
         return Places(ways, max(0, len(chains) - _MOST_HOLDERS))
 
     def _chains_left_by(self, nearest: Way, targets: Sequence[object]) -> list[FoundChain]:
-        """Return the chains to some objects from their holders; of many only those that the line of
-        ``nearest`` leaves: it takes long to write each.
+        """Return the chains through the holders of the targets, without the chains inside a target.
+
+        Of many chains, only the chains that the line of ``nearest`` does not end are returned,
+        because it takes long to write each.
         """
         target_ids = set(map(id, targets))
         chains = list[FoundChain]()

@@ -91,7 +91,12 @@ class BackwardSearch:
         self._find_ways()
 
     def search_for_all(self, targets: Sequence[object], max_visits: int = MOST_VISITS) -> None:
-        """Go on until all holders of some objects are known."""
+        """Search on until all holders of some objects are known, and find the ways again.
+
+        Args:
+            targets: the objects; they need not be among the targets of the class.
+            max_visits: maximum number of objects to examine.
+        """
         self._for_all = True
         was_limited = self.is_limited
         unseen_targets = [target for target in targets if id(target) not in self.graph.objects]
@@ -150,8 +155,8 @@ class BackwardSearch:
     # -- levels -----------------------------------------------------------------------------------
 
     def _next_level(self, targets: list[int]) -> list[int]:
-        """Return the objects whose referrers are searched next: those that may lead from a variable
-        to a target.
+        """Return the objects whose referrers are searched next: the objects that may lead from a
+        variable to a target, or to a holder of one in a search ``for_all``.
         """
         candidates: Iterable[int]
         if self._for_all:
@@ -187,7 +192,7 @@ class BackwardSearch:
                 self._references_of_roots.append((values[key], key))
 
     def _record_referrers(self, level: list[int]) -> None:
-        """Record all objects that refer to those of a level."""
+        """Record all objects that refer to objects of a level, in ``graph`` or as roots."""
         self.graph.referrers.update((key, []) for key in level)
         objects = self._with_unknown_referrers(level)
         ids_with_referrer = set[int]()

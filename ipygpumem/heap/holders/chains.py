@@ -107,8 +107,8 @@ class HolderChains:
         return chains
 
     def _chain_through(self, key: int, holders: Holders) -> FoundChain | None:
-        """Return the chain through a holder, with those through its other items that lead to a
-        target; None if no root leads to it.
+        """Return the chain through a holder to a target, with the chains through the holder's other
+        items that lead to a target; None if no root leads to the holder.
 
         Args:
             key: identity of the holder.
@@ -184,8 +184,8 @@ class HolderChains:
                 yield from self._chains_of_attributes(steps, holders)
 
     def _chains_of_attributes(self, steps: Steps, holders: Holders) -> Iterator[Steps]:
-        """Yield a chain, or one for each attribute of the first object on it with a dict of these:
-        a library's object may lead to several targets.
+        """Yield a chain; if it leads through a dict, one chain for each value of the dict that
+        leads to a target: a library's object may have several of them as attributes.
         """
         for position, step in enumerate(steps[:-1]):
             if type(step) is dict:
@@ -195,8 +195,8 @@ class HolderChains:
         yield from self._chains_of_blocks(steps, holders)
 
     def _chains_of_blocks(self, steps: Steps, holders: Holders) -> Iterator[Steps]:
-        """Yield a chain, or one for each block of the first data frame on it: a column leaves with
-        its own block only.
+        """Yield a chain; if it leads through the blocks of a data frame, one chain for each block
+        that leads to a target: a column leaves with its own block only.
         """
         for position, step in enumerate(steps[:-1]):
             if are_blocks(step):
@@ -230,8 +230,8 @@ class HolderChains:
         return chains
 
     def _chains_of_elements(self, key: int, holders: Holders) -> list[Steps]:
-        """Return the chain from an object to a target, or one for each element if it is an array of
-        objects: the target dies only without all of these.
+        """Return the chain from an object to a target; from an array of objects, one chain for each
+        element that leads to a target, because the target dies only without all of them.
         """
         next_down = holders.next_down
         item = self._graph.objects[key]

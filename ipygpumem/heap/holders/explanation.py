@@ -176,7 +176,7 @@ class HolderSearch:
 
         Args:
             tensors: the tensors.
-            gradients: tells what may be cleared.
+            gradients: decides which modules and optimizers may clear their gradients.
         """
         for tensor in tensors:
             chain = self._search.graph.chain(tensor, self._search.up_to_roots)
@@ -233,8 +233,8 @@ class HolderSearch:
     def _nearest(
         self, next_up: NextUp, items: Sequence[object], *, object_id: int = 0
     ) -> tuple[Chain, Way] | None:
-        """Return the shortest chain from a root to one of some objects, and the way along it; None
-        if no root leads to them.
+        """Return the shortest chain from a root to one of the objects, and the way along it; None
+        if no root leads to any of them.
 
         Args:
             next_up: the ways from roots.

@@ -16,7 +16,6 @@ from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS
 from ipygpumem.heap.holders.explanation import (
     NOT_REACHED,
-    Explanation,
     HolderSearch,
     order_of_holder,
 )
@@ -120,9 +119,8 @@ def search_graph_holders(
     is_limited: bool,
     holders_that_free: Mapping[StorageKey, Holder] | None = None,
 ) -> tuple[dict[StorageKey, Holder], bool]:
-    """Return the holders of the ``missing`` storages that autograd keeps.
-
-    The second item is True if some holders may not have been reached: ``is_limited``, or now.
+    """Return the holders of the ``missing`` storages that autograd keeps, and True if some holders
+    may not have been reached: by an earlier search (``is_limited``), or by this one.
 
     Args:
         missing: the storages.
@@ -133,46 +131,66 @@ def search_graph_holders(
         holders_that_free: holders whose lines remove tensors from all places, by the tensors'
             storages: the gradients of these tensors die with them.
     """
-    candidates = with_graph_or_gradient(heap.tensors)
-    tensors_by_key = {object_key(tensor): [tensor] for tensor in candidates[:_MOST_OWNERS]}
-    search = HolderSearch(tensors_by_key, heap, roots, max_visits, of_graphs=True)
-    explanation = search.explain()
-    # A tensor saved by a graph may also be a Python object that only the graph refers to, which is
-    # no answer: only tensors with holders of their own are.
-    named = explanation.named
-    named_keys = sorted(named, key=lambda key: order_of_holder(named[key]))
-    named_tensors = [tensors_by_key[key][0] for key in named_keys]
-    keeper_by_storage, is_complete = keepers(named_tensors, missing)
+    tensors = _TensorsWithHolders(heap, roots, max_visits)
+    keeper_by_storage, are_all_seen = keepers(tensors.named, missing)
     in_graphs = [key for key, keeper in keeper_by_storage.items() if not keeper.is_by_gradient]
-    all_keepers_of = all_keepers(named_tensors, in_graphs)
+    all_keepers_of = all_keepers(tensors.named, in_graphs)
     owner_keys = _keys_of_owners(keeper_by_storage, all_keepers_of or {})
-    namer = _KeptStorages(
-        search,
-        _with_all_places(owner_keys, explanation, search),
+    kept_storages = _KeptStorages(
+        tensors.search,
+        tensors.holders_with_all_places_of(owner_keys),
         ClearableGradients(missing, roots.ages),
         holders_that_free or {},
     )
-    tensors_by_gradient = tensors_with_gradients(named_tensors, keeper_by_storage)
+    tensors_by_gradient = tensors_with_gradients(tensors.named, keeper_by_storage)
     holders = dict[StorageKey, Holder]()
     for key, keeper in keeper_by_storage.items():
         if keeper.is_by_gradient:
-            holders[key] = namer.holder_by_gradient(keeper, tensors_by_gradient[key])
+            holders[key] = kept_storages.holder_by_gradient(keeper, tensors_by_gradient[key])
         else:
             all_of_storage = None if all_keepers_of is None else all_keepers_of[key]
-            holders[key] = namer.holder_by_graph(keeper, all_of_storage)
-    if explanation.is_limited or not is_complete or len(candidates) > _MOST_OWNERS:
+            holders[key] = kept_storages.holder_by_graph(keeper, all_of_storage)
+    if tensors.is_limited or not are_all_seen:
         is_limited = True
     for key in _storages_in_cycles(heap, missing - keeper_by_storage.keys()):
         holders[key] = NOT_REACHED if is_limited else _CYCLE
     return holders, is_limited
 
 
-def _with_all_places(
-    keys: Set[StorageKey], explanation: Explanation, search: HolderSearch
-) -> dict[StorageKey, Holder]:
-    """Return the named holders of an explanation, with all places of the objects of some keys."""
-    removals = {key: removal for key, removal in explanation.removals.items() if key in keys}
-    return {**explanation.named, **search.holders_in_all_places(removals)}
+class _TensorsWithHolders:
+    """The tensors that have a graph or may have a gradient, and their holders.
+
+    A tensor that a graph has saved may also be a Python object to which only the graph refers: it
+    has no holder of its own, and is none.
+
+    Args:
+        heap: the live objects.
+        roots: the names and objects from which the user can reach objects.
+        max_visits: maximum number of objects to examine.
+
+    Attributes:
+        search: the search for the holders.
+        named: the tensors with a holder, the tensor with the best holder first.
+        is_limited: True if some tensors or holders may be missing.
+    """
+
+    def __init__(self, heap: Heap, roots: Roots, max_visits: int) -> None:
+        candidates = with_graph_or_gradient(heap.tensors)
+        tensors_by_key = {object_key(tensor): [tensor] for tensor in candidates[:_MOST_OWNERS]}
+        self.search = HolderSearch(tensors_by_key, heap, roots, max_visits, of_graphs=True)
+        self._explanation = self.search.explain()
+        holders = self._explanation.named
+        ordered_keys = sorted(holders, key=lambda key: order_of_holder(holders[key]))
+        self.named = [tensors_by_key[key][0] for key in ordered_keys]
+        self.is_limited = self._explanation.is_limited or len(candidates) > _MOST_OWNERS
+
+    def holders_with_all_places_of(self, keys: Set[StorageKey]) -> dict[StorageKey, Holder]:
+        """Return the holder of each tensor by the tensor's key. The holders of the tensors with the
+        keys ``keys`` name all places of these.
+        """
+        removals = self._explanation.removals
+        wanted = {key: removal for key, removal in removals.items() if key in keys}
+        return {**self._explanation.named, **self.search.holders_in_all_places(wanted)}
 
 
 def holders_of_saving_graphs(
@@ -186,12 +204,7 @@ def holders_of_saving_graphs(
     candidates = with_graphs(heap.tensors) if keys else []
     if len(candidates) > _MOST_GRAPHS:
         return {}
-    tensors_by_storage = dict[StorageKey, list[object]]()
-    for tensor in candidates:
-        keeper_by_storage, _ = keepers([tensor], keys)
-        for key, keeper in keeper_by_storage.items():
-            if not keeper.is_by_gradient:
-                tensors_by_storage.setdefault(key, []).append(tensor)
+    tensors_by_storage = _tensors_whose_graphs_saved(keys, candidates)
     tensors_by_key = dict[StorageKey, list[object]]()
     for tensors in tensors_by_storage.values():
         tensors_by_key.update((object_key(tensor), [tensor]) for tensor in tensors)
@@ -202,6 +215,21 @@ def holders_of_saving_graphs(
         tensor_keys = map(object_key, tensors)
         holders[key] = [named[tensor_key] for tensor_key in tensor_keys if tensor_key in named]
     return holders
+
+
+def _tensors_whose_graphs_saved(
+    keys: set[StorageKey], tensors: Sequence[object]
+) -> dict[StorageKey, list[object]]:
+    """Return the tensors whose graphs have saved each of some storages, but not the tensors on the
+    storage itself: ``exp`` saves its result.
+    """
+    tensors_by_storage = dict[StorageKey, list[object]]()
+    for tensor in tensors:
+        keeper_by_storage, _ = keepers([tensor], keys - {storage_key(tensor)})
+        for key, keeper in keeper_by_storage.items():
+            if not keeper.is_by_gradient:
+                tensors_by_storage.setdefault(key, []).append(tensor)
+    return tensors_by_storage
 
 
 def with_graph_holders(holder: Holder, of_graphs: Sequence[Holder]) -> Holder:
@@ -331,7 +359,13 @@ def _keys_of_owners(
     keeper_by_storage: Mapping[StorageKey, GraphKeeper],
     all_keepers_of: Mapping[StorageKey, Sequence[object]],
 ) -> set[StorageKey]:
-    """Return the keys of all tensors that must lose their graphs, so that these keep nothing."""
+    """Return the keys of all tensors that must lose their graphs, so that the graphs keep none of
+    the storages.
+
+    Args:
+        keeper_by_storage: one tensor that keeps each storage.
+        all_keepers_of: all tensors whose graphs keep each storage, as far as they are known.
+    """
     owner_keys = set[StorageKey]()
     for key, keeper in keeper_by_storage.items():
         if not keeper.is_by_gradient:
@@ -353,14 +387,13 @@ def _with_other_keepers(holder: Holder, owner: Holder, owners: Sequence[Holder])
     if len(remedies) < 2 or holder.remedy != owner.remedy:
         return holder
     path = f"{holder.path}, and {len(remedies) - 1} more"
-    cuts = list[Cut]()
-    line = ""
-    if all(remedy.is_simple for remedy in remedies):
-        cuts = _cuts_of(remedies)
-        line = statement_of(cuts)
-        if not line and len(remedies) <= _MOST_LINES:
-            cuts = []
-            line = in_sequence([remedy.line for remedy in remedies])
+    if not all(remedy.is_simple for remedy in remedies):
+        return replace(holder, path=path, remedy=_REMOVE_GRAPHS)
+    cuts = _cuts_of(remedies)
+    line = statement_of(cuts)
+    if not line and len(remedies) <= _MOST_LINES:
+        cuts = []
+        line = in_sequence([remedy.line for remedy in remedies])
     if not line:
         return replace(holder, path=path, remedy=_REMOVE_GRAPHS)
     remedy = Remedy(line, holder.remedy.comment, tuple(cuts))
@@ -368,7 +401,9 @@ def _with_other_keepers(holder: Holder, owner: Holder, owners: Sequence[Holder])
 
 
 def _cuts_of(remedies: Iterable[Remedy]) -> list[Cut]:
-    """Return the references that some lines remove; none if those of one line are not known."""
+    """Return the references that the lines of some remedies remove together; none if it is not
+    known for one of them.
+    """
     cuts = list[Cut]()
     for remedy in remedies:
         if not remedy.removed:
@@ -378,7 +413,9 @@ def _cuts_of(remedies: Iterable[Remedy]) -> list[Cut]:
 
 
 def _statement_on(path: str, ending: str) -> str:
-    """Return the code at a path with an ending; empty if there is no code."""
+    """Return the code for the object at the path of a holder, followed by an ending; empty if the
+    path is no code. An example is ``model.zero_grad()`` for "notebook variable model".
+    """
     code = path.removeprefix(NOTEBOOK)
     is_code = code != path or OUTPUT.match(code) is not None
     if is_code and ": " not in code and " (" not in code and "…" not in code:

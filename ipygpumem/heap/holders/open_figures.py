@@ -52,8 +52,13 @@ class OpenFigures:
         self._removed_as_whole.append(weakref.ref(figure))
 
     def inside_older(self, root: Root, steps: Steps, object_id: int) -> tuple[Root, Steps, int]:
-        """Return a chain that begins at pyplot so that it begins at its figure if that stays open;
-        any other chain as it is. Also return the number of steps that are left out.
+        """Return a chain with the number of its steps that are left out. A chain from pyplot
+        through a figure that stays open is returned from the figure on; any other chain as it is.
+
+        Args:
+            root: the root of the chain.
+            steps: the objects of the chain.
+            object_id: as in the class.
         """
         for position, item in enumerate(steps[:-1]):
             roots = self._figures.get(id(item))
@@ -70,7 +75,7 @@ class OpenFigures:
         object_id: int,
         rows: RowHolders | None,
     ) -> list[Way]:
-        """Return the ways to the open figures to close so that some objects die.
+        """Return the ways to the open figures that must be closed so that some objects die.
 
         Pyplot keeps these figures, with the axes in them, also if the objects are axes in a user's
         list. A figure stays if it is older, if it has much else or a name, or if ``nearest`` leads
@@ -84,7 +89,7 @@ class OpenFigures:
         """
         if not self._figures:
             return []
-        figures = self._figures_of(targets, nearest, object_id)
+        figures = self._figures_to_close(targets, nearest, object_id)
         if figures:
             for value in list(self._names.values()):
                 figures.pop(id(figure_of(value)), None)
@@ -94,25 +99,31 @@ class OpenFigures:
                 ways.append(self._writer.way(self._figures[key].closing, (figure,)))
         return ways
 
-    def _figures_of(
+    def _figures_to_close(
         self, targets: Sequence[object], nearest: Way, object_id: int
     ) -> dict[int, object]:
-        """Return the open figures around some targets that do not stay and through which the
-        nearest way does not lead, by identity.
+        """Return the open figures around some targets that may be closed so that these die, by
+        identity: figures that need not stay open, and through which the nearest way does not lead.
 
-        A line alone may have been drawn in an older figure, so it closes only the row's figure.
+        Args:
+            targets: the targets: figures, axes, other artists, and objects of other kinds.
+            nearest: the nearest way to one of them.
+            object_id: identity of the object of their row.
         """
-        on_the_way = {*nearest.step_ids, *(owner_id for owner_id, _ in nearest.removed_references)}
-        on_the_way.difference_update(map(id, targets))
+        ids_on_the_way = set(nearest.step_ids)
+        ids_on_the_way.update(owner_id for owner_id, _ in nearest.removed_references)
+        ids_on_the_way.difference_update(map(id, targets))
         figures = dict[int, object]()
         for target in targets:
             figure = figure_of(target)
-            may_close = are_axes(target) or id(figure) == object_id
-            if id(figure) not in self._figures or not (may_close or target is figure):
+            if id(figure) not in self._figures:
                 continue
-            if target is not figure and self.stays_open(figure, object_id):
-                continue
-            if on_the_way.isdisjoint(_around(target, figure)):
+            if target is not figure:
+                # Another artist, such as a line, may have been drawn in an older figure.
+                may_close = are_axes(target) or id(figure) == object_id
+                if not may_close or self.stays_open(figure, object_id):
+                    continue
+            if ids_on_the_way.isdisjoint(_around(target, figure)):
                 figures[id(figure)] = figure
         return figures
 

@@ -69,7 +69,7 @@ class ReceivedRecords:
         for position, item in enumerate(steps):
             if position == 0 or id(item) not in received_ids:
                 continue
-            if id(item) in target_ids:
+            if id(item) in target_ids:  # the record is itself an object to free
                 return None
             to_item = steps[: position + 1]
             way = self._writer.way(root, to_item)

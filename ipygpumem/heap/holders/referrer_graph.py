@@ -53,8 +53,8 @@ class ReferrerGraph:
             self.referrers[key].append(id(referrer))
 
     def leading_to(self, keys: Iterable[int], without: Iterable[int] = ()) -> list[int]:
-        """Return some objects, and all objects that lead to them; not the objects ``without``, and
-        none that leads to them only through these.
+        """Return the objects ``keys``, and all objects that lead to them. The objects ``without``
+        are left out, and so are objects that lead there only through them.
         """
         leading = list(keys)
         met = {*leading, *without}

@@ -21,7 +21,7 @@ from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.loggers import handlers_and_filters, loggers
 from ipygpumem.heap.paths.patches import started_patches
 from ipygpumem.heap.paths.roots import Rank, Root, RootOf
-from ipygpumem.heap.paths.task_endings import cancelling_timer, event_loops
+from ipygpumem.heap.paths.task_endings import event_loops, line_that_cancels_timer
 from ipygpumem.interrupts import original_handler
 from ipygpumem.introspect import (
     attribute_of,
@@ -109,7 +109,7 @@ class Registries:
             self.registered[id(logger)] = root
 
     def _add_signal_handlers(self) -> None:
-        """Add the functions that handle signals; only the interpreter refers to them."""
+        """Add the user's functions that handle signals: only the interpreter refers to them."""
         for number in signal.Signals:
             handler = original_handler(signal.getsignal(number))
             if not is_users_callable(handler):
@@ -120,10 +120,11 @@ class Registries:
             self.registered[id(handler)] = root
 
     def _add_tracers(self) -> None:
-        """Add the user's functions that trace or profile the code; only the interpreter refers to
+        """Add the user's functions that trace or profile the code: only the interpreter refers to
         them.
 
-        Those of debuggers and of coverage are left out: these would stop working unnoticed.
+        The functions of debuggers and of coverage are left out, because these tools would stop
+        working unnoticed.
         """
         for name in ("trace", "profile"):
             function = getattr(sys, f"get{name}")()
@@ -174,7 +175,7 @@ class Registries:
         queues = loaded_object("concurrent.futures.thread", "_threads_queues")
         self.hidden.add(id(attribute_of(queues, "data")))
         for timer in waiting_thread_timers():
-            self._add_timer(timer, f'the timer "{timer.name}"', cancelling_timer(timer))
+            self._add_timer(timer, f'the timer "{timer.name}"', line_that_cancels_timer(timer))
 
     def _add_timer(self, timer: object, text: str, call: str) -> None:
         """Add a timer.
@@ -190,7 +191,9 @@ class Registries:
         )
 
     def _add_patches(self) -> None:
-        """Add the patches of ``unittest.mock`` that were started; the class refers to them."""
+        """Add the patches of ``unittest.mock`` that were started: a class of the library refers to
+        them.
+        """
         kind = library_type("unittest.mock", "_patch")
         self.hidden.add(id(attribute_of(kind, "_active_patches")))
         for patch in started_patches():

@@ -1,5 +1,5 @@
-"""Plain data about a removal: the objects to remove so that the memory of a row is freed, and the
-ways through their holders.
+"""Plain data: the objects to remove so that the memory of a row is freed, and the ways through
+their holders.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ class RootFinder:
         """The threads that have not ended."""
 
     def read_values(self) -> None:
-        """Fill ``values`` with the objects that are in use now."""
+        """Fill ``values``: with the roots of registries, and of context variables and running
+        functions as they are now.
+        """
         self.values = dict(self._roots.registered)
         for variable in context_values(self._roots.names):
             self.values[id(variable.value)] = Root.of_context(variable)

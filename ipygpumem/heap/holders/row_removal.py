@@ -260,11 +260,17 @@ class RowRemovals:
         return len(elements) > 1 and len(leading) == len(elements)
 
     def _figure_around(self, root: Root, steps: Steps, row: Row) -> tuple[object, Way] | None:
-        """Note that the figure of the axes at which a chain ends is removed as a whole, and return
-        it with the way to these.
+        """Note that the figure around some axes is removed as a whole, and return it with the way
+        to the axes. An example is ``figures["loss"] = ax``.
 
-        Returns None if it is older than the row or has much else: then the artists in it are
-        removed. Each of its axes leads to all of it, so it dies only without all of them.
+        Returns None if the figure is older than the row or has much else: then artists are taken
+        out of it. All axes of a figure lead to the whole figure, so it dies only without all of
+        them.
+
+        Args:
+            root: the root of the chain to the axes.
+            steps: the objects of that chain, the axes last.
+            row: the row of the arrays in the figure.
         """
         axes = steps[-1]
         figure = figure_of(axes)
@@ -294,7 +300,7 @@ def _are_in_older_cells(row: Row, array: object, column: Way) -> bool:
 
 def _removal_by_copy(steps: Steps, row: Row, way: Way) -> Removal | None:
     """Return how to remove a whole row together with an object whose place a copy takes, such as an
-    estimator; None if no such object has all of it.
+    estimator (``clf = sklearn.base.clone(clf)``); None if no such object has the whole row.
 
     Args:
         steps: the steps to the nearest object that has all of the row's arrays.

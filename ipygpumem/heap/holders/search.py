@@ -52,9 +52,8 @@ def explain(
         max_visits: maximum number of objects to examine.
     """
     wanted = set(keys)
-    objects = {object_key(item): [item] for item in more}
-    # An array's memory belongs to a Python object, which lives as long as the memory does.
-    kept_by_python = {key for key in wanted if key[0] == "numpy"} | (objects.keys() - wanted)
+    further_objects = {object_key(item): item for item in more}
+    objects = {key: [item] for key, item in further_objects.items()}
     for key, item in objects_of_storages(heap, wanted):
         objects.setdefault(key, []).append(item)
     row_holders = RowHolders(rows or {}, heap, roots.namespaces)
@@ -78,27 +77,27 @@ def explain(
     saving_graphs = holders_of_saving_graphs(wanted - missing, heap, roots, max_visits)
     for key, graph_holders_of_key in saving_graphs.items():
         holders[key] = with_graph_holders(holders[key], graph_holders_of_key)
-    unknown = _unknown_holders(wanted, kept_by_python, is_limited=is_limited)
+    unknown = _unknown_holders(wanted, further_objects.keys() - wanted, is_limited=is_limited)
     return {**unknown, **explanation.unnamed, **holders}
 
 
 def _unknown_holders(
-    wanted: Set[StorageKey], kept_by_python: Set[StorageKey], *, is_limited: bool
+    storages: Set[StorageKey], objects: Set[StorageKey], *, is_limited: bool
 ) -> dict[StorageKey, Holder]:
-    """Return a holder in words for each storage and object, for those to which no search leads.
+    """Return, for each storage and object, the words to show if no search has found its holder.
 
     Args:
-        wanted: the storages.
-        kept_by_python: the storages that belong to Python objects, and the keys of the further
-            objects.
+        storages: the storages.
+        objects: the keys of the objects.
         is_limited: True if the search has not reached everything.
     """
     if is_limited:
-        return dict.fromkeys(wanted | kept_by_python, NOT_REACHED)
-    return {
-        **dict.fromkeys(wanted, NO_OBJECT),
-        **dict.fromkeys(kept_by_python, OUT_OF_SIGHT),
-    }
+        return dict.fromkeys(storages | objects, NOT_REACHED)
+    unknown = dict.fromkeys(storages, NO_OBJECT)
+    # An array's memory belongs to a Python object, which lives as long as the memory does.
+    of_arrays = [key for key in storages if key[0] == "numpy"]
+    unknown.update(dict.fromkeys([*of_arrays, *objects], OUT_OF_SIGHT))
+    return unknown
 
 
 def _holders_that_free(

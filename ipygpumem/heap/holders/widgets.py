@@ -99,10 +99,10 @@ class WidgetRegistry:
             for part in _shown_by(widget):
                 if not self.has(part) or _is_style(part):
                     continue
-                other = family_of.setdefault(id(part), [part])
-                if other is not family:
-                    family += other  # the widget around comes first
-                    for member in other:
+                family_of_part = family_of.setdefault(id(part), [part])
+                if family_of_part is not family:
+                    family += family_of_part  # the widget around comes first
+                    for member in family_of_part:
                         family_of[id(member)] = family
         unique = {id(family): family for family in family_of.values()}
         return [family for family in unique.values() if not _is_style(family[0])]
@@ -115,40 +115,42 @@ class WidgetRegistry:
             position: the number of the family among all families.
             number_of_families: the number of all families.
         """
-        first = family[0]
-        model = str(self._models[id(first)])
-        text = f"the registry of widgets, {type_name(first)} {model[:8]}"
+        outermost = family[0]
+        model = str(self._models[id(outermost)])
+        text = f"the registry of widgets, {type_name(outermost)} {model[:8]}"
         code = f'{self._code}["{model}"]'
-        inner = set(map(id, _children_of(first)))
-        cut = Cut(
-            Kind.CLOSED,
-            id(self.by_model),
-            "",
-            code,
-            position,
-            number_of_families,
-            all_of=self.closing_all,
-            ending="close()",
-        )
-        if number_of_families == 1 and len(family) > 1:
-            cut = Cut(Kind.CALL, cut.owner_id, "", self.closing_all)
-            return Root(text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut)
+        registry_id = id(self.by_model)
         if len(family) == 1:
-            return Root(text, Rank.PLACE, "", code, is_removed_as_whole=True, cut=cut)
-        if all(id(widget) in inner for widget in family[1:]):
-            imports, target = split(code)
-            ending = f"{imports}[widget.close() for widget in [*{target}.children, {target}]];"
             cut = Cut(
-                Kind.CALL,
-                cut.owner_id,
+                Kind.CLOSED,
+                registry_id,
                 "",
-                ending,
+                code,
                 position,
                 number_of_families,
                 all_of=self.closing_all,
+                ending="close()",
             )
+            return Root(text, Rank.PLACE, "", code, is_removed_as_whole=True, cut=cut)
+        if number_of_families == 1:
+            cut = Cut(Kind.CALL, registry_id, "", self.closing_all)
             return Root(text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut)
-        return Root(text, Rank.PLACE, "close() each of its widgets", is_removed_as_whole=True)
+        child_ids = set(map(id, _children_of(outermost)))
+        is_box_of_all = all(id(widget) in child_ids for widget in family[1:])
+        if not is_box_of_all:
+            return Root(text, Rank.PLACE, "close() each of its widgets", is_removed_as_whole=True)
+        imports, target = split(code)
+        call = f"{imports}[widget.close() for widget in [*{target}.children, {target}]];"
+        cut = Cut(
+            Kind.CALL,
+            registry_id,
+            "",
+            call,
+            position,
+            number_of_families,
+            all_of=self.closing_all,
+        )
+        return Root(text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut)
 
 
 def _is_style(widget: object) -> bool:

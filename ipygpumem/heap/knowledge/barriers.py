@@ -125,9 +125,8 @@ class Barriers:
         if not _FRAME.isdisjoint(type_ids):
             self._close_namespaces(frame.f_globals for frame in of_types(_FRAME, objects))
         if not self._examined_types.isdisjoint(type_ids):
-            objects = _objects_without(
-                self._refused(of_types(self._examined_types, objects)), objects
-            )
+            examined = of_types(self._examined_types, objects)
+            objects = _objects_without(self._refused(examined), objects)
         return _objects_without(self.passed_over, objects)
 
     def _classify(self, objects: Sequence[object]) -> None:

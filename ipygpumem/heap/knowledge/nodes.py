@@ -250,12 +250,12 @@ class Nodes:
         """Read a tensor's graph, depth first, and yield each node that this search has not read
         before.
         """
-        first = self.first(tensor)
-        if first is None or id(first) in self._lengths:
+        first_node = self.first(tensor)
+        if first_node is None or id(first_node) in self._lengths:
             return
-        path = [self._enter(first, 1)]
+        path = [self._enter(first_node, 1)]
         try:
-            yield first
+            yield first_node
             while path:
                 step = path[-1]
                 if not step.waiting:

@@ -176,7 +176,8 @@ class OwnBytes:
             type_ids: the identities of the types to measure.
         """
         mean_bytes: dict[int, int] = {}
-        for type_id in (self._with_inline_attributes | self._bulk_readers.keys()) & type_ids:
+        with_memory_outside = self._with_inline_attributes | self._bulk_readers.keys()
+        for type_id in with_memory_outside & type_ids:
             objects_of_type = of_types({type_id}, items)
             mean_bytes[type_id] = self.of(objects_of_type) // len(objects_of_type)
         return mean_bytes
@@ -233,17 +234,21 @@ class OwnBytes:
         return {self._libraries.get(type_id, "") for type_id in type_ids} - {""}
 
     def _of_special(self, items: Sequence[Any]) -> int:
-        """Return the bytes of objects of the special types, all together: each in the first of
-        these groups that has its type.
-
-        - arrays, by the C function of NumPy;
-        - objects of classes with a ``__sizeof__`` of their own;
-        - lists and other objects whose content is allocated apart;
-        - objects of any other type.
-
-        Attributes outside a dict, and the memory in C of some libraries' objects, are added.
-        """
+        """Return the bytes of objects of the special types, all together."""
         type_ids = types_of(items)
+        return self._of_blocks(items, type_ids) + self._of_memory_outside(items, type_ids)
+
+    def _of_blocks(self, items: Sequence[Any], type_ids: set[int]) -> int:
+        """Return the bytes of the blocks of objects, as allocators round them.
+
+        Each object is measured in the first of these groups that has its type: arrays; classes with
+        a ``__sizeof__`` of their own; lists and other types whose content is allocated apart; and
+        all remaining types.
+
+        Args:
+            items: the objects.
+            type_ids: the identities of their types.
+        """
         size = 0
         arrays = self.arrays & type_ids
         if arrays:
@@ -260,7 +265,13 @@ class OwnBytes:
         if in_two_blocks:
             measured |= in_two_blocks
             size += rounded(Counter(each(sys.getsizeof, of_types(in_two_blocks, items))), _HEADER)
-        size += rounded(Counter(each(sys.getsizeof, without_types(measured, items))))
+        return size + rounded(Counter(each(sys.getsizeof, without_types(measured, items))))
+
+    def _of_memory_outside(self, items: Sequence[Any], type_ids: set[int]) -> int:
+        """Return the bytes that objects have outside of their blocks: for attributes that are in no
+        dict, and in C for objects of libraries whose memory one call reads for many objects.
+        """
+        size = 0
         if not self._with_inline_attributes.isdisjoint(type_ids):
             size += _bytes_of_inline_attributes(of_types(self._with_inline_attributes, items))
         for type_id in self._bulk_readers.keys() & type_ids:
@@ -277,32 +288,28 @@ class OwnBytes:
         kind = type(example)
         reader = reader_for(kind, self._loaded_readers)
         sizer = _sizer(kind, is_read=reader is not None)
-        if sizer is not None:
-            self._sizers[type_id] = sizer
+        read_many = bulk_reader(kind)
+        is_dict = type.__subclasscheck__(dict, kind)
+        is_array = self._array_type is not None and type.__subclasscheck__(self._array_type, kind)
+        has_inline_attributes = flags_of(kind) & MANAGED_DICT and container_base(kind) is None
         # The bytes that a ``BytesIO`` shares are a reference of it.
         if reader is not None and not type.__subclasscheck__(io.BytesIO, kind):
             self.readers[type_id] = reader
-        in_bulk = bulk_reader(kind)
-        if in_bulk is not None:
-            self._bulk_readers[type_id] = in_bulk
-        if type.__subclasscheck__(dict, kind):
+        if sizer is not None:
+            self._sizers[type_id] = sizer
+        if read_many is not None:
+            self._bulk_readers[type_id] = read_many
+        if is_dict:
             self.dicts.add(type_id)
-        if self._array_type is not None and type.__subclasscheck__(self._array_type, kind):
+        if is_array:
             self.arrays.add(type_id)
-        if flags_of(kind) & MANAGED_DICT and container_base(kind) is None:
+        if has_inline_attributes:
             self._with_inline_attributes.add(type_id)
-        in_two_blocks = self.dicts - {id(dict)}
-        for types in (
-            self._sizers,
-            self._bulk_readers,
-            self.arrays,
-            self._with_inline_attributes,
-            in_two_blocks,
-        ):
-            if type_id in types:
-                self._special_types.add(type_id)
-        has_one_size = type_id not in self._sizers and not _item_bytes_of(kind)
-        if has_one_size and size_method(kind).is_of_object:
+        is_dict_of_subclass = is_dict and kind is not dict
+        has_memory_outside = read_many is not None or has_inline_attributes
+        if sizer is not None or is_array or is_dict_of_subclass or has_memory_outside:
+            self._special_types.add(type_id)
+        if sizer is None and not _item_bytes_of(kind) and size_method(kind).is_of_object:
             self._size_of_each[type_id] = sys.getsizeof(example)
 
 
@@ -340,9 +347,10 @@ def _sizes_of_plain(items: Sequence[Any]) -> list[int]:
 def of_tensors(reader: Reader, tensors: Sequence[Any]) -> int:
     """Return the bytes of torch's C++ objects of tensors, without their storages."""
     base = reader.base
-    trained = sum(map(bool, each(base.requires_grad.__get__, tensors)))
-    views = sum(map(bool, each(base._is_view, tensors)))
-    return len(tensors) * TENSOR_BYTES + trained * _GRAPH + views * _VIEW
+    number_with_gradients = sum(map(bool, each(base.requires_grad.__get__, tensors)))
+    number_of_views = sum(map(bool, each(base._is_view, tensors)))
+    bytes_for_autograd = number_with_gradients * _GRAPH + number_of_views * _VIEW
+    return len(tensors) * TENSOR_BYTES + bytes_for_autograd
 
 
 def of_storages(sizes: Sequence[int], devices: Sequence[str]) -> Counter[str]:

@@ -10,6 +10,7 @@ a future wakes a task: the future does not own the task.
 from __future__ import annotations
 
 import gc
+import io
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import compress, repeat
@@ -38,16 +39,6 @@ from ipygpumem.heap.knowledge.tasks import (
 from ipygpumem.heap.knowledge.text_keys import COMMON_REFERENCES, text_keys
 from ipygpumem.heap.libraries import bytes_of
 from ipygpumem.introspect import instance_dict, is_instance
-
-_SPECIAL: tuple[tuple[str, str, str], ...] = (
-    ("array", "numpy", "ndarray"),
-    ("row", "numpy", "void"),
-    ("tensor", "torch", "Tensor"),
-    ("stream", "io", "BytesIO"),
-)
-"""The name here, the module and the class of objects with references that the collector does not
-report.
-"""
 
 _SUSPENDED = set(map(id, SUSPENDED))
 _REFERS_TO_FRAME = sys.version_info < (3, 11)
@@ -91,8 +82,12 @@ class ReferenceReader:
         """Identities of the types that ``_classify`` has met."""
         self._dicts: set[int] = set()
         """Types that derive from ``dict``."""
-        self._special: dict[str, set[int]] = {name: set() for name, _, _ in _SPECIAL}
-        """Types by their name in ``_SPECIAL``."""
+        self._arrays: set[int] = set()
+        self._rows: set[int] = set()
+        """Types of rows of structured arrays."""
+        self._tensors: set[int] = set()
+        self._streams: set[int] = set()
+        """Types of ``BytesIO``."""
         self._with_slices: set[int] = set()
         """Types of Cython's objects that may have slices of memoryviews."""
         self._slices = Slices()
@@ -113,23 +108,18 @@ class ReferenceReader:
         if _REFERS_TO_FRAME and not _SUSPENDED.isdisjoint(type_ids):
             self._barriers.open_suspended(of_types(_SUSPENDED, objects))
         owners = objects
-        callbacks = list[Any]()
+        wakeups = list[Any]()
         if not BUILTIN.isdisjoint(type_ids):
-            owners, callbacks = without_wakeups(objects)
-        of_contexts = list[Any]()
-        if not CONTEXT_NODES.isdisjoint(type_ids):
-            of_contexts = own_references_of_contexts(of_types(CONTEXT_NODES, owners))
-            owners = without_types(CONTEXT_NODES, owners)
-        of_python: list[Any] = gc.get_referents(*owners)
-        of_python += of_contexts
+            owners, wakeups = without_wakeups(objects)
+        of_python = _reported(owners, type_ids)
         if self._has_text_keys and not self._dicts.isdisjoint(type_ids):
             of_python += self._text_keys(owners, self._dicts & type_ids)
         unreported, is_complete = self._unreported(objects, type_ids)
         of_python += unreported
         graphs = _Graphs([], [])
-        if not self._special["tensor"].isdisjoint(type_ids):
-            self._read_tensors(of_types(self._special["tensor"], objects), graphs)
-        waking = [callback.__self__ for callback in callbacks]
+        if not self._tensors.isdisjoint(type_ids):
+            self._read_tensors(of_types(self._tensors, objects), graphs)
+        waking = [wakeup.__self__ for wakeup in wakeups]
         return References(
             self._barriers.enterable(of_python), graphs.tensors, graphs.nodes, waking, is_complete
         )
@@ -147,16 +137,21 @@ class ReferenceReader:
     def _classify(self, objects: Sequence[object]) -> None:
         """Sort new types by the references of their objects that the collector does not report."""
         self._dicts |= kinds_of(objects, dict)
+        bases = (
+            (self._arrays, library_type("numpy", "ndarray")),
+            (self._rows, library_type("numpy", "void")),
+            (self._tensors, library_type("torch", "Tensor")),
+            (self._streams, io.BytesIO),
+        )
         for type_id, example in one_of_each(objects).items():
             if type_id in self._classified_types:
                 continue
             self._classified_types.add(type_id)
             if may_have_slices(type(example)):
                 self._with_slices.add(type_id)
-            for name, module, kind in _SPECIAL:
-                base = library_type(module, kind)
+            for types, base in bases:
                 if base is not None and is_instance(example, base):
-                    self._special[name].add(type_id)
+                    types.add(type_id)
 
     def _unreported(self, objects: Sequence[Any], type_ids: set[int]) -> tuple[list[Any], bool]:
         """Return the objects in streams, slices, arrays and rows of arrays, and True if these are
@@ -166,14 +161,14 @@ class ReferenceReader:
         is_complete = True
         if not self._with_slices.isdisjoint(type_ids):
             unreported += self._slices.of(of_types(self._with_slices, objects))
-        if not self._special["stream"].isdisjoint(type_ids):
-            for stream in of_types(self._special["stream"], objects):
+        if not self._streams.isdisjoint(type_ids):
+            for stream in of_types(self._streams, objects):
                 unreported += bytes_of(stream)
-        if not self._special["row"].isdisjoint(type_ids):
-            for row in of_types(self._special["row"], objects):
+        if not self._rows.isdisjoint(type_ids):
+            for row in of_types(self._rows, objects):
                 unreported += inside_row(row)
-        if not self._special["array"].isdisjoint(type_ids):
-            for array in of_types(self._special["array"], objects):
+        if not self._arrays.isdisjoint(type_ids):
+            for array in of_types(self._arrays, objects):
                 objects_in_array = _objects_in_array(array)
                 if objects_in_array is None:
                     is_complete = False
@@ -206,12 +201,22 @@ class ReferenceReader:
                     graphs.add_tensors(owner, [viewed])
                 if is_of_library(tensor, *_JAGGED):
                     graphs.add_tensors(owner, _parts_of_jagged(tensor, viewed))
-                first = self._nodes.first(tensor)
-                if first is not None:
-                    graphs.add_nodes(owner, [first])
+                first_node = self._nodes.first(tensor)
+                if first_node is not None:
+                    graphs.add_nodes(owner, [first_node])
                 for node in self._nodes.of(tensor):
                     graphs.add_tensors(_key_of_node(node), saved_by(node))
                     graphs.add_nodes(_key_of_node(node), self._nodes.following(node))
+
+
+def _reported(objects: Sequence[Any], type_ids: set[int]) -> list[Any]:
+    """Return the references that the collector reports, without the values that contexts only
+    share.
+    """
+    if CONTEXT_NODES.isdisjoint(type_ids):
+        return gc.get_referents(*objects)
+    of_contexts = own_references_of_contexts(of_types(CONTEXT_NODES, objects))
+    return gc.get_referents(*without_types(CONTEXT_NODES, objects)) + of_contexts
 
 
 _JAGGED = ("torch.nested._internal.nested_tensor", "NestedTensor")

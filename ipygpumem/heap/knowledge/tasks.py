@@ -20,6 +20,7 @@ from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.introspect import attribute_of, is_instance, type_name
 
 BUILTIN = {id(BuiltinFunctionType)}
+"""The type of functions in C, such as the callback by which a future wakes a task."""
 _NAME_OF = attrgetter("__name__")
 _WAKES = "task_wakeup"
 """Name of the callback in C by which a future wakes a task."""
@@ -32,7 +33,7 @@ def is_pending(item: object) -> bool:
 
 
 def pending_tasks(items: Sequence[object]) -> list[object]:
-    """Return the asyncio tasks that are not done."""
+    """Return the asyncio tasks among objects that are not done."""
     kind = library_type("asyncio", "Task")
     return [] if kind is None else list(filter(is_pending, of_types(kinds_of(items, kind), items)))
 
@@ -66,8 +67,8 @@ _KERNEL_PACKAGES = {"asyncio", "tornado", "zmq", "ipykernel"}
 
 def module_of_function(function: object) -> str:
     """Return the module of a function or method, as its code says; empty for another object."""
-    inner = function.__func__ if type(function) is MethodType else function
-    return inner.__module__ if type(inner) is FunctionType else ""
+    plain_function = function.__func__ if type(function) is MethodType else function
+    return plain_function.__module__ if type(plain_function) is FunctionType else ""
 
 
 def wakes_task(item: Any) -> bool:

@@ -51,7 +51,7 @@ class LearnedAges:
 
 @dataclass(frozen=True)
 class Ages:
-    """Which objects are older than the memory to free.
+    """Tells which objects are older than the memory to free.
 
     The search at the end of an experiment knows all ages, because it has the baseline of the start.
     It adds each older object that it meets to ``learned``, which is all that later searches know.

@@ -217,7 +217,7 @@ def is_needed_by_methods(kind: type, name: str) -> bool:
         for position, instruction in enumerate(instructions):
             if instruction.opname not in _READING or instruction.argval != name:
                 continue
-            if _test_for_none(instructions[position + 1 : position + 3]):
+            if _are_test_for_none(instructions[position + 1 : position + 3]):
                 return False
             is_read = True
     return is_read
@@ -227,7 +227,7 @@ _READING = {"LOAD_ATTR", "LOAD_METHOD"}
 """Instructions that read an attribute."""
 
 
-def _test_for_none(instructions: Sequence[dis.Instruction]) -> bool:
+def _are_test_for_none(instructions: Sequence[dis.Instruction]) -> bool:
     """Return True if two instructions test the last value for None. Python 3.11 and later need one
     for it, such as ``POP_JUMP_IF_NOT_NONE``.
     """

@@ -1,4 +1,6 @@
-"""References that a user can remove, and the statement that removes one of them."""
+"""Cuts: references that a user can remove, each with the statement that removes it, such as
+``del runs[3]``.
+"""
 
 from __future__ import annotations
 
@@ -77,11 +79,11 @@ class Protocol:
     keys: tuple[object, ...] = ()
 
     def with_keys(self, keys: Sequence[object]) -> Protocol:
-        """Return the protocol of a container whose items have these keys."""
+        """Return the same calls for a container whose items have the given keys."""
         return replace(self, keys=tuple(keys))
 
     def statement(self, cut: Cut, positions: Sequence[int]) -> str:
-        """Return the statement that removes the items at some positions; empty if there is none.
+        """Return the statement that removes the items at the positions; empty if there is none.
 
         Args:
             cut: the reference to one of the items.
@@ -92,26 +94,32 @@ class Protocol:
         if self.is_compound:  # no block can follow an import
             imports, owner, items = "", without_import(cut.owner), without_import(cut.items)
         if len(positions) == cut.size:
-            ending = f".{cut.ending}" if cut.ending else ""
-            if ending and "{ending}" not in self.removing_all:
+            if cut.ending and "{ending}" not in self.removing_all:
                 return ""
+            ending = f".{cut.ending}" if cut.ending else ""
             statement = self.removing_all.format(owner, items=items, ending=ending)
-            return statement and imports + statement
-        if cut.ending and "{deleting}" not in self.removing_some:
-            return ""
-        statement = self.removing_some.format(
-            owner,
-            items=items,
-            deleting=_deleting(items, positions, cut.ending),
-            number=len(positions),
-            positions=tuple_of(positions),
-            keys=tuple_of([self.keys[place] for place in positions]) if self.keys else "",
-        )
+        else:
+            if cut.ending and "{deleting}" not in self.removing_some:
+                return ""
+            statement = self.removing_some.format(
+                owner,
+                items=items,
+                deleting=_deleting(items, positions, cut.ending),
+                number=len(positions),
+                positions=tuple_of(positions),
+                keys=tuple_of([self.keys[place] for place in positions]) if self.keys else "",
+            )
         return statement and imports + statement
 
 
 def _deleting(items: str, positions: Sequence[int], ending: str) -> str:
-    """Return the statement that deletes the items at some positions, the last one first."""
+    """Return the statement that deletes the items at the positions, the last one first.
+
+    Args:
+        items: the code of the container.
+        positions: the positions in ascending order.
+        ending: the call that ends each item first; empty if there is none.
+    """
     if len(positions) > 1:
         removal = f"{items}.__delitem__(place)"
         if ending:
@@ -122,7 +130,7 @@ def _deleting(items: str, positions: Sequence[int], ending: str) -> str:
 
 
 def tuple_of(values: Sequence[object]) -> str:
-    """Return the code of a tuple of numbers."""
+    """Return the code of a tuple of numbers: ``(3,)`` or ``(3, 4)``."""
     return f"({values[0]},)" if len(values) == 1 else f"({', '.join(map(str, values))})"
 
 
@@ -130,11 +138,15 @@ def tuple_of(values: Sequence[object]) -> str:
 class Cut:
     """A reference that a user can remove.
 
+    That of ``runs[3]["x"]`` to an array has the dict as its owner, with the code ``runs[3]``; its
+    target is ``runs[3]["x"]``, and its outer reference is that of the list to the dict.
+
     Attributes:
         kind: its kind.
-        owner_id: identity of the object that refers.
-        owner: code of that object; empty for a variable.
-        target: code of the object that it refers to, or the call that removes it.
+        owner_id: identity of the owner, the object that refers.
+        owner: code of the owner; empty for a variable.
+        target: code of the object to which the owner refers, or the call that removes the
+            reference.
         position: position among the references of a container.
         size: number of references of the container; 0 if its object has other references.
         outer: the reference to the owner itself, if that is an item of a container.
@@ -187,21 +199,27 @@ class Cut:
         return hash((self.owner_id, self.position, self.target))
 
     def of_item(self, position: int, item: object, target: str = "") -> Cut:
-        """Return the reference to another item of the same container, which has no code unless it
-        is given.
+        """Return the reference to another item of the same container.
 
         ``replace`` takes ten times as long: a second for 200,000 items.
+
+        Args:
+            position: the position of the item in the container.
+            item: the item.
+            target: the code of the item; empty if it is not needed.
         """
         cut = object.__new__(Cut)
         attributes = vars(self) | {"position": position, "target": target, "removed_id": id(item)}
         vars(cut).update(attributes)
         return cut
 
-    def of_other_item(
+    def of_same_field(
         self, position: int, item: object, part: object, place: int, size: int
     ) -> Cut:
-        """Return the reference of another item of the list around its owner, to use in a loop over
-        that list: it has the code of this one.
+        """Return the same reference of another item of a list: if this is that of
+        ``runs[0]["model"]`` to a model, that of ``runs[7]["model"]`` to another one.
+
+        It has the code of this one, because it is removed by a loop over the list.
 
         Args:
             position: the position of the item in the list.
@@ -227,8 +245,8 @@ class Cut:
 
     @property
     def statement_if_there(self) -> str:
-        """The statement that removes a key or attribute of an owner if it has one; empty if there
-        is none.
+        """The statement that removes a key or attribute of an owner that may have none,
+        ``_item.pop("tokens", None)``; empty if there is no such statement.
         """
         name = self.target.removeprefix(self.owner)
         if self.repeated or self.ending or self.copied_by or name == self.target:
@@ -243,9 +261,9 @@ class Cut:
         """Return the reference, and the owner's other references to the same object."""
         if not self.repeated:
             return [self]
-        more = list[Cut]()
+        further_references = list[Cut]()
         for other in self.repeated:
-            more.append(
+            further_references.append(
                 replace(
                     other,
                     outer=self.outer,
@@ -254,7 +272,7 @@ class Cut:
                     removed_id=self.removed_id,
                 )
             )
-        return [replace(self, repeated=()), *more]
+        return [replace(self, repeated=()), *further_references]
 
     def _statement_of_one(self) -> str:
         """Return the statement that removes this reference alone, without its repetitions."""
@@ -301,7 +319,8 @@ def statement_with_copy(cuts: Sequence[Cut]) -> str:
 
 
 def condition_of(item: object, items: Sequence[object], variable: str) -> str:
-    """Return the expression that is true for one of several objects in a registry.
+    """Return the expression that is true for one of the objects in a registry,
+    ``type(item).__name__ == "Handler"``.
 
     A position would be that of another object once a line has removed an earlier one.
 
@@ -317,8 +336,8 @@ def condition_of(item: object, items: Sequence[object], variable: str) -> str:
 
 
 def with_repeated(cuts: Sequence[Cut]) -> Cut | None:
-    """Return the first of an owner's references to one object, which has the remaining ones; None
-    if there are none.
+    """Return all of an owner's references to one object as one: the first, which has the remaining
+    ones in ``repeated``. None if there are none.
     """
     if not cuts:
         return None
@@ -332,14 +351,18 @@ def without_columns(owner: str, labels: Sequence[str]) -> str:
 
 
 def split(code: str) -> tuple[str, str]:
-    """Return the imports that code begins with, and the rest: ``import m; `` and ``m.x``."""
+    """Return the imports with which code begins, and the code after them: ``import m; `` and
+    ``m.x`` of ``import m; m.x``.
+    """
     # A key may have a semicolon, too: ``outer["a; b"]``.
     imports = _IMPORTS.match(code).group()  # type: ignore[union-attr]  # it matches any text
     return imports, code[len(imports) :]
 
 
 def without_import(code: str) -> str:
-    """Return an expression for ``import m; m.x``, because no loop can follow an import."""
+    """Return code without the import with which it begins, ``__import__("m").x`` instead of
+    ``import m; m.x``: a loop cannot follow an import.
+    """
     match = _IMPORT.match(code)
     if match is None:
         return code
@@ -353,7 +376,7 @@ def without_import(code: str) -> str:
 
 
 def in_sequence(statements: Sequence[str]) -> str:
-    """Return statements as one line, with each import once."""
+    """Return statements as one line, with each import once: ``import m; del m.x; del m.y``."""
     imported = set[str]()
     parts = list[str]()
     for statement in filter(None, statements):
@@ -361,5 +384,5 @@ def in_sequence(statements: Sequence[str]) -> str:
         parts.append(code if imports in imported else statement)
         imported.add(imports)
     # ``var.set(None);`` ends with a semicolon, so that IPython keeps no output.
-    inner = [statement.removesuffix(";") for statement in parts[:-1]]
-    return "; ".join([*inner, *parts[-1:]])
+    all_but_last = [statement.removesuffix(";") for statement in parts[:-1]]
+    return "; ".join([*all_but_last, *parts[-1:]])

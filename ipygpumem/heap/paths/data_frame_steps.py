@@ -1,4 +1,9 @@
-"""Writes the steps of paths through pandas' data frames: columns, cells and the index."""
+"""Writes the steps of paths through pandas' data frames: columns, ``frame["a"]``, cells and the
+index.
+
+A frame has a *manager*, which has the labels of the columns and a tuple of *blocks*; a block has
+one array for all columns of one type.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +56,9 @@ def append_frame_step(path: Path, steps: Sequence[object], ages: Ages) -> int:
         return 0
     if _append_attribute_of_user(path, frame, steps[1]):
         return 1
-    number = _number_inside(steps)
+    number = _number_of_steps_inside(steps)
     inside = steps[: number + 1]
-    way = _Inside.of(inside)
+    way = _WayInside.of(inside)
     if way is None:  # such as a cached column
         path.append_removable("", "", None)
     elif way.block is None:  # frame.index
@@ -84,7 +89,7 @@ def _append_attribute_of_user(path: Path, frame: object, child: object) -> bool:
     return True
 
 
-def _advise_if_columns_are_older(path: Path, frame: object, way: _Inside, ages: Ages) -> None:
+def _advise_if_columns_are_older(path: Path, frame: object, way: _WayInside, ages: Ages) -> None:
     """Let the line that removes columns say so in a comment if they were there before.
 
     A new column makes new labels of all columns: if these are older, so are all columns.
@@ -102,13 +107,13 @@ def _advise_if_columns_are_older(path: Path, frame: object, way: _Inside, ages: 
 
 
 def labels_of_columns(frame: object) -> list[str]:
-    """Return the code of the label of each column of a data frame; nothing if these are many, or
-    if one has no code.
+    """Return the code of the label of each column of a data frame; nothing if there are too many
+    columns, or if a label has no code.
     """
     manager = _manager_of(frame) if type_name(frame) == "DataFrame" else None
     if manager is None or len(manager.items) > _MOST_LABELS:
         return []
-    return _literals(manager.items)
+    return _code_of_labels(manager.items)
 
 
 def arrays_of_cells(frame: object) -> list[Any]:
@@ -131,7 +136,7 @@ def places_in_frame(chain: Sequence[object]) -> Sequence[int] | None:
     for position in reversed(range(len(chain) - 1)):
         frame = chain[position]
         if type_name(frame) in _FRAMES and is_of_pandas(frame):
-            way = _Inside.of(chain[position:])
+            way = _WayInside.of(chain[position:])
             if way is None or way.block is None or way.block.values is not chain[-1]:
                 return None
             return [] if way.manager.ndim == 1 else list(way.block.mgr_locs)
@@ -144,13 +149,14 @@ def is_removable_from(frame: object) -> bool:
 
 
 def without_old_blocks(items: Sequence[object], new: Container[int]) -> list[object]:
-    """Return some items, but of a frame's manager or its blocks only the values of new blocks.
+    """Return objects, but instead of a frame's manager, or of its tuple of blocks, only the arrays
+    of new blocks.
 
     A frame gets a new tuple of blocks with its next column, and the blocks of the columns before
     are old. A series gets a new manager when it is copied on write.
 
     Args:
-        items: the items.
+        items: the objects.
         new: the identities of new objects.
     """
     examples = one_of_each(items)
@@ -175,44 +181,48 @@ def are_blocks(item: object) -> TypeGuard[tuple[Any, ...]]:
 
 
 def number_of_steps_to_blocks(steps: Sequence[object]) -> int:
-    """Return the number of references from a data frame to the tuple with its blocks; 0 if some
-    steps do not lead through it.
+    """Return the number of references from a data frame to the tuple with its blocks; 0 if a chain
+    does not lead through the tuple.
     """
     return next((number for number, item in enumerate(steps[:-1]) if are_blocks(item)), 0)
 
 
 def _is_manager(item: object) -> bool:
+    """Return True for the manager of a data frame or series."""
     return is_of_pandas(item) and type_name(item).endswith("BlockManager")
 
 
 def _is_block(item: object) -> bool:
+    """Return True for a block of a data frame or series."""
     return is_of_pandas(item) and type_name(item).endswith("Block")
 
 
-def _number_inside(steps: Sequence[object]) -> int:
-    """Return the number of references up to the first object that is not pandas' own.
+def _number_of_steps_inside(steps: Sequence[object]) -> int:
+    """Return the number of references from a frame to the first object that is not pandas' own.
 
     An array counts as pandas' own if it has objects. The next object is in a cell, even if it is of
     a type that pandas has inside, too: a list, or another frame.
     """
-    number = 0
-    is_in_array = False
-    for item in steps[:-1]:
-        is_in_cell = is_in_array
-        is_in_array = is_array(item) and elements(item) is not None
+    is_after_array = False
+    for number, item in enumerate(steps[:-1]):
+        is_in_cell = is_after_array
+        is_after_array = is_array(item) and elements(item) is not None
+        if is_after_array:
+            continue
         is_cache = type(item) is dict and number > 0 and _is_manager(steps[number - 1])
-        if not is_in_array and (is_in_cell or not (is_cache or _is_inside(item))):
-            break
-        number += 1
-    return number
+        is_of_frame = is_cache or _is_inside(item)
+        if is_in_cell or not is_of_frame:
+            return number
+    return len(steps) - 1
 
 
 def _is_inside(item: object) -> bool:
+    """Return True for an object of a type that pandas has inside a frame."""
     return is_of_pandas(item) or is_exactly(item, tuple, list)
 
 
 @dataclass(frozen=True)
-class _Inside:
+class _WayInside:
     """A way through the manager of a data frame or series.
 
     Attributes:
@@ -224,8 +234,10 @@ class _Inside:
     block: Any
 
     @classmethod
-    def of(cls, steps: Sequence[object]) -> _Inside | None:
-        """Return the way that some steps go; None if it is another one, such as a cached column."""
+    def of(cls, steps: Sequence[object]) -> _WayInside | None:
+        """Return the way along which steps lead from a frame; None if it does not lead through the
+        frame's manager, such as the way to a cached column.
+        """
         manager = _manager_of(steps[0])
         if manager is None:
             return None
@@ -251,7 +263,7 @@ def _append_index(path: Path, frame: object) -> None:
     path.append_removable(".index", path.code and f"{path.code}.index", cut)
 
 
-def _append_cell(path: Path, *, array: Any, child: object, way: _Inside) -> None:
+def _append_cell(path: Path, *, array: Any, child: object, way: _WayInside) -> None:
     """Append the cells of an array that are one object, such as ``frame.iat[3, 0]``: by their
     positions, because labels may occur twice.
     """
@@ -272,10 +284,17 @@ def _append_cell(path: Path, *, array: Any, child: object, way: _Inside) -> None
     path.append_removable(" (in a column)", target, with_repeated(cuts))
 
 
-def _append_columns(path: Path, frame: object, way: _Inside, target: object) -> None:
-    """Append the columns whose blocks share the memory of the target."""
+def _append_columns(path: Path, frame: object, way: _WayInside, target: object) -> None:
+    """Append the columns whose blocks share the memory of an array: ``[["a", "b"]]``.
+
+    Args:
+        path: the path to the frame.
+        frame: the frame.
+        way: the way to the array.
+        target: the array, or the object at the end of the chain.
+    """
     places = sorted(place for block in _blocks_with(way, target) for place in block.mgr_locs)
-    labels = _literals(way.manager.items)
+    labels = _code_of_labels(way.manager.items)
     if len(places) == len(way.manager.items):
         path.append_fixed("")  # all of the frame's data
         return
@@ -293,8 +312,8 @@ def _append_columns(path: Path, frame: object, way: _Inside, target: object) -> 
     path.append_removable(shown, code, cut)
 
 
-def _blocks_with(way: _Inside, target: object) -> list[Any]:
-    """Return the blocks that share the memory of an array, the one on the way at least."""
+def _blocks_with(way: _WayInside, target: object) -> list[Any]:
+    """Return the block on a way, and further blocks that share the memory of an array."""
     key = storage_key(target) if is_array(target) else None
     blocks = [way.block]
     for block in way.manager.blocks:
@@ -304,8 +323,10 @@ def _blocks_with(way: _Inside, target: object) -> list[Any]:
     return blocks
 
 
-def _literals(labels: Any) -> list[str]:
-    """Return the code of each column's label; nothing if one has none, or is not unique."""
+def _code_of_labels(labels: Any) -> list[str]:
+    """Return the code of the label of each column; nothing if a label has no code, or if two labels
+    are equal.
+    """
     if len(labels) > _MOST_COLUMNS:
         return []
     literals = [literal(label) for label in labels]

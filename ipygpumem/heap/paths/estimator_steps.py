@@ -47,7 +47,7 @@ def is_forgotten_by_clone(steps: Sequence[object]) -> bool:
     return _has_estimators(steps[-1])
 
 
-def has_only_a_fit(estimator: object) -> bool:
+def has_only_parameters_and_fit(estimator: object) -> bool:
     """Return True if an estimator of a library has no attributes but its parameters, which a clone
     has, too, and those that fitting has set.
 
@@ -76,7 +76,11 @@ def _constructor_parameters(kind: type) -> set[str]:
 
 
 def clone_code(names: Mapping[str, object]) -> str:
-    """Return the code of the function that clones estimators, for a notebook with these names."""
+    """Return the code of the function that clones estimators, ``sklearn.base.clone``.
+
+    Args:
+        names: the notebook's names, one of which may be the module.
+    """
     return f"{module_code('sklearn.base', names)}.clone"
 
 

@@ -26,7 +26,7 @@ def append_figure_step(path: Path, steps: Sequence[object]) -> int:
         steps: the figure or axes, and the objects after it.
     """
     if is_of_library(steps[0], "matplotlib.axes", "Axes"):
-        return _append_artist(path, steps) or _append_mappable(path, steps)
+        return _append_artist(path, steps) or _append_artist_of_colorbar(path, steps)
     if is_of_library(steps[0], "matplotlib.figure", "FigureBase"):
         return _append_axes(path, steps)
     return 0
@@ -93,7 +93,7 @@ def _append_artist(path: Path, steps: Sequence[object]) -> int:
     return 0
 
 
-def _append_mappable(path: Path, steps: Sequence[object]) -> int:
+def _append_artist_of_colorbar(path: Path, steps: Sequence[object]) -> int:
     """Append the artist, such as an image, to which the colorbar in axes belongs; return 2, the
     number of references, or 0 if the chain leads to none.
     """
@@ -106,7 +106,7 @@ def _append_mappable(path: Path, steps: Sequence[object]) -> int:
         return 0
     imports, owner = split(path.code)
     code = f"{owner}._colorbar.mappable"
-    call = _removal_from_all(artist, axes, f"artist in [{code}]")
+    call = _removal_of(artist, axes, f"artist in [{code}]")
     cut = Cut(
         Kind.CALL,
         id(colorbar),
@@ -139,12 +139,12 @@ def _append_from_list(path: Path, axes: object, name: str, artist: object) -> No
     position = position_of(artists, artist)
     imports, owner = split(path.code)
     code = f"{owner}.{name}[0]"
-    of_artist = f"artist in {owner}.{name}[:]"
+    loop = f"artist in {owner}.{name}[:]"
     if len(artists) > 1:  # a position would be that of another artist after its removal
-        of_artist += f" if {condition_of(artist, artists, 'artist')}"
-        code = f"next(artist for {of_artist})"
-    call = _removal_from_all(artist, axes, of_artist)
-    if call == _removal_alone(of_artist) and len(artists) == 1:
+        loop += f" if {condition_of(artist, artists, 'artist')}"
+        code = f"next(artist for {loop})"
+    call = _removal_of(artist, axes, loop)
+    if len(artists) == 1 and not _calls_before_removal(artist, axes):
         call = f"{code}.remove()"
     cut = Cut(
         Kind.CALL,
@@ -158,26 +158,24 @@ def _append_from_list(path: Path, axes: object, name: str, artist: object) -> No
     path.append_removable(f".{name}[{position}]", f"{imports}{code}", cut)
 
 
-def _removal_alone(of_artist: str) -> str:
-    """Return the statement that removes an artist from its axes, and does nothing else.
-
-    Args:
-        of_artist: the code of the loop over the artist, ``artist in ax.containers[:]``.
-    """
-    return f"[artist.remove() for {of_artist}];"
-
-
-def _removal_from_all(artist: object, axes: object, of_artist: str) -> str:
-    """Return the statement that removes an artist from its axes, together with its colorbar, and
-    also from the attributes of the axes.
-
-    ``remove()`` alone leaves the colorbar and these attributes: ``plt.imshow`` sets
-    ``_current_image`` of the axes.
+def _removal_of(artist: object, axes: object, loop: str) -> str:
+    """Return the statement that removes an artist from its axes, with all that ``remove()`` leaves.
 
     Args:
         artist: the artist.
         axes: its axes.
-        of_artist: the code of the loop over the artist, ``artist in ax.containers[:]``.
+        loop: the code of the loop over the artist, ``artist in ax.containers[:]``.
+    """
+    calls = _calls_before_removal(artist, axes)
+    if not calls:
+        return f"[artist.remove() for {loop}];"
+    return f"[({', '.join(calls)}, artist.remove()) for {loop}];"
+
+
+def _calls_before_removal(artist: object, axes: object) -> list[str]:
+    """Return the calls that remove an artist from the attributes of its axes, and its colorbar.
+
+    ``remove()`` leaves both: ``plt.imshow`` sets ``_current_image`` of the axes.
     """
     calls = list[str]()
     for name in attribute_names(axes, artist):
@@ -185,10 +183,7 @@ def _removal_from_all(artist: object, axes: object, of_artist: str) -> str:
     if _axes_of_colorbar(artist) is not None:
         # An earlier statement may have removed it; it needs the axes of its artist.
         calls.append("artist.colorbar and artist.colorbar.remove()")
-    if not calls:
-        return _removal_alone(of_artist)
-    calls.append("artist.remove()")
-    return f"[({', '.join(calls)}) for {of_artist}];"
+    return calls
 
 
 def _colorbar_in(axes: object) -> object:

@@ -148,7 +148,7 @@ def _cut_of_variable(function: FunctionType, cell: CellType, code: str) -> Cut |
     variables = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     for position, (variable, other) in enumerate(variables):
         if other is not cell and (value is _UNBOUND or _object_of(other) is not value):
-            continue
+            continue  # a variable with another object
         if not code or not _assigns(function.__code__, variable):
             return None
         target = f"{code}.__closure__[{position}].cell_contents"

@@ -28,7 +28,7 @@ _MOST_ITEMS = 100
 """Maximum number of items of a list or dict whose attributes are examined."""
 
 
-def lines_that_end(
+def lines_that_end_cycles(
     objects: Iterable[tuple[str, object]], arrays: Sequence[Any], barriers: Barriers
 ) -> list[str]:
     """Return the lines that end cycles before objects are deleted, ``x.rows = None`` before
@@ -51,7 +51,7 @@ def lines_that_end(
                 continue
             for name in _attributes_leading_to(array, owner):
                 changes.add_clearing(code, owner, name)
-    if not all(changes.end_cycle_of(array, barriers) for array in arrays):
+    if not all(changes.ends_cycle_of(array, barriers) for array in arrays):
         return []
     return list(changes.lines)
 
@@ -92,7 +92,7 @@ class _Changes(NamedTuple):
             self.lines[line] = None
             self.attributes.setdefault(id(owner), set()).add(name)
 
-    def end_cycle_of(self, array: Any, barriers: Barriers) -> bool:
+    def ends_cycle_of(self, array: Any, barriers: Barriers) -> bool:
         """Return True if an array no longer leads to itself once the lines have run."""
         references = ReferenceReader(barriers, has_text_keys=False)
         level = by_identity(self._remaining_references(array))

@@ -67,16 +67,13 @@ class ItemField:
         if not is_in_list or way.removed_references != {(id(item), id(part))}:
             return None
         if cut.kind is Kind.KEY and type(item) is dict:
-            keys = [key for key, value in item.items() if value is part]
-            if len(keys) == 1 and type(keys[0]) in (str, int):
-                read_key = methodcaller("get", keys[0], MISSING)
+            read_key = _reader_of_key(item, part)
+            if read_key is not None:
                 return cls(cut, dict, type(part), read_key, is_in_slot=False)
         if cut.kind in _OF_ATTRIBUTES:
             names = attribute_names(item, part)
-            if len(names) == 1:
-                read = reader_of(type(item), names[0])
-                if read is None:
-                    return None
+            read = reader_of(type(item), names[0]) if len(names) == 1 else None
+            if read is not None:
                 is_in_slot = names[0] in slot_descriptors(type(item))
                 return cls(cut, type(item), type(part), read, is_in_slot=is_in_slot)
         return None
@@ -100,7 +97,7 @@ class ItemField:
                 return None
             place, size = places[0], len(item)
         self.number_found += 1
-        return self._cut.of_other_item(position, item, part, place, size)
+        return self._cut.of_same_field(position, item, part, place, size)
 
     def can_be_popped(self, items: Iterable[Any]) -> bool:
         """Return True if a loop over all items may remove the field from those that have it,
@@ -111,6 +108,16 @@ class ItemField:
         same_type = [item for item in items if type(item) is self._item_type]
         number_missing = sum(map(is_, map(self._read, same_type), repeat(MISSING)))
         return len(same_type) - number_missing == self.number_found
+
+
+def _reader_of_key(item: dict[Any, object], part: object) -> Callable[[Any], object] | None:
+    """Return the function that reads the only key of a dict with an object, from any dict; None if
+    several keys have the object, or if the key is neither a text nor a number.
+    """
+    keys = [key for key, value in item.items() if value is part]
+    if len(keys) != 1 or type(keys[0]) not in (str, int):
+        return None
+    return methodcaller("get", keys[0], MISSING)
 
 
 def cut_by_field(

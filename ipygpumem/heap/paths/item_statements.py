@@ -256,13 +256,17 @@ def _emptying_of_cells(
     is_block: bool,
 ) -> str:
     """Return the statement that sets cells of a data frame or series to None; empty if they are too
-    many for it. A loop does so, because pandas may copy what a slice assigns.
+    many for it.
+
+    It is a loop, because pandas may copy the values that a slice assigns::
+
+        [frame.iat.__setitem__((row, 2), None) for row in range(3, 7)];
 
     Args:
         cells: the code of the frame's cells, ``frame.iat``.
         places: the positions of the cells.
-        axes: the positions on each axis.
-        is_block: True if the cells are all of those at these positions.
+        axes: the positions on each axis: rows, and columns of a data frame.
+        is_block: True if all cells at these rows and columns are among the places.
     """
     setter = f"{without_import(cells)}.__setitem__"
     if is_block and len(axes[0]) > 1:

@@ -1,4 +1,6 @@
-"""Chooses the variables of loops in lines, which must not be variables of the user."""
+"""Chooses the variables of loops in lines, ``for _item in runs: ...``, which must not be variables
+of the user.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ _LOOP = re.compile(r"for (\w+) in ")
 
 
 def variable_for(code: str, name: str) -> str:
-    """Return the name of a loop's variable, or one like it if the loop's code names a variable of
-    the user so.
+    """Return the variable for a loop: ``name``, or one with a number if the loop's code has that
+    name already.
 
     >>> variable_for("runs[0]", "_item"), variable_for("_item", "_item")
     ('_item', '_item2')
@@ -22,7 +24,7 @@ def variable_for(code: str, name: str) -> str:
 
 
 def with_free_variable(line: str, names: Container[str]) -> str:
-    """Return a line whose loop does not bind one of some names.
+    """Return a line with another variable for its loop, if it would bind one of the names.
 
     >>> with_free_variable("for _item in runs: del _item['x']; del _item", {"_item"})
     "for _item2 in runs: del _item2['x']; del _item2"
@@ -43,7 +45,9 @@ def with_free_variable(line: str, names: Container[str]) -> str:
 
 
 def _free_name(name: str, *taken: Container[str]) -> str:
-    """Return a name, or the first one like it that none of some containers has."""
+    """Return a name if none of the containers has it, else the first free one with a number:
+    ``_item2``.
+    """
     candidate = name
     for number in count(2):
         if not any(candidate in names for names in taken):

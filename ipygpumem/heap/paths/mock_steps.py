@@ -96,4 +96,5 @@ def _append_kept_object(path: Path, steps: Sequence[object], forgetting_calls: s
 
 
 def _is_mock(item: object) -> bool:
+    """Return True for a mock of any class of ``unittest.mock``."""
     return is_of_library(item, "unittest.mock", "NonCallableMock")

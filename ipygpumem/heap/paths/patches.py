@@ -34,14 +34,16 @@ def is_started_patch(item: object) -> bool:
 
 
 def patch_of(owner: object, name: str) -> object:
-    """Return the started patch that has replaced an attribute; None if there is none."""
+    """Return the started patch that has replaced an attribute of a module, class or object; None if
+    there is none.
+    """
     for patch in started_patches():
         if attribute_of(patch, "target") is owner and attribute_of(patch, "attribute") == name:
             return patch
     return None
 
 
-def stopping(patch: object) -> str:
+def line_that_stops(patch: object) -> str:
     """Return the line that stops a started patch to which no name refers.
 
     It names no position in the list of started patches, which another line may have changed. If
@@ -51,11 +53,12 @@ def stopping(patch: object) -> str:
     patches = started_patches()
     if len(patches) == 1:
         return "import unittest.mock; unittest.mock.patch.stopall()"
-    every = "for patch in unittest.mock._patch._active_patches[::-1]"
-    return f"import unittest.mock; [patch.stop() {every} if {_condition(patch, patches)}];"
+    last_first = "for patch in unittest.mock._patch._active_patches[::-1]"
+    condition = _condition_for_patch(patch, patches)
+    return f"import unittest.mock; [patch.stop() {last_first} if {condition}];"
 
 
-def _condition(patch: object, patches: Sequence[object]) -> str:
+def _condition_for_patch(patch: object, patches: Sequence[object]) -> str:
     """Return the expression that is true for a patch, and for each other one of the same attribute:
     ``getattr(patch, "attribute", None) == "load"``.
 

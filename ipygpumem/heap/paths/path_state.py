@@ -12,13 +12,15 @@ from ipygpumem.heap.paths.roots import Root
 from ipygpumem.heap.paths.ways import Way
 
 LONGEST_PATH = 240
+"""Maximum number of characters of a path in a report."""
 
 
 ASSIGNED = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.SLOT}
 """Kinds of references that an assignment replaces."""
 _CALLS = {Kind.CALL, Kind.QUEUED}
-"""References that the owner's own calls remove."""
+"""Kinds of references that the owner's own calls remove."""
 _STEP = re.compile(r"[.\[]|: |, ")
+"""The beginning of a step in the text of a path."""
 
 
 class Path:
@@ -30,22 +32,22 @@ class Path:
 
     Attributes:
         text: the path so far, as reports show it.
-        roots: the root at which the text begins, or ``NO_ROOT``.
+        roots: the root at which the text begins, or ``NO_ROOT``; in a tuple, as those of a holder.
         code: code of the path's target; empty if it cannot be typed.
         cut: the reference to remove, so that the target dies; None if there is none, or no code for
             it.
         is_fixed: True if the reference to the target itself cannot be removed, so that ``cut`` is
             one before it.
-        remedy: the statement that frees the target, or words, if a step knew one.
-        is_lost: True if a step cannot be typed: the text ends there.
+        remedy: the statement that frees an object on the way, or words, if a step has advised one.
+        is_lost: True if a step cannot be typed: the text ends there, except for words.
         is_in_model: True if the target is a part of a model or optimizer, which users do not
             remove.
         is_of_library: True if the target is an object of a library, whose code may need each
             reference.
         is_freed_by_command: True if ``%gpumem free`` frees the root's object.
-        is_ending: True if the remedy ends the target of that time, such as a generator's
-            ``close()``: it refers to nothing any more.
-        ended_object: the object that the remedy ends, if it is another one; else None.
+        is_ending: True if the remedy ends an object, such as a generator by ``close()``, which then
+            refers to nothing. It is the target at the time of the advice, or ``ended_object``.
+        ended_object: another object that the remedy ends; None if it is the target.
     """
 
     def __init__(self, root: Root, text: str) -> None:
@@ -67,7 +69,9 @@ class Path:
         self._advised_cut: Cut | None = None
         self._advised_code = ""
         self._fallback = NO_REMEDY
-        """The remedy for a target to which no reference can be removed inside a function."""
+        """The remedy if no reference after an object can be removed: the object itself is, such as
+        a function with a closure.
+        """
 
     def replace_by_copy(self, function: str, other_names: Sequence[Cut]) -> None:
         """Record that the line puts a copy in the place of the current target, ``model =
@@ -102,10 +106,12 @@ class Path:
             code: the code of the new target; empty if there is none.
             cut: the reference; None if there is no code for it.
         """
-        was_out_of_reach = self.is_fixed and self.is_lost
+        is_owner_out_of_reach = self.is_fixed and self.is_lost
         self._append(shown, code)
-        if self._is_removed_as_whole or (cut is None and (self._fallback.line or was_out_of_reach)):
-            return
+        if self._is_removed_as_whole:
+            return  # the line removes an earlier object with all that it leads to
+        if cut is None and (self._fallback.line or is_owner_out_of_reach):
+            return  # the line removes an earlier object
         if self.is_of_library and cut is not None and cut.kind not in _CALLS:
             cut = None  # the library's code may need it
         if cut is not None:

@@ -39,7 +39,7 @@ from ipygpumem.heap.paths.data_frame_steps import (
 from ipygpumem.heap.paths.dataset_steps import append_dataset_step
 from ipygpumem.heap.paths.estimator_steps import (
     clone_code,
-    has_only_a_fit,
+    has_only_parameters_and_fit,
     is_estimator,
     is_forgotten_by_clone,
 )
@@ -74,7 +74,7 @@ from ipygpumem.heap.paths.roots import (
     module_code,
 )
 from ipygpumem.heap.paths.statements import statement_of
-from ipygpumem.heap.paths.suspended_steps import append_suspended_step, line_that_ends
+from ipygpumem.heap.paths.suspended_steps import append_suspended_step, line_that_removes
 from ipygpumem.heap.paths.torch_steps import (
     append_torch_step,
     is_needed_by_optimizer,
@@ -172,29 +172,28 @@ class PathWriter:
             path.remedy = _remedy_for_task(steps[0])
         ended_id = self._append_steps(path, steps)
         if of_graph:
-            if path.remedy.line:
-                return Way(path.holder(path.remedy))
-            return Way(path.holder(remedy_for_graph(steps, path)))
+            remedy = path.remedy if path.remedy.line else remedy_for_graph(steps, path)
+            return Way(path.holder(remedy))
         if path.is_freed_by_command and is_instance(steps[-1], BaseException):
             # %gpumem free clears frames, not what the error itself refers to.
             path.remedy = Remedy(FORGET_LAST_ERROR)
         way = path.way(root, is_root_itself=len(steps) == 1, ended_id=ended_id)
-        cut = way.cut
+        removed = way.cut
         if not path.remedy.line:
-            remedy = self._remedy_for_needed(steps, path, way.holder.remedy)
+            remedy = self._remedy_unless_needed(steps, path, way.holder.remedy)
             if remedy.line != way.holder.remedy.line:
-                cut = None  # words remove no reference
+                removed = None  # words remove no reference
             if remedy != way.holder.remedy:
                 way = Way(replace(way.holder, remedy=remedy), words=words_for_parameter(steps))
         return replace(
             way,
             step_ids=tuple(map(id, steps)),
-            removed_references=_references_removed_by(cut, ended_id, steps),
+            removed_references=_references_removed_by(removed, ended_id, steps),
         )
 
-    def _remedy_for_needed(self, steps: Sequence[object], path: Path, remedy: Remedy) -> Remedy:
-        """Return the remedy of a path; or words, or none, if a model or an optimizer needs the last
-        object of its chain.
+    def _remedy_unless_needed(self, steps: Sequence[object], path: Path, remedy: Remedy) -> Remedy:
+        """Return the remedy of a path, unless a model or an optimizer needs the last object of its
+        chain: then words, or no remedy.
         """
         words = words_for_needed(steps, path)
         if not path.is_in_model:
@@ -219,16 +218,17 @@ class PathWriter:
         while True:
             parent = steps[position]
             is_last = position == len(steps) - 1
+            # The object itself, to which the path leads so far, may have to be ended or replaced.
             self._advise_to_end(path, parent)
             if is_estimator(parent) and self._is_replaced_by_clone(steps[position:]):
                 path.replace_by_copy(clone_code(self._names), self._other_names(path, parent))
-            if not is_last:
+            if not is_last:  # the step on to the next object
                 cut_before = path.cut
                 position += self._append_step(path, steps[position:])
                 if path.cut is not cut_before:
                     self._mark_if_replaced(path, parent)
                     self._record_removed(path, steps[position])
-            if path.is_ending and ended_id == 0:
+            if path.is_ending and ended_id == 0:  # the first advice is the one that counts
                 ended_object = parent if path.ended_object is None else path.ended_object
                 ended_id = id(ended_object)
                 self._removed_objects[ended_id] = ended_object
@@ -236,11 +236,14 @@ class PathWriter:
                 return ended_id
 
     def _is_replaced_by_clone(self, steps: Sequence[object]) -> bool:
-        """Return True if the lines for an object forget the fit of an older estimator, from which
-        some steps lead to it.
+        """Return True if the line for an object replaces an older estimator by a clone, which has
+        no fit.
+
+        Args:
+            steps: the estimator, and the objects from it to the object.
         """
         is_fit = is_forgotten_by_clone(steps) or (self._of_leaks and is_estimator(steps[-1]))
-        return is_fit and has_only_a_fit(steps[0]) and self._ages.is_older(steps[0])
+        return is_fit and has_only_parameters_and_fit(steps[0]) and self._ages.is_older(steps[0])
 
     def _other_names(self, path: Path, item: object) -> list[Cut]:
         """Return the references of further variables to the object of a variable, which is the
@@ -285,7 +288,7 @@ class PathWriter:
         if is_started_patch(item) and path.code:
             path.advise(in_sequence([path.statement("{}.stop()"), path.removal]), "")
         if (is_uncancelled_asyncio_timer(item) or is_waiting_thread_timer(item)) and path.code:
-            path.advise(line_that_ends(item, path), "")
+            path.advise(line_that_removes(item, path), "")
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> Holder:
         """Return the path from a notebook's name along ``chain``, which begins with the name's
@@ -365,12 +368,13 @@ class PathWriter:
         number_written = 0
         for position, item, part in _wanted_parts(items, wanted):
             cut = cut_by_field(fields, position, item, part)
+            # Enough references have code of their own.
             if cut is not None and number_written >= _MOST_WRITTEN:
                 self._removed_objects[id(part)] = part
                 inside.add(cut, part, {(id(item), id(part))})
                 continue
             number_written += 1
-            if number_written > _MOST_INSIDE:
+            if number_written > _MOST_INSIDE:  # too many that are by no common field
                 return CutsInside.empty()
             way = self.way(root, (*chain, item, part))
             if way.cut is None:
@@ -401,6 +405,7 @@ class PathWriter:
         if len(unique) > 1 and has_objects(container):
             return self._cuts_of_elements(root, chain, unique)
         cuts = list[Cut]()
+        # Of very many items, the code of the first few shows if they can be removed.
         for item in list(unique.values())[:_MOST_WRITTEN]:
             way = self.way(root, (*chain, item))
             if way.cut is None or not way.is_direct:
@@ -449,13 +454,15 @@ class PathWriter:
         root, steps = self._root_and_steps(name, chain)
         holder = self.way(root, steps).holder
         cuts = self.cuts_of_items(root, steps, items)
-        line = statement_of(cuts)
-        if cuts and len(by_identity(items)) == 1:
-            line = removal_of_repeated(cuts, steps[-1])
-        if not cuts and len(by_identity(items)) >= len(by_identity(items_of(steps[-1]))):
+        number_of_items = len(by_identity(items))
+        if not cuts and number_of_items >= len(by_identity(items_of(steps[-1]))):
             to_item = self.way(root, (*steps, items[0]))
             if to_item.is_advised:  # such as ``load.cache_clear()``
                 return replace(holder, remedy=to_item.holder.remedy)
+        if number_of_items == 1 and cuts:
+            line = removal_of_repeated(cuts, steps[-1])
+        else:
+            line = statement_of(cuts)
         return replace(holder, remedy=Remedy(line, cuts=tuple(cuts)) if line else REMOVE_THEM)
 
     def _words_without_root(self, item: object) -> str:
@@ -473,6 +480,9 @@ class PathWriter:
     def _append_step(self, path: Path, steps: Sequence[object]) -> int:
         """Append the step through the first object, by its type; return the number of references
         that the step takes.
+
+        Each function returns 0 for objects that it does not know. Their order matters: a queue
+        comes before its deque, and attributes of any object come last.
         """
         parent, child = steps[0], steps[1]
         return (

@@ -31,6 +31,7 @@ from ipygpumem.introspect import (
     text_of,
 )
 
+# Parts of statements, in which ``{0}`` is the code of the owner.
 _TAKING = "{0}.get_nowait(){ending}"
 _EVERY = "for _ in range({0}.qsize())"
 _TAKING_COUNTED = f"[({_TAKING}, {{0}}.task_done()) {_EVERY}];"
@@ -38,6 +39,7 @@ _TAKING_ALL = f"[{_TAKING} {_EVERY}];"
 _HEAPIFYING = "import heapq; heapq.heapify({items})"
 _LEFT_OUT = "if position not in {positions}"
 
+# The calls of each kind of owner: those that remove all items, then those that remove some items.
 _SIMPLE_QUEUE = Protocol(
     _TAKING_ALL,
     "[{0}.put(item) for position, item in enumerate("
@@ -177,12 +179,7 @@ def _append_queued_item(path: Path, steps: Sequence[object], protocol: Protocol)
     owner, items = steps[0], steps[1]
     name = attribute_text(owner, items)
     if protocol is _LEARNING_RATES:
-        # The list has one function for each group of the optimizer.
-        path.set_fallback("when you no longer need the scheduler", protocol.words)
-        if len(steps) > 2:
-            name += f"[{position_of(items, steps[2])}]"  # type: ignore[arg-type]  # a list
-        path.append_fixed(name, f"{path.code}{name}")
-        return min(2, len(steps) - 1)
+        return _append_learning_rate(path, steps, name)
     if len(steps) == 2:
         _append_all_items(path, items, name, protocol)
         return 1
@@ -192,6 +189,22 @@ def _append_queued_item(path: Path, steps: Sequence[object], protocol: Protocol)
     path.text += name
     _append_one_item(path, items, listed, steps[2], protocol, f"{path.code}{name}")
     return 2
+
+
+def _append_learning_rate(path: Path, steps: Sequence[object], name: str) -> int:
+    """Append an item of a list of a learning rate's scheduler, which has one function for each
+    group of the optimizer: the scheduler is removed as a whole. Return the number of references.
+
+    Args:
+        path: the path to the scheduler.
+        steps: the scheduler, the list, and the objects after it.
+        name: the attribute with the list, such as ``.lr_lambdas``.
+    """
+    path.set_fallback("when you no longer need the scheduler", _LEARNING_RATES.words)
+    if len(steps) > 2:
+        name += f"[{position_of(steps[1], steps[2])}]"  # type: ignore[arg-type]  # a list
+    path.append_fixed(name, f"{path.code}{name}")
+    return min(2, len(steps) - 1)
 
 
 def _append_all_items(path: Path, items: Any, name: str, protocol: Protocol) -> None:

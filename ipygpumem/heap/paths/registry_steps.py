@@ -129,11 +129,12 @@ def _append_callback(
         (name for name, value in list(names.items()) if value is function and is_name(name)), ""
     )
     imports, manager = split(path.code)
-    call = f'{manager}.unregister("{event}", {name or split(code)[1]})'
-    if not name and len(functions) > 1:
+    if name or len(functions) == 1:
+        call = f'{manager}.unregister("{event}", {name or split(code)[1]})'
+    else:  # a position would be that of another function once a line has removed an earlier one
         condition = condition_of(function, functions, "item")
         registered = f'{manager}.callbacks["{event}"][:]'
         call = f'[{manager}.unregister("{event}", item) for item in {registered} if {condition}];'
-    call = f"{imports}{call}"
-    path.append_removable(place, code, Cut(Kind.CALL, id(functions), path.code, call))
+    cut = Cut(Kind.CALL, id(functions), path.code, f"{imports}{call}")
+    path.append_removable(place, code, cut)
     return 3

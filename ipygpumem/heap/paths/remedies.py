@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.literals import call_of_magic
 from ipygpumem.heap.paths.loop_variables import with_free_variable
-from ipygpumem.heap.paths.roots import NO_ROOT, Rank, Root, without_quoted
+from ipygpumem.heap.paths.roots import NO_ROOT, Rank, Root, without_keys
 from ipygpumem.records import COMMENT, ReferencePath
 
 MORE_THERE = " more there"
@@ -211,7 +211,7 @@ class Holder:
     @property
     def has_words(self) -> bool:
         """True if its path leads through more than items and attributes of a name."""
-        return ": " in without_quoted(self.path)  # a key may hold anything
+        return ": " in without_keys(self.path)  # a key may hold anything
 
     @property
     def module(self) -> str:
@@ -219,7 +219,7 @@ class Holder:
         other paths.
         """
         root = self.roots[0]
-        return "" if ":" in without_quoted(self.path) else root.module
+        return "" if ":" in without_keys(self.path) else root.module
 
     @property
     def has_kept_name(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from ipygpumem.heap.paths.ages import Ages
 from ipygpumem.heap.paths.attributes_to_remove import is_in_code, is_in_source, is_users_callable
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
-from ipygpumem.heap.paths.patches import patch_of, stopping
+from ipygpumem.heap.paths.patches import line_that_stops, patch_of
 from ipygpumem.heap.paths.task_endings import ContextValue
 from ipygpumem.introspect import (
     is_instance,
@@ -53,30 +53,35 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True)
 class Root:
-    """A root of references, such as a variable.
+    """The place at which a path begins, such as a variable.
 
     No advice deletes more than the leak: a name may lead to much else, and be older than the leak.
     """
 
     text: str
+    """The beginning of the path, such as ``notebook variable runs``."""
     rank: Rank
     advice: str
+    """The line or words that free its object, if nothing on the path can be removed; may be empty.
+    """
     code: str = ""
-    """The code to type for it, after a statement with its imports; empty if it cannot be typed."""
+    """The code to type for its object, after the imports; empty if it cannot be typed."""
     is_removed_as_whole: bool = False
-    """True if its line removes all that it leads to: steps after it get no code."""
+    """True if its line removes all objects to which it leads: steps after it get no code."""
     cut: Cut | None = None
-    """Its own reference, if that can be removed."""
+    """The root's reference to its object, if that can be removed."""
     is_only_place: bool = False
-    """True if no other place need be searched that holds its object."""
+    """True if no other place that holds its object has to be searched."""
     is_permanent: bool = False
     """True if its object stays alive without all names: no other holder of it matters."""
     name: str = ""
-    """The name of a variable, a local or a global, or ``Out``; empty for other roots."""
+    """The name of a variable, a local or a global, or ``Out``; empty for any other root."""
     module: str = ""
-    """The module of which it is a global; empty for other roots."""
+    """The module of which it is a global; empty for any other root."""
     plural: str = ""
-    """The noun for several such roots; empty to name the first and the number of further ones."""
+    """The noun for several roots of its kind; empty to name the first and the number of further
+    ones.
+    """
     is_variable: bool = False
     """True for a variable of the notebook."""
     is_of_library: bool = False
@@ -144,7 +149,7 @@ class Root:
     @classmethod
     def of_patch(cls, patch: object) -> Root:
         """Return the root of a started patch of ``unittest.mock``."""
-        cut = Cut(Kind.CALL, 0, "", stopping(patch))
+        cut = Cut(Kind.CALL, 0, "", line_that_stops(patch))
         text = "a started patch of unittest.mock"
         return cls(text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True)
 
@@ -268,10 +273,11 @@ RootOf = Callable[[object], Root | None]
 
 @dataclass(frozen=True)
 class RemovedByLines:
-    """The objects that the lines of a report remove: a search for holders adds to them."""
+    """The objects that the lines of a report remove: a search for holders adds them."""
 
     objects: dict[int, object] = field(default_factory=dict)
-    """The objects to which the removed references lead, and those that a call ends, by identity."""
+    """The objects to which the removed references lead, and objects that a call ends, by identity.
+    """
     records: dict[int, object] = field(default_factory=dict)
     """The records that lines remove as a whole, by identity."""
     modules_and_figures: list[weakref.ref[Any]] = field(default_factory=list)
@@ -313,7 +319,7 @@ _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
 """Matches text as the key of an item."""
 
 
-def without_quoted(path: str) -> str:
+def without_keys(path: str) -> str:
     """Return a path without the text of keys, which may be anything: ``runs[]`` for
     ``runs["a: b"]``.
     """

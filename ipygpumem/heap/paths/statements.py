@@ -273,23 +273,37 @@ def _loop_over_items(groups: list[list[Cut]]) -> str:
     if first.kind is not Kind.ITEM or any(item.owner_id != first.owner_id for item in items):
         return ""
     statements = _statements_of_items(groups, items)
+    if len(statements) != 1:
+        return ""
+    statement = statements.pop()
     positions = sorted(item.position for item in items)
     start, end = positions[0], positions[-1] + 1
-    if len(statements) == 1 and end - start != len(groups):
-        statements = _statement_if_there(groups, first)
+    if end - start != len(groups):  # items between them have no such references
+        statement = _statement_if_there(groups, first)
         start, end = 0, first.size
-    if len(statements) != 1 or not all(statements):
+    if not statement:
         return ""
-    span = f"[{start}:]" if end == first.size else f"[{start}:{end}]"
-    if (start, end) == (0, first.size):
-        span = ""
-    items_code = without_import(first.owner)
-    if span and not first.has_slices:
-        items_code = f"list({items_code})"
     # The loop takes none of the user's names, and leaves none that keeps the last item.
     variable = variable_for(first.target, _ITEM)
-    body = in_sequence([*statements, f"del {variable}"])
-    return f"for {variable} in {items_code}{span}: {body}"
+    body = in_sequence([statement, f"del {variable}"])
+    return f"for {variable} in {_code_of_items(first, start, end)}: {body}"
+
+
+def _code_of_items(item: Cut, start: int, end: int) -> str:
+    """Return the code of neighbouring items of a container, for a loop: ``runs[3:7]`` of a list,
+    ``list(runs)[3:7]`` of a deque, or ``runs`` for all items.
+
+    Args:
+        item: the reference to one of the items.
+        start: the position of the first item.
+        end: the position after the last one.
+    """
+    container = without_import(item.owner)
+    if (start, end) == (0, item.size):
+        return container
+    if not item.has_slices:
+        container = f"list({container})"
+    return f"{container}[{start}:]" if end == item.size else f"{container}[{start}:{end}]"
 
 
 def _references_to_items(groups: list[list[Cut]]) -> list[Cut]:
@@ -322,19 +336,19 @@ def _statements_of_items(groups: list[list[Cut]], items: Sequence[Cut]) -> set[s
     return statements
 
 
-def _statement_if_there(groups: list[list[Cut]], first_item: Cut) -> set[str]:
-    """Return the statement that removes references from the items that have them, if no further
-    item has one there: ``for _item in docs: _item.pop("tokens", None)``. It is the only one of the
-    set, which is empty if there is none.
+def _statement_if_there(groups: list[list[Cut]], first_item: Cut) -> str:
+    """Return the statement that removes references from a loop's item if it has them,
+    ``_item.pop("tokens", None)``; empty if there is none, or if it would remove the references of
+    further items.
 
     Args:
         groups: the references of each item.
         first_item: the reference to the item of the first group.
     """
     if not all(cut.is_only_there for group in groups for cut in group):
-        return set()
+        return ""
     statements = [inside_loop(cut, first_item).statement_if_there for cut in groups[0]]
-    return {in_sequence(statements)} if all(statements) else set()
+    return in_sequence(statements) if all(statements) else ""
 
 
 def _statement_of_one_item(cuts: list[Cut]) -> str:

@@ -53,7 +53,7 @@ def append_suspended_step(path: Path, steps: Sequence[object], cell_of: CellOf) 
     return 0
 
 
-def line_that_ends(item: object, path: Path) -> str:
+def line_that_removes(item: object, path: Path) -> str:
     """Return the line that removes a path's target, and ends it first if deleting it is not enough:
     ``task.cancel(); del task``.
 
@@ -95,7 +95,7 @@ def _append_task(path: Path, task: object, child: object) -> None:
     if not is_pending(task) and not is_failure:
         path.append_fixed(".result()", path.code and f"{path.code}.result()")
         return
-    path.advise(line_that_ends(task, path), "")
+    path.advise(line_that_removes(task, path), "")
     path.append_words(": asyncio task")
 
 

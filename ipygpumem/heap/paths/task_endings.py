@@ -41,7 +41,7 @@ def ending_of(item: object) -> str:
     return ""
 
 
-def cancelling(tasks: Sequence[object]) -> str:
+def line_that_cancels(tasks: Sequence[object]) -> str:
     """Return the line that cancels pending tasks, by the name of their function; words if the tasks
     run several functions, or if a further task runs this one.
     """
@@ -89,13 +89,13 @@ def event_loops(names: Mapping[str, object]) -> Iterator[tuple[object, str]]:
             yield value, target_of(name)
 
 
-def cancelling_timer(timer: threading.Timer) -> str:
+def line_that_cancels_timer(timer: threading.Timer) -> str:
     """Return the line that cancels a timer and waits until its thread has ended."""
     name = text_of(timer.name)
     names = [thread.name for thread in threading.enumerate()]
-    condition = (
-        f"timer.name == {literal(name)}" if names.count(name) == 1 else f"id(timer) == {id(timer)}"
-    )
+    condition = f"timer.name == {literal(name)}"
+    if names.count(name) != 1:
+        condition = f"id(timer) == {id(timer)}"
     timers = f"timer in threading.enumerate() if {condition}"
     return f"import threading; [(timer.cancel(), timer.join()) for {timers}];"
 

@@ -95,13 +95,13 @@ def joined(ways: Sequence[Way], unwritten: int = 0) -> Way:
     # One statement for all: a line of each reference would move the items of the next one's list.
     statement = statement_of(cuts)
     remedies = [way.holder.remedy for way in ways]
-    if statement and len(removable) == len(ways):
+    if statement and len(removable) == len(ways):  # del a["x"]; b.clear()
         remedy = Remedy(statement, comments_of(remedies), tuple(cuts))
         return Way(replace(holder, remedy=remedy))
     if len(ways) > _MOST_WAYS:
         return Way(holder)
     lines, words = _lines_and_words([way for way in ways if not (statement and way.cuts)])
-    if statement and not lines:
+    if statement and not lines:  # del a["x"]  # and remove it from b
         comment = comments_of(remedies, first=f"and {', and '.join(words)}")
         return Way(replace(holder, remedy=Remedy(statement, comment, tuple(cuts))))
     if statement:
@@ -110,16 +110,16 @@ def joined(ways: Sequence[Way], unwritten: int = 0) -> Way:
 
 
 def _listed_holder(ways: Sequence[Way], unwritten: int) -> Holder:
-    """Return one holder whose path lists those of some ways, with words instead of a line:
-    ``notebook variable a, notebook variable b, and 3 more``.
+    """Return one holder for several ways: its path lists their paths, ``notebook variable a,
+    notebook variable b, and 3 more``, and its remedy is words.
     """
     named = [way.holder for way in ways[:_MOST_WAYS]]
     paths = [holder.path for holder in named]
     path = ", ".join(inner for inner in paths if not _are_items_of(inner, paths))
     roots = tuple(root for holder in named for root in holder.roots)
-    more = max(0, len(ways) - _MOST_WAYS) + unwritten
-    if more:
-        path += f", and {more} more"
+    number_unnamed = max(0, len(ways) - _MOST_WAYS) + unwritten
+    if number_unnamed:
+        path += f", and {number_unnamed} more"
     return Holder(path, _REMOVE_FROM_ALL, roots)
 
 
@@ -176,6 +176,7 @@ def _used_first(remedies: Sequence[Remedy]) -> list[Remedy]:
     """
 
     def is_named_elsewhere(remedy: Remedy) -> bool:
+        """Return True if another line names the object that a line deletes."""
         deleted = remedy.deleted_code
         lines = [other.line for other in remedies if other.line != remedy.line]
         return deleted != "" and any(deleted in line for line in lines)

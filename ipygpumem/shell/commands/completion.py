@@ -11,30 +11,40 @@ from ipygpumem.shell.commands.declarations import Argument, Command, CommandGrou
 def complete(
     table: CommandTable, app: Any, namespace: Container[str], magic: str, event: Any
 ) -> list[str]:
-    """Return completions at the cursor in the line of ``magic``, a name without ``%``."""
+    """Return completions at the cursor in the line of a magic.
+
+    Args:
+        table: all magics.
+        app: the services of the shell.
+        namespace: the notebook's names.
+        magic: the magic's name without ``%``.
+        event: IPython's event, with the line and the text until the cursor.
+    """
     line = event.text_until_cursor
     if line.split()[:1] != event.line.split()[:1]:  # the old API passes no cursor
         line = event.line
     words = line.split()
-    begun = "" if line[-1:].isspace() else words.pop()
+    begun_word = "" if line[-1:].isspace() else words.pop()
     if not words or words[0] in namespace:  # the magic's name is being typed, or a variable has it
         return []
     signs = "%%" if words.pop(0).startswith("%%") else "%"
     if signs + magic not in table.magics:
         return []
-    place = table.find(signs + magic, words)
-    words = words[place.name.count(" ") :]
-    if isinstance(place, CommandGroup):
-        return [] if words else place.names
-    argument, needs_value = _argument_at_end(place, words)
-    offered = _offered(argument, app, begun)
+    named = table.find(signs + magic, words)
+    words = words[named.name.count(" ") :]
+    if isinstance(named, CommandGroup):
+        return [] if words else named.names
+    argument, needs_value = _argument_of_next_word(named, words)
+    completions = _completions_of(argument, app, begun_word)
     if needs_value:
-        return offered
-    return [*offered, *place.options]
+        return completions
+    return [*completions, *named.options]
 
 
-def _argument_at_end(command: Command, words: Iterable[str]) -> tuple[Argument | None, bool]:
-    """Return the argument to which a next word would belong, and whether it must be its value."""
+def _argument_of_next_word(command: Command, words: Iterable[str]) -> tuple[Argument | None, bool]:
+    """Return the argument to which the word after ``words`` belongs, unless it is an option's name;
+    and True if it must be that argument's value, as after ``--seed``.
+    """
     options = command.options
     positional = command.positional
     option: Argument | None = None
@@ -54,8 +64,8 @@ def _argument_at_end(command: Command, words: Iterable[str]) -> tuple[Argument |
     return option, needs_value
 
 
-def _offered(argument: Argument | None, app: Any, begun: str) -> list[str]:
-    """Return the completions that an argument declares."""
+def _completions_of(argument: Argument | None, app: Any, begun: str) -> list[str]:
+    """Return the completions that an argument declares, of a word that begins with ``begun``."""
     if argument is None:
         return []
     if callable(argument.offers):

@@ -59,6 +59,7 @@ class Argument:
     """Converts the text; raises ``WrongValue``."""
     default: object = None
     choices: tuple[str, ...] = ()
+    """The only values that it accepts; empty if there is no such list."""
     offers: Offers | tuple[str, ...] = ()
     """Completions."""
     also: tuple[str, ...] = ()
@@ -155,6 +156,7 @@ def switch(name: str, help: str) -> Argument:  # noqa: A002  # as in argparse
 
 
 def _attribute_of(name: str) -> str:
+    """Return ``drop_imports`` for ``--drop-imports``."""
     return name.lstrip("-").replace("-", "_")
 
 
@@ -162,7 +164,12 @@ def _attribute_of(name: str) -> str:
 
 
 def _converter(check: Callable[..., object], **bounds: int) -> Callable[[str], object]:
-    """Return a converter that uses the same check as Python functions and the configuration."""
+    """Return a converter for ``Argument.to``.
+
+    Args:
+        check: converts and checks a text, as for Python functions and the configuration.
+        bounds: further arguments of ``check``.
+    """
 
     def convert(text: str) -> object:
         try:
@@ -174,7 +181,7 @@ def _converter(check: Callable[..., object], **bounds: int) -> Callable[[str], o
 
 
 def byte_size(least: int = 0) -> Callable[[str], object]:
-    """Return a converter of sizes such as ``8GiB``, in bytes."""
+    """Return a converter of sizes such as ``8GiB`` to bytes; fewer than ``least`` are an error."""
     return _converter(checked_bytes, least=least)
 
 
@@ -205,7 +212,9 @@ def one_of(*choices: str) -> Callable[[str], object]:
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """Return a suggestion of the word most similar to an unknown one, or an empty text."""
+    """Return a suggestion such as `` (did you mean top?)``, of the word most similar to an unknown
+    one; empty if none is similar.
+    """
     import difflib  # takes long
 
     similar = difflib.get_close_matches(word[:40].lower(), words, 1)
@@ -220,6 +229,7 @@ class Command:
     """A command: a magic such as ``%%peak``, or one of a magic's such as ``%gpumem top``."""
 
     name: str
+    """The words that users write, such as ``%gpumem top``."""
     summary: str
     arguments: tuple[Argument, ...]
     run: Run
@@ -249,7 +259,14 @@ class Command:
 def command(
     name: str, summary: str, *arguments: Argument, details: str = ""
 ) -> Callable[[Run], Command]:
-    """Declare the decorated function as a command; ``name`` is what users write."""
+    """Declare the decorated function as a command.
+
+    Args:
+        name: the words that users write, such as ``%gpumem top``.
+        summary: a phrase that begins with a verb, for its help.
+        arguments: its arguments and options.
+        details: further paragraphs of a magic's help.
+    """
 
     def declare(run: Run) -> Command:
         return Command(name, summary, arguments, run, details)
@@ -259,7 +276,7 @@ def command(
 
 @dataclass(frozen=True)
 class CommandModule:
-    """Commands of a group that one module declares."""
+    """The commands of a group that one module declares; it is imported when one is used."""
 
     names: tuple[str, ...]
     load: Callable[[], tuple[Command | CommandGroup, ...]]
@@ -279,14 +296,14 @@ class CommandGroup:
 
     @property
     def names(self) -> list[str]:
-        """The words that may follow."""
+        """The words that may follow the group's name."""
         names = list[str]()
         for module in self.modules:
             names += module.names
         return names
 
     def load(self, name: str) -> Command | CommandGroup:
-        """Return the command of one of the names; other modules are not imported."""
+        """Return the command with one of the ``names``; only its module is imported."""
         module = next(module for module in self.modules if name in module.names)
         return module.load()[module.names.index(name)]
 
@@ -315,7 +332,12 @@ class Call:
 
 
 class CommandTable:
-    """All magics, with the options that optional features add to commands of the core."""
+    """All magics, with the options that optional features add to commands of the core.
+
+    Args:
+        magics: the magics.
+        further_options: functions that return the options of optional features, by command.
+    """
 
     def __init__(
         self,
@@ -324,7 +346,6 @@ class CommandTable:
     ) -> None:
         self.magics = {magic.name: magic for magic in magics}
         self._further_options = further_options or {}
-        """Functions that return them, by command."""
         self._loaded: dict[str, Command | CommandGroup] = {}
         """Declarations of magics that have been used."""
         self._extended: dict[str, Command] = {}
@@ -332,21 +353,23 @@ class CommandTable:
 
     @property
     def names(self) -> list[str]:
-        """The names of the magics, without signs, each once."""
+        """The names of the magics, without ``%``, each once."""
         return list(dict.fromkeys(name.lstrip("%") for name in self.magics))
 
     def find(self, magic: str, words: Iterable[str] = ()) -> Command | CommandGroup:
-        """Return the command that a magic's first words name, or the group in which they end."""
+        """Return the command that a magic's first words name, or the group of commands if they name
+        none: for ``%gpumem``, ``top x`` names ``%gpumem top``.
+        """
         if magic not in self._loaded:
             self._loaded[magic] = self.magics[magic].load()
-        place = self._loaded[magic]
+        named = self._loaded[magic]
         for word in words:
-            if not isinstance(place, CommandGroup) or word not in place.names:
+            if not isinstance(named, CommandGroup) or word not in named.names:
                 break
-            place = place.load(word)
-        if isinstance(place, Command):
-            return self.with_further_options(place)
-        return place
+            named = named.load(word)
+        if isinstance(named, Command):
+            return self.with_further_options(named)
+        return named
 
     def with_further_options(self, command: Command) -> Command:
         """Return a command with the options that optional features add."""
@@ -362,6 +385,7 @@ class CommandTable:
 
 
 def _no_recorder(context: ShellContext) -> Any:
+    """Raise the error of a shell without a flight recorder."""
     raise NotLoadedError("there is no flight recorder here")
 
 

@@ -11,7 +11,7 @@ _WIDTH = 116
 """Maximum length of a line."""
 _INDENT = "    "
 _WIDEST_COLUMN = 32
-"""Longer words of a first column have a line of their own."""
+"""Maximum letters of a first column; a longer text has a line of its own."""
 
 
 _BLOCK = "::"
@@ -24,16 +24,16 @@ def help_of(
     """Return the help text of a magic, or of the command that its first words name, as a
     docstring.
     """
-    place = table.find(magic, words)
-    if isinstance(place, CommandGroup):
-        lines = _lines_of_group(table, place, columns)
+    named = table.find(magic, words)
+    if isinstance(named, CommandGroup):
+        lines = _lines_of_group(table, named, columns)
     else:
-        lines = _lines_of_command(place, columns)
+        lines = _lines_of_command(named, columns)
     block = "\n".join(lines)
-    summary = place.summary[:1].upper() + place.summary[1:]
+    summary = named.summary[:1].upper() + named.summary[1:]
     paragraphs = [f"{summary}.", _BLOCK, block]
-    if place.details:
-        paragraphs.append(place.details)
+    if named.details:
+        paragraphs.append(named.details)
     return "\n\n".join(paragraphs) + "\n"
 
 
@@ -49,10 +49,10 @@ def help_asked_for(table: CommandTable, magic: str, line: str, columns: int | No
         last = "help"
     if magic not in table.magics or last not in ("help", "--help", "-h"):
         return ""
-    place = table.find(magic, words)
-    if words != place.name.split()[1:]:  # more than the command's name: an argument
+    named = table.find(magic, words)
+    if words != named.name.split()[1:]:  # more than the command's name: an argument
         return ""
-    if last == "help" and isinstance(place, Command):  # may be a name of the user
+    if last == "help" and isinstance(named, Command):  # may be a name of the user
         return ""
     return printed_help(table, magic, words, columns)
 
@@ -63,14 +63,14 @@ def printed_help(
     """Return the help text of a magic or a command as it is printed; ``columns`` is the width of
     the terminal.
     """
-    most = min(_WIDTH, columns or _WIDTH)
-    docstring = help_of(table, magic, words, most)
+    width = min(_WIDTH, columns or _WIDTH)
+    docstring = help_of(table, magic, words, width)
     lines = docstring.replace(f"{_BLOCK}\n\n", "", 1).replace("``", "").splitlines()
-    printed = list[str]()
+    printed_lines = list[str]()
     for line in lines:
         is_prose = not line.startswith(" ")
-        printed += textwrap.wrap(line, most) if line and is_prose else [line]
-    return "\n".join(printed) + "\n"
+        printed_lines += textwrap.wrap(line, width) if line and is_prose else [line]
+    return "\n".join(printed_lines) + "\n"
 
 
 def _lines_of_command(command: Command, columns: int) -> list[str]:
@@ -88,31 +88,34 @@ def _lines_of_group(table: CommandTable, group: CommandGroup, columns: int) -> l
     descriptions: dict[str, list[str]] = {}
     for command in _commands(table, group):
         usage = [command.name, *(usage_of(item) for item in command.positional)]
-        names = [usage_of(item) for item in command.options.values()]
-        rows.append((" ".join(usage), [*command.summary.split(), *names]))
+        option_usages = [usage_of(item) for item in command.options.values()]
+        rows.append((" ".join(usage), [*command.summary.split(), *option_usages]))
+        name = command.name.removeprefix(f"{group.name} ")
         for item in command.options.values():
-            known = descriptions.setdefault(item.usage, [])
-            _add_description(known, item.description, command.name.removeprefix(f"{group.name} "))
-    options = [(usage, "; ".join(texts).split()) for usage, texts in descriptions.items()]
-    return [*_aligned(rows, columns), "", *_aligned(options, columns)]
+            of_option = descriptions.setdefault(item.usage, [])
+            _add_description(of_option, item.description, name)
+    option_rows = [(usage, "; ".join(texts).split()) for usage, texts in descriptions.items()]
+    return [*_aligned(rows, columns), "", *_aligned(option_rows, columns)]
 
 
-def _add_description(known: list[str], description: str, command: str) -> None:
-    """Add the description of an option, which most commands share, to those of other commands."""
-    if not known:
-        known.append(description)
-    elif description != known[0]:
-        known.append(f"of {command}: {description}")
+def _add_description(descriptions: list[str], description: str, command: str) -> None:
+    """Add the description that a command has of an option to the descriptions of this option,
+    unless it is the first command's, which most commands share.
+    """
+    if not descriptions:
+        descriptions.append(description)
+    elif description != descriptions[0]:
+        descriptions.append(f"of {command}: {description}")
 
 
 def _commands(table: CommandTable, group: CommandGroup) -> Iterator[Command]:
     """Yield all commands of a group, and those of the groups in it."""
     for name in group.names:
-        place = group.load(name)
-        if isinstance(place, CommandGroup):
-            yield from _commands(table, place)
+        named = group.load(name)
+        if isinstance(named, CommandGroup):
+            yield from _commands(table, named)
         else:
-            yield table.with_further_options(place)
+            yield table.with_further_options(named)
 
 
 def usage_of(argument: Argument) -> str:
@@ -127,7 +130,7 @@ Row = tuple[str, list[str]]
 
 
 def _aligned(rows: Iterable[Row], columns: int) -> list[str]:
-    """Return the lines of a table with two columns."""
+    """Return the lines of a table with two columns, in a terminal with so many ``columns``."""
     rows = list(rows)
     widths = [len(first) for first, _ in rows if len(first) <= _WIDEST_COLUMN]
     width = max(widths, default=0)
@@ -142,7 +145,9 @@ def _aligned(rows: Iterable[Row], columns: int) -> list[str]:
 
 
 def _wrapped(pieces: list[str], start: str, indent: str, columns: int) -> list[str]:
-    """Return lines that begin with ``start``, then with ``indent``."""
+    """Return pieces in lines of at most so many ``columns``: the first line begins with ``start``,
+    further ones with ``indent``.
+    """
     lines = list[str]()
     line = start
     is_empty = True

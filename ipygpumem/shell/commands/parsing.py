@@ -26,10 +26,14 @@ from ipygpumem.units import UNIT
 
 
 def parse(table: CommandTable, magic: str, line: str) -> tuple[Command, Options]:
-    """Return the command that a magic's line names, and its options."""
+    """Return the command that a magic's line names, and its options.
+
+    Raises:
+        UsageError: the line is wrong; its message names the first mistake.
+    """
     command = table.find(magic, line.split())
     if isinstance(command, Command) and command.code is not None:
-        text = _after_words(line, _words_after_magic(command))
+        text = _without_first_words(line, _words_after_magic(command))
         options = _options_and_code(command, command.code, text)
     else:
         command, options = _command_and_options(table, magic, line)
@@ -39,8 +43,8 @@ def parse(table: CommandTable, magic: str, line: str) -> tuple[Command, Options]
     return command, options
 
 
-def _after_words(line: str, number: int) -> str:
-    """Return a line without its first words."""
+def _without_first_words(line: str, number: int) -> str:
+    """Return a line without its first words, of which there are ``number``."""
     parts = line.split(None, number)
     if len(parts) > number:
         return parts[number]
@@ -58,7 +62,7 @@ def _command_and_options(table: CommandTable, magic: str, line: str) -> tuple[Co
     if isinstance(named, Command):
         return named, _options(named, words)
     if words or named.alone is None:
-        raise UsageError(clean(_no_command(table, named, words)))
+        raise UsageError(clean(_message_without_command(table, named, words)))
     command = named.alone()
     return command, _options(command, words)
 
@@ -68,23 +72,32 @@ def _words_after_magic(named: Command | CommandGroup) -> int:
     return named.name.count(" ")
 
 
-def _no_command(table: CommandTable, group: CommandGroup, words: list[str]) -> str:
-    """Return the message on a line that names no command of a group."""
-    problem = "a command is missing"
-    also = ""
-    if not words and f"%{group.name}" in table.magics:
-        also = f", or write %{group.name} as the first line of a cell"
-    if words:
-        magic = _how_to_write(table, words[0])
-        if magic:
-            return f"{group.name}: write {magic}"
-        problem = f"no such command {quoted(words[0])}"
-        meant = _meant(words[0], [*group.names, "help"])
-        if meant:
-            return f"{group.name}: {problem}{meant}: {group.name} help lists the commands"
-        if group.name == "%experiment":
-            also = f"; to open one of this name: %experiment start {words[0]}"
-    return f"{group.name}: {problem}; use {', '.join(group.names)}{also}"
+def _message_without_command(table: CommandTable, group: CommandGroup, words: list[str]) -> str:
+    """Return the message on a line that names no command of a group.
+
+    Args:
+        table: all magics.
+        group: the group, such as ``%gpumem``.
+        words: the words after the group's name.
+    """
+    names = ", ".join(group.names)
+    if not words:
+        hint = ""
+        if f"%{group.name}" in table.magics:
+            hint = f", or write %{group.name} as the first line of a cell"
+        return f"{group.name}: a command is missing; use {names}{hint}"
+    word = words[0]
+    right_form = _right_form(table, word)
+    if right_form:
+        return f"{group.name}: write {right_form}"
+    problem = f"no such command {quoted(word)}"
+    suggestion = _suggestion(word, [*group.names, "help"])
+    if suggestion:
+        return f"{group.name}: {problem}{suggestion}: {group.name} help lists the commands"
+    hint = ""
+    if group.name == "%experiment":
+        hint = f"; to open one of this name: %experiment start {word}"
+    return f"{group.name}: {problem}; use {names}{hint}"
 
 
 _MEANINGS = {
@@ -104,8 +117,10 @@ _MEANINGS = {
 """Words that users try for commands whose names are not similar."""
 
 
-def _meant(word: str, names: Collection[str]) -> str:
-    """Return a suggestion of the command that a word means or resembles, or an empty text."""
+def _suggestion(word: str, names: Collection[str]) -> str:
+    """Return a suggestion such as `` (did you mean top?)``, of the command that a word means or
+    resembles; empty if there is none.
+    """
     for name, words in _MEANINGS.items():
         if name in names and word.lower() in words:
             return f" (did you mean {name}?)"
@@ -134,23 +149,23 @@ _WORDS_FOR_DEL = ("del", "delete", "rm", "remove")
 """Words that users try for ``del``, to delete a variable."""
 
 
-def _how_to_write(table: CommandTable, name: str) -> str:
-    """Return how to write a word that a line took for a command of a group: a magic, a function,
-    a statement, or the options; empty for other words.
+def _right_form(table: CommandTable, word: str) -> str:
+    """Return the right form of a word that a line took for a command of a group: ``%%peak`` for
+    ``%gpumem peak``, or a function, a statement or the options; empty for any other word.
     """
-    if name in _WORDS_FOR_CONFIG:
+    if word in _WORDS_FOR_CONFIG:
         return "%config IPyGpuMem"
-    if name in _WORDS_FOR_DEL:
+    if word in _WORDS_FOR_DEL:
         return "del NAME in Python, or %gpumem why NAME for what it frees"
-    if name == "experiments":
+    if word == "experiments":
         return "%experiment list"
-    if name in FUNCTIONS:
-        return f"ipygpumem.{name}(...) in Python, after import ipygpumem"
+    if word in FUNCTIONS:
+        return f"ipygpumem.{word}(...) in Python, after import ipygpumem"
     forms = []
-    if f"%{name}" in table.magics:
-        forms.append(f"%{name}")
-    if f"%%{name}" in table.magics:
-        forms.append(f"%%{name} as the first line of a cell")
+    if f"%{word}" in table.magics:
+        forms.append(f"%{word}")
+    if f"%%{word}" in table.magics:
+        forms.append(f"%%{word} as the first line of a cell")
     return " or ".join(forms)
 
 
@@ -159,12 +174,14 @@ def _options(command: Command, words: list[str]) -> Options:
     if words and not command.arguments:
         problem = f"{quoted(words[0])} is not an option; this command takes none"
         raise UsageError(clean(f"{command.name}: {problem}"))
-    joined = _with_joined_sizes(command, words)
-    options, unknown = _parser_of(command).parse_known_args(joined)
-    if len(unknown) == 1 and NUMBER_OF_ROWS.fullmatch(unknown[0]) and "-n" in command.options:
-        options.n = int(unknown.pop())
-    if unknown:
-        raise UsageError(clean(f"{command.name}: {_unknown(command, unknown[0])}"))
+    words = _with_joined_sizes(command, words)
+    options, unknown_words = _parser_of(command).parse_known_args(words)
+    is_number = len(unknown_words) == 1 and NUMBER_OF_ROWS.fullmatch(unknown_words[0])
+    if is_number and "-n" in command.options:
+        options.n = int(unknown_words.pop())
+    if unknown_words:
+        message = _message_on_unknown_word(command, unknown_words[0])
+        raise UsageError(clean(f"{command.name}: {message}"))
     for argument in command.arguments:
         if argument.is_joined:
             setattr(options, argument.attribute, " ".join(getattr(options, argument.attribute)))
@@ -175,7 +192,7 @@ NUMBER_OF_ROWS = re.compile("[1-9][0-9]{0,8}")
 """A number alone, such as that of ``history 5``: many users leave the name of the option out."""
 
 
-def _unknown(command: Command, word: str) -> str:
+def _message_on_unknown_word(command: Command, word: str) -> str:
     """Return the message on a word that is no option of a command, or that cannot stand alone."""
     names = list(command.options)
     hint = f"use {', '.join(names)}" if names else "this command has no options"
@@ -236,6 +253,8 @@ def _with_joined_sizes(command: Command, words: list[str]) -> list[str]:
 
 
 class _Parser(argparse.ArgumentParser):
+    """The parser of a command, whose errors are one line."""
+
     def __init__(self, command: Command) -> None:
         super().__init__(prog=command.name, add_help=False, allow_abbrev=False)
         self._command = command
@@ -256,14 +275,15 @@ _NO_VALUE = re.compile("expected (one|at least one) argument")
 
 @functools.cache  # making one calls 250 functions
 def _parser_of(command: Command) -> _Parser:
+    """Return the parser of a command's words."""
     parser = _Parser(command)
     for argument in command.arguments:
-        _add(parser, argument)
+        _add_argument(parser, argument)
     return parser
 
 
-def _add(parser: _Parser, argument: Argument) -> None:
-    """Add an argument to argparse's parser."""
+def _add_argument(parser: _Parser, argument: Argument) -> None:
+    """Add a command's argument to argparse's parser."""
     if not argument.name:
         number = "*" if argument.many or argument.is_joined else "?"
         parser.add_argument(
@@ -279,10 +299,16 @@ def _add(parser: _Parser, argument: Argument) -> None:
 
 
 def _options_and_code(command: Command, code: Argument, line: str) -> Options:
-    """Return the options at the start of a line, and the rest of it as code."""
+    """Return the options of a line such as ``--min 1MiB x = f(y)``, which ends with Python code.
+
+    Args:
+        command: the command.
+        code: its argument that gets the code.
+        line: the line after the command's name.
+    """
     options = Options(**{item.attribute: item.default for item in command.arguments})
     if command.options:
-        line = _read_options(command, options, line)
+        line = _set_options(command, options, line)
         if re.match(r"\s*--?[a-zA-Z]", line):
             usages = " or ".join(item.usage for item in command.options.values())
             hint = ", or put (...) around the statement" if code.missing else ""
@@ -292,8 +318,8 @@ def _options_and_code(command: Command, code: Argument, line: str) -> Options:
     return options
 
 
-def _read_options(command: Command, options: Options, line: str) -> str:
-    """Set the options at the start of a line, and return the rest of it."""
+def _set_options(command: Command, options: Options, line: str) -> str:
+    """Set the options at the start of a line, and return the line without them."""
     names = "|".join(command.options)
     option = re.compile(rf"""\s*(?P<name>{names})[\s=]*(?P<value>'[^']*'|"[^"]*"|\S+)(?:\s+|$)""")
     while match := option.match(line):

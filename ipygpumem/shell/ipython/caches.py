@@ -41,8 +41,8 @@ def is_of_ipython(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def _names_in(namespace: dict[str, Any]) -> list[re.Match[str]]:
-    """Return the matches of IPython's names of outputs and inputs."""
+def _names_of_ipython_in(namespace: dict[str, Any]) -> list[re.Match[str]]:
+    """Return IPython's names of outputs and inputs in a namespace, as matches of ``_NAME``."""
     matches = list[re.Match[str]]()
     for name in list(namespace):
         match = _NAME.fullmatch(name) if type(name) is str else None
@@ -52,18 +52,18 @@ def _names_in(namespace: dict[str, Any]) -> list[re.Match[str]]:
 
 
 def kept_outputs(shell: Any) -> tuple[dict[int, Any], set[int]]:
-    """Return the outputs that ``%xdel _5`` would free, and the identities of the objects that hold
-    them.
+    """Return the outputs, by cell number, that ``%xdel _5`` would free, and the identities of
+    IPython's objects that hold them.
     """
     cache = shell.user_ns.get("_oh")
     namespace = shell.user_ns
     if type(cache) is not dict:
         return {}, set()
     keepers = {id(cache), id(namespace), id(shell.user_ns_hidden)}
-    for place in (shell.displayhook, shell.last_execution_result):
-        keepers.add(id(place))
-        if place is not None:
-            keepers.add(id(instance_dict(place)))
+    for holder in (shell.displayhook, shell.last_execution_result):
+        keepers.add(id(holder))
+        if holder is not None:
+            keepers.add(id(instance_dict(holder)))
     outputs = dict[int, Any]()
     for number, value in list(cache.items()):
         if type(number) is int and namespace.get(f"_{number}") is value:
@@ -72,22 +72,24 @@ def kept_outputs(shell: Any) -> tuple[dict[int, Any], set[int]]:
 
 
 def references_of_names(shell: Any) -> Counter[int]:
-    """Return the number of references that names and IPython's caches have to each object, by
-    identity.
+    """Return the number of references that names and IPython's caches have to each object, by the
+    object's identity.
 
-    ``del`` ends those of a name, and ``%xdel`` also those of an output's copies.
+    ``del`` removes the reference of a name, and ``%xdel`` also those of an output's copies.
     """
     references = Counter[int]()
-    places = [shell.user_ns.get("_oh"), shell.user_ns, shell.user_ns_hidden]
-    places += [instance_dict(place) for place in (shell.displayhook, shell.last_execution_result)]
-    for place in places:
-        if type(place) is dict:
-            references.update(map(id, list(place.values())))
+    dicts = [shell.user_ns.get("_oh"), shell.user_ns, shell.user_ns_hidden]
+    dicts += [instance_dict(item) for item in (shell.displayhook, shell.last_execution_result)]
+    for holder in dicts:
+        if type(holder) is dict:
+            references.update(map(id, list(holder.values())))
     return references
 
 
 def names_and_outputs(shell: Any) -> dict[str, object]:
-    """Return the notebook's names, names with an underscore last, then its outputs."""
+    """Return the objects of the notebook's names, names with an underscore last, then its outputs
+    by their code, such as ``Out[5]``.
+    """
     namespace = dict(shell.user_ns)
     if is_exactly(namespace.get("open"), FunctionType):  # IPython's own
         namespace.pop("open")
@@ -115,7 +117,7 @@ def _users_latest(shell: Any) -> dict[str, object]:
 
 
 def outputs_of(shell: Any, item: object) -> tuple[str, ...]:
-    """Return IPython's names, such as ``_5``, of the outputs that are an object itself."""
+    """Return IPython's names, such as ``_5``, of the outputs that are ``item``."""
     kept, _ = kept_outputs(shell)
     return tuple(f"_{number}" for number, value in kept.items() if value is item)
 
@@ -130,7 +132,7 @@ _OF_IPYTHON = {
     "quit": _COMMAND,
     "get_ipython": "the function that returns IPython's shell, which holds none of your data",
 }
-"""IPython's own names, with what they are."""
+"""IPython's own names → their descriptions."""
 _NO_OUTPUT = "IPython's name for one of the last three outputs: there is none yet"
 _INPUT = "IPython's copy of the text of a cell"
 
@@ -168,14 +170,12 @@ def _is_latest_without_output(shell: Any, name: str) -> bool:
 
 
 def global_of_run(file: str, name: str) -> str:
-    """Return the code for a global of the module that IPython keeps of a script that ``%run`` has
-    run.
-    """
+    """Return code for a global of a script that ``%run`` has run: IPython keeps its module."""
     return f"get_ipython()._main_mod_cache[{file!r}].{name}"
 
 
 def in_run_modules(shell: Any) -> list[object]:
-    """Return the data of the modules that IPython keeps of scripts."""
+    """Return the objects of the globals of scripts that ``%run`` has run."""
     data = list[object]()
     for _, module in _modules_of_run(shell):
         for name, value in list(module_dict(module).items()):
@@ -198,8 +198,8 @@ def _modules_of_run(shell: Any) -> list[tuple[str, Any]]:
 
 
 def kept_by_run(shell: Any, names: Iterable[str]) -> list[str]:
-    """Return the statements by which modules of ``%run`` free the objects that they share with the
-    notebook.
+    """Return the statements by which modules of ``%run`` drop the objects of the notebook's
+    ``names``.
     """
     names, missing = list(names), object()
     statements = list[str]()
@@ -219,15 +219,18 @@ StoredMark = dict[Any, float]
 class LatestOutput(NamedTuple):
     """An object named by ``_``, ``__`` or ``___``; not kept alive if it is in the output cache."""
 
-    key: int | None
+    number: int | None
+    """The number of its cell, if it is among the latest outputs of the cache."""
     identity: int
     value: Any = ""
+    """The object, if it has no number."""
 
 
 class OutputMark(NamedTuple):
-    """The outputs at some moment."""
+    """The extent of the outputs at some moment, without the outputs of the cache."""
 
-    keys: set[int]
+    numbers: set[int]
+    """The numbers of the cells with outputs."""
     latest: dict[str, LatestOutput]
     """The objects that IPython keeps as ``_``, ``__`` and ``___``."""
     users: dict[str, Any]
@@ -245,7 +248,7 @@ class Outputs:
         self.printed = Printed(shell)
 
     def _cache(self) -> dict[int, Any]:
-        """Return ``Out``; empty if the user has removed or replaced it."""
+        """Return ``Out``, or an empty dict if the user has removed or replaced it."""
         cache = self._shell.user_ns.get("_oh")
         return cache if type(cache) is dict else {}
 
@@ -257,7 +260,7 @@ class Outputs:
         return {number: value for number, value in items if type(number) is int}
 
     def mark(self) -> OutputMark:
-        """Return the current outputs."""
+        """Return the extent of the current outputs."""
         namespace = self._shell.user_ns
         hook = self._shell.displayhook
         outputs = self._by_number()
@@ -273,11 +276,11 @@ class Outputs:
         return OutputMark(set(outputs), latest, users, stored, self.printed.mark())
 
     def _value_of(self, latest: LatestOutput) -> object:
-        """Return the object, or an empty text if it has been deleted."""
-        if latest.key is None:
+        """Return the object of a latest output, or an empty text if it has been deleted."""
+        if latest.number is None:
             return latest.value
-        name = f"_{latest.key}"
-        value = self._cache().get(latest.key, self._shell.user_ns.get(name, ""))
+        name = f"_{latest.number}"
+        value = self._cache().get(latest.number, self._shell.user_ns.get(name, ""))
         if id(value) != latest.identity:  # another output: %reset restarts the count
             return ""
         return value
@@ -286,45 +289,44 @@ class Outputs:
         """Remove deleted outputs from ``mark``, because %reset restarts the count and reuses their
         numbers.
         """
-        mark.keys.intersection_update(self._by_number())
+        mark.numbers.intersection_update(self._by_number())
         self.printed.drop_deleted_from(mark.printed)
 
-    def leave_to_others(self, mark: OutputMark, number: int) -> None:
-        """Let ``forget_since`` keep the outputs of a cell of another thread."""
-        mark.keys.add(number)
+    def leave_output(self, mark: OutputMark, number: int) -> None:
+        """Let ``forget_since`` keep the output of another thread's cell."""
+        mark.numbers.add(number)
         for numbers in mark.printed.numbers.values():
             numbers.add(number)
 
     def since(self, mark: OutputMark) -> dict[int, Any]:
         """Return the outputs created after ``mark``, by cell number."""
         outputs = self._by_number()
-        return {number: value for number, value in outputs.items() if number not in mark.keys}
+        return {number: value for number, value in outputs.items() if number not in mark.numbers}
 
     def forget_since(self, mark: OutputMark) -> None:
         """Remove the outputs created after ``mark`` everywhere in IPython."""
-        new = list(self.since(mark))
-        for key in new:
-            self._cache().pop(key, None)
+        new_numbers = list(self.since(mark))
+        for number in new_numbers:
+            self._cache().pop(number, None)
             for namespace in (self._shell.user_ns, self._shell.user_ns_hidden):
-                namespace.pop(f"_{key}", None)
+                namespace.pop(f"_{number}", None)
         self._forget_culled()
         self._reset_latest(mark)
         self.forget_hidden()
-        last = self._shell.last_execution_result
-        if last is not None and new:
-            last.result = None
+        last_result = self._shell.last_execution_result
+        if last_result is not None and new_numbers:
+            last_result.result = None
         self._forget_caches(mark.stored)
         self.printed.forget_since(mark.printed)
 
     def forget_hidden(self) -> None:
-        """Drop hidden copies of outputs whose names are gone.
-
-        The user deleted or rebound the names, or ran `%reset -f out`.
+        """Drop hidden copies of outputs whose names the user has deleted or rebound, also by
+        ``%reset -f out``.
         """
         namespace = self._shell.user_ns
         hidden = self._shell.user_ns_hidden
         hook = self._shell.displayhook
-        for match in _names_in(hidden):
+        for match in _names_of_ipython_in(hidden):
             name = match["output"]
             if not name or (name in namespace and namespace[name] is hidden[name]):
                 continue
@@ -340,12 +342,12 @@ class Outputs:
         """Drop hidden copies of outputs that IPython removed from a full cache."""
         hidden = self._shell.user_ns_hidden
         cache = self._cache()
-        for match in _names_in(hidden):
+        for match in _names_of_ipython_in(hidden):
             if match["number"] and int(match["number"]) not in cache:
                 hidden.pop(match[0], None)
 
     def _reset_latest(self, mark: OutputMark) -> None:
-        """Give ``_``, ``__`` and ``___`` the objects that they had at a mark."""
+        """Give ``_``, ``__`` and ``___`` the objects that they had at ``mark``."""
         shell = self._shell
         for name, latest in mark.latest.items():
             value = self._value_of(latest)
@@ -358,12 +360,12 @@ class Outputs:
                 shell.user_ns[name] = shell.user_ns_hidden[name] = value
 
     def _forget_caches(self, mark: StoredMark) -> None:
-        """Drop copies of objects stored after ``mark``, and other caches that later cells do not
-        need.
+        """Drop copies of objects that ``%store`` has stored after ``mark``, and caches that later
+        cells do not need.
 
-        These are modules of scripts, which %run clears itself on a rerun; the debugger, which keeps
-        each frame in which it displays something; the warning registry, which IPython drops before
-        each cell; and the syntax trees of files in tracebacks.
+        These caches are modules of scripts, which %run clears itself on a rerun; the debugger,
+        which keeps each frame in which it displays something; the warning registry, which IPython
+        drops before each cell; and the syntax trees of files in tracebacks.
         """
         shell = self._shell
         stored = self._stored()
@@ -376,7 +378,7 @@ class Outputs:
         _forget_syntax_trees()
 
     def _stored(self) -> dict[Any, tuple[Any, float]]:
-        """Return the objects that %store's database caches, with their times, by file."""
+        """Return the cache of %store's database: each object with its time, by file."""
         attributes = vars(self._shell)
         # Accessing ``db`` would create one in IPython 9.
         database = attributes.get("_db", attributes.get("db"))
@@ -424,7 +426,9 @@ def _forget_syntax_trees() -> None:
 
 
 def _latest(value: object, newest_first: list[tuple[int, Any]]) -> LatestOutput:
-    """Return an output of IPython, by its number if it is among the newest outputs."""
+    """Return one of the latest outputs, with the number of its cell if it is among the newest
+    outputs of the cache.
+    """
     for number, output in newest_first:
         if output is value:
             return LatestOutput(number, id(value))

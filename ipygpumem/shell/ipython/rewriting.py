@@ -23,6 +23,7 @@ from ipygpumem.introspect import text_of
 REWRITTEN = ("experiment", "memlines", "peak", "autofit")
 """Cell magics whose first line is turned into a call, so that the body is a plain cell."""
 _FIRST_LINE = re.compile(rf"%%({'|'.join(REWRITTEN)})(?:[ \t]+(.*?))?[ \t]*\r?\n?", re.DOTALL)
+"""Matches a first line that is turned into a call: the name of the magic, and its words."""
 LINE_MAGICS = "gpumem|ipygpumem|experiment"
 """Pattern of the names of our magics that are a line, without their sign."""
 NEED_A_CELL = "autofit|estimate|isolate|memlines|peak"
@@ -53,37 +54,36 @@ _MARK = "%%"
 
 
 def rewrite_cell(lines: list[str]) -> list[str]:
-    """Return ``lines`` with a first line such as ``%%experiment ARGS`` turned into a call; else
-    unchanged.
-
-    A body that is itself a cell magic is turned into a call here too, since IPython only looks for
-    one in the first line of a cell.
+    """Return the lines of a cell, with a first line such as ``%%experiment ARGS`` turned into a
+    call. A cell that asks for help, or has no body, is changed so that our magic sees it.
     """
     if not lines:
         return lines
     if len(lines) == 1:
-        asked = _COMMAND_WITH_MARK.fullmatch(lines[0])
-        if asked is not None:
-            return [f"{asked[1]} -h\n"]
-    lines = [_first_line(lines[0]), *lines[1:]]
-    named = _CELL_MAGIC.match(lines[0])
-    if named is not None and asks_for_help(lines[0][named.end() :]):
+        command_with_mark = _COMMAND_WITH_MARK.fullmatch(lines[0])
+        if command_with_mark is not None:  # ``%gpumem leaks?``
+            return [f"{command_with_mark[1]} -h\n"]
+    lines = [_with_own_magic(lines[0]), *lines[1:]]
+    magic = _CELL_MAGIC.match(lines[0])
+    if magic is not None and asks_for_help(lines[0][magic.end() :]):
         # The cell stays text, so that its body does not run. IPython refuses a cell magic without
         # any body, so a line gets an empty one.
         if len(lines) > 1:
             return lines
         return [lines[0].rstrip() + "\n", "\n"]
-    if named is not None and len(lines) == 1 and named[1] not in REWRITTEN:
+    if magic is not None and len(lines) == 1 and magic[1] not in REWRITTEN:
         return [lines[0].rstrip() + "\n", NO_BODY]
-    match = _FIRST_LINE.fullmatch(lines[0])
-    if match is None:
+    first_line = _FIRST_LINE.fullmatch(lines[0])
+    if first_line is None:
         return lines
-    name = match[1]
-    arguments = match[2] or ""
+    name = first_line[1]
+    arguments = first_line[2] or ""
     has_body = any(line.strip() for line in lines[1:])
     asks_ipython = arguments.endswith("?") and not has_body  # with a body, it ends a glob
     if asks_ipython or is_for_engines(arguments):
         return lines
+    # IPython only looks for a cell magic in the first line of a cell, and this body may begin with
+    # a further one.
     return [_call_of(name, f"{_MARK} {arguments}"), *cell_magic(rewrite_cell(lines[1:]))]
 
 
@@ -97,14 +97,14 @@ def runs_no_code(source: str) -> bool:
 
     Without a body, a cell magic only says what is missing; but an experiment is opened and ended.
     """
-    first, _, body = source.lstrip().partition("\n")
-    first = _first_line(first)
-    named = _CELL_MAGIC.match(first)
-    if named is None:
+    first_line, _, body = source.lstrip().partition("\n")
+    first_line = _with_own_magic(first_line)
+    magic = _CELL_MAGIC.match(first_line)
+    if magic is None:
         return False
-    if asks_for_help(first[named.end() :]):
+    if asks_for_help(first_line[magic.end() :]):
         return True
-    return named[1] != "experiment" and not body.strip()
+    return magic[1] != "experiment" and not body.strip()
 
 
 def _call_of(name: str, line: str) -> str:
@@ -129,7 +129,7 @@ def show_as_written(name: str, line: str) -> None:
         frame = frame.f_back
 
 
-def _first_line(line: str) -> str:
+def _with_own_magic(line: str) -> str:
     """Return a cell's first line with ``%%peak`` for ``%gpumem peak``, which new users try."""
     below = _BELOW_GPUMEM.match(line)
     if below is None:
@@ -166,11 +166,13 @@ def words_of(line: str) -> str:
 
 
 def first_lines(source: str) -> tuple[list[str], str]:
-    """Return the names of our magics at the top of a cell, and its source without their lines."""
+    """Return the names of our magics in the first lines of a cell, several below each other, and
+    the cell's source without these lines.
+    """
     names = list[str]()
     lines = source.lstrip().splitlines(keepends=True)
     for line in lines:
-        match = _FIRST_LINE.fullmatch(_first_line(line))
+        match = _FIRST_LINE.fullmatch(_with_own_magic(line))
         if match is None:
             break
         names.append(match[1])
@@ -184,7 +186,7 @@ _LOOP = f"while {_FIT}.again():\n    with {_FIT}:\n        pass\n"
 
 
 def raise_at_start(tree: Any, error: BaseException, shell: Any) -> None:
-    """Let a cell's code raise ``error`` in its first statement."""
+    """Change a cell's code so that its first statement raises ``error``."""
     if type(tree) is not ast.Module or not tree.body:
         return
     place = 0
@@ -247,8 +249,8 @@ def _statement_shown_after_loop(body: list[ast.stmt], interactivity: str) -> lis
 
 
 def _start_of_body(tree: ast.Module) -> int:
-    """Return the index of the first statement after our magics if %%autofit is among
-    them, else 0.
+    """Return the index of the first statement below ``%%autofit``; 0 if that is not among our
+    magics at the top of the cell.
     """
     for index, statement in enumerate(tree.body):
         name = our_magic(statement)

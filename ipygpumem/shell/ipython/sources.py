@@ -1,4 +1,4 @@
-"""Finds the cell that binds a name, and reads the source of cells."""
+"""Reads the source of cells: which cell has bound a name, which ones have only our commands."""
 
 from __future__ import annotations
 
