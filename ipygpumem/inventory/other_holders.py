@@ -266,7 +266,7 @@ class _HeldNodes:
             rows.add(key, items)
         groups = rows.groups()
         without_holder = rows.without_holder
-        sharers = self._tensors_outside()
+        sharers = self._tensors_of_partners()
         in_graphs = self._region.held_in_torch(sharers)
         in_graphs |= _saved_by_graphs(self._region, self._shared)
         in_graphs_too = in_graphs.intersection(held) - without_holder
@@ -304,27 +304,7 @@ class _HeldNodes:
                 objects_by_node[region.node_of(piece, owner)] = sharers
         return objects_by_node
 
-    def _add_tensors_of_graphs(self, groups: Groups, nodes: set[NodeKey]) -> set[NodeKey]:
-        """Add the holders of the tensors among the nodes, which only autograd keeps, to the groups;
-        return these tensors.
-
-        A tensor counts as one of these if only its storage is held from outside. Such a storage may
-        be in the groups with another tensor: ``rows[:10]`` with ``rows``.
-        """
-        by_storage = _tensor_nodes_by_storage(self._region, nodes)
-        nodes_in_groups = set(chain.from_iterable(groups.values()))
-        grouped_storages = _tensor_nodes_by_storage(self._region, nodes_in_groups)
-        ungrouped = {
-            storage: tensors
-            for storage, tensors in by_storage.items()
-            if storage not in grouped_storages
-        }
-        if ungrouped:
-            for storage, holder in explain(ungrouped, self._heap, self._roots).items():
-                groups.setdefault(holder, set()).update(ungrouped[storage])
-        return set(chain.from_iterable(by_storage.values()))
-
-    def _tensors_outside(self) -> list[Any]:
+    def _tensors_of_partners(self) -> list[Any]:
         """Return the tensors from outside that show memory of the region."""
         tensor_type = loaded_object("torch", "Tensor")
         if tensor_type is None:
@@ -336,27 +316,43 @@ class _HeldNodes:
                     tensors[id(sharer)] = sharer
         return list(tensors.values())
 
+    def _add_tensors_of_graphs(self, groups: Groups, nodes: set[NodeKey]) -> set[NodeKey]:
+        """Add the holders of the tensors among the nodes, which only autograd keeps, to the groups;
+        return these tensors.
+
+        A tensor counts as one of these if only its storage is held from outside. Such a storage may
+        be in the groups with another tensor: ``rows[:10]`` with ``rows``.
+        """
+        tensors = _tensor_nodes_by_storage(self._region, nodes)
+        grouped = set(chain.from_iterable(groups.values()))
+        storages_in_groups = _tensor_nodes_by_storage(self._region, grouped)
+        to_search = [storage for storage in tensors if storage not in storages_in_groups]
+        if to_search:
+            for storage, holder in explain(to_search, self._heap, self._roots).items():
+                groups.setdefault(holder, set()).update(tensors[storage])
+        return set(chain.from_iterable(tensors.values()))
+
     def _add_graphs_of_held_tensors(
         self, groups: Groups, nodes: set[int], sharers: Sequence[Any]
     ) -> None:
         """Add the graphs that keep the tensors among the nodes, which have Python holders, too.
 
         Args:
-            groups: the groups of nodes so far.
+            groups: the groups so far.
             nodes: the nodes.
-            sharers: the tensors outside that show the same memory; their holders are in the groups.
+            sharers: the tensors from outside that show their memory, and are in the groups.
         """
-        tensors_by_storage = _tensor_nodes_by_storage(self._region, nodes)
-        if not tensors_by_storage:
+        tensors = _tensor_nodes_by_storage(self._region, nodes)
+        if not tensors:
             return
-        holders = graph_holders(set(tensors_by_storage), self._heap, self._roots)
+        holders = graph_holders(set(tensors), self._heap, self._roots)
         with_own_graphs = set(map(storage_key, with_graphs(sharers)))
-        for storage, tensors in tensors_by_storage.items():
+        for storage, nodes_of_storage in tensors.items():
             holder = holders.get(storage)
             if holder is not None:
-                groups.setdefault(holder, set()).update(tensors)
+                groups.setdefault(holder, set()).update(nodes_of_storage)
             elif storage not in with_own_graphs:  # the graph of a view keeps the view's base
-                groups.setdefault(_GRAPH, set()).update(tensors)
+                groups.setdefault(_GRAPH, set()).update(nodes_of_storage)
 
 
 def _tensor_nodes_by_storage(
