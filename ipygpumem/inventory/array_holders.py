@@ -220,6 +220,7 @@ def storages_with_holder_of(row: HeldRow, explained_rows: Iterable[Explained]) -
 
 
 def _path_of(row: HeldRow) -> str:
+    """Return the path to a row's holder; empty if that was not searched."""
     return "" if row.holder is None else row.holder.path
 
 

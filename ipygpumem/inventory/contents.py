@@ -174,7 +174,8 @@ class Contents:
         kinds_of_level = Kinds(level)
         arrays = arrays_of_objects(kinds_of_level)
         short, long = short_and_long(kinds_of_level, arrays)
-        self._long.record(long)
+        if long:
+            self._long.record(long)
         leading = list[object]()
         for part in chunks(short, _PARENTS_AT_ONCE):
             if self._known_table.has_at_least(_MOST_OBJECTS):
@@ -184,9 +185,8 @@ class Contents:
         frames = data_frames(kinds_of_level)
         for frame in frames:
             self._column_labels[id(frame)] = labels_of_columns(frame)
-        in_arrays = elements_and_cells(arrays, frames)
-        if in_arrays:
-            leading += self._record(in_arrays)
+        if arrays or frames:
+            leading += self._record(elements_and_cells(arrays, frames))
         if not leading:
             return leading
         parents = self._parents

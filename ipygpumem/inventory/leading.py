@@ -61,8 +61,12 @@ def short_and_long(kinds: Kinds, arrays_of_objects: Sequence[Any]) -> tuple[list
         arrays_of_objects: the arrays of objects among them, which count as containers.
     """
     items = kinds.items
-    long_arrays = [array for array in arrays_of_objects if _length_of(array) > LONGEST_SHORT]
-    long = by_identity([*long_arrays, *_long_containers(kinds)])
+    long = dict[int, object]()
+    for array in arrays_of_objects:
+        if _length_of(array) > LONGEST_SHORT:
+            long[id(array)] = array
+    for container in _long_containers(kinds):
+        long[id(container)] = container
     if not long:
         return list(items), []
     are_short = map(not_, map(long.__contains__, map(id, items)))
