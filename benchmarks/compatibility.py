@@ -104,10 +104,7 @@ def find_pythons() -> list[Python]:
     candidates = [sys.executable, *map(str, Path.home().glob(".pyenv/versions/*/bin/python"))]
     candidates += [shutil.which(f"python{major}.{minor}") or "" for major, minor in PYTHONS]
     interpreters = {_ask(candidate) for candidate in candidates if candidate}
-    supported = []
-    for python in interpreters:
-        if python is not None and python.version[:2] in PYTHONS:
-            supported.append(python)
+    supported = [python for python in interpreters if python and python.version[:2] in PYTHONS]
     # Of each minor version, the newest micro version comes last and replaces the older ones.
     newest = {python.version[:2]: python for python in sorted(supported)}
     return list(newest.values())
@@ -155,9 +152,7 @@ def try_one(python: Python, ipython: str, wheel: Path) -> Outcome:
     except subprocess.TimeoutExpired:
         return Outcome(python, ipython, versions, broken="the tests did not end within 15 minutes")
     (folder / "tests.log").write_text(output)
-    failed = re.findall(
-        r"^(?:FAILED|ERROR) .*?(\w+::\S+)", output.replace(".py", ""), re.MULTILINE
-    )
+    failed = re.findall(r"^(?:FAILED|ERROR) .*?(\w+::\S+)", output.replace(".py", ""), re.MULTILINE)
     last_line = _last_line(output)
     passed = re.search(r"(\d+) passed", last_line)
     if passed is None:
@@ -193,7 +188,9 @@ def page(outcomes: list[Outcome]) -> str:
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     lines = []
     for outcome in outcomes:
-        versions = [outcome.versions.get(name, "") for name in ("ipython", "ipykernel", "traitlets")]
+        versions = [
+            outcome.versions.get(name, "") for name in ("ipython", "ipykernel", "traitlets")
+        ]
         result = "passes" if outcome.good else "fails"
         cells = [outcome.python, *versions, result, outcome.passed, len(outcome.failed), date]
         lines.append(f"| {' | '.join(map(str, cells))} |")
@@ -210,9 +207,7 @@ def combinations(pythons: list[Python], *, corners: bool) -> list[tuple[Python, 
     """
     pairs = []
     for python in pythons:
-        for ipython in IPYTHONS:
-            if _can_have(python, ipython):
-                pairs.append((python, ipython))
+        pairs += [(python, ipython) for ipython in IPYTHONS if _can_have(python, ipython)]
     if not corners:
         return pairs
     newest = [pair for pair in pairs if "last" in pair[1]][-1]

@@ -1,6 +1,7 @@
 """How many seconds of CPU does the estimate of a public model's step take?
 
-It writes ``docs/measured/estimate-times.md``. Run it with the simulated card's Python and the packages of `make bench-estimates`:
+It writes ``docs/measured/estimate-times.md``. Run it with the simulated card's Python and the
+packages of `make bench-estimates`:
 
     build/simgpu/python -m benchmarks.estimate_times
 """

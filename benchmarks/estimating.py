@@ -52,14 +52,15 @@ def run(*, quick: bool) -> Section:
     optimizers = ["Adam"] if quick else list(OPTIMIZERS)
     rows = []
     for model in MODELS:
-        for optimizer in optimizers:
-            rows.append(_row(model, optimizer, {}))
+        rows += [_row(model, optimizer, {}) for optimizer in optimizers]
     if not quick:
-        for model in ("CNN", "decoder"):
-            rows.append(_row(model, "Adam", {"mixed": True}, ", mixed precision"))
-        for model in ("CNN", "decoder"):
-            rows.append(_row(model, "Adam", {"rounds": 3}, ", 3 gradients accumulated"))
-        rows.append(_large())
+        rows += [
+            _row("CNN", "Adam", {"mixed": True}, ", mixed precision"),
+            _row("decoder", "Adam", {"mixed": True}, ", mixed precision"),
+            _row("CNN", "Adam", {"rounds": 3}, ", 3 gradients accumulated"),
+            _row("decoder", "Adam", {"rounds": 3}, ", 3 gradients accumulated"),
+            _large(),
+        ]
     return Section("Estimates", _METHOD, tuple(rows), control="real storages")
 
 

@@ -47,8 +47,7 @@ def page(runs: dict[str, dict[str, Any]]) -> str:
     """Return the page's text: each statement of the runs, and its outcome in each run."""
     statements_by_title = _statements_by_title(runs)
     parts = [_INTRODUCTION]
-    for kind in KINDS:
-        parts.append(_summary(kind, runs, statements_by_title))
+    parts += [_summary(kind, runs, statements_by_title) for kind in KINDS]
     for title, statements in sorted(statements_by_title.items()):
         parts.append(f"## {title}")
         parts.append(_outcome_table(statements))
@@ -105,9 +104,8 @@ def _run_parts(kind: str, run: dict[str, Any]) -> list[str]:
         _table(("what", "here"), run["where"]),
         f"`examples/quickstart.ipynb` in a real kernel: {run['quickstart']}.",
     ]
-    for result in run["results"]:
-        if result["outcome"] == "failed":
-            parts.append(f"`{result['test']}`:\n\n```text\n{result['reason']}\n```")
+    failed = [result for result in run["results"] if result["outcome"] == "failed"]
+    parts += [f"`{result['test']}`:\n\n```text\n{result['reason']}\n```" for result in failed]
     return parts
 
 
@@ -163,8 +161,8 @@ def _surroundings(seconds: int) -> list[list[str]]:
         *_gpu_rows(),
         ["Python", platform.python_version()],
     ]
-    for name in ("torch", "ipython", "ipykernel", "nvidia-ml-py", "psutil", "pytest"):
-        rows.append([name, versions.get(name, "not installed")])
+    packages = ("torch", "ipython", "ipykernel", "nvidia-ml-py", "psutil", "pytest")
+    rows += [[name, versions.get(name, "not installed")] for name in packages]
     rows.append(["total time", f"{seconds} s"])
     return rows
 
