@@ -1,4 +1,4 @@
-"""Is the largest batch that ``autofit`` finds by estimates alone the largest that runs?
+"""Compares the largest batch that ``autofit`` finds by estimates alone with the largest that runs.
 
 The search has no card; the batches run on a simulated card of 24 GiB.
 """

@@ -1,4 +1,4 @@
-"""Where and when were the figures measured: date, machine and versions."""
+"""Describes the machine, the date and the versions of the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many seconds of CPU does the estimate of a public model's step take?
+"""Measures the CPU seconds of an estimate of a public model's step.
 
 It writes ``docs/measured/estimate-times.md``. Run it with the simulated card's Python and the
 packages of `make bench-estimates`:

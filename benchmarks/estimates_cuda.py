@@ -1,4 +1,4 @@
-"""How exact are estimates of training and inference at real size?
+"""Measures the errors of estimates of training and inference at real size.
 
 Errors are shares of the peak of torch's own CUDA allocator on a simulated card. Each step's figures
 come from cuda_figures.py: dicts for ``card`` (an estimate with a visible card), ``hidden`` (one

@@ -1,4 +1,5 @@
-"""How exact are estimates of small networks, and what does the estimate of a large model cost?
+"""Measures the errors of estimates of small networks, and the cost of the estimate of a large
+model.
 
 Errors are shares of the real peak; the cost is in seconds and in GiB of the host.
 """

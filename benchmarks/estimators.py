@@ -1,4 +1,4 @@
-"""Which tool estimates a training step's peak best? Errors and CPU seconds on five models.
+"""Compares estimates of a training step's peak by several tools, on five models in one run.
 
 Each tool gets the same step, in a process of its own: two steps with Adam in float32, whose true
 peak is that of torch's allocator on a simulated card. Run it with the simulated card's Python, and

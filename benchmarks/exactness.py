@@ -1,4 +1,4 @@
-"""How exact are the reported sizes of short peaks, and of the memory that a cell keeps?"""
+"""Measures the errors of the reported sizes of short peaks, and of the memory that a cell keeps."""
 
 from __future__ import annotations
 

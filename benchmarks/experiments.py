@@ -1,4 +1,4 @@
-"""How many milliseconds do an experiment, a recovery and a failing try add to a cell?
+"""Measures the milliseconds that an experiment, a recovery and a failing try add to a cell.
 
 Measured beside heaps of several sizes, in turns with a bare kernel, and next to ipyexperiments.
 """

@@ -1,4 +1,4 @@
-"""How many seconds does it take to list a million tensors, and to explain leaks?"""
+"""Measures the seconds that it takes to list a million tensors, and to explain leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Does a cell run on a card of the stated size after a change that ``%%estimate --fit`` suggests?
+"""Checks that a cell fits on a card of the stated size after a change that ``%%estimate --fit``
+suggests.
 
 Each change is pasted into its cell, which runs on a simulated card of this size in MiB.
 

@@ -1,4 +1,5 @@
-"""How exact are estimates on a real card, and how long do ``%%peak`` and a cell take there?
+"""Measures the errors of estimates on a real card, and the time that ``%%peak`` and a cell take
+there.
 
 ``python -m benchmarks.hardware [PAGE]`` writes a page of sizes in MiB and of times (default
 docs/measured/hardware.md).

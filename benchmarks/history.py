@@ -1,4 +1,4 @@
-"""How many MiB does a history of 10,000 cells hold, and how many milliseconds does a query take?"""
+"""Measures the MiB that a history of 10,000 cells holds, and the milliseconds of a query."""
 
 from __future__ import annotations
 

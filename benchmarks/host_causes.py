@@ -1,4 +1,4 @@
-"""Is the cause right that a report names when a request for RAM fails?
+"""Checks the causes that reports name when a request for RAM fails.
 
 ``python -m benchmarks.host_causes [--states N]`` stages random states of this machine's memory and
 prints how many of the named causes are wrong.

@@ -1,4 +1,4 @@
-"""How long does a cell take? Runs cells in a real kernel as a front-end does, until it is idle.
+"""Runs cells in a real kernel as a front-end does, and measures the seconds until it is idle.
 
 Also returns the messages that the cell sent, and values of expressions that no tool sees.
 """

@@ -1,4 +1,4 @@
-"""How many milliseconds does it take to load a tool and to run the first cell with it?
+"""Measures the milliseconds that it takes to load a tool and to run the first cell with it.
 
 Next to the time that IPython itself takes, each time in a new process.
 """

@@ -1,4 +1,4 @@
-"""How long does each look at the heap take, measured in full collections of the same heap?
+"""Measures the time of each look at the heap, in full collections of the same heap.
 
 A look is a cell such as ``%gpumem leaks``. Three more costs, which must not grow, are in µs, ms and
 seconds of CPU.

@@ -1,4 +1,4 @@
-"""How many times longer does the CPU work on a cell under ``%%peak``?
+"""Measures the factor by which the CPU time of a cell grows under ``%%peak``.
 
 It writes ``docs/measured/peak-times.md``:
 

@@ -1,4 +1,4 @@
-"""Are our peaks and CPU times better than those of memory profilers that a notebook's cell can use?
+"""Compares our peaks and CPU times with those of memory profilers that a notebook's cell can use.
 
 The profilers are memray, filprofiler and memory-profiler, whose magics run the cell.
 """

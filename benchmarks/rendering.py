@@ -1,4 +1,4 @@
-"""How many milliseconds of CPU does it take to lay out a report?"""
+"""Measures the milliseconds of CPU that it takes to lay out a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does cost grow with the number of cells, names, tensors, devices and engines?"""
+"""Measures how cost grows with the number of cells, names, tensors, devices and engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much does a tool slow a cell that runs, and how many milliseconds of CPU does it take?"""
+"""Measures how much a tool slows a cell that runs, and the milliseconds of CPU that it takes."""
 
 from __future__ import annotations
 

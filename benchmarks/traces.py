@@ -1,4 +1,4 @@
-"""How many microseconds of CPU does a trace in a script take, without a display?"""
+"""Measures the microseconds of CPU that a trace in a script takes, without a display."""
 
 from __future__ import annotations
 

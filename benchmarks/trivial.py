@@ -1,4 +1,4 @@
-"""How many milliseconds does a tool add to the cell ``1+1``?"""
+"""Measures the milliseconds that a tool adds to the cell ``1+1``."""
 
 from __future__ import annotations
 
