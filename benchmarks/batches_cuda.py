@@ -201,6 +201,7 @@ def run(*, quick: bool) -> Section:
 
 
 def _row(name: str) -> Row:
+    """Search a model's batch with estimates and on the card; return its row."""
     estimated, tries = _searched(name)
     largest = _true_maximum(name, estimated)
     ours = f"{estimated} by {tries} estimates"

@@ -110,6 +110,7 @@ def _estimate(step: Step, *, hidden: bool) -> dict[str, Any]:
 
 
 def _estimated_and_run(name: str) -> dict[str, Any]:
+    """Return the figures of a step's estimate and of its run, in one process."""
     step = _build(name)
     return {"card": _attempt(lambda: _estimate(step, hidden=False)), "run": _run(step)}
 
@@ -180,6 +181,7 @@ def _by_formulas(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> d
 
 
 def _torchinfo(model: nn.Module, args: Any, kwargs: Any) -> int:
+    """Return torchinfo's total in bytes."""
     import torchinfo
 
     mode = "train" if model.training else "eval"

@@ -87,10 +87,12 @@ def _infer(call: Callable[[], Any], mode: Any = torch.no_grad) -> Step:
 
 
 def _images(count: int, size: int = 224) -> Any:
+    """Return random pictures of ``size`` pixels."""
     return torch.randn(count, 3, size, size, device=_DEVICE)
 
 
 def _labels(count: int) -> Any:
+    """Return class 0 for each picture."""
     return torch.zeros(count, dtype=torch.long, device=_DEVICE)
 
 
@@ -103,8 +105,9 @@ def _classifier(name: str, batch: int, optimizer: Any, size: int = 224, **option
     def loss() -> Any:
         return functional.cross_entropy(model(_images(batch, size)), _labels(batch))
 
-    clip = model.parameters() if options.pop("clipped", False) else None
-    return _train(loss, optimizer(model.parameters()), clip=clip, **options)
+    if options.pop("clipped", False):
+        options["clip"] = model.parameters()
+    return _train(loss, optimizer(model.parameters()), **options)
 
 
 def _classify(name: str, batch: int, mode: Any) -> Step:
@@ -116,6 +119,7 @@ def _classify(name: str, batch: int, mode: Any) -> Step:
 
 
 def _unet() -> Step:
+    """Train a U-Net to return its input."""
     model = UNet(64, 128, 256, 512)
 
     def loss() -> Any:
@@ -126,6 +130,7 @@ def _unet() -> Step:
 
 
 def _diffusion() -> Step:
+    """Train the U-Net of diffusers."""
     from diffusers import UNet2DModel
 
     model = UNet2DModel(sample_size=64, block_out_channels=(128, 256, 256, 512), layers_per_block=2)
@@ -202,6 +207,7 @@ def _detect(name: str, batch: int, size: int) -> Step:
 
 
 def _detr() -> Step:
+    """Train DETR's body with a head."""
     config = {"use_timm_backbone": False, "use_pretrained_backbone": False, "num_queries": 100}
     model = language_model(
         "DetrModel", of="DetrConfig", backbone_config=_resnet(), backbone=None, **config
@@ -235,6 +241,7 @@ def _segment(batch: int, size: int, optimizer: Any, **options: Any) -> Step:
 
 
 def _segformer() -> Step:
+    """Train a segmentation of transformers."""
     config = {
         "depths": [3, 4, 6, 3],
         "hidden_sizes": [64, 128, 320, 512],
@@ -252,6 +259,7 @@ def _segformer() -> Step:
 
 
 def _video() -> Step:
+    """Train a classifier of videos."""
     from torchvision.models.video import r2plus1d_18
 
     model = r2plus1d_18(weights=None)
@@ -265,6 +273,7 @@ def _video() -> Step:
 
 
 def _latent_diffusion() -> Step:
+    """Train Stable Diffusion's U-Net, and average its weights."""
     from diffusers import UNet2DConditionModel
 
     model = UNet2DConditionModel(cross_attention_dim=768)
@@ -288,6 +297,7 @@ def _latent_diffusion() -> Step:
 
 
 def _transformer_diffusion() -> Step:
+    """Train a diffusion transformer."""
     from diffusers import DiTTransformer2DModel
 
     sizes = {
@@ -306,6 +316,7 @@ def _transformer_diffusion() -> Step:
 
 
 def _decode() -> Step:
+    """Decode pictures with Stable Diffusion's autoencoder, without gradients."""
     from diffusers import AutoencoderKL
 
     blocks = {
@@ -404,6 +415,7 @@ def _graph(kind: str, wide: int, deep: int, nodes: int, edges: int, **options: A
 
 
 def _tokens(count: int, length: int) -> Any:
+    """Return texts that consist of token 0."""
     return torch.zeros(count, length, dtype=torch.long, device=_DEVICE)
 
 
@@ -415,8 +427,9 @@ def _teach(model: Any, optimizer: Any, batch: int, length: int, **options: Any) 
         return model(input_ids=tokens, labels=tokens).loss
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    clip = trained if options.pop("clipped", False) else None
-    return _train(loss, optimizer(trained), clip=clip, **options)
+    if options.pop("clipped", False):
+        options["clip"] = trained
+    return _train(loss, optimizer(trained), **options)
 
 
 def _read(model: Any, batch: int, length: int) -> Step:
@@ -449,6 +462,7 @@ def _speech(optimizer: Any, batch: int, **config: Any) -> Step:
 
 
 def _wave() -> Step:
+    """Train wav2vec on sound."""
     model = language_model("Wav2Vec2ForCTC", of="Wav2Vec2Config", mask_time_prob=0.0, layerdrop=0.0)
 
     def loss() -> Any:
@@ -492,6 +506,7 @@ def _recurrent(kind: Any, optimizer: Any) -> Step:
 
 
 def _encoder() -> Step:
+    """Train torch's transformer encoder."""
     layer = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True)
     model = nn.TransformerEncoder(layer, 12)
 
@@ -532,6 +547,7 @@ def _prefill() -> Step:
 
 
 def _low_rank_8b() -> Step:
+    """Train LoRA adapters of a LLaMA with 8 billion parameters."""
     config = {"num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192}
     model = checkpointed(
         adapted(llama(4096, 14336, 32, 32, **config), "q_proj", "k_proj", "v_proj", "o_proj")
@@ -540,6 +556,7 @@ def _low_rank_8b() -> Step:
 
 
 def _mistral() -> Step:
+    """Train a small Mistral, whose attention has no fused kernel."""
     config = {
         "hidden_size": 2048,
         "intermediate_size": 7168,
@@ -554,6 +571,7 @@ def _mistral() -> Step:
 
 
 def _x_transformer() -> Step:
+    """Train a decoder of x-transformers."""
     from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
 
     layers = Decoder(dim=1024, depth=12, heads=16, attn_flash=True, rotary_pos_emb=True)
@@ -564,6 +582,7 @@ def _x_transformer() -> Step:
 
 
 def _x_encoder() -> Step:
+    """Train a classifier of x-transformers."""
     from x_transformers import Encoder, ViTransformerWrapper
 
     layers = Encoder(dim=768, depth=12, heads=12, attn_flash=False)
@@ -577,6 +596,7 @@ def _x_encoder() -> Step:
 
 
 def _contrast() -> Step:
+    """Train CLIP on pairs of texts and pictures."""
     model = language_model("CLIPModel", of="CLIPConfig")
 
     def loss() -> Any:
@@ -586,6 +606,7 @@ def _contrast() -> Step:
 
 
 def _score() -> Step:
+    """Return the losses of texts, without gradients."""
     config = {
         "hidden_size": 2048,
         "num_hidden_layers": 24,
@@ -602,6 +623,7 @@ def _score() -> Step:
 
 
 def _trainer() -> Step:
+    """Train a classifier of texts with transformers' trainer."""
     import transformers
 
     class Texts(torch.utils.data.Dataset):  # type: ignore[type-arg]

@@ -312,6 +312,7 @@ def _page(figures_by_step: _Figures) -> str:
 
 
 def _spread(errors: list[float]) -> tuple[str, ...]:
+    """Return the number of errors, their median, the highest and the lowest."""
     if not errors:
         return ("0", "", "", "")
     return (

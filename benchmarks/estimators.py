@@ -306,6 +306,7 @@ def page(figures_by_model: dict[str, dict[str, Any]]) -> str:
 
 
 def _cell(figure: dict[str, Any], true_bytes: int) -> str:
+    """Return a tool's error and CPU time."""
     if "error" in figure:
         return "fails"
     error = figure["peak"] / true_bytes - 1

@@ -74,6 +74,7 @@ def _kernels(stack: ExitStack) -> dict[str, Kernel]:
 def _peak_row(
     kernels: dict[str, Kernel], title: str, cells: tuple[str, ...], size: int, repeats: int
 ) -> Row:
+    """Run cells with each tool; return the row of the reported peaks' errors."""
     errors: dict[str, list[float]] = {}
     for tool in installed_tools():
         errors[tool.name] = []
@@ -92,6 +93,7 @@ def _error(kernel: Kernel, cell: str, tool: Tool, size: int) -> float:
 
 
 def _caught(errors: list[float]) -> str:
+    """Return the number of exact peaks, and the worst error."""
     caught = sum(error <= _PEAK_TOLERANCE for error in errors)
     return f"{caught}/{len(errors)}, worst {max(errors):.2%}"
 

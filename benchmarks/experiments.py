@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.kernel import CellError, Kernel
@@ -140,6 +141,7 @@ def _target(case: _Case, of_heap: float) -> float | None:
 
 
 def _row(case: _Case, heap: str, target: float | None, ours: float, theirs: float | None) -> Row:
+    """Return a case's row beside one heap; the times are milliseconds."""
     is_fast_enough = target is None or ours <= target
     # The peer's figure is compared only where we have a target.
     beats_peer = target is None or theirs is None or theirs >= _TIMES * ours
@@ -148,9 +150,12 @@ def _row(case: _Case, heap: str, target: float | None, ours: float, theirs: floa
         peer = f"{theirs:+.1f} ms"
     elif case.theirs and not PEER.installed:
         peer = NOT_INSTALLED
+    shown_target = ""
+    if target is not None:
+        shown_target = f"at most {target:.0f} ms"
     return Row(
         figure=f"{case.name}, beside {heap}: added",
-        target="" if target is None else f"at most {target:.0f} ms",
+        target=shown_target,
         ours=f"{ours:+.1f} ms",
         peer=peer,
         control="",
@@ -243,12 +248,16 @@ def _draw(repeats: int) -> None:
                 peer_line = [added_ms[case.name] for added_ms in theirs]
                 peer_label = f"{PEER.name}: {title}"
                 axes.plot(millions, peer_line, "o--", color=color, alpha=0.6, label=peer_label)
-        axes.set(yscale="log", ylabel="ms added", xticks=millions)
-        axes.set_xlabel(
-            "million dicts of a list each that the notebook holds, beside torch, pandas and "
-            "matplotlib"
-        )
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        axes.grid(visible=True, axis="y", alpha=0.3)
-        axes.legend(loc="center", bbox_to_anchor=(0.5, 0.58), ncols=2, frameon=False)
+        _describe(axes, millions)
         figure.savefig(_PICTURE, dpi=120)
+
+
+def _describe(axes: Axes, millions: Sequence[float]) -> None:
+    """Set the scales, the titles and the legend of the picture."""
+    axes.set(yscale="log", ylabel="ms added", xticks=millions)
+    axes.set_xlabel(
+        "million dicts of a list each that the notebook holds, beside torch, pandas and matplotlib"
+    )
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.grid(visible=True, axis="y", alpha=0.3)
+    axes.legend(loc="center", bbox_to_anchor=(0.5, 0.58), ncols=2, frameon=False)

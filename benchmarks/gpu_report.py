@@ -92,7 +92,9 @@ def _outcome_table(statements: _Statements) -> str:
         row = [statement]
         for results in results_by_kind.values():
             name, remarks = outcome(results)
-            row.append(f"{name}: {remarks}" if remarks else name)
+            if remarks:
+                name = f"{name}: {remarks}"
+            row.append(name)
         rows.append(row)
     return _table(("statement", *KINDS.values()), rows)
 
@@ -140,6 +142,7 @@ def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
 
 
 def _cell(text: str) -> str:
+    """Return a cell's text on one line, with its bars escaped."""
     words = _clean(text).split()
     return " ".join(words).replace("|", "\\|")
 
@@ -185,6 +188,7 @@ def _gpu_rows() -> list[list[str]]:
 
 
 def _commit() -> str:
+    """Return the checkout's commit, or the one that the environment names."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty= with changes"]
     try:
         return subprocess.run(

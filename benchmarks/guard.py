@@ -166,7 +166,8 @@ def _tried(cell: str, mode: str, *, harmless: bool, may_succeed: bool) -> dict[s
         kernel.run("first = list(range(1000)); second = {'a': 1}")
         reply = kernel.reply_to(cell)
         if reply is None:
-            return {"well": False, "error": "hung" if kernel._manager.is_alive() else "killed"}
+            end = "hung" if kernel._manager.is_alive() else "killed"
+            return {"well": False, "error": end}
         if harmless:
             return {"well": reply.status == "ok", "error": reply.error or ""}
         following = kernel.reply_to("print(len(first), second, len(bytearray(2**20)))")

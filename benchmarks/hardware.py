@@ -193,6 +193,7 @@ def _apart(kind: str, name: str) -> dict[str, Any]:
 
 
 def _page() -> str:
+    """Measure all figures on this machine's card; return the page."""
     import torch
 
     card = torch.cuda.get_device_properties(0)
@@ -236,6 +237,7 @@ def _costs_table() -> str:
 
 
 def _estimate_row(name: str, figures: dict[str, Any]) -> list[str]:
+    """Return a step's row: sizes of its estimate and of its run, in MiB."""
     if not figures:
         return [name, *["no result"] * 7]
     cells = [name]
@@ -249,6 +251,7 @@ def _estimate_row(name: str, figures: dict[str, Any]) -> list[str]:
 
 
 def _cost_row(name: str, figures: dict[str, Any]) -> list[str]:
+    """Return a step's row: its times without and with ``peak()``."""
     if not figures:
         return [name, *["no result"] * 5]
     without = figures["without"]

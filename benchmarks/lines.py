@@ -99,6 +99,7 @@ def _rounds(kernel: Kernel, work: str, count: int, pairs: int) -> list[_Round]:
 
 
 def _seconds(kernel: Kernel, cell: str) -> float:
+    """Run a cell; return the CPU seconds that ``timed`` noted in it."""
     kernel.run(cell)
     return float(kernel.ask("_seconds"))
 

@@ -48,36 +48,42 @@ def run(*, quick: bool) -> Section:
             if number > 0:  # the first may compile, and fills the file cache
                 runs_by_tool[tool.name].append(answer)
     ours = runs_by_tool[OURS.name]
-    our_seconds = [answer["tool"] for answer in ours]
-    peer_time = NOT_INSTALLED
-    peer_imports = NOT_INSTALLED
-    better = None
-    if PEER.name in runs_by_tool:
-        theirs = runs_by_tool[PEER.name]
-        their_seconds = [answer["tool"] for answer in theirs]
-        peer_time = _spread(their_seconds)
-        peer_imports = _heavy(theirs)
-        better = lower(median(our_seconds), median(their_seconds))
-    rows = (
-        Row(
-            figure="time to load, with the first cell",
-            target=f"under {_TARGET_MS:.0f} ms",
-            ours=_spread(our_seconds),
-            peer=peer_time,
-            control=_spread([answer["ipython"] for answer in ours]),
-            met=median(our_seconds) * 1000 < _TARGET_MS,
-            better=better,
-        ),
-        Row(
-            figure=f"imports {' or '.join(_HEAVY)}",
-            target="no",
-            ours=_heavy(ours),
-            peer=peer_imports,
-            control="",
-            met=_heavy(ours) == "no",
-        ),
-    )
+    theirs = runs_by_tool.get(PEER.name, [])
+    rows = (_time_row(ours, theirs), _imports_row(ours, theirs))
     return Section("Loading", _METHOD.format(repeats=repeats), rows, control="IPython itself")
+
+
+def _time_row(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Row:
+    """Return the row of the loading times; the peer has no runs if it is not installed."""
+    our_seconds = [answer["tool"] for answer in ours]
+    peer = NOT_INSTALLED
+    better = None
+    if theirs:
+        their_seconds = [answer["tool"] for answer in theirs]
+        peer = _spread(their_seconds)
+        better = lower(median(our_seconds), median(their_seconds))
+    return Row(
+        figure="time to load, with the first cell",
+        target=f"under {_TARGET_MS:.0f} ms",
+        ours=_spread(our_seconds),
+        peer=peer,
+        control=_spread([answer["ipython"] for answer in ours]),
+        met=median(our_seconds) * 1000 < _TARGET_MS,
+        better=better,
+    )
+
+
+def _imports_row(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Row:
+    """Return the row of the heavy modules that are imported."""
+    our_imports = _heavy(ours)
+    return Row(
+        figure=f"imports {' or '.join(_HEAVY)}",
+        target="no",
+        ours=our_imports,
+        peer=_heavy(theirs) if theirs else NOT_INSTALLED,
+        control="",
+        met=our_imports == "no",
+    )
 
 
 def _load(tool: Tool) -> dict[str, Any]:
@@ -101,6 +107,7 @@ def _load(tool: Tool) -> dict[str, Any]:
 
 
 def _spread(seconds: list[float]) -> str:
+    """Return the median of times, and the least and the most, in milliseconds."""
     times = [value * 1000 for value in seconds]
     return f"{median(times):.0f} ms ({min(times):.0f} to {max(times):.0f})"
 

@@ -261,6 +261,7 @@ def _absolute(times: int, *, quick: bool) -> list[Row]:
 
 
 def _row(figure: str, cost: float, goal: float, unit: str, *, digits: int) -> Row:
+    """Return the row of an absolute cost, in ``unit``."""
     target = f"at most {goal:g} {unit}"
     return Row(figure, target, f"{cost:.{digits}f} {unit}", "has none", "", cost <= goal)
 

@@ -313,6 +313,7 @@ def main() -> None:
 
 
 def _page(rows: Sequence[tuple[str, ...]], pairs: int) -> str:
+    """Return the page of all steps' rows."""
     head = _HEAD.format(
         where="\n".join(f"- {line}" for line in environment.describe()),
         seconds=_SECONDS,

@@ -143,6 +143,7 @@ def run(*, quick: bool) -> Section:
 
 
 def _load(kernel: Kernel, profiler: _Profiler) -> None:
+    """Switch a profiler on, and run a cell with it once."""
     kernel.run(_SETUP.format(size=_SIZE) + _INCREMENT)
     kernel.run(profiler.load)
     kernel.run(f"{profiler.before_cell}numpy_ones()")  # the first one imports what it needs
@@ -175,7 +176,9 @@ def _is_better(our_error: float, their_peaks: list[float]) -> bool | None:
     # bytes.
     if their_error > _TOLERANCE and our_error < their_error:
         return True
-    return None if our_error <= _TOLERANCE else False
+    if our_error <= _TOLERANCE:
+        return None
+    return False
 
 
 def _peaks(kernel: Kernel, profiler: _Profiler, cell: str, repeats: int) -> list[float]:
@@ -196,6 +199,7 @@ def _worst_error(peaks: list[float]) -> float:
 
 
 def _shown(peaks: list[float]) -> str:
+    """Return the median of peaks and the worst error."""
     if not peaks:
         return "no peak"
     return f"{median(peaks) / _MIB:.1f} MiB, worst {_worst_error(peaks):.2%}"
@@ -210,6 +214,7 @@ class _Kernels(NamedTuple):
 
 
 def _cpu_row(kernels: _Kernels, profiler: _Profiler, title: str, cell: str, repeats: int) -> Row:
+    """Run a cell in each kernel in turns; return the row of the CPU times."""
     bare_times = []
     our_times = []
     their_times = []

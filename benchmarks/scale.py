@@ -163,6 +163,7 @@ def run(*, quick: bool) -> Section:
 
 
 def _row(growth: Growth, number: int, milliseconds: float) -> Row:
+    """Return the row of one number; only the largest one has a target."""
     target = ""
     met = None
     if growth.target_ms is not None and number == growth.numbers[-1]:
@@ -180,6 +181,7 @@ def measure(growth: Growth, numbers: tuple[int, ...]) -> list[tuple[int, float]]
 
 
 def _milliseconds(growth: Growth, number: int) -> float:
+    """Run a script in a new process; return the CPU milliseconds it prints."""
     python = str(_SIMULATED) if growth.simulated else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         cards = {

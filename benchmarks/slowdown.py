@@ -66,6 +66,7 @@ def run(*, quick: bool) -> Section:
 
 
 def _row(kernel: Kernel, work: str, title: str, seconds: float, rounds: int) -> Row:
+    """Return the row of one kind of work; ``seconds`` is its time without a tool."""
     cell = f"{work}({_calibrated(kernel, work, seconds)})"
     ratios = _ratios([_round(kernel, cell, number) for number in range(rounds)])
     ours = ratios[OURS.name]
@@ -111,6 +112,7 @@ def _round(kernel: Kernel, cell: str, number: int) -> dict[str, float]:
 
 
 def _timed(kernel: Kernel, cell: str, tool: Tool | None) -> float:
+    """Return the seconds of a cell with a tool, which is off again after it."""
     if tool is not None:
         kernel.run(tool.on)
     try:
@@ -191,6 +193,7 @@ class _SleepSeconds(NamedTuple):
 
 
 def _cpu_of_sleep(kernel: Kernel, tool: Tool | None) -> _SleepSeconds:
+    """Run a cell that sleeps, with a tool or without one."""
     if tool is not None:
         kernel.run(tool.on)
     before = float(kernel.ask("time.process_time()"))

@@ -47,6 +47,7 @@ def run(*, quick: bool) -> Section:
 
 
 def _row(name: str, heap: str, sets: int, turns: int) -> Row:
+    """Return the row of one heap, which the cell ``heap`` makes."""
     ours, bare = _added_ms(OURS.on, heap, sets, turns)
     theirs = None
     peer = NOT_INSTALLED
