@@ -152,6 +152,11 @@ def try_one(python: Python, ipython: str, wheel: Path) -> Outcome:
     except subprocess.TimeoutExpired:
         return Outcome(python, ipython, versions, broken="the tests did not end within 15 minutes")
     (folder / "tests.log").write_text(output)
+    return _outcome(python, ipython, versions, output)
+
+
+def _outcome(python: Python, ipython: str, versions: dict[str, str], output: str) -> Outcome:
+    """Return the outcome that pytest's output states."""
     failed = re.findall(r"^(?:FAILED|ERROR) .*?(\w+::\S+)", output.replace(".py", ""), re.MULTILINE)
     last_line = _last_line(output)
     passed = re.search(r"(\d+) passed", last_line)

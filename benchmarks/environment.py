@@ -36,6 +36,11 @@ def describe() -> list[str]:
     ]
 
 
+def describe_as_list() -> str:
+    """Return the date, the machine and the versions as a Markdown list."""
+    return "\n".join(f"- {fact}" for fact in describe())
+
+
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

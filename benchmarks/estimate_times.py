@@ -74,7 +74,7 @@ def page(figures_by_step: dict[str, dict[str, Any]]) -> str:
     seconds = [figures["seconds"] for figures in measured]
     loops = [figures["loop"] for figures in measured]
     head = _HEAD.format(
-        where="\n".join(f"- {line}" for line in environment.describe()),
+        where=environment.describe_as_list(),
         least_loop=min(loops),
         most_loop=max(loops),
         median=median(seconds),

@@ -286,7 +286,6 @@ def _refused(figures_by_step: _Figures, way: str) -> list[str]:
 
 def _page(figures_by_step: _Figures) -> str:
     """Return the page: the totals, the tools' errors, each step's figures, and remarks."""
-    where = "\n".join(f"- {line}" for line in environment.describe())
     count = str(len(figures_by_step))
     totals = [(row.figure, row.target, row.ours, row.control) for row in _rows(figures_by_step)]
     totals.append(("steps", "50", count, count))
@@ -299,7 +298,7 @@ def _page(figures_by_step: _Figures) -> str:
     lines = [_line(name, figures) for name, figures in figures_by_step.items()]
     heads = ("step", "run: allocated, reserved", *_WAYS.values(), "fits from: ran", *_OTHERS)
     parts = [
-        _HEAD.format(where=where),
+        _HEAD.format(where=environment.describe_as_list()),
         table(("figure", "target", *_WAYS.values()), totals),
         "",
         table(("error of the peak", "steps", "median", "highest", "lowest"), spreads),

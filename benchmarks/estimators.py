@@ -298,8 +298,10 @@ def page(figures_by_model: dict[str, dict[str, Any]]) -> str:
         lines.append((model, f"{true_bytes / _MIB:,.1f} MiB", *cells))
         failed = [tool for tool in tools if "error" in figures[tool]]
         remarks += [f"- {tool}, {model}: `{figures[tool]['error']}`" for tool in failed]
-    where = "\n".join(f"- {line}" for line in environment.describe())
-    parts = [_HEAD.format(where=where) + table(("model", "true peak", *tools), lines)]
+    parts = [
+        _HEAD.format(where=environment.describe_as_list())
+        + table(("model", "true peak", *tools), lines)
+    ]
     if remarks:
         parts += ["", *remarks]
     return "\n".join(parts) + "\n"

@@ -228,7 +228,7 @@ def _row(name: str, change: dict[str, Any]) -> tuple[str, ...]:
 def _page(rows: list[tuple[str, ...]]) -> str:
     """Return the page of all rows."""
     head = _HEAD.format(
-        where="\n".join(f"- {line}" for line in environment.describe()),
+        where=environment.describe_as_list(),
         share=_SHARE,
         ran=sum(row[-1] == "yes" for row in rows),
         all=len(rows),

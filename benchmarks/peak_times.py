@@ -315,7 +315,7 @@ def main() -> None:
 def _page(rows: Sequence[tuple[str, ...]], pairs: int) -> str:
     """Return the page of all steps' rows."""
     head = _HEAD.format(
-        where="\n".join(f"- {line}" for line in environment.describe()),
+        where=environment.describe_as_list(),
         seconds=_SECONDS,
         pairs=pairs,
         most=_MOST_TIMES,

@@ -191,17 +191,10 @@ def outcomes(
     configure(suite, configuration)
     results = suite.folder / "outcomes.json"
     results.unlink(missing_ok=True)
-    path = f"{suite.python.parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {"SUITES_OUTCOMES": str(results), "PYTHONPATH": str(PLUGIN), "PATH": path}
+    variables = {"SUITES_OUTCOMES": str(results)}
     if suite.is_in_process and configuration != WITHOUT:
         variables["SUITES_EXTENSION"] = configuration
-    plugins = ("-p", "suite_plugin", "-p", "no:ipygpumem", "-p", "no:cacheprovider")
-    options = ("--timeout", "120", "-W", "default", *suite.options)
-    command = (suite.python, "-m", "pytest", "-q", *plugins, *options, *tests)
-    try:
-        output = run(*command, cwd=sources, **variables)
-    except subprocess.TimeoutExpired:
-        output = f"it took longer than {SECONDS} s"
+    output = run_pytest(suite, sources, tests, variables)
     name = configuration.replace(" ", "-")
     if tests != suite.tests:
         name = f"{name}-again"
@@ -210,6 +203,18 @@ def outcomes(
         raise RuntimeError(output[-300:])
     by_test: dict[str, str] = json.loads(results.read_text())
     return by_test
+
+
+def run_pytest(suite: Suite, sources: Path, tests: Sequence[str], variables: dict[str, str]) -> str:
+    """Return pytest's output for tests in a suite's environment; ``variables`` are the plugin's."""
+    path = f"{suite.python.parent}{os.pathsep}{os.environ['PATH']}"
+    plugins = ("-p", "suite_plugin", "-p", "no:ipygpumem", "-p", "no:cacheprovider")
+    options = ("--timeout", "120", "-W", "default", *suite.options)
+    command = (suite.python, "-m", "pytest", "-q", *plugins, *options, *tests)
+    try:
+        return run(*command, cwd=sources, PYTHONPATH=str(PLUGIN), PATH=path, **variables)
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {SECONDS} s"
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ compared with them.
 import inspect
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -127,14 +128,14 @@ def tokens() -> torch.Tensor:
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "CNN": (convolutional, images),
     "ResNet": (residual, images),
-    "decoder": (lambda: Transformer(causal=True), tokens),
-    "checkpointing": (lambda: Transformer(checkpointed=True), tokens),
+    "decoder": (partial(Transformer, causal=True), tokens),
+    "checkpointing": (partial(Transformer, checkpointed=True), tokens),
 }
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Adam": Adam,
-    "SGD": lambda parameters: SGD(parameters, 0.1, momentum=0.9),
-    "AdamW foreach": lambda parameters: AdamW(parameters, foreach=True),
-    "AdamW fused": lambda parameters: AdamW(parameters, fused=True),
+    "SGD": partial(SGD, lr=0.1, momentum=0.9),
+    "AdamW foreach": partial(AdamW, foreach=True),
+    "AdamW fused": partial(AdamW, fused=True),
 }
 
 
