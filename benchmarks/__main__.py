@@ -71,26 +71,35 @@ figures of this run, and is empty where there is one, or where both are exact. T
 def main() -> None:
     """Run the benchmarks that the command line asks for."""
     options = _options()
-    if options.estimates or options.only in _ESTIMATES:
-        _run_estimates([options.only] if options.only else list(_ESTIMATES), quick=options.quick)
+    runs_estimates = options.estimates or options.only in _ESTIMATES
+    names = list(_ESTIMATES if runs_estimates else _BENCHMARKS)
+    if options.only:
+        names = [options.only]
+    if runs_estimates:
+        _run_estimates(names, quick=options.quick)
         return
-    names = [options.only] if options.only else list(_BENCHMARKS)
-    started = time.perf_counter()
-    load = os.getloadavg()[0]
-    facts = [*environment.describe(), f"Load average before the run: {load:.2f}"]
-    sections = [_timed(name, _BENCHMARKS[name], quick=options.quick) for name in names]
-    minutes = (time.perf_counter() - started) / 60
-    head = _HEAD.format(peer=PEER.title, minutes=f"{minutes:.1f}")
-    page = "\n".join([head, *(f"- {fact}" for fact in facts), "", *sections])
-    print(f"{minutes:.1f} min", file=sys.stderr)
+    page = _page(names, quick=options.quick)
     if not options.only and not options.quick:
         _PAGE.write_text(page, encoding="utf-8")
         print(f"written: {_PAGE.relative_to(_PAGE.parent.parent.parent)}", file=sys.stderr)
 
 
+def _page(names: list[str], *, quick: bool) -> str:
+    """Run and print benchmarks; return the page of their figures."""
+    started = time.perf_counter()
+    load = os.getloadavg()[0]
+    facts = [*environment.describe(), f"Load average before the run: {load:.2f}"]
+    fact_lines = [f"- {fact}" for fact in facts]
+    sections = [_timed(name, _BENCHMARKS[name], quick=quick) for name in names]
+    minutes = (time.perf_counter() - started) / 60
+    print(f"{minutes:.1f} min", file=sys.stderr)
+    head = _HEAD.format(peer=PEER.title, minutes=f"{minutes:.1f}")
+    return "\n".join([head, *fact_lines, "", *sections])
+
+
 def _run_estimates(names: list[str], *, quick: bool) -> None:
-    """Run the estimates at real size; the first part writes its page, to which the
-    second is added.
+    """Run the estimates at real size; ``real-size`` writes their page, and a full run adds the
+    section of ``batches`` to it.
     """
     for name in names:
         text = _timed(name, _ESTIMATES[name], quick=quick)
@@ -100,18 +109,20 @@ def _run_estimates(names: list[str], *, quick: bool) -> None:
 
 
 def _timed(name: str, run: Callable[..., Section], *, quick: bool) -> str:
-    """Run and print a benchmark; return its text."""
+    """Run and print a benchmark; return its section as Markdown."""
     started = time.perf_counter()
-    cpu = sum(os.times()[:4])
-    text = _section(run(quick=quick))
+    cpu_started = _cpu_seconds()
+    text = render(run(quick=quick), OURS.name, PEER.title)
     print(text, flush=True)
-    took, cpu = time.perf_counter() - started, sum(os.times()[:4]) - cpu
-    print(f"{name}: {took:.0f} s, {cpu:.0f} s of CPU", file=sys.stderr, flush=True)
+    seconds = time.perf_counter() - started
+    cpu_seconds = _cpu_seconds() - cpu_started
+    print(f"{name}: {seconds:.0f} s, {cpu_seconds:.0f} s of CPU", file=sys.stderr, flush=True)
     return text
 
 
-def _section(section: Section) -> str:
-    return render(section, OURS.name, PEER.title)
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _options() -> argparse.Namespace:

@@ -62,6 +62,8 @@ print(json.dumps({name: m.version(name) for name in ("ipython", "ipykernel", "tr
 
 
 class Python(NamedTuple):
+    """An interpreter of this machine, such as ``(3, 12, 4)`` with the path of its executable."""
+
     version: tuple[int, ...]
     path: str
 
@@ -84,13 +86,11 @@ class Outcome(NamedTuple):
         return self.passed > 0 and not self.failed and not self.broken
 
     def __str__(self) -> str:
-        head = f"Python {self.python} with IPython {self.versions.get('ipython', self.ipython)}"
-        return " ".join(
-            [
-                f"{head}: {self.broken or f'{self.passed} passed'}",
-                *(f"`{name}`" for name in self.failed),
-            ]
-        )
+        ipython = self.versions.get("ipython", self.ipython)
+        result = self.broken or f"{self.passed} passed"
+        parts = [f"Python {self.python} with IPython {ipython}: {result}"]
+        parts += [f"`{name}`" for name in self.failed]
+        return " ".join(parts)
 
 
 def run(command: Iterable[str | Path], **options: object) -> subprocess.CompletedProcess[str]:
@@ -103,12 +103,15 @@ def find_pythons() -> list[Python]:
     """Return the newest interpreter of each supported version, oldest version first."""
     candidates = [sys.executable, *map(str, Path.home().glob(".pyenv/versions/*/bin/python"))]
     candidates += [shutil.which(f"python{major}.{minor}") or "" for major, minor in PYTHONS]
-    found = {_ask(candidate) for candidate in candidates if candidate}
-    fit = sorted(python for python in found if python is not None and python.version[:2] in PYTHONS)
-    return list({python.version[:2]: python for python in fit}.values())
+    interpreters = {_ask(candidate) for candidate in candidates if candidate}
+    supported = [python for python in interpreters if python and python.version[:2] in PYTHONS]
+    # Of each minor version, the newest micro version comes last and replaces the older ones.
+    newest = {python.version[:2]: python for python in sorted(supported)}
+    return list(newest.values())
 
 
 def _ask(path: str) -> Python | None:
+    """Return an interpreter's version and executable; None if it does not start or has no pip."""
     try:
         answer = run([path, "-c", _ASK], stderr=subprocess.DEVNULL, timeout=60)
         version, executable = json.loads(answer.stdout)
@@ -134,77 +137,97 @@ def build_wheel(python: Python) -> Path:
 
 
 def try_one(python: Python, ipython: str, wheel: Path) -> Outcome:
-    """Install one combination, run the tests in it and return what came out."""
+    """Install one combination, run the tests in it and return their result."""
     folder = BUILD / f"{python.version[0]}.{python.version[1]}-ipython-{ipython.replace(' ', '-')}"
     shutil.rmtree(folder, ignore_errors=True)
     run([python.path, "-m", "venv", folder / "venv"])
-    own = folder.resolve() / "venv" / "bin" / "python"
-    pip = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    interpreter = folder.resolve() / "venv" / "bin" / "python"
+    pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     installed = run([*pip, *IPYTHONS[ipython], *TOOLS, wheel])
     if installed.returncode != 0:
         return Outcome(python, ipython, {}, broken=f"pip: {_last_line(installed.stdout)}")
-    versions = json.loads(run([own, "-c", _VERSIONS]).stdout)
+    versions = json.loads(run([interpreter, "-c", _VERSIONS]).stdout)
+    try:
+        output = _output_of_tests(interpreter, folder)
+    except subprocess.TimeoutExpired:
+        return Outcome(python, ipython, versions, broken="the tests did not end within 15 minutes")
+    (folder / "tests.log").write_text(output)
+    return _outcome(python, ipython, versions, output)
+
+
+def _outcome(python: Python, ipython: str, versions: dict[str, str], output: str) -> Outcome:
+    """Return the outcome that pytest's output states."""
+    failed = re.findall(r"^(?:FAILED|ERROR) .*?(\w+::\S+)", output.replace(".py", ""), re.MULTILINE)
+    last_line = _last_line(output)
+    passed = re.search(r"(\d+) passed", last_line)
+    if passed is None:
+        broken = f"pytest: {last_line}"
+        return Outcome(python, ipython, versions, failed=tuple(failed), broken=broken)
+    return Outcome(python, ipython, versions, int(passed[1]), tuple(failed))
+
+
+def _output_of_tests(interpreter: Path, folder: Path) -> str:
+    """Return pytest's output for tests/smoke, run by an environment's interpreter."""
     # The tests start in a folder of their own, so that kernels import the installed wheel and not
     # the checkout.
     place = folder / "run"
     place.mkdir()
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "PYTHONHOME")
-    }
+    environment = dict(os.environ)
+    for name in ("PYTHONPATH", "PYTHONHOME"):
+        environment.pop(name, None)
     options = ["-q", "-rfE", "-p", "no:cacheprovider", f"--rootdir={ROOT}", "--timeout=120"]
-    try:
-        done = run(
-            [own, "-m", "pytest", *options, ROOT / "tests" / "smoke"],
-            cwd=place,
-            env=clean,
-            timeout=900,
-        )
-    except subprocess.TimeoutExpired:
-        return Outcome(python, ipython, versions, broken="the tests did not end within 15 minutes")
-    (folder / "tests.log").write_text(done.stdout)
-    passed = re.search(r"(\d+) passed", _last_line(done.stdout))
-    failed = tuple(
-        re.findall(r"^(?:FAILED|ERROR) .*?(\w+::\S+)", done.stdout.replace(".py", ""), re.MULTILINE)
-    )
-    broken = "" if passed else f"pytest: {_last_line(done.stdout)}"
-    return Outcome(python, ipython, versions, int(passed[1]) if passed else 0, failed, broken)
+    command = [interpreter, "-m", "pytest", *options, ROOT / "tests" / "smoke"]
+    return run(command, cwd=place, env=environment, timeout=900).stdout
 
 
 def _last_line(text: str) -> str:
+    """Return the last line that is not blank, without this machine's folder."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
-    return lines[-1].replace(str(ROOT), ".") if lines else "no output"
+    if not lines:
+        return "no output"
+    return lines[-1].replace(str(ROOT), ".")
 
 
 def page(outcomes: list[Outcome]) -> str:
+    """Return the page: a row for each combination, and the failed tests."""
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     lines = []
-    for each in outcomes:
-        versions = [each.versions.get(name, "") for name in ("ipython", "ipykernel", "traitlets")]
-        result = ["passes" if each.good else "fails", each.passed, len(each.failed), date]
-        lines.append(f"| {' | '.join(map(str, [each.python, *versions, *result]))} |")
-    wrong = [f"- {each}" for each in outcomes if not each.good]
-    return HEAD + "\n".join(
-        [*lines, *(["", "Failures:", "", *wrong] if wrong else []), "", KNOWN.read_text()]
-    )
+    for outcome in outcomes:
+        versions = [
+            outcome.versions.get(name, "") for name in ("ipython", "ipykernel", "traitlets")
+        ]
+        result = "passes" if outcome.good else "fails"
+        cells = [outcome.python, *versions, result, outcome.passed, len(outcome.failed), date]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    failures = [f"- {outcome}" for outcome in outcomes if not outcome.good]
+    if failures:
+        lines += ["", "Failures:", "", *failures]
+    lines += ["", KNOWN.read_text()]
+    return HEAD + "\n".join(lines)
 
 
 def combinations(pythons: list[Python], *, corners: bool) -> list[tuple[Python, str]]:
-    """Return each Python with each IPython that it can have, Colab's with Colab's Python; or the
-    oldest and newest.
+    """Return each Python with each IPython that it can have; for ``corners``, the first pair and
+    the newest Python with the newest IPython.
     """
-    pairs = [(python, ipython) for python in pythons for ipython in IPYTHONS]
-    pairs = [
-        (p, ipython)
-        for p, ipython in pairs
-        if "Colab" not in ipython or p.version[:2] == COLAB_PYTHON
-    ]
-    pairs = [(p, ipython) for p, ipython in pairs if "9" not in ipython or p.version >= (3, 11)]
-    return [pairs[0], [pair for pair in pairs if "last" in pair[1]][-1]] if corners else pairs
+    pairs = []
+    for python in pythons:
+        pairs += [(python, ipython) for ipython in IPYTHONS if _can_have(python, ipython)]
+    if not corners:
+        return pairs
+    newest = [pair for pair in pairs if "last" in pair[1]][-1]
+    return [pairs[0], newest]
+
+
+def _can_have(python: Python, ipython: str) -> bool:
+    """Return True if an IPython supports a Python; Colab's is only for Colab's Python."""
+    if "Colab" in ipython and python.version[:2] != COLAB_PYTHON:
+        return False
+    return "9" not in ipython or python.version >= (3, 11)
 
 
 def main() -> int:
+    """Test the combinations and write the page; return 1 if any of them failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--corners", action="store_true", help="only two combinations, and no page")
     options = parser.parse_args()

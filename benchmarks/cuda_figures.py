@@ -47,6 +47,7 @@ _SECONDS = 300
 
 
 def _build(name: str) -> Step:
+    """Return a step with its model, on the card where one is visible."""
     # Without a card, models lie on the meta device. Weights have no values on the card, and erfinv_
     # needs a compiler.
     place = "cuda" if torch.cuda.is_available() else "meta"
@@ -73,41 +74,49 @@ def _run(step: Step) -> dict[str, Any]:
 
 
 def _estimate(step: Step, *, hidden: bool) -> dict[str, Any]:
-    options = {"device": "cuda:0", "device_memory": _LARGEST_MIB * _MIB} if hidden else {}
+    """Return an estimate's bytes and seconds, and the smallest card in MiB on which it says that
+    the step fits, and the largest on which it says that it does not; or why it refuses.
+    """
+    options: dict[str, Any] = {}
+    taken_mib = _TAKEN_MIB
+    if hidden:
+        options = {"device": "cuda:0", "device_memory": _LARGEST_MIB * _MIB}
+        taken_mib = 0
     try:
-        found = ipygpumem.estimate(step, **options)
+        estimate = ipygpumem.estimate(step, **options)
     except ipygpumem.errors.EstimateError as error:
         return {"refused": str(error)}
-    card = next(figures for figures in found.devices if figures.device.startswith("cuda"))
-    taken = 0 if hidden else _TAKEN_MIB
-    sizes = range(taken + 1, _LARGEST_MIB)
-    turn = bisect_left(sizes, True, key=lambda size: _said(card, size - taken) == "fits")
-    fits = sizes[turn] if turn < len(sizes) else None  # "perhaps" on any card
-    unfit = (
-        sizes[
-            bisect_left(sizes, True, key=lambda size: _said(card, size - taken) != "does not fit")
-        ]
-        - 1
-    )
-    figures = {
+    card = next(figures for figures in estimate.devices if figures.device.startswith("cuda"))
+
+    def verdict(card_mib: int) -> str:
+        room_bytes = (card_mib - taken_mib) * _MIB
+        return str(replace(card, room_bytes=room_bytes).verdict)
+
+    sizes_mib = range(taken_mib + 1, _LARGEST_MIB)
+    place = bisect_left(sizes_mib, True, key=lambda size: verdict(size) == "fits")
+    fits_mib = None  # "perhaps" on any card
+    if place < len(sizes_mib):
+        fits_mib = sizes_mib[place]
+    place = bisect_left(sizes_mib, True, key=lambda size: verdict(size) != "does not fit")
+    unfit_mib = sizes_mib[place] - 1
+    return {
         "peak": card.peak_bytes,
         "reserved": card.reserved_bytes,
-        "guesses": len(found.guesses),
+        "guesses": len(estimate.guesses),
+        "fits_mib": fits_mib,
+        "unfit_mib": unfit_mib,
+        "seconds": estimate.duration_seconds,
     }
-    return {**figures, "fits_mib": fits, "unfit_mib": unfit, "seconds": found.duration_seconds}
-
-
-def _said(card: Any, room_mib: int) -> str:
-    """Return the verdict on a card that has ``room_mib`` for the code."""
-    return str(replace(card, room_bytes=room_mib * _MIB).verdict)
 
 
 def _estimated_and_run(name: str) -> dict[str, Any]:
+    """Return the figures of a step's estimate and of its run, in one process."""
     step = _build(name)
     return {"card": _attempt(lambda: _estimate(step, hidden=False)), "run": _run(step)}
 
 
 def _attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of ``work``, or its error as a refusal."""
     try:
         return work()
     except Exception as error:
@@ -121,47 +130,47 @@ class _FirstCallError(Exception):
 
 def _first_call(step: Step) -> tuple[nn.Module, Any, Any]:
     """Return the model that the step calls first, and the arguments of the call."""
-    found: list[Any] = []
+    calls: list[Any] = []
 
     def stop(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        found.append((module, args, kwargs))
+        calls.append((module, args, kwargs))
         raise _FirstCallError
 
     with patch.object(nn.Module, "__call__", stop), suppress(_FirstCallError):
         step()
-    return found[0]
+    return calls[0]
 
 
 def _others(name: str) -> dict[str, int]:
-    """Return other estimators' figures for the peak, where they apply."""
+    """Return other estimators' figures for the peak in bytes, by estimator, where they apply."""
     step = _build(name)
     alive = gc.get_objects()
     optimizers = [value for value in alive if isinstance(value, torch.optim.Optimizer)]
-    adam = bool(optimizers) and all(isinstance(value, torch.optim.Adam) for value in optimizers)
-    trains = bool(optimizers)
-    found: dict[str, int] = {}
+    peaks: dict[str, int] = {}
     with suppress(Exception):
         model, args, kwargs = _first_call(step)
         if len(optimizers) < 2:
-            holders = [
-                value
-                for value in alive
-                if isinstance(value, nn.Module) and model in value.modules()
-            ]
-            whole = max(holders, key=lambda holder: len([*holder.modules()]))
-            found |= _by_formulas(whole, adam=adam, trains=trains)
-            found["torchinfo"] = _torchinfo(model, args, kwargs)
-    return found
+            peaks |= _by_formulas(_outermost(model, alive), optimizers)
+            peaks["torchinfo"] = _torchinfo(model, args, kwargs)
+    return peaks
 
 
-def _by_formulas(model: nn.Module, *, adam: bool, trains: bool) -> dict[str, int]:
+def _outermost(model: nn.Module, objects: list[Any]) -> nn.Module:
+    """Return the largest module among objects that contains ``model``, or ``model`` itself."""
+    modules = [value for value in objects if isinstance(value, nn.Module)]
+    holders = [module for module in modules if model in module.modules()]
+    return max(holders, key=lambda holder: len([*holder.modules()]))
+
+
+def _by_formulas(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, int]:
+    """Return the peaks by formulas of the parameters; none for optimizers other than Adam."""
     from accelerate.commands.estimate import estimate_training_usage
     from accelerate.utils import calculate_maximum_sizes
 
     total_bytes, _ = calculate_maximum_sizes(model)
-    if not trains:
+    if not optimizers:
         return {"accelerate": int(total_bytes)}
-    if not adam:
+    if not all(isinstance(optimizer, torch.optim.Adam) for optimizer in optimizers):
         return {}
     usage = estimate_training_usage(total_bytes, "float32")
     # DeepSpeed's estimate_zero2_model_states_mem_needs for one card, without offloading.
@@ -172,27 +181,32 @@ def _by_formulas(model: nn.Module, *, adam: bool, trains: bool) -> dict[str, int
 
 
 def _torchinfo(model: nn.Module, args: Any, kwargs: Any) -> int:
+    """Return torchinfo's total in bytes."""
     import torchinfo
 
     mode = "train" if model.training else "eval"
-    found = torchinfo.summary(model, input_data=args or None, verbose=0, mode=mode, **kwargs)
-    return int((found.total_input or 0) + found.total_output_bytes + found.total_param_bytes)
+    summary = torchinfo.summary(model, input_data=args or None, verbose=0, mode=mode, **kwargs)
+    input_bytes = summary.total_input or 0
+    return int(input_bytes + summary.total_output_bytes + summary.total_param_bytes)
 
 
 def _mem_tracker(name: str) -> dict[str, int]:
+    """Return the peak in bytes that torch's tracker adds up while the step runs on the card."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     step = _build(name)
     alive = gc.get_objects()
     modules = [value for value in alive if isinstance(value, nn.Module)]
-    inner = {id(child) for module in modules for child in module.children()}
+    child_ids: set[int] = set()
+    for module in modules:
+        child_ids.update(map(id, module.children()))
+    outer_modules = [module for module in modules if id(module) not in child_ids]
     optimizers = [value for value in alive if isinstance(value, torch.optim.Optimizer)]
     tracker = MemTracker()
-    tracker.track_external(*(module for module in modules if id(module) not in inner), *optimizers)
+    tracker.track_external(*outer_modules, *optimizers)
 
-    def forget(
-        module: nn.Module, _: Any
-    ) -> None:  # it follows one call of a model, or is told to forget that
+    def forget(module: nn.Module, _: Any) -> None:
+        # It follows one call of a model, unless it forgets that.
         if not tracker._mod_tracker.is_bw and tracker._mod_tracker.parents == {"Global"}:
             tracker.memory_tracking.pop(module, None)
 
@@ -215,11 +229,7 @@ def _apart(
         child = os.fork()
         if not child:
             os.close(receiving)
-            os.environ |= {"SIM_TABLE": table.name, "SIM_TOTAL_MIB": str(card_mib)}
-            os.environ["CUDA_VISIBLE_DEVICES"] = "" if hidden else "0"
-            # torch called the driver at its import; the simulated one would refuse a forked process
-            # for that.
-            ctypes.CDLL("libcudart.so.13").simulate_error(0)
+            _set_card(table.name, card_mib, hidden=hidden)
             os.dup2(2, 1)  # what the step prints is no figure
             with os.fdopen(sending, "w") as file:
                 json.dump(_attempt(work), file)
@@ -227,40 +237,57 @@ def _apart(
                 os._exit(0)
         os.close(sending)
         with os.fdopen(receiving) as file:
-            if not select.select([file], [], [], _SECONDS)[0]:
+            readable, _, _ = select.select([file], [], [], _SECONDS)
+            if not readable:
                 os.kill(child, signal.SIGKILL)
             text = file.read()
-        used = os.wait4(child, 0)[2]
-        print(work, round(used.ru_utime + used.ru_stime, 1), file=sys.stderr)
-    return json.loads(text) if text else {"refused": f"no result in {_SECONDS} s"}
+        _, _, usage = os.wait4(child, 0)
+        print(work, round(usage.ru_utime + usage.ru_stime, 1), file=sys.stderr)
+    if not text:
+        return {"refused": f"no result in {_SECONDS} s"}
+    return dict(json.loads(text))
+
+
+def _set_card(table: str, card_mib: int, *, hidden: bool) -> None:
+    """Give this process a simulated machine with one card, whose state is in the file ``table``."""
+    os.environ["SIM_TABLE"] = table
+    os.environ["SIM_TOTAL_MIB"] = str(card_mib)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "" if hidden else "0"
+    # torch called the driver at its import; the simulated one would refuse a forked process for
+    # that.
+    ctypes.CDLL("libcudart.so.13").simulate_error(0)
 
 
 def _figures(name: str) -> dict[str, Any]:
-    """Return all figures of a step: estimates, counters, whether the verdicts are true, what others
-    say.
+    """Return all figures of a step: estimates, counters, whether the verdicts are true, and other
+    tools' peaks.
     """
-    found = _apart(lambda: _estimated_and_run(name))
-    if "run" not in found:
-        return found
-    found["hidden"] = _apart(lambda: _estimate(_build(name), hidden=True), hidden=True)
-    ran: dict[int, bool] = {}
-    for where in (found["card"], found["hidden"]):
-        for asked in ("fits_mib", "unfit_mib"):
-            if size := where.get(asked):
-                if size not in ran:
-                    ran[size] = _runs(name, size, found["run"])
-                where[asked.replace("mib", "ran")] = ran[size]
-    found["others"] = _apart(lambda: _others(name)) | _apart(lambda: _mem_tracker(name))
-    return found
+    figures = _apart(lambda: _estimated_and_run(name))
+    if "run" not in figures:
+        return figures
+    figures["hidden"] = _apart(lambda: _estimate(_build(name), hidden=True), hidden=True)
+    ran_on_card: dict[int, bool] = {}  # by the card's MiB
+    for estimate in (figures["card"], figures["hidden"]):
+        for verdict in ("fits", "unfit"):
+            card_mib = estimate.get(f"{verdict}_mib")
+            if not card_mib:
+                continue
+            if card_mib not in ran_on_card:
+                ran_on_card[card_mib] = _runs(name, card_mib, figures["run"])
+            estimate[f"{verdict}_ran"] = ran_on_card[card_mib]
+    figures["others"] = _apart(lambda: _others(name)) | _apart(lambda: _mem_tracker(name))
+    return figures
 
 
-def _runs(name: str, card_mib: int, seen: dict[str, Any]) -> bool:
-    """Return True if a step runs on a card: below its tensors it does not, with more than it
-    reserved it does.
+def _runs(name: str, card_mib: int, counters: dict[str, Any]) -> bool:
+    """Return True if a step runs on a card. It need not be tried on one without room for its
+    tensors, or with room for all the memory that it reserved.
     """
-    room = (card_mib - _TAKEN_MIB) * _MIB
-    if not seen["allocated"] <= room < seen["reserved"]:
-        return bool(room >= seen["reserved"])
+    room_bytes = (card_mib - _TAKEN_MIB) * _MIB
+    if room_bytes < counters["allocated"]:
+        return False
+    if room_bytes >= counters["reserved"]:
+        return True
     return bool(_apart(lambda: _run(_build(name)), card_mib).get("ran"))
 
 

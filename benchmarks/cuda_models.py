@@ -1,6 +1,4 @@
-"""Models with random weights for the steps that are run on a card: those of transformers, and some
-of our own.
-"""
+"""Makes models with random weights for cuda_steps.py: of transformers, and some of our own."""
 
 from __future__ import annotations
 
@@ -13,14 +11,22 @@ from torch.nn import functional
 
 
 class Double(nn.Sequential):
+    """Two convolutions, the first of which changes the number of channels."""
+
     def __init__(self, given: int, wide: int) -> None:
-        first = [nn.Conv2d(given, wide, 3, padding=1), nn.GroupNorm(8, wide), nn.SiLU()]
         super().__init__(
-            *first, nn.Conv2d(wide, wide, 3, padding=1), nn.GroupNorm(8, wide), nn.SiLU()
+            nn.Conv2d(given, wide, 3, padding=1),
+            nn.GroupNorm(8, wide),
+            nn.SiLU(),
+            nn.Conv2d(wide, wide, 3, padding=1),
+            nn.GroupNorm(8, wide),
+            nn.SiLU(),
         )
 
 
 class UNet(nn.Module):
+    """A U-Net from pictures to pictures, with ``widths`` channels from the top to the bottom."""
+
     def __init__(self, *widths: int) -> None:
         super().__init__()
         given = [3, *widths[:-1]]
@@ -31,44 +37,55 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(widths[0], 3, 1)
 
     def forward(self, x: Any) -> Any:
-        kept = []
+        skipped = []
         for number, block in enumerate(self.down):
             x = block(functional.max_pool2d(x, 2) if number else x)
-            kept.append(x)
-        kept.pop()
+            skipped.append(x)
+        skipped.pop()
         for widen, block in zip(self.widen, self.up, strict=True):
-            x = block(torch.cat([widen(x), kept.pop()], dim=1))
+            x = block(torch.cat([widen(x), skipped.pop()], dim=1))
         return self.head(x)
 
 
 def generator() -> nn.Module:
     """Return a generator of pictures of 32 pixels from 100 numbers."""
     return nn.Sequential(
-        *(nn.ConvTranspose2d(100, 512, 4), nn.BatchNorm2d(512), nn.ReLU(True)),
-        *(nn.ConvTranspose2d(512, 256, 4, 2, 1), nn.BatchNorm2d(256), nn.ReLU(True)),
-        *(nn.ConvTranspose2d(256, 128, 4, 2, 1), nn.BatchNorm2d(128), nn.ReLU(True)),
-        *(nn.ConvTranspose2d(128, 3, 4, 2, 1), nn.Tanh()),
+        nn.ConvTranspose2d(100, 512, 4),
+        nn.BatchNorm2d(512),
+        nn.ReLU(True),
+        nn.ConvTranspose2d(512, 256, 4, 2, 1),
+        nn.BatchNorm2d(256),
+        nn.ReLU(True),
+        nn.ConvTranspose2d(256, 128, 4, 2, 1),
+        nn.BatchNorm2d(128),
+        nn.ReLU(True),
+        nn.ConvTranspose2d(128, 3, 4, 2, 1),
+        nn.Tanh(),
     )
 
 
 def discriminator() -> nn.Module:
     """Return a discriminator of these pictures."""
     return nn.Sequential(
-        *(nn.Conv2d(3, 128, 4, 2, 1), nn.LeakyReLU(0.2, True)),
-        *(nn.Conv2d(128, 256, 4, 2, 1), nn.BatchNorm2d(256), nn.LeakyReLU(0.2, True)),
-        *(
-            nn.Conv2d(256, 512, 4, 2, 1),
-            nn.BatchNorm2d(512),
-            nn.LeakyReLU(0.2, True),
-            nn.Conv2d(512, 1, 4),
-        ),
+        nn.Conv2d(3, 128, 4, 2, 1),
+        nn.LeakyReLU(0.2, True),
+        nn.Conv2d(128, 256, 4, 2, 1),
+        nn.BatchNorm2d(256),
+        nn.LeakyReLU(0.2, True),
+        nn.Conv2d(256, 512, 4, 2, 1),
+        nn.BatchNorm2d(512),
+        nn.LeakyReLU(0.2, True),
+        nn.Conv2d(512, 1, 4),
     )
 
 
-def language_model(name: str, **config: Any) -> Any:
+def language_model(name: str, *, of: str, **config: Any) -> Any:
+    """Return a model of transformers; ``of`` is the name of its configuration's class."""
     import transformers
 
-    return getattr(transformers, name)(getattr(transformers, config.pop("of"))(**config))
+    model_type = getattr(transformers, name)
+    configuration_type = getattr(transformers, of)
+    return model_type(configuration_type(**config))
 
 
 def gpt2(wide: int, deep: int, heads: int) -> Any:
@@ -80,6 +97,7 @@ def gpt2(wide: int, deep: int, heads: int) -> Any:
 def llama(
     wide: int, inner: int, deep: int, heads: int, dtype: Any = torch.bfloat16, **more: Any
 ) -> Any:
+    """Return a LLaMA with ``deep`` layers; ``more`` are further fields of its configuration."""
     config = {
         "hidden_size": wide,
         "intermediate_size": inner,
@@ -101,12 +119,14 @@ small = partial(llama, 2048, 5632, 22, 32, num_key_value_heads=4)
 
 
 def checkpointed(model: Any) -> Any:
+    """Return a model that computes its activations again in the backward pass."""
     model.gradient_checkpointing_enable()
     model.enable_input_require_grads()
     return model.train()
 
 
 def adapted(model: Any, *names: str) -> Any:
+    """Return a model of which only LoRA adapters of the layers ``names`` are trained."""
     from peft import LoraConfig, get_peft_model
 
     return get_peft_model(model, LoraConfig(r=16, target_modules=list(names)))

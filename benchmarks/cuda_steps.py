@@ -31,8 +31,6 @@ from benchmarks.cuda_models import (
 )
 
 Step = Callable[[], None]
-STEPS: dict[str, Callable[[], Step]] = {}
-"""Functions that build a model and return its step, by the step's name in the table."""
 _DEVICE = "cuda"
 
 
@@ -45,7 +43,16 @@ def _train(
     rounds: int = 1,
     clip: Iterable[Any] | None = None,
 ) -> Step:
-    """Return two steps; ``loss_of`` makes the data and returns a loss."""
+    """Return two training steps.
+
+    Args:
+        loss_of: makes the data and returns a loss.
+        optimizer: the optimizer of the trained parameters.
+        mixed: the data type of autocast; none without it.
+        scaler: True if the gradients are scaled, as float16 needs it.
+        rounds: number of backward passes in a step.
+        clip: the parameters whose gradients are clipped.
+    """
     scale = torch.amp.GradScaler("cuda", enabled=scaler)
     clipped = list(clip or ())
 
@@ -66,6 +73,8 @@ def _train(
 
 
 def _infer(call: Callable[[], Any], mode: Any = torch.no_grad) -> Step:
+    """Return two calls in a mode without gradients."""
+
     def run() -> None:
         for _ in range(2):
             with mode():
@@ -78,14 +87,17 @@ def _infer(call: Callable[[], Any], mode: Any = torch.no_grad) -> Step:
 
 
 def _images(count: int, size: int = 224) -> Any:
+    """Return random pictures of ``size`` pixels."""
     return torch.randn(count, 3, size, size, device=_DEVICE)
 
 
 def _labels(count: int) -> Any:
+    """Return class 0 for each picture."""
     return torch.zeros(count, dtype=torch.long, device=_DEVICE)
 
 
 def _classifier(name: str, batch: int, optimizer: Any, size: int = 224, **options: Any) -> Step:
+    """Train a classifier of timm."""
     import timm
 
     model = timm.create_model(name, num_classes=1000)
@@ -93,11 +105,13 @@ def _classifier(name: str, batch: int, optimizer: Any, size: int = 224, **option
     def loss() -> Any:
         return functional.cross_entropy(model(_images(batch, size)), _labels(batch))
 
-    clip = model.parameters() if options.pop("clipped", False) else None
-    return _train(loss, optimizer(model.parameters()), clip=clip, **options)
+    if options.pop("clipped", False):
+        options["clip"] = model.parameters()
+    return _train(loss, optimizer(model.parameters()), **options)
 
 
 def _classify(name: str, batch: int, mode: Any) -> Step:
+    """Run a classifier of timm without gradients."""
     import timm
 
     model = timm.create_model(name, num_classes=1000).eval()
@@ -105,6 +119,7 @@ def _classify(name: str, batch: int, mode: Any) -> Step:
 
 
 def _unet() -> Step:
+    """Train a U-Net to return its input."""
     model = UNet(64, 128, 256, 512)
 
     def loss() -> Any:
@@ -115,6 +130,7 @@ def _unet() -> Step:
 
 
 def _diffusion() -> Step:
+    """Train the U-Net of diffusers."""
     from diffusers import UNet2DModel
 
     model = UNet2DModel(sample_size=64, block_out_channels=(128, 256, 256, 512), layers_per_block=2)
@@ -128,6 +144,7 @@ def _diffusion() -> Step:
 
 
 def _adversaries() -> Step:
+    """Train a generator and a discriminator, each with an optimizer of its own."""
     make = generator()
     judge = discriminator()
     first = torch.optim.Adam(judge.parameters())
@@ -152,17 +169,21 @@ def _adversaries() -> Step:
 
 
 def _boxes(pictures: int, objects: int, size: int, *, masks: bool) -> list[dict[str, Any]]:
+    """Return the targets of a detector: boxes with labels, in each picture."""
+
     def target() -> dict[str, Any]:
         corners = torch.tensor([[20.0, 20.0, size / 2, size / 2]] * objects, device=_DEVICE)
-        found = {"boxes": corners, "labels": torch.ones(objects, dtype=torch.long, device=_DEVICE)}
+        labels = torch.ones(objects, dtype=torch.long, device=_DEVICE)
+        fields = {"boxes": corners, "labels": labels}
         if masks:
-            found["masks"] = torch.ones(objects, size, size, dtype=torch.uint8, device=_DEVICE)
-        return found
+            fields["masks"] = torch.ones(objects, size, size, dtype=torch.uint8, device=_DEVICE)
+        return fields
 
     return [target() for _ in range(pictures)]
 
 
 def _detector(name: str, batch: int, size: int, *, masks: bool = False) -> Step:
+    """Train a detector of torchvision."""
     from torchvision.models import detection
 
     model = getattr(detection, name)(
@@ -176,6 +197,7 @@ def _detector(name: str, batch: int, size: int, *, masks: bool = False) -> Step:
 
 
 def _detect(name: str, batch: int, size: int) -> Step:
+    """Run a detector of torchvision without gradients."""
     from torchvision.models import detection
 
     model = getattr(detection, name)(
@@ -185,6 +207,7 @@ def _detect(name: str, batch: int, size: int) -> Step:
 
 
 def _detr() -> Step:
+    """Train DETR's body with a head."""
     config = {"use_timm_backbone": False, "use_pretrained_backbone": False, "num_queries": 100}
     model = language_model(
         "DetrModel", of="DetrConfig", backbone_config=_resnet(), backbone=None, **config
@@ -205,6 +228,7 @@ def _resnet() -> Any:
 
 
 def _segment(batch: int, size: int, optimizer: Any, **options: Any) -> Step:
+    """Train a segmentation of torchvision."""
     from torchvision.models import segmentation
 
     model = segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, num_classes=21)
@@ -217,6 +241,7 @@ def _segment(batch: int, size: int, optimizer: Any, **options: Any) -> Step:
 
 
 def _segformer() -> Step:
+    """Train a segmentation of transformers."""
     config = {
         "depths": [3, 4, 6, 3],
         "hidden_sizes": [64, 128, 320, 512],
@@ -234,6 +259,7 @@ def _segformer() -> Step:
 
 
 def _video() -> Step:
+    """Train a classifier of videos."""
     from torchvision.models.video import r2plus1d_18
 
     model = r2plus1d_18(weights=None)
@@ -247,6 +273,7 @@ def _video() -> Step:
 
 
 def _latent_diffusion() -> Step:
+    """Train Stable Diffusion's U-Net, and average its weights."""
     from diffusers import UNet2DConditionModel
 
     model = UNet2DConditionModel(cross_attention_dim=768)
@@ -270,6 +297,7 @@ def _latent_diffusion() -> Step:
 
 
 def _transformer_diffusion() -> Step:
+    """Train a diffusion transformer."""
     from diffusers import DiTTransformer2DModel
 
     sizes = {
@@ -288,6 +316,7 @@ def _transformer_diffusion() -> Step:
 
 
 def _decode() -> Step:
+    """Decode pictures with Stable Diffusion's autoencoder, without gradients."""
     from diffusers import AutoencoderKL
 
     blocks = {
@@ -305,6 +334,7 @@ def _decode() -> Step:
 
 
 def _with_average(name: str, batch: int) -> Step:
+    """Train a classifier of timm, and average its weights."""
     import timm
 
     model = timm.create_model(name, num_classes=1000)
@@ -319,13 +349,15 @@ def _with_average(name: str, batch: int) -> Step:
             optimizer.step()
             optimizer.zero_grad()
             with torch.no_grad():
-                for kept, now in zip(average.parameters(), model.parameters(), strict=True):
-                    kept.lerp_(now, 0.001)
+                pairs = zip(average.parameters(), model.parameters(), strict=True)
+                for averaged, weight in pairs:
+                    averaged.lerp_(weight, 0.001)
 
     return run
 
 
 def _lightning(precision: str) -> Step:
+    """Train a classifier with Lightning's trainer."""
     import lightning
     import timm
 
@@ -366,6 +398,7 @@ def _lightning(precision: str) -> Step:
 
 
 def _graph(kind: str, wide: int, deep: int, nodes: int, edges: int, **options: Any) -> Step:
+    """Train a network of PyTorch Geometric on a random graph."""
     from torch_geometric import nn as layers
 
     model = getattr(layers, kind)(128, wide, deep, 40, **options)
@@ -382,20 +415,25 @@ def _graph(kind: str, wide: int, deep: int, nodes: int, edges: int, **options: A
 
 
 def _tokens(count: int, length: int) -> Any:
+    """Return texts that consist of token 0."""
     return torch.zeros(count, length, dtype=torch.long, device=_DEVICE)
 
 
 def _teach(model: Any, optimizer: Any, batch: int, length: int, **options: Any) -> Step:
+    """Train a language model on texts of ``length`` tokens."""
+
     def loss() -> Any:
         tokens = _tokens(batch, length)
         return model(input_ids=tokens, labels=tokens).loss
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    clip = trained if options.pop("clipped", False) else None
-    return _train(loss, optimizer(trained), clip=clip, **options)
+    if options.pop("clipped", False):
+        options["clip"] = trained
+    return _train(loss, optimizer(trained), **options)
 
 
 def _read(model: Any, batch: int, length: int) -> Step:
+    """Run a language model without gradients."""
     model = model.eval()
     return _infer(lambda: model(input_ids=_tokens(batch, length)))
 
@@ -403,6 +441,7 @@ def _read(model: Any, batch: int, length: int) -> Step:
 def _encoder_decoder(
     name: str, of: str, optimizer: Any, batch: int, lengths: tuple[int, int], **options: Any
 ) -> Step:
+    """Train a model of transformers that has an encoder and a decoder."""
     model = language_model(name, of=of, **options.pop("config"))
 
     def loss() -> Any:
@@ -412,6 +451,7 @@ def _encoder_decoder(
 
 
 def _speech(optimizer: Any, batch: int, **config: Any) -> Step:
+    """Train Whisper."""
     model = language_model("WhisperForConditionalGeneration", of="WhisperConfig", **config)
 
     def loss() -> Any:
@@ -422,6 +462,7 @@ def _speech(optimizer: Any, batch: int, **config: Any) -> Step:
 
 
 def _wave() -> Step:
+    """Train wav2vec on sound."""
     model = language_model("Wav2Vec2ForCTC", of="Wav2Vec2Config", mask_time_prob=0.0, layerdrop=0.0)
 
     def loss() -> Any:
@@ -431,6 +472,7 @@ def _wave() -> Step:
 
 
 def _experts(how: str) -> Step:
+    """Train a mixture of experts, which are implemented as ``how`` says."""
     config = {
         "hidden_size": 1024,
         "intermediate_size": 3584,
@@ -450,6 +492,7 @@ def _experts(how: str) -> Step:
 
 
 def _recurrent(kind: Any, optimizer: Any) -> Step:
+    """Train a recurrent network of torch."""
     embedding = nn.Embedding(20_000, 1024)
     layer = kind(1024, 1024, 2, batch_first=True)
     head = nn.Linear(1024, 20_000)
@@ -463,6 +506,7 @@ def _recurrent(kind: Any, optimizer: Any) -> Step:
 
 
 def _encoder() -> Step:
+    """Train torch's transformer encoder."""
     layer = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True)
     model = nn.TransformerEncoder(layer, 12)
 
@@ -473,34 +517,37 @@ def _encoder() -> Step:
 
 
 def _recommender() -> Step:
+    """Train embedding bags with a head."""
     tables = nn.ModuleList(nn.EmbeddingBag(2_000_000, 64, mode="sum") for _ in range(6))
     top = nn.Sequential(nn.Linear(64 * 6, 512), nn.ReLU(), nn.Linear(512, 1))
     model = nn.ModuleList([tables, top])
 
     def loss() -> Any:
-        found = [table(_tokens(8192, 20)) for table in tables]
+        vectors = [table(_tokens(8192, 20)) for table in tables]
         return functional.binary_cross_entropy_with_logits(
-            top(torch.cat(found, 1)), torch.zeros(8192, 1, device=_DEVICE)
+            top(torch.cat(vectors, 1)), torch.zeros(8192, 1, device=_DEVICE)
         )
 
     return _train(loss, torch.optim.Adagrad(model.parameters()))
 
 
 def _prefill() -> Step:
+    """Read a text, then generate eight tokens with a cache."""
     model = small().eval()
 
     def run() -> None:
         with torch.inference_mode():
-            found = model(input_ids=_tokens(8, 2048), use_cache=True, logits_to_keep=1)
+            output = model(input_ids=_tokens(8, 2048), use_cache=True, logits_to_keep=1)
             for _ in range(8):
-                found = model(
-                    input_ids=_tokens(8, 1), past_key_values=found.past_key_values, use_cache=True
+                output = model(
+                    input_ids=_tokens(8, 1), past_key_values=output.past_key_values, use_cache=True
                 )
 
     return run
 
 
 def _low_rank_8b() -> Step:
+    """Train LoRA adapters of a LLaMA with 8 billion parameters."""
     config = {"num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192}
     model = checkpointed(
         adapted(llama(4096, 14336, 32, 32, **config), "q_proj", "k_proj", "v_proj", "o_proj")
@@ -509,6 +556,7 @@ def _low_rank_8b() -> Step:
 
 
 def _mistral() -> Step:
+    """Train a small Mistral, whose attention has no fused kernel."""
     config = {
         "hidden_size": 2048,
         "intermediate_size": 7168,
@@ -523,6 +571,7 @@ def _mistral() -> Step:
 
 
 def _x_transformer() -> Step:
+    """Train a decoder of x-transformers."""
     from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
 
     layers = Decoder(dim=1024, depth=12, heads=16, attn_flash=True, rotary_pos_emb=True)
@@ -533,6 +582,7 @@ def _x_transformer() -> Step:
 
 
 def _x_encoder() -> Step:
+    """Train a classifier of x-transformers."""
     from x_transformers import Encoder, ViTransformerWrapper
 
     layers = Encoder(dim=768, depth=12, heads=12, attn_flash=False)
@@ -546,6 +596,7 @@ def _x_encoder() -> Step:
 
 
 def _contrast() -> Step:
+    """Train CLIP on pairs of texts and pictures."""
     model = language_model("CLIPModel", of="CLIPConfig")
 
     def loss() -> Any:
@@ -555,6 +606,7 @@ def _contrast() -> Step:
 
 
 def _score() -> Step:
+    """Return the losses of texts, without gradients."""
     config = {
         "hidden_size": 2048,
         "num_hidden_layers": 24,
@@ -571,6 +623,7 @@ def _score() -> Step:
 
 
 def _trainer() -> Step:
+    """Train a classifier of texts with transformers' trainer."""
     import transformers
 
     class Texts(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -624,30 +677,32 @@ _T5 = {
     "use_cache": False,
 }
 
-STEPS |= {
-    "ResNet-50, batch 128, AMP float16, SGD": lambda: _classifier(
-        "resnet50", 128, _momentum, mixed=_fp16, scaler=True
+_PICTURES: dict[str, Callable[[], Step]] = {
+    "ResNet-50, batch 128, AMP float16, SGD": partial(
+        _classifier, "resnet50", 128, _momentum, mixed=_fp16, scaler=True
     ),
-    "ResNet-152, batch 128, no_grad": lambda: _classify("resnet152", 128, torch.no_grad),
-    "EfficientNet-B3, batch 64, RMSprop": lambda: _classifier(
-        "efficientnet_b3", 64, torch.optim.RMSprop, 300
+    "ResNet-152, batch 128, no_grad": partial(_classify, "resnet152", 128, torch.no_grad),
+    "EfficientNet-B3, batch 64, RMSprop": partial(
+        _classifier, "efficientnet_b3", 64, torch.optim.RMSprop, 300
     ),
-    "ConvNeXt-B, batch 32, bf16, AdamW": lambda: _classifier(
-        "convnext_base", 32, _AdamW, mixed=_bf16
+    "ConvNeXt-B, batch 32, bf16, AdamW": partial(
+        _classifier, "convnext_base", 32, _AdamW, mixed=_bf16
     ),
-    "ViT-B/16, batch 64, AdamW": lambda: _classifier("vit_base_patch16_224", 64, _AdamW),
-    "ViT-L/16, batch 32, bf16, fused AdamW, clip": lambda: _classifier(
-        "vit_large_patch16_224", 32, _fused, mixed=_bf16, clipped=True
+    "ViT-B/16, batch 64, AdamW": partial(_classifier, "vit_base_patch16_224", 64, _AdamW),
+    "ViT-L/16, batch 32, bf16, fused AdamW, clip": partial(
+        _classifier, "vit_large_patch16_224", 32, _fused, mixed=_bf16, clipped=True
     ),
-    "ViT-L/16, batch 128, inference_mode": lambda: _classify(
-        "vit_large_patch16_224", 128, torch.inference_mode
+    "ViT-L/16, batch 128, inference_mode": partial(
+        _classify, "vit_large_patch16_224", 128, torch.inference_mode
     ),
-    "Swin-B, batch 32, bf16, AdamW": lambda: _classifier(
-        "swin_base_patch4_window7_224", 32, _AdamW, mixed=_bf16
+    "Swin-B, batch 32, bf16, AdamW": partial(
+        _classifier, "swin_base_patch4_window7_224", 32, _AdamW, mixed=_bf16
     ),
     "UNet, batch 8 of 256 px, Adam": _unet,
     "diffusion UNet, bf16, AdamW, clip": _diffusion,
     "DCGAN, two optimizers": _adversaries,
+}
+_SEQUENCES: dict[str, Callable[[], Step]] = {
     "GPT-2, batch 8, AdamW for-loop": lambda: _teach(gpt2(768, 12, 12), _loop, 8, 1024),
     "GPT-2 medium, 4 accumulated, clip": lambda: _teach(
         gpt2(1024, 24, 16), _AdamW, 2, 1024, rounds=4, clipped=True, mixed=_bf16
@@ -658,42 +713,54 @@ STEPS |= {
     "LLaMA 1B, bf16, AdamW": lambda: _teach(small(), _AdamW, 2, 2048),
     "LLaMA 1B, float32, Adafactor": lambda: _teach(small(torch.float32), _Adafactor, 1, 1024),
     "LLaMA 1B, generation with a cache": _prefill,
-    "T5 large, Adafactor": lambda: _encoder_decoder(
-        "T5ForConditionalGeneration", "T5Config", _Adafactor, 8, (512, 128), config=_T5
+    "T5 large, Adafactor": partial(
+        _encoder_decoder,
+        "T5ForConditionalGeneration",
+        "T5Config",
+        _Adafactor,
+        8,
+        (512, 128),
+        config=_T5,
     ),
-    "Whisper small, bf16, AdamW": lambda: _speech(_AdamW, 8, **_WHISPER),
+    "Whisper small, bf16, AdamW": partial(_speech, _AdamW, 8, **_WHISPER),
     "wav2vec 2.0, AMP float16, AdamW": _wave,
-    "Mixtral of 8 × 1024, experts batched, bf16": lambda: _experts("batched_mm"),
-    "Mixtral of 8 × 1024, experts grouped, bf16": lambda: _experts("grouped_mm"),
+    "Mixtral of 8 × 1024, experts batched, bf16": partial(_experts, "batched_mm"),
+    "Mixtral of 8 × 1024, experts grouped, bf16": partial(_experts, "grouped_mm"),
     "BERT large, AMP float16, AdamW": lambda: _teach(
         language_model("BertForMaskedLM", **_BERT), _AdamW, 16, 512, mixed=_fp16, scaler=True
     ),
     "BERT large, no_grad": lambda: _read(language_model("BertForMaskedLM", **_BERT), 64, 512),
     "Transformer encoder, AdamW": _encoder,
-    "LSTM, 2 × 1024, Adam": lambda: _recurrent(nn.LSTM, torch.optim.Adam),
-    "GRU, 2 × 1024, SGD": lambda: _recurrent(nn.GRU, _momentum),
+    "LSTM, 2 × 1024, Adam": partial(_recurrent, nn.LSTM, torch.optim.Adam),
+    "GRU, 2 × 1024, SGD": partial(_recurrent, nn.GRU, _momentum),
     "recommender, 6 tables, Adagrad": _recommender,
-    "Faster R-CNN, no_grad": lambda: _detect("fasterrcnn_resnet50_fpn", 8, 640),
+}
+_DETECTION_AND_DIFFUSION: dict[str, Callable[[], Step]] = {
+    "Faster R-CNN, no_grad": partial(_detect, "fasterrcnn_resnet50_fpn", 8, 640),
     "DETR, batch 4 of 800 px, AdamW, clip": _detr,
-    "DeepLabV3, batch 8 of 512 px, SGD": lambda: _segment(8, 512, _momentum),
+    "DeepLabV3, batch 8 of 512 px, SGD": partial(_segment, 8, 512, _momentum),
     "SegFormer-B2, batch 4 of 512 px, bf16": _segformer,
     "R(2+1)D-18 on video, AMP float16, SGD": _video,
-    "ResNeXt-50, batch 32, EMA, label smoothing": lambda: _with_average("resnext50_32x4d", 32),
+    "ResNeXt-50, batch 32, EMA, label smoothing": partial(_with_average, "resnext50_32x4d", 32),
     "Stable Diffusion UNet, bf16, fused AdamW, EMA": _latent_diffusion,
     "DiT-XL/2, batch 16, bf16, AdamW": _transformer_diffusion,
     "Stable Diffusion VAE, decoding, float16": _decode,
-    "ViT-S, Lightning, bf16-mixed, clip": lambda: _lightning("bf16-mixed"),
-    "ViT-S, Lightning, 16-mixed, clip": lambda: _lightning("16-mixed"),
-    "GCN, 100,000 nodes, Adam": lambda: _graph(
-        "GCN", 256, 3, 100_000, 1_000_000, add_self_loops=False
+    "ViT-S, Lightning, bf16-mixed, clip": partial(_lightning, "bf16-mixed"),
+    "ViT-S, Lightning, 16-mixed, clip": partial(_lightning, "16-mixed"),
+}
+_GRAPHS: dict[str, Callable[[], Step]] = {
+    "GCN, 100,000 nodes, Adam": partial(
+        _graph, "GCN", 256, 3, 100_000, 1_000_000, add_self_loops=False
     ),
-    "GIN, 100,000 nodes, Adam": lambda: _graph(
-        "GIN", 256, 4, 100_000, 1_000_000, norm="batch_norm"
+    "GIN, 100,000 nodes, Adam": partial(
+        _graph, "GIN", 256, 4, 100_000, 1_000_000, norm="batch_norm"
     ),
-    "GAT, 50,000 nodes, Adam": lambda: _graph(
-        "GAT", 128, 3, 50_000, 500_000, heads=4, add_self_loops=False
+    "GAT, 50,000 nodes, Adam": partial(
+        _graph, "GAT", 128, 3, 50_000, 500_000, heads=4, add_self_loops=False
     ),
-    "GraphSAGE, 200,000 nodes, Adam": lambda: _graph("GraphSAGE", 256, 3, 200_000, 2_000_000),
+    "GraphSAGE, 200,000 nodes, Adam": partial(_graph, "GraphSAGE", 256, 3, 200_000, 2_000_000),
+}
+_LIBRARIES: dict[str, Callable[[], Step]] = {
     "LLaMA 8B, LoRA (peft), checkpointing, 1 × 4096": _low_rank_8b,
     "Mistral of 12 layers, eager attention, bf16": _mistral,
     "x-transformers decoder, flash attention, bf16": _x_transformer,
@@ -702,3 +769,6 @@ STEPS |= {
     "OPT 1.3B, float16, inference_mode": _score,
     "RoBERTa, transformers' Trainer, bf16": _trainer,
 }
+
+STEPS = {**_PICTURES, **_SEQUENCES, **_DETECTION_AND_DIFFUSION, **_GRAPHS, **_LIBRARIES}
+"""Functions that build a model and return its step, by the step's name in the table."""

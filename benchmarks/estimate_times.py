@@ -1,7 +1,7 @@
-"""Measures the CPU time of estimates of public models' steps, and writes
-``docs/measured/estimate-times.md``.
+"""Measures the CPU seconds of an estimate of a public model's step.
 
-Run it with the simulated card's Python and the packages of `make bench-estimates`:
+It writes ``docs/measured/estimate-times.md``. Run it with the simulated card's Python and the
+packages of `make bench-estimates`:
 
     build/simgpu/python -m benchmarks.estimate_times
 """
@@ -44,6 +44,7 @@ _LOOP = 3_000_000
 
 
 def _loop_seconds() -> float:
+    """Return the CPU seconds of a fixed loop, which show how busy the machine is."""
     began = time.process_time()
     total = 0
     for number in range(_LOOP):
@@ -52,7 +53,7 @@ def _loop_seconds() -> float:
 
 
 def _measured(name: str) -> dict[str, Any]:
-    """Return the CPU time of an estimate, and of the loop before it."""
+    """Return the CPU seconds of an estimate (``seconds``), and of the loop before it (``loop``)."""
     step = cuda_figures._build(name)
     gc.collect()
     loop_seconds = _loop_seconds()
@@ -67,13 +68,13 @@ def _row(name: str, figures: dict[str, Any]) -> tuple[str, str]:
     return name, f"{figures['seconds']:.1f} s"
 
 
-def page(found: dict[str, dict[str, Any]]) -> str:
-    """Return the page of the figures of some steps."""
-    measured = [figures for figures in found.values() if "seconds" in figures]
+def page(figures_by_step: dict[str, dict[str, Any]]) -> str:
+    """Return the page of the steps measured so far, of which at least one did not fail."""
+    measured = [figures for figures in figures_by_step.values() if "seconds" in figures]
     seconds = [figures["seconds"] for figures in measured]
     loops = [figures["loop"] for figures in measured]
     head = _HEAD.format(
-        where="\n".join(f"- {line}" for line in environment.describe()),
+        where=environment.describe_as_list(),
         least_loop=min(loops),
         most_loop=max(loops),
         median=median(seconds),
@@ -81,19 +82,20 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         most=max(seconds),
         count=len(seconds),
     )
-    rows = [_row(name, figures) for name, figures in found.items()]
+    rows = [_row(name, figures) for name, figures in figures_by_step.items()]
     return f"{head}{table(('step', 'CPU time'), rows)}\n"
 
 
 def main() -> None:
     """Measure each step in a process of its own, and write the page after each."""
     logging.disable(logging.WARNING)
-    found: dict[str, dict[str, Any]] = {}
+    figures_by_step: dict[str, dict[str, Any]] = {}
     for name in STEPS:
         work: Callable[[], dict[str, Any]] = partial(_measured, name)
-        found[name] = cuda_figures._apart(work)
-        print(name, found[name], file=sys.stderr, flush=True)
-        _PAGE.write_text(page(found), encoding="utf-8")
+        figures = cuda_figures._apart(work)
+        print(name, figures, file=sys.stderr, flush=True)
+        figures_by_step[name] = figures
+        _PAGE.write_text(page(figures_by_step), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
-"""Estimates of training and inference at real size, against torch's own CUDA allocator on a
-simulated card.
+"""Measures the errors of estimates of training and inference at real size.
+
+Errors are shares of the peak of torch's own CUDA allocator on a simulated card. Each step's figures
+come from cuda_figures.py: dicts for ``card`` (an estimate with a visible card), ``hidden`` (one
+with CUDA hidden), ``run`` (the allocator's counters) and ``others`` (other tools' peaks), in bytes;
+or ``refused`` with the reason.
 """
 
 from __future__ import annotations
@@ -8,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -38,7 +42,7 @@ _PACKAGES += [
     "torchmetrics",
 ]
 _PACKAGES += ["x-transformers", "einx", "einops", "torch_einops_utils", "torchinfo"]
-_THEIRS = [
+_THEIR_REQUIREMENTS = [
     "pyyaml",
     "regex",
     "requests",
@@ -50,15 +54,23 @@ _THEIRS = [
     "xxhash",
     "aiohttp",
 ]
-_THEIRS += ["frozendict", "loguru"]
+_THEIR_REQUIREMENTS += ["frozendict", "loguru"]
 _GIB = 2**30
 _MEDIAN = 0.001
+"""Largest median error that meets its target."""
 _LOW = -0.02
+"""Lowest error of a peak that meets its target."""
 _REFUSED = 5
+"""Number of refused steps that meets its target."""
 _QUICK = 4
+"""Number of steps of a quick run."""
 _AT_ONCE = 2
+"""Number of processes that take steps at the same time."""
 _OTHERS = ("MemTracker", "accelerate", "DeepSpeed", "torchinfo")
 _WAYS = {"card": "with a card", "hidden": "CUDA hidden"}
+"""Ways to estimate, and their columns' titles."""
+_Figures = dict[str, dict[str, Any]]
+"""Each step's figures, by the step's name."""
 
 _METHOD = """\
 Two steps of each model with random weights, once with a card that is visible and once with CUDA hidden, against
@@ -103,11 +115,13 @@ def run(*, quick: bool) -> Section:
             title, f"{_METHOD}\n\nThere is no simulated card here: `make gpu-sim` builds it.", ()
         )
     _install()
-    names = json.loads(_python("--list").stdout.splitlines()[-1])[: _QUICK if quick else None]
-    found = _all_figures(names)
+    names = json.loads(_python("--list").stdout.splitlines()[-1])
+    if quick:
+        names = names[:_QUICK]
+    figures_by_step = _all_figures(names)
     if not quick:
-        PAGE.write_text(_page(found), encoding="utf-8")
-    return Section(title, _METHOD, tuple(_rows(found)), control="CUDA hidden")
+        PAGE.write_text(_page(figures_by_step), encoding="utf-8")
+    return Section(title, _METHOD, tuple(_rows(figures_by_step)), control="CUDA hidden")
 
 
 def _install() -> None:
@@ -116,13 +130,14 @@ def _install() -> None:
     """
     pip = [str(_PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--no-deps", *_PACKAGES], check=True)
-    subprocess.run([*pip, *_THEIRS], check=True)
+    subprocess.run([*pip, *_THEIR_REQUIREMENTS], check=True)
 
 
 # -- figures ------------------------------------------------------------------------------------
 
 
 def _settings() -> dict[str, Any]:
+    """Return the options of a process that estimates and runs steps."""
     quiet = {
         "TRANSFORMERS_VERBOSITY": "error",
         "PYTHONWARNINGS": "ignore",
@@ -132,16 +147,17 @@ def _settings() -> dict[str, Any]:
 
 
 def _python(*arguments: str) -> Any:
+    """Run cuda_figures.py with the simulated card's Python, and return the ended process."""
     command = [str(_PYTHON), "-m", "benchmarks.cuda_figures", *arguments]
     return subprocess.run(command, **_settings(), check=True)
 
 
-def _all_figures(names: list[str]) -> dict[str, dict[str, Any]]:
+def _all_figures(names: list[str]) -> _Figures:
     """Return the figures of each step, from processes that take the next one when they are done
     with one.
     """
     waiting = names[::-1]
-    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    figures_by_step: _Figures = {name: {} for name in names}
 
     def serve(_: int) -> None:
         command = [str(_PYTHON), "-m", "benchmarks.cuda_figures"]
@@ -152,126 +168,150 @@ def _all_figures(names: list[str]) -> dict[str, dict[str, Any]]:
                 name = waiting.pop()
                 process.stdin.write(f"{name}\n")
                 process.stdin.flush()
-                found[name] = json.loads(process.stdout.readline())
-                print(json.dumps({name: found[name]}), file=sys.stderr, flush=True)
+                figures = json.loads(process.stdout.readline())
+                print(json.dumps({name: figures}), file=sys.stderr, flush=True)
+                figures_by_step[name] = figures
             process.stdin.close()
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(serve, range(_AT_ONCE)))
-    return found
+    return figures_by_step
 
 
 def _error(
-    figures: dict[str, Any], way: str, estimated: str = "peak", seen: str = "allocated"
+    figures: dict[str, Any], way: str, estimated: str = "peak", counter: str = "allocated"
 ) -> float | None:
-    value = figures.get(way, {}).get(estimated)
-    return value / figures["run"][seen] - 1 if value and figures["run"].get("ran") else None
+    """Return the error of a step's estimate as a share of the run's counter; None if either is
+    missing.
+
+    Args:
+        figures: the step's figures.
+        way: ``card`` or ``hidden``, or ``others`` for other tools.
+        estimated: ``peak`` or ``reserved``, or the other tool's name.
+        counter: ``allocated`` or ``reserved``.
+    """
+    estimated_bytes = figures.get(way, {}).get(estimated)
+    if not estimated_bytes:
+        return None
+    if not figures["run"].get("ran"):
+        return None
+    return float(estimated_bytes / figures["run"][counter] - 1)
 
 
-def _errors(found: dict[str, dict[str, Any]], *asked: str) -> list[float]:
-    return [error for figures in found.values() if (error := _error(figures, *asked)) is not None]
-
-
-def _other_errors(found: dict[str, dict[str, Any]], tool: str) -> list[float]:
-    return _errors(found, "others", tool)
+def _errors(
+    figures_by_step: _Figures, way: str, estimated: str = "peak", counter: str = "allocated"
+) -> list[float]:
+    """Return the errors of all steps that have one; the arguments are those of ``_error``."""
+    errors = [_error(figures, way, estimated, counter) for figures in figures_by_step.values()]
+    return [error for error in errors if error is not None]
 
 
 # -- tables -------------------------------------------------------------------------------------
 
 
-def _rows(found: dict[str, dict[str, Any]]) -> list[Row]:
+def _rows(figures_by_step: _Figures) -> list[Row]:
     """Return the totals: left with a card, right with CUDA hidden."""
-
-    def row(
-        figure: str,
-        target: str,
-        of: Callable[[str], Any],
-        met: Callable[[Any], bool],
-        text: str = "{}",
-    ) -> Row:
-        values = [of(way) for way in _WAYS]
-        return Row(
-            figure,
-            target,
-            text.format(values[0]),
-            "",
-            text.format(values[1]),
-            all(map(met, values)),
-        )
-
-    def sizes(way: str, asked: str) -> int:
-        return sum(
-            figures.get(way, {}).get(asked) is (asked == "unfit_ran") for figures in found.values()
-        )
-
-    steps = len(found)
+    medians = []
+    highest = []
+    lowest = []
+    reserved_medians = []
+    false_fits = []
+    false_refusals = []
+    refused = []
+    for way in _WAYS:
+        errors = _errors(figures_by_step, way)
+        medians.append(_middle(errors))
+        highest.append(max(errors))
+        lowest.append(min(errors))
+        reserved_medians.append(_middle(_errors(figures_by_step, way, "reserved", "reserved")))
+        false_fits.append(_count(figures_by_step, way, "fits_ran", ran=False))
+        false_refusals.append(_count(figures_by_step, way, "unfit_ran", ran=True))
+        refused.append(len(_refused(figures_by_step, way)))
     return [
-        row(
-            "median error of the peak",
-            "0.1 %",
-            lambda way: _middle(_errors(found, way)),
-            _MEDIAN.__ge__,
-            "{:.4%}",
-        ),
-        row("highest", "", lambda way: max(_errors(found, way)), bool, "{:+.2%}"),
-        row("lowest", "-2 %", lambda way: min(_errors(found, way)), _LOW.__le__, "{:+.2%}"),
-        row(
-            "median error of reserved memory",
-            "",
-            lambda way: _middle(_errors(found, way, "reserved", "reserved")),
-            bool,
-            "{:.4%}",
-        ),
-        row('"fits" that were false', "0", lambda way: sizes(way, "fits_ran"), (0).__ge__),
-        row('"does not fit" that ran at that size', "", lambda way: sizes(way, "unfit_ran"), bool),
-        row(
-            f"refused, of {steps} steps",
+        _total("median error of the peak", "0.1 %", medians, "{:.4%}", met=max(medians) <= _MEDIAN),
+        _total("highest", "", highest, "{:+.2%}"),
+        _total("lowest", "-2 %", lowest, "{:+.2%}", met=min(lowest) >= _LOW),
+        _total("median error of reserved memory", "", reserved_medians, "{:.4%}"),
+        _total('"fits" that were false', "0", false_fits, met=max(false_fits) <= 0),
+        _total('"does not fit" that ran at that size', "", false_refusals),
+        _total(
+            f"refused, of {len(figures_by_step)} steps",
             "5",
-            lambda way: len(_refused(found, way)),
-            _REFUSED.__ge__,
+            refused,
+            met=max(refused) <= _REFUSED,
         ),
     ]
 
 
+def _total(
+    figure: str,
+    target: str,
+    values: Sequence[float],
+    text: str = "{}",
+    *,
+    met: bool | None = None,
+) -> Row:
+    """Return a row of two values, of which each is formatted as ``text``; ``met`` is left out
+    where there is no target.
+    """
+    with_card, hidden = values
+    return Row(figure, target, text.format(with_card), "", text.format(hidden), met)
+
+
+def _count(figures_by_step: _Figures, way: str, key: str, *, ran: bool) -> int:
+    """Return the number of steps whose run at a size ended as ``ran`` says.
+
+    Args:
+        figures_by_step: all steps' figures.
+        way: ``card`` or ``hidden``.
+        key: ``fits_ran`` or ``unfit_ran``, which some steps lack.
+        ran: the end to count.
+    """
+    return sum(figures.get(way, {}).get(key) is ran for figures in figures_by_step.values())
+
+
 def _middle(errors: list[float]) -> float:
+    """Return the median of the errors' sizes."""
     return median(map(abs, errors))
 
 
-def _refused(found: dict[str, dict[str, Any]], way: str) -> list[str]:
-    return [name for name, figures in found.items() if "refused" in figures.get(way, figures)]
+def _refused(figures_by_step: _Figures, way: str) -> list[str]:
+    """Return the steps that the estimate refuses, or that have no figures at all."""
+    names = []
+    for name, figures in figures_by_step.items():
+        if "refused" in figures.get(way, figures):
+            names.append(name)
+    return names
 
 
-def _page(found: dict[str, dict[str, Any]]) -> str:
-    where = "\n".join(f"- {line}" for line in environment.describe())
-    totals = [(row.figure, row.target, row.ours, row.control) for row in _rows(found)]
-    totals += [("steps", "50", str(len(found)), str(len(found)))]
-    others = [(tool, *_spread(_other_errors(found, tool))) for tool in _OTHERS]
-    others = [
-        ("ipygpumem, " + text, *_spread(_errors(found, way))) for way, text in _WAYS.items()
-    ] + others
-    lines = [_line(name, figures) for name, figures in found.items()]
-    heads = (
-        "step",
-        "run: allocated, reserved",
-        "with a card",
-        "CUDA hidden",
-        "fits from: ran",
-        *_OTHERS,
-    )
+def _page(figures_by_step: _Figures) -> str:
+    """Return the page: the totals, the tools' errors, each step's figures, and remarks."""
+    count = str(len(figures_by_step))
+    totals = [(row.figure, row.target, row.ours, row.control) for row in _rows(figures_by_step)]
+    totals.append(("steps", "50", count, count))
+    errors = {}
+    for way, title in _WAYS.items():
+        errors[f"ipygpumem, {title}"] = _errors(figures_by_step, way)
+    for tool in _OTHERS:
+        errors[tool] = _errors(figures_by_step, "others", tool)
+    spreads = [(name, *_spread(of_tool)) for name, of_tool in errors.items()]
+    lines = [_line(name, figures) for name, figures in figures_by_step.items()]
+    heads = ("step", "run: allocated, reserved", *_WAYS.values(), "fits from: ran", *_OTHERS)
     parts = [
-        _HEAD.format(where=where),
+        _HEAD.format(where=environment.describe_as_list()),
         table(("figure", "target", *_WAYS.values()), totals),
         "",
-        table(("error of the peak", "steps", "median", "highest", "lowest"), others),
+        table(("error of the peak", "steps", "median", "highest", "lowest"), spreads),
         "",
         table(heads, lines),
         "",
-        *_remarks(found),
+        *_remarks(figures_by_step),
     ]
     return "\n".join(parts) + "\n"
 
 
 def _spread(errors: list[float]) -> tuple[str, ...]:
+    """Return the number of errors, their median, the highest and the lowest."""
     if not errors:
         return ("0", "", "", "")
     return (
@@ -283,43 +323,53 @@ def _spread(errors: list[float]) -> tuple[str, ...]:
 
 
 def _line(name: str, figures: dict[str, Any]) -> tuple[str, ...]:
-    seen = figures.get("run", {})
-    if not seen.get("ran"):
+    """Return a step's row: its run, both estimates, the verdicts, and the other tools' errors."""
+    run_figures = figures.get("run", {})
+    if not run_figures.get("ran"):
         return (name, "does not run here", *[""] * 7)
-    fits = "; ".join(_verdict(figures[way]) for way in _WAYS)
-    ours = [_ours(figures, way) for way in _WAYS]
-    others = [_percent(_error(figures, "others", tool)) for tool in _OTHERS]
-    return (name, f"{_size(seen['allocated'])}, {_size(seen['reserved'])}", *ours, fits, *others)
-
-
-def _ours(figures: dict[str, Any], way: str) -> str:
-    if "refused" in figures[way]:
-        return "refused"
     return (
-        f"{_percent(_error(figures, way))}, r "
-        f"{_percent(_error(figures, way, 'reserved', 'reserved'))}"
+        name,
+        f"{_size(run_figures['allocated'])}, {_size(run_figures['reserved'])}",
+        *[_estimate(figures, way) for way in _WAYS],
+        "; ".join(_verdict(figures[way]) for way in _WAYS),
+        *[_percent(_error(figures, "others", tool)) for tool in _OTHERS],
     )
 
 
+def _estimate(figures: dict[str, Any], way: str) -> str:
+    """Return the errors of an estimate's peak and reserved memory."""
+    if "refused" in figures[way]:
+        return "refused"
+    peak = _percent(_error(figures, way))
+    reserved = _percent(_error(figures, way, "reserved", "reserved"))
+    return f"{peak}, r {reserved}"
+
+
 def _verdict(figures: dict[str, Any]) -> str:
+    """Return the smallest card on which an estimate says that the step fits, and if it ran."""
     if not figures.get("fits_mib"):
         return "-"
-    return f"{figures['fits_mib'] / 1024:.2f} GiB: {'yes' if figures['fits_ran'] else '**no**'}"
+    ran = "yes" if figures["fits_ran"] else "**no**"
+    return f"{figures['fits_mib'] / 1024:.2f} GiB: {ran}"
 
 
 def _percent(error: float | None) -> str:
-    return "" if error is None else f"{error:+.2%}"
+    if error is None:
+        return ""
+    return f"{error:+.2%}"
 
 
 def _size(size_bytes: int) -> str:
     return f"{size_bytes / _GIB:.2f} GiB"
 
 
-def _remarks(found: dict[str, dict[str, Any]]) -> list[str]:
-    """Return why steps have no figure."""
+def _remarks(figures_by_step: _Figures) -> list[str]:
+    """Return why steps have no figure, a line each."""
     remarks = []
-    for name, figures in found.items():
-        for way, text in {**_WAYS, "others": "MemTracker"}.items():
-            if why := figures.get(way, figures).get("refused"):
-                remarks.append(f"- {name}, {text}: {why.splitlines()[0][:160]}")
+    for name, figures in figures_by_step.items():
+        for way, title in {**_WAYS, "others": "MemTracker"}.items():
+            reason = figures.get(way, figures).get("refused")
+            if reason:
+                first_line = reason.splitlines()[0]
+                remarks.append(f"- {name}, {title}: {first_line[:160]}")
     return remarks

@@ -1,4 +1,8 @@
-"""Exactness of estimates, and the cost of an estimate of a large model."""
+"""Measures the errors of estimates of small networks, and the cost of the estimate of a large
+model.
+
+Errors are shares of the real peak; the cost is in seconds and in GiB of the host.
+"""
 
 from __future__ import annotations
 
@@ -47,18 +51,22 @@ def run(*, quick: bool) -> Section:
     from benchmarks.harness.networks import MODELS, OPTIMIZERS  # torch is slow to import
 
     optimizers = ["Adam"] if quick else list(OPTIMIZERS)
-    rows = [_row(model, optimizer, {}) for model in MODELS for optimizer in optimizers]
+    rows = []
+    for model in MODELS:
+        rows += [_row(model, optimizer, {}) for optimizer in optimizers]
     if not quick:
-        for title, options in (
-            ("mixed precision", {"mixed": True}),
-            ("3 gradients accumulated", {"rounds": 3}),
-        ):
-            rows += [_row(model, "Adam", options, f", {title}") for model in ("CNN", "decoder")]
-        rows.append(_large())
+        rows += [
+            _row("CNN", "Adam", {"mixed": True}, ", mixed precision"),
+            _row("decoder", "Adam", {"mixed": True}, ", mixed precision"),
+            _row("CNN", "Adam", {"rounds": 3}, ", 3 gradients accumulated"),
+            _row("decoder", "Adam", {"rounds": 3}, ", 3 gradients accumulated"),
+            _large(),
+        ]
     return Section("Estimates", _METHOD, tuple(rows), control="real storages")
 
 
 def _row(model: str, optimizer: str, options: dict[str, object], title: str = "") -> Row:
+    """Estimate a training and run it; ``options`` are those of ``networks.training``."""
     import ipygpumem
     from benchmarks.harness.networks import MODELS, OPTIMIZERS, RealStorages, training
 
@@ -70,24 +78,22 @@ def _row(model: str, optimizer: str, options: dict[str, object], title: str = ""
     with RealStorages(*network.parameters(), *network.buffers(), x) as real:
         training(network, steps, x, **options)
     error = estimated / real.peak - 1
+    figure = f"{model}, {optimizer}{title}"
     ours = f"{estimated / _MIB:.2f} MiB, {error:+.2%}"
-    met = abs(error) <= _TOLERANCE
-    return Row(
-        f"{model}, {optimizer}{title}", "within 2 %", ours, "", f"{real.peak / _MIB:.2f} MiB", met
-    )
+    real_peak = f"{real.peak / _MIB:.2f} MiB"
+    return Row(figure, "within 2 %", ours, "", real_peak, abs(error) <= _TOLERANCE)
 
 
 def _large() -> Row:
+    """Estimate a large model in a new process, and return the row of its cost."""
     done = subprocess.run(
         [sys.executable, "-c", _LARGE], capture_output=True, text=True, check=True
     )
     peak, seconds, cpu, host = json.loads(done.stdout.splitlines()[-1])
-    figure = (
-        f"{seconds:.1f} s ({cpu:.1f} s of CPU), {host / 2**30:.2f} GiB; peak {peak / 2**30:.2f} GiB"
-    )
+    took = f"{seconds:.1f} s ({cpu:.1f} s of CPU)"
+    figure = f"{took}, {host / 2**30:.2f} GiB; peak {peak / 2**30:.2f} GiB"
     met: bool | None = seconds < _MOST_SECONDS and host < _MOST_GIB * 2**30
     if not met and cpu < _MOST_SECONDS and host < _MOST_GIB * 2**30:
-        met = None  # it waited for others
-    return Row(
-        "1.007 billion parameters", f"< {_MOST_SECONDS} s, {_MOST_GIB} GiB", figure, "", "", met
-    )
+        met = None  # it waited for other processes
+    target = f"< {_MOST_SECONDS} s, {_MOST_GIB} GiB"
+    return Row("1.007 billion parameters", target, figure, "", "", met)

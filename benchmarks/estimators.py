@@ -20,8 +20,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -94,14 +95,25 @@ def _encoder() -> nn.Module:
     return nn.Sequential(layers, nn.Linear(512, 1000))
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "perceptron, batch 4,096": (_perceptron, (4096, 1024), 0),
-    "convolutions, batch 32 of 128 px": (_convolutions, (32, 3, 128, 128), 0),
-    "encoder, batch 16 of 256": (_encoder, (16, 256, 512), 0),
-    "language model, batch 8 of 512": (lambda: Language(32000, 512, 8, 8), (8, 512), 32000),
-    "LSTM cells, batch 64 of 100 steps": (lambda: Recurrent(1024, 100), (64, 100, 1024), 0),
+class Model(NamedTuple):
+    """A model to train, and its input."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    """Shape of the input."""
+    words: int = 0
+    """Number of different words, if the input consists of tokens."""
+
+
+MODELS = {
+    "perceptron, batch 4,096": Model(_perceptron, (4096, 1024)),
+    "convolutions, batch 32 of 128 px": Model(_convolutions, (32, 3, 128, 128)),
+    "encoder, batch 16 of 256": Model(_encoder, (16, 256, 512)),
+    "language model, batch 8 of 512": Model(
+        partial(Language, 32000, 512, 8, 8), (8, 512), words=32000
+    ),
+    "LSTM cells, batch 64 of 100 steps": Model(partial(Recurrent, 1024, 100), (64, 100, 1024)),
 }
-"""Function that makes the model, shape of its input, and number of words if it is of tokens."""
 
 
 class Step:
@@ -109,20 +121,20 @@ class Step:
 
     def __init__(self, name: str, device: str) -> None:
         self.name = name
-        make, shape, words = MODELS[name]
+        model = MODELS[name]
         torch.manual_seed(0)
-        self.model = make().to(device)
-        self.shape = shape
-        if words:
-            self.given = torch.randint(words, shape, device=device)
+        self.model = model.make().to(device)
+        self.shape = model.shape
+        if model.words:
+            self.input = torch.randint(model.words, self.shape, device=device)
         else:
-            self.given = torch.randn(shape, device=device)
+            self.input = torch.randn(self.shape, device=device)
         self.optimizer = torch.optim.Adam(self.model.parameters())
 
     def train(self) -> None:
         for _ in range(2):
             self.optimizer.zero_grad()
-            self.model(self.given).float().logsumexp(-1).mean().backward()
+            self.model(self.input).float().logsumexp(-1).mean().backward()
             self.optimizer.step()
 
 
@@ -130,6 +142,7 @@ class Step:
 
 
 def _true(step: Step) -> int:
+    """Run the step on the card; return the peak of torch's allocator in bytes."""
     step.train()
     return torch.cuda.max_memory_allocated()
 
@@ -151,7 +164,7 @@ def _mem_tracker(step: Step) -> int:
     from torch.distributed._tools.mem_tracker import MemTracker
 
     tracker = MemTracker()
-    tracker.track_external(step.model, step.optimizer, step.given)
+    tracker.track_external(step.model, step.optimizer, step.input)
 
     def forget(module: nn.Module, _: Any) -> None:
         # It follows one call of a model, unless it forgets that.
@@ -184,50 +197,57 @@ def _deepspeed(step: Step) -> int:
 def _torchinfo(step: Step) -> int:
     import torchinfo
 
-    found = torchinfo.summary(step.model, input_data=step.given, verbose=0, mode="train")
-    return int(found.total_input + found.total_output_bytes + found.total_param_bytes)
+    summary = torchinfo.summary(step.model, input_data=step.input, verbose=0, mode="train")
+    return int(summary.total_input + summary.total_output_bytes + summary.total_param_bytes)
 
 
 def _vram_check(step: Step) -> int:
     from vram_check import analyze
 
-    is_of_sequences = len(step.shape) == 3 or not step.given.is_floating_point()
+    is_of_sequences = len(step.shape) == 3 or not step.input.is_floating_point()
+    batch = step.shape[0]
     length = step.shape[1] if is_of_sequences else 1
-    found = analyze(step.model, step.shape[0], "fp32", "adam", training=True, seq_len=length)
-    return int(found["estimate"].total_bytes)
+    analysis = analyze(step.model, batch, "fp32", "adam", training=True, seq_len=length)
+    return int(analysis["estimate"].total_bytes)
 
 
-TOOLS: dict[str, tuple[Callable[[Step], int], str, str]] = {
-    "the run": (_true, "cuda", "torch"),
-    "ipygpumem, with a card": (_ours, "cuda", "ipygpumem"),
-    "ipygpumem, CUDA hidden": (_ours_without_card, "cpu", "ipygpumem"),
-    "MemTracker": (_mem_tracker, "cuda", "torch"),
-    "accelerate": (_accelerate, "cpu", "accelerate"),
-    "DeepSpeed": (_deepspeed, "cpu", "deepspeed"),
-    "torchinfo": (_torchinfo, "cpu", "torchinfo"),
-    "vram-check": (_vram_check, "cpu", "vram-check"),
+class Tool(NamedTuple):
+    """A way of getting the peak of a step."""
+
+    peak_bytes: Callable[[Step], int]
+    device: str
+    """The device on which it gets the step."""
+
+
+TOOLS = {
+    "the run": Tool(_true, "cuda"),
+    "ipygpumem, with a card": Tool(_ours, "cuda"),
+    "ipygpumem, CUDA hidden": Tool(_ours_without_card, "cpu"),
+    "MemTracker": Tool(_mem_tracker, "cuda"),
+    "accelerate": Tool(_accelerate, "cpu"),
+    "DeepSpeed": Tool(_deepspeed, "cpu"),
+    "torchinfo": Tool(_torchinfo, "cpu"),
+    "vram-check": Tool(_vram_check, "cpu"),
 }
-"""Function that returns the peak, the device on which it gets the step, and its package."""
 
 
 # -- processes -------------------------------------------------------------------------------------
 
 
 def measure(model: str, tool: str) -> dict[str, Any]:
-    """Return a tool's figure for a model, and the CPU time that it took."""
-    function, device, _ = TOOLS[tool]
-    step = Step(model, device)
+    """Return a tool's peak for a model in bytes, and the CPU seconds that it took."""
+    step = Step(model, TOOLS[tool].device)
     gc.collect()
     began = time.process_time()
-    peak_bytes = function(step)
+    peak_bytes = TOOLS[tool].peak_bytes(step)
     return {"peak": peak_bytes, "seconds": time.process_time() - began}
 
 
 def measured(model: str, tool: str) -> dict[str, Any]:
-    """Measure in a process of its own."""
+    """Return the figures of ``measure`` from a process of its own, or its error."""
     command = [sys.executable, "-m", "benchmarks.estimators", model, tool]
     environ = dict(os.environ)
-    if TOOLS[tool][1] == "cpu" and tool.startswith("ipygpumem"):
+    if TOOLS[tool].device == "cpu" and tool.startswith("ipygpumem"):
         environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
         done = subprocess.run(
@@ -237,7 +257,8 @@ def measured(model: str, tool: str) -> dict[str, Any]:
         return {"error": f"not done after {_SECONDS} s"}
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        return {"error": (done.stderr.splitlines() or ["no output"])[-1]}
+        errors = done.stderr.splitlines() or ["no output"]
+        return {"error": errors[-1]}
     return json.loads(lines[-1])
 
 
@@ -266,22 +287,28 @@ _SMALL = 0.001
 """Errors below it are shown with more digits."""
 
 
-def page(found: dict[str, dict[str, Any]]) -> str:
-    """Return the page of the figures of all models."""
+def page(figures_by_model: dict[str, dict[str, Any]]) -> str:
+    """Return the page of all models; each has its figures by tool."""
     tools = [tool for tool in TOOLS if tool != "the run"]
-    lines, remarks = [], []
-    for model, figures in found.items():
+    lines = []
+    remarks = []
+    for model, figures in figures_by_model.items():
         true_bytes = figures["the run"]["peak"]
         cells = [_cell(figures[tool], true_bytes) for tool in tools]
         lines.append((model, f"{true_bytes / _MIB:,.1f} MiB", *cells))
         failed = [tool for tool in tools if "error" in figures[tool]]
         remarks += [f"- {tool}, {model}: `{figures[tool]['error']}`" for tool in failed]
-    where = "\n".join(f"- {line}" for line in environment.describe())
-    text = _HEAD.format(where=where) + table(("model", "true peak", *tools), lines)
-    return "\n".join([text, *(["", *remarks] if remarks else [])]) + "\n"
+    parts = [
+        _HEAD.format(where=environment.describe_as_list())
+        + table(("model", "true peak", *tools), lines)
+    ]
+    if remarks:
+        parts += ["", *remarks]
+    return "\n".join(parts) + "\n"
 
 
 def _cell(figure: dict[str, Any], true_bytes: int) -> str:
+    """Return a tool's error and CPU time."""
     if "error" in figure:
         return "fails"
     error = figure["peak"] / true_bytes - 1
@@ -298,11 +325,12 @@ def main() -> None:
         lines = Path(sys.argv[1]).read_text("utf-8").splitlines()
         _PAGE.write_text(page(dict(map(json.loads, lines))), "utf-8")
         return
-    found = {}
+    figures_by_model = {}
     for model in MODELS:
-        found[model] = {tool: measured(model, tool) for tool in TOOLS}
-        print(json.dumps([model, found[model]]), flush=True)
-    _PAGE.write_text(page(found), "utf-8")
+        figures = {tool: measured(model, tool) for tool in TOOLS}
+        print(json.dumps([model, figures]), flush=True)
+        figures_by_model[model] = figures
+    _PAGE.write_text(page(figures_by_model), "utf-8")
 
 
 if __name__ == "__main__":

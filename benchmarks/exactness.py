@@ -1,4 +1,4 @@
-"""Exactness of short peaks, and of the memory that a cell keeps."""
+"""Measures the errors of the reported sizes of short peaks, and of the memory that a cell keeps."""
 
 from __future__ import annotations
 
@@ -64,32 +64,36 @@ def _kernels(stack: ExitStack) -> dict[str, Kernel]:
     """Return a kernel for each tool, with the tool on."""
     kernels = {}
     for tool in installed_tools():
-        kernels[tool.name] = kernel = stack.enter_context(Kernel())
+        kernel = stack.enter_context(Kernel())
         kernel.run("import numpy")
         kernel.run(tool.on)
+        kernels[tool.name] = kernel
     return kernels
 
 
 def _peak_row(
     kernels: dict[str, Kernel], title: str, cells: tuple[str, ...], size: int, repeats: int
 ) -> Row:
-    errors = {
-        tool.name: [
-            _error(kernels[tool.name], cell, tool, size) for cell in cells for _ in range(repeats)
-        ]
-        for tool in installed_tools()
-    }
-    better = _more(errors, _PEAK_TOLERANCE)
+    """Run cells with each tool; return the row of the reported peaks' errors."""
+    errors: dict[str, list[float]] = {}
+    for tool in installed_tools():
+        errors[tool.name] = []
+        for cell in cells:
+            for _ in range(repeats):
+                errors[tool.name].append(_error(kernels[tool.name], cell, tool, size))
+    better = _has_more_exact(errors, _PEAK_TOLERANCE)
     met = max(errors[OURS.name]) <= _PEAK_TOLERANCE
     return _row(title, "all within 2 %", errors, _caught, met=met, better=better)
 
 
 def _error(kernel: Kernel, cell: str, tool: Tool, size: int) -> float:
+    """Run a cell; return the difference of the reported peak from ``size``, as a share of it."""
     kernel.run(cell)
     return abs(float(kernel.ask(tool.peak)) - size) / size
 
 
 def _caught(errors: list[float]) -> str:
+    """Return the number of exact peaks, and the worst error."""
     caught = sum(error <= _PEAK_TOLERANCE for error in errors)
     return f"{caught}/{len(errors)}, worst {max(errors):.2%}"
 
@@ -100,39 +104,49 @@ def run_kept(*, quick: bool) -> Section:
     size = _KEPT_MIB * _MIB
     reported: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        for name, kernel in _kernels(stack).items():
-            tool = next(tool for tool in installed_tools() if tool.name == name)
-            reported[name] = [_kept(kernel, tool, size) for _ in range(repeats)]
+        kernels = _kernels(stack)
+        for tool in installed_tools():
+            kernel = kernels[tool.name]
+            reported[tool.name] = [_reported_size(kernel, tool, size) for _ in range(repeats)]
 
     def show(sizes: list[float]) -> str:
-        return f"{median(sizes) / _MIB:.2f} MiB, worst {_worst(sizes, size):.3%}"
+        return f"{median(sizes) / _MIB:.2f} MiB, worst {max(_errors(sizes, size)):.3%}"
 
-    met = _worst(reported[OURS.name], size) <= _KEPT_TOLERANCE
-    errors = {name: [abs(kept - size) / size for kept in sizes] for name, sizes in reported.items()}
-    better = _more(errors, _KEPT_TOLERANCE)
+    errors = {name: _errors(sizes, size) for name, sizes in reported.items()}
+    met = max(errors[OURS.name]) <= _KEPT_TOLERANCE
+    better = _has_more_exact(errors, _KEPT_TOLERANCE)
     row = _row(f"{_KEPT_MIB} MiB kept", "within 1 %", reported, show, met=met, better=better)
     return Section("What a cell keeps", _KEPT_METHOD.format(repeats=repeats), (row,), control="")
 
 
-def _kept(kernel: Kernel, tool: Tool, size: int) -> float:
+def _reported_size(kernel: Kernel, tool: Tool, size: int) -> float:
+    """Run a cell that keeps ``size`` bytes; return the bytes that the tool reports as kept."""
     kernel.run(f"kept = numpy.ones({size}, numpy.uint8)")
     reported = float(kernel.ask(tool.kept))
     kernel.run("del kept")
     return reported
 
 
-def _worst(sizes: list[float], size: int) -> float:
-    return max(abs(reported - size) / size for reported in sizes)
+def _errors(sizes: list[float], true_size: int) -> list[float]:
+    """Return the differences of sizes from the true one, as shares of it."""
+    return [abs(size - true_size) / true_size for size in sizes]
 
 
-def _more(errors: dict[str, list[float]], tolerance: float) -> bool | None:
+def _has_more_exact(errors: dict[str, list[float]], tolerance: float) -> bool | None:
     """Return True if more of our figures than of the peer's lie within the tolerance; None if as
     many.
+
+    Args:
+        errors: each tool's errors, by its name.
+        tolerance: the largest error of an exact figure.
     """
-    within = {name: sum(error <= tolerance for error in those) for name, those in errors.items()}
-    ours = within[OURS.name]
-    theirs = within.get(PEER.name)
-    return None if theirs is None or ours == theirs else ours > theirs
+    if PEER.name not in errors:
+        return None
+    ours = sum(error <= tolerance for error in errors[OURS.name])
+    theirs = sum(error <= tolerance for error in errors[PEER.name])
+    if ours == theirs:
+        return None
+    return ours > theirs
 
 
 def _row(
@@ -144,5 +158,7 @@ def _row(
     met: bool,
     better: bool | None,
 ) -> Row:
-    peer = show(values[PEER.name]) if PEER.name in values else NOT_INSTALLED
+    peer = NOT_INSTALLED
+    if PEER.name in values:
+        peer = show(values[PEER.name])
     return Row(figure, target, show(values[OURS.name]), peer, control="", met=met, better=better)

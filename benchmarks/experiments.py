@@ -1,4 +1,7 @@
-"""Cost of an experiment, a recovery and a failing try, by the notebook's memory."""
+"""Measures the milliseconds that an experiment, a recovery and a failing try add to a cell.
+
+Measured beside heaps of several sizes, in turns with a bare kernel, and next to ipyexperiments.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.kernel import CellError, Kernel
@@ -65,6 +69,7 @@ class _Case:
     before: str = "pass"
     """A cell before each turn, which is not timed."""
     share: int = 1
+    """Number of measured events in the cells, such as the tries of ``%%autofit``."""
 
 
 _CASES = (
@@ -99,95 +104,123 @@ _CASES = (
 
 
 def run(*, quick: bool) -> Section:
-    """Return the milliseconds that each adds to its cells."""
+    """Return the milliseconds that an experiment, a recovery and a failing try add to cells."""
     if util.find_spec("torch") is None:
         return Section("Experiments", "", (Row("all", "", "needs torch", NOT_INSTALLED, "", None),))
     repeats = 5 if quick else 7
-    rows = [row for name, heap, target in HEAPS for row in _rows(name, heap, target, repeats)]
+    rows: list[Row] = []
+    for name, heap, target in HEAPS:
+        rows += _rows(name, heap, target, repeats)
+    method = _METHOD.format(repeats=repeats)
     if not quick:
         _draw(repeats // 2)
-    return Section(
-        "Experiments",
-        _METHOD.format(repeats=repeats)
-        + ("" if quick else "\n" + _GROWTH.format(repeats=repeats // 2)),
-        tuple(rows),
-    )
+        method += "\n" + _GROWTH.format(repeats=repeats // 2)
+    return Section("Experiments", method, tuple(rows))
 
 
 def _rows(name: str, heap: str, target: float, repeats: int) -> list[Row]:
-    ours = _added_ms(OURS.on, heap, [(case, case.ours) for case in _CASES], repeats)
-    theirs = (
-        _added_ms(_THEIRS, heap, [(case, case.theirs) for case in _CASES if case.theirs], repeats)
-        if PEER.installed
-        else {}
-    )
-    return [
-        _row(case, name, _target(case, target), ours[case.name], theirs.get(case.name))
-        for case in _CASES
-    ]
+    """Return a row for each case beside one heap, whose target is ``target`` milliseconds."""
+    ours = _added_by_us(heap, _CASES, repeats)
+    theirs = _added_by_peer(heap, _CASES, repeats)
+    rows = []
+    for case in _CASES:
+        case_target = _target(case, target)
+        rows.append(_row(case, name, case_target, ours[case.name], theirs.get(case.name)))
+    return rows
 
 
 def _target(case: _Case, of_heap: float) -> float | None:
+    """Return a case's target in milliseconds beside a heap, or None if it has none."""
+    if case.name.startswith("the first"):
+        return None
     if "recovery" in case.name or "try" in case.name:
-        return None if case.name.startswith("the first") else _RECOVERY
-    return max(of_heap, _WITH_100) if "tensors" in case.name else of_heap
+        return _RECOVERY
+    if "tensors" in case.name:
+        return max(of_heap, _WITH_100)
+    return of_heap
 
 
 def _row(case: _Case, heap: str, target: float | None, ours: float, theirs: float | None) -> Row:
-    met = target is None or (ours <= target and (theirs is None or theirs >= _TIMES * ours))
-    has_one = (
-        f"{theirs:+.1f} ms"
-        if theirs is not None
-        else NOT_INSTALLED
-        if not PEER.installed
-        else "has none"
-    )
+    """Return a case's row beside one heap; the times are milliseconds."""
+    is_fast_enough = target is None or ours <= target
+    # The peer's figure is compared only where we have a target.
+    beats_peer = target is None or theirs is None or theirs >= _TIMES * ours
+    peer = "has none"
+    if theirs is not None:
+        peer = f"{theirs:+.1f} ms"
+    elif case.theirs and not PEER.installed:
+        peer = NOT_INSTALLED
+    shown_target = ""
+    if target is not None:
+        shown_target = f"at most {target:.0f} ms"
     return Row(
         figure=f"{case.name}, beside {heap}: added",
-        target="" if target is None else f"at most {target:.0f} ms",
+        target=shown_target,
         ours=f"{ours:+.1f} ms",
-        peer=has_one if case.theirs else "has none",
+        peer=peer,
         control="",
-        met=met,
+        met=is_fast_enough and beats_peer,
         better=lower(ours, theirs),
     )
+
+
+def _added_by_us(heap: str, cases: Sequence[_Case], repeats: int) -> dict[str, float]:
+    """Return the milliseconds that the extension adds to each case, by the case's name."""
+    cells = [(case, case.ours) for case in cases]
+    return _added_ms(OURS.on, heap, cells, repeats)
+
+
+def _added_by_peer(heap: str, cases: Sequence[_Case], repeats: int) -> dict[str, float]:
+    """Return the milliseconds that the peer adds to each case that it has; none if it is not
+    installed.
+    """
+    if not PEER.installed:
+        return {}
+    cells = [(case, case.theirs) for case in cases if case.theirs]
+    return _added_ms(_THEIRS, heap, cells, repeats)
 
 
 def _added_ms(
     load: str, heap: str, cases: Sequence[tuple[_Case, tuple[str, ...]]], repeats: int
 ) -> dict[str, float]:
-    """Return the time that a tool adds to the cells of each case (medians)."""
-    choose = random.Random(0).choice
-    found: dict[str, float] = {}
-    with Kernel() as having, Kernel() as without:
-        for kernel in (having, without):
+    """Return the milliseconds that a tool adds to each case (medians), by the case's name.
+
+    Args:
+        load: a cell that loads the tool.
+        heap: a cell that makes the objects that the notebook holds.
+        cases: each case with its cells for the tool.
+        repeats: number of measured turns.
+    """
+    added_ms = {}
+    with Kernel() as with_tool, Kernel() as bare:
+        for kernel in (with_tool, bare):
             kernel.run(_LIBRARIES)
             kernel.run(heap)
-        having.run(load)
+        with_tool.run(load)
+        choose = random.Random(0).choice
         for case, cells in cases:
+            tool_first = ((with_tool, cells), (bare, case.bare))
+            bare_first = ((bare, case.bare), (with_tool, cells))
             added = []
             for turn in range(repeats + 2):
-                for kernel in (having, without):
+                for kernel in (with_tool, bare):
                     _seconds(kernel, (case.before,))
-                pairs = choose(
-                    [
-                        ((having, cells), (without, case.bare)),
-                        ((without, case.bare), (having, cells)),
-                    ]
-                )
-                seconds = {id(kernel): _seconds(kernel, todo) for kernel, todo in pairs}
+                seconds = {}
+                for kernel, kernel_cells in choose([tool_first, bare_first]):
+                    seconds[kernel] = _seconds(kernel, kernel_cells)
                 if turn >= 2:  # the first load what they need
-                    added.append(seconds[id(having)] - seconds[id(without)])
-            found[case.name] = 1000 * median(added) / case.share
-    return found
+                    added.append(seconds[with_tool] - seconds[bare])
+            added_ms[case.name] = 1000 * median(added) / case.share
+    return added_ms
 
 
 def _seconds(kernel: Kernel, cells: tuple[str, ...]) -> float:
-    """Return the durations of cells; an error that a case is about does not fail it."""
+    """Return the seconds that cells take together."""
     return sum(_seconds_of(kernel, cell) for cell in cells)
 
 
 def _seconds_of(kernel: Kernel, cell: str) -> float:
+    """Return a cell's seconds; a ``MemoryError`` of the cell is expected."""
     try:
         return kernel.run(cell).seconds
     except CellError as error:
@@ -197,41 +230,34 @@ def _seconds_of(kernel: Kernel, cell: str) -> float:
 
 
 def _draw(repeats: int) -> None:
-    """Draw how ours and the peer grow with the heap."""
+    """Draw how the milliseconds that we and the peer add grow with the heap."""
     cases = _CASES[:4]
     sizes = (0, 500_000, 1_000_000)
-    ours = [
-        _added_ms(OURS.on, _DICTS.format(size), [(case, case.ours) for case in cases], repeats)
-        for size in sizes
-    ]
-    theirs = []
-    if PEER.installed:
-        of_peer = [(case, case.theirs) for case in cases if case.theirs]
-        theirs = [_added_ms(_THEIRS, _DICTS.format(size), of_peer, repeats) for size in sizes]
+    heaps = [_DICTS.format(size) for size in sizes]
+    ours = [_added_by_us(heap, cases, repeats) for heap in heaps]
+    theirs = [_added_by_peer(heap, cases, repeats) for heap in heaps]
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7.5, 4), layout="constrained")
         axes = figure.subplots()
         millions = [size / 1e6 for size in sizes]
         for case, color in zip(cases, ("#1f77b4", "#2ca02c", "#9467bd", "#d62728"), strict=True):
-            name = case.name.replace("`", "")
-            axes.plot(
-                millions,
-                [found[case.name] for found in ours],
-                "o-",
-                color=color,
-                label=f"{OURS.name}: {name}",
-            )
-            if theirs and case.theirs:
-                line = [found[case.name] for found in theirs]
-                axes.plot(
-                    millions, line, "o--", color=color, alpha=0.6, label=f"{PEER.name}: {name}"
-                )
-        axes.set(yscale="log", ylabel="ms added", xticks=millions)
-        axes.set_xlabel(
-            "million dicts of a list each that the notebook holds, beside torch, pandas and "
-            "matplotlib"
-        )
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        axes.grid(visible=True, axis="y", alpha=0.3)
-        axes.legend(loc="center", bbox_to_anchor=(0.5, 0.58), ncols=2, frameon=False)
+            title = case.name.replace("`", "")
+            our_line = [added_ms[case.name] for added_ms in ours]
+            axes.plot(millions, our_line, "o-", color=color, label=f"{OURS.name}: {title}")
+            if PEER.installed and case.theirs:
+                peer_line = [added_ms[case.name] for added_ms in theirs]
+                peer_label = f"{PEER.name}: {title}"
+                axes.plot(millions, peer_line, "o--", color=color, alpha=0.6, label=peer_label)
+        _describe(axes, millions)
         figure.savefig(_PICTURE, dpi=120)
+
+
+def _describe(axes: Axes, millions: Sequence[float]) -> None:
+    """Set the scales, the titles and the legend of the picture."""
+    axes.set(yscale="log", ylabel="ms added", xticks=millions)
+    axes.set_xlabel(
+        "million dicts of a list each that the notebook holds, beside torch, pandas and matplotlib"
+    )
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.grid(visible=True, axis="y", alpha=0.3)
+    axes.legend(loc="center", bbox_to_anchor=(0.5, 0.58), ncols=2, frameon=False)

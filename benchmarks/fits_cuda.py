@@ -1,5 +1,7 @@
-"""Runs of the changes of ``%%estimate --fit``: each is pasted into its cell, and run on a card of
-the stated size.
+"""Checks that a cell fits on a card of the stated size after a change that ``%%estimate --fit``
+suggests.
+
+Each change is pasted into its cell, which runs on a simulated card of this size in MiB.
 
 ``python -m benchmarks.fits_cuda`` runs in the environment of the simulated card, and writes
 docs/measured/fits.md.
@@ -17,6 +19,7 @@ import traceback
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -90,55 +93,81 @@ that it fits. {ran} of {all} ran, of {models} models.
 
 
 def _cell(name: str) -> str:
+    """Return the cell that trains a model, with places for changes (#MODEL, #OPTIMIZER)."""
     model, batch = _MODELS[name]
-    loss = "model(**batch, return_loss=True).loss" if "CLIP" in name else "model(**batch).loss"
+    loss = "model(**batch).loss"
+    if "CLIP" in name:
+        loss = "model(**batch, return_loss=True).loss"
     return _CELL.format(model=model, batch=batch, loss=loss)
 
 
-def _pasted(cell: str, change: dict[str, str]) -> str:
+def _pasted(cell: str, change: dict[str, Any]) -> str:
     """Return a cell with a suggested line where a user writes it."""
-    line, kind = change["line"], change["kind"]
+    line = change["line"]
     assert not line.startswith("#")
     loss = re.search(r"loss = (.*)", cell)[1]  # type: ignore[index]
-    if kind == "batch":
-        keys, passes = re.findall(r"batch\['(\w+)'\]", line), re.search(r"loss / (\d+)", line)[1]  # type: ignore[index]
-        one = f"dict(zip({keys}, parts))" if len(keys) > 1 else f"{{{keys[0]!r}: part}}"
-        body = line.replace(
-            "...", f"({loss.replace('**batch', f'**{one}')} / {passes}).backward()", 1
-        )
-        return cell.replace(f"loss = {loss}\n    loss.backward()", body)
-    if kind == "autocast":
-        return cell.replace(f"loss = {loss}", line.replace("...", f"loss = {loss}", 1))
-    place = "#MODEL" if kind in ("checkpoint", "trained") else "#OPTIMIZER"
-    return cell.replace(place, line)
+    match change["kind"]:
+        case "batch":
+            return cell.replace(f"loss = {loss}\n    loss.backward()", _part_loop(line, loss))
+        case "autocast":
+            return cell.replace(f"loss = {loss}", line.replace("...", f"loss = {loss}", 1))
+        case "checkpoint" | "trained":
+            return cell.replace("#MODEL", line)
+    return cell.replace("#OPTIMIZER", line)
 
 
-def _searched(name: str) -> list[dict[str, Any]]:
-    """Return the changes that help, each with the smallest card on which the estimate says that it
-    fits.
+def _part_loop(line: str, loss: str) -> str:
+    """Return a suggested loop over parts of the batch, with the loss of a part in its body.
+
+    Args:
+        line: the suggestion, which has ``...`` for the body.
+        loss: the expression of the whole batch's loss, such as ``model(**batch).loss``.
     """
-    from benchmarks.harness.fit_search import search
+    keys = re.findall(r"batch\['(\w+)'\]", line)
+    passes = re.search(r"loss / (\d+)", line)[1]  # type: ignore[index]
+    part = f"{{{keys[0]!r}: part}}"
+    if len(keys) > 1:
+        part = f"dict(zip({keys}, parts))"
+    part_loss = loss.replace("**batch", f"**{part}")
+    return line.replace("...", f"({part_loss} / {passes}).backward()", 1)
 
-    found = search(_cell(name).replace("PLACE", "cpu"), "1TiB", run=False, timeout=3600)
-    base = found.trial_with(found.unchanged)
-    found._room_bytes = int(_SHARE * base.device.required_bytes)
-    found.run(base, lambda _: None)
-    print(name, found.useless, found.failed, file=sys.stderr)
-    sizes = range(1024, 160 * 1024)
+
+def _changes(name: str) -> list[dict[str, Any]]:
+    """Return the changes that help a model's cell, each with the smallest card in MiB on which the
+    estimate says that it fits.
+    """
+    from benchmarks.harness import fit_search
+
+    cell = _cell(name).replace("PLACE", "cpu")
+    search = fit_search.search(cell, "1TiB", run=False, timeout=3600)
+    base = search.trial_with(search.unchanged)
+    search._room_bytes = int(_SHARE * base.device.required_bytes)
+    search.run(base, lambda _: None)
+    print(name, search.useless, search.failed, file=sys.stderr)
     changes = []
-    for trial in found.trials:
-        turn = bisect_left(
-            sizes,
-            True,
-            key=lambda mib: replace(trial.device, room_bytes=mib * _MIB).verdict == "fits",
-        )
-        kind = trial.changes[0].excludes or (
-            "autocast" if "autocast" in trial.title else "optimizer"
-        )
+    for trial in search.trials:
+        kind = trial.changes[0].excludes
+        if not kind:
+            kind = "autocast" if "autocast" in trial.title else "optimizer"
         changes.append(
-            {"title": trial.title, "kind": kind, "line": trial.changes[0].line, "mib": sizes[turn]}
+            {
+                "title": trial.title,
+                "kind": kind,
+                "line": trial.changes[0].line,
+                "mib": _smallest_card_mib(trial.device),
+            }
         )
     return changes
+
+
+def _smallest_card_mib(device: Any) -> int:
+    """Return the smallest room in MiB with which the estimate says that a device suffices."""
+    sizes_mib = range(1024, 160 * 1024)
+
+    def fits(mib: int) -> bool:
+        return bool(replace(device, room_bytes=mib * _MIB).verdict == "fits")
+
+    return sizes_mib[bisect_left(sizes_mib, True, key=fits)]
 
 
 def _run(cell: str) -> dict[str, Any]:
@@ -167,29 +196,43 @@ def _apart(work: Callable[[], Any], card_mib: int) -> Any:
                 os._exit(0)
         os.waitpid(child, 0)
         text = answer.read()
-    return json.loads(text) if text else None
+    if not text:
+        return None
+    return json.loads(text)
 
 
 def main() -> None:
-    """Write the page."""
+    """Run each model's cell with each change, and write the page."""
     rows = []
     for name in _MODELS:
-        for change in _apart(lambda name=name: _searched(name), 0) or ():
-            cell = _pasted(_cell(name), change)
-            ran = _apart(lambda cell=cell: _run(cell), change["mib"])
-            used = f"{ran['reserved'] / _MIB:,.0f} MiB" if ran else ""
-            rows.append(
-                (name, change["title"], f"{change['mib']:,} MiB", used, "yes" if ran else "**no**")
-            )
-            print(rows[-1], file=sys.stderr, flush=True)
+        changes = _apart(partial(_changes, name), 0) or ()
+        for change in changes:
+            row = _row(name, change)
+            print(row, file=sys.stderr, flush=True)
+            rows.append(row)
     PAGE.write_text(_page(rows), encoding="utf-8")
 
 
+def _row(name: str, change: dict[str, Any]) -> tuple[str, ...]:
+    """Run a model's cell with a change, on a card of the stated size; return its row."""
+    cell = _pasted(_cell(name), change)
+    counters = _apart(partial(_run, cell), change["mib"])
+    reserved = ""
+    ran = "**no**"
+    if counters:
+        reserved = f"{counters['reserved'] / _MIB:,.0f} MiB"
+        ran = "yes"
+    return (name, change["title"], f"{change['mib']:,} MiB", reserved, ran)
+
+
 def _page(rows: list[tuple[str, ...]]) -> str:
-    where = "\n".join(f"- {line}" for line in environment.describe())
-    ran = sum(row[-1] == "yes" for row in rows)
+    """Return the page of all rows."""
     head = _HEAD.format(
-        where=where, share=_SHARE, ran=ran, all=len(rows), models=len({row[0] for row in rows})
+        where=environment.describe_as_list(),
+        share=_SHARE,
+        ran=sum(row[-1] == "yes" for row in rows),
+        all=len(rows),
+        models=len({row[0] for row in rows}),
     )
     heads = ("model", "change", "card", "reserved in the run", "ran")
     return f"{head}\n{table(heads, rows)}\n"

@@ -25,6 +25,10 @@ OUTCOMES = ROOT / "tests" / "gpu" / "outcomes"
 KINDS = {"simulated": "simulated card", "hardware": "hardware"}
 """Each kind of card, and its column's title."""
 _LINES_SHOWN = 30
+"""Maximum number of lines shown of a failed test's reason."""
+_Results = list[dict[str, Any]]
+_Statements = dict[str, dict[str, _Results]]
+"""A statement's results on each kind of card, by the statement and the kind."""
 
 _INTRODUCTION = """\
 # GPU verification
@@ -40,44 +44,74 @@ where there is a network, then `tests/gpu/run.sh WHEELS` there."""  # noqa: E501
 
 
 def page(runs: dict[str, dict[str, Any]]) -> str:
-    """Return the page's text: what each run has stated, and its outcome in each."""
-    found: dict[str, dict[str, dict[str, list[Any]]]] = {}  # by title, statement and kind of card
-    for kind, run in runs.items():
-        for result in run["results"]:
-            statements = found.setdefault(result["title"], {})
-            statements.setdefault(result["statement"], {name: [] for name in KINDS})[kind].append(
-                result
-            )
+    """Return the page's text: each statement of the runs, and its outcome in each run."""
+    statements_by_title = _statements_by_title(runs)
     parts = [_INTRODUCTION]
-    for kind, title in KINDS.items():
-        counts = Counter(
-            outcome(by_kind[kind])[0] for rows in found.values() for by_kind in rows.values()
-        )
-        where = dict(runs[kind]["where"]) if kind in runs else {}
-        head = (
-            f"{title.capitalize()} (torch {where['torch']}, {where['date']})"
-            if where
-            else title.capitalize()
-        )
-        parts.append(
-            f"**{head}: {', '.join(f'{count} {name}' for name, count in counts.most_common())}.**"
-        )
-    for title, rows in sorted(found.items()):
-        told = [
-            (text, *(": ".join(filter(None, outcome(r))) for r in kinds.values()))
-            for text, kinds in rows.items()
-        ]
-        parts += [f"## {title}", _table(("statement", *KINDS.values()), told)]
+    parts += [_summary(kind, runs, statements_by_title) for kind in KINDS]
+    for title, statements in sorted(statements_by_title.items()):
+        parts.append(f"## {title}")
+        parts.append(_outcome_table(statements))
     for kind, run in runs.items():
-        parts += [f"## Where it ran: {KINDS[kind]}", _table(("what", "here"), run["where"])]
-        parts.append(f"`examples/quickstart.ipynb` in a real kernel: {run['quickstart']}.")
-        for result in run["results"]:
-            if result["outcome"] == "failed":
-                parts.append(f"`{result['test']}`:\n\n```text\n{result['reason']}\n```")
+        parts += _run_parts(kind, run)
     return "\n\n".join(parts) + "\n"
 
 
-def outcome(results: list[dict[str, Any]]) -> tuple[str, str]:
+def _statements_by_title(runs: dict[str, dict[str, Any]]) -> dict[str, _Statements]:
+    """Return all runs' results, by title, statement and kind of card."""
+    statements_by_title: dict[str, _Statements] = {}
+    for kind, run in runs.items():
+        for result in run["results"]:
+            statements = statements_by_title.setdefault(result["title"], {})
+            no_results: dict[str, _Results] = {name: [] for name in KINDS}
+            results_by_kind = statements.setdefault(result["statement"], no_results)
+            results_by_kind[kind].append(result)
+    return statements_by_title
+
+
+def _summary(
+    kind: str, runs: dict[str, dict[str, Any]], statements_by_title: dict[str, _Statements]
+) -> str:
+    """Return the line that says how many statements have each outcome on one kind of card."""
+    head = KINDS[kind].capitalize()
+    if kind in runs:
+        where = dict(runs[kind]["where"])
+        head = f"{head} (torch {where['torch']}, {where['date']})"
+    counts = Counter[str]()
+    for statements in statements_by_title.values():
+        for results_by_kind in statements.values():
+            name, _ = outcome(results_by_kind[kind])
+            counts[name] += 1
+    listed = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    return f"**{head}: {listed}.**"
+
+
+def _outcome_table(statements: _Statements) -> str:
+    """Return a table with a row for each statement and a column for each kind of card."""
+    rows = []
+    for statement, results_by_kind in statements.items():
+        row = [statement]
+        for results in results_by_kind.values():
+            name, remarks = outcome(results)
+            if remarks:
+                name = f"{name}: {remarks}"
+            row.append(name)
+        rows.append(row)
+    return _table(("statement", *KINDS.values()), rows)
+
+
+def _run_parts(kind: str, run: dict[str, Any]) -> list[str]:
+    """Return the paragraphs on one run: its machine, the notebook's outcome, and the failures."""
+    parts = [
+        f"## Where it ran: {KINDS[kind]}",
+        _table(("what", "here"), run["where"]),
+        f"`examples/quickstart.ipynb` in a real kernel: {run['quickstart']}.",
+    ]
+    failed = [result for result in run["results"] if result["outcome"] == "failed"]
+    parts += [f"`{result['test']}`:\n\n```text\n{result['reason']}\n```" for result in failed]
+    return parts
+
+
+def outcome(results: _Results) -> tuple[str, str]:
     """Return the worst outcome of a statement's parameters on one kind of card, and its figures or
     reasons.
     """
@@ -87,17 +121,30 @@ def outcome(results: list[dict[str, Any]]) -> tuple[str, str]:
     reasons = "; ".join(dict.fromkeys(skipped))
     if len(skipped) == len(results):
         return "not run", reasons
-    figures = [figure for result in results for figure in result["figures"]]
+    figures = []
+    for result in results:
+        figures += result["figures"]
     if skipped:
         figures.append(f"{len(skipped)} of {len(results)} not run: {reasons}")
-    failed = any(result["outcome"] == "failed" for result in results)
-    return "failed" if failed else "passed", "; ".join(figures)
+    remarks = "; ".join(figures)
+    if any(result["outcome"] == "failed" for result in results):
+        return "failed", remarks
+    return "passed", remarks
 
 
 def _table(columns: tuple[str, ...], rows: list[Any]) -> str:
-    rows = [columns, ["---"] * len(columns), *rows]
-    cells = [[" ".join(_clean(text).split()).replace("|", "\\|") for text in row] for row in rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    """Return a Markdown table, each cell cleaned and on one line."""
+    lines = []
+    for row in [columns, ["---"] * len(columns), *rows]:
+        cells = [_cell(text) for text in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """Return a cell's text on one line, with its bars escaped."""
+    words = _clean(text).split()
+    return " ".join(words).replace("|", "\\|")
 
 
 def _clean(text: str) -> str:
@@ -107,34 +154,41 @@ def _clean(text: str) -> str:
 
 
 def _surroundings(seconds: int) -> list[list[str]]:
-    system = (
-        f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} CPU "
-        f"cores"
-    )
-    date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    found = [["date", date], ["commit", _commit()], ["system", system]]
+    """Return the machine of a run of ``seconds``: names and values, such as date and driver."""
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    versions = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
+    rows = [
+        ["date", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")],
+        ["commit", _commit()],
+        ["system", f"{system}, {os.cpu_count()} CPU cores"],
+        *_gpu_rows(),
+        ["Python", platform.python_version()],
+    ]
+    packages = ("torch", "ipython", "ipykernel", "nvidia-ml-py", "psutil", "pytest")
+    rows += [[name, versions.get(name, "not installed")] for name in packages]
+    rows.append(["total time", f"{seconds} s"])
+    return rows
+
+
+def _gpu_rows() -> list[list[str]]:
+    """Return each GPU's name and memory, and the driver's version; at an error, its text."""
+    rows = []
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             total = nvml.nvmlDeviceGetMemoryInfo(handle).total
-            found.append(
-                [f"GPU {index}", f"{nvml.nvmlDeviceGetName(handle)}, {total / 2**30:.2f} GiB"]
-            )
-        found.append(["driver", str(nvml.nvmlSystemGetDriverVersion())])
+            name = nvml.nvmlDeviceGetName(handle)
+            rows.append([f"GPU {index}", f"{name}, {total / 2**30:.2f} GiB"])
+        rows.append(["driver", str(nvml.nvmlSystemGetDriverVersion())])
     except Exception as error:  # the page says what is missing
-        found.append(["GPU", f"none found ({type(error).__name__}: {error})"])
-    versions = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
-    names = ("torch", "ipython", "ipykernel", "nvidia-ml-py", "psutil", "pytest")
-    found += [
-        ["Python", platform.python_version()],
-        *([name, versions.get(name, "not installed")] for name in names),
-    ]
-    return [*found, ["total time", f"{seconds} s"]]
+        rows.append(["GPU", f"none found ({type(error).__name__}: {error})"])
+    return rows
 
 
 def _commit() -> str:
+    """Return the checkout's commit, or the one that the environment names."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty= with changes"]
     try:
         return subprocess.run(
@@ -144,23 +198,56 @@ def _commit() -> str:
         return os.environ.get("GIT_COMMIT") or "unknown: no git where it ran"
 
 
-def _results(path: Path) -> list[dict[str, Any]]:
-    results = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+def _results(path: Path) -> _Results:
+    """Return the results in a file of JSON lines, with the last lines of each reason."""
+    results: _Results = []
+    if not path.is_file():
+        return results
+    for line in path.read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(json.JSONDecodeError):  # the last line of a run that was killed
             result = json.loads(line)
-            shown = (
-                _clean(result["reason"])
-                .replace("```", "` ` `")
-                .rstrip()
-                .splitlines()[-_LINES_SHOWN:]
-            )
-            results.append({**result, "reason": "\n".join(shown)})
+            reason = _clean(result["reason"]).replace("```", "` ` `")
+            last_lines = reason.rstrip().splitlines()[-_LINES_SHOWN:]
+            results.append({**result, "reason": "\n".join(last_lines)})
     return results
 
 
-def main() -> int:
-    """Write the page; return 1 if anything failed, broke off, or nothing could run."""
+def _quickstart_outcome(exit_code: str, log: Path) -> str:
+    """Return the outcome of the example notebook.
+
+    Args:
+        exit_code: run_demo.py's exit code, or why it was not run.
+        log: the notebook's printed reports, which must name the GPU.
+    """
+    if not exit_code.isdecimal():
+        return f"not run: {exit_code}"
+    if exit_code != "0":
+        return f"**failed**, exit code {exit_code}"
+    if not log.exists() or "cuda:0" not in log.read_text(encoding="utf-8"):
+        return "**failed**: it ran, but its reports show no cuda:0"
+    return "passed"
+
+
+def _is_simulated(where: list[list[str]]) -> bool:
+    """Return True if a GPU or the driver says that it is simulated."""
+    for name, value in where:
+        if name.startswith(("GPU", "driver")) and "simulated" in value.lower():
+            return True
+    return False
+
+
+def _kept_runs(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the last run on each kind of card: this checkout's, or the one in ``folder``."""
+    runs = {}
+    for kind in KINDS:
+        # The second one has this run's counts.
+        for path in (OUTCOMES / f"{kind}.json", folder / f"{kind}.json"):
+            if path.is_file():
+                runs[kind] = json.loads(path.read_text(encoding="utf-8"))
+    return runs
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -182,7 +269,12 @@ def main() -> int:
         "--quickstart-log", type=Path, default=Path(os.devnull), help="what run_demo.py printed"
     )
     parser.add_argument("--seconds", type=int, default=0, help="how long all of it took")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Write the page; return 1 if anything failed, broke off, or nothing could run."""
+    options = _options()
     results = _results(options.results)
     if all(result["outcome"] == "skipped" for result in results):
         print(
@@ -190,29 +282,14 @@ def main() -> int:
             "it with"
         )
         return 1
-    code = options.quickstart_exit
-    log = options.quickstart_log
-    quickstart = f"**failed**, exit code {code}" if code.isdecimal() else f"not run: {code}"
-    quickstart = "passed" if code == "0" else quickstart
-    if code == "0" and not (log.exists() and "cuda:0" in log.read_text(encoding="utf-8")):
-        quickstart = "**failed**: it ran, but its reports show no cuda:0"
+    quickstart = _quickstart_outcome(options.quickstart_exit, options.quickstart_log)
     run = {"where": _surroundings(options.seconds), "quickstart": quickstart, "results": results}
-    simulated = any(
-        "simulated" in value.lower()
-        for what, value in run["where"]
-        if what.startswith(("GPU", "driver"))
-    )
+    kind = "simulated" if _is_simulated(run["where"]) else "hardware"
     options.outcomes.mkdir(parents=True, exist_ok=True)
-    kept = options.outcomes / ("simulated.json" if simulated else "hardware.json")
-    kept.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    runs = {}
-    for kind in KINDS:
-        # The second one has this run's counts.
-        for path in (OUTCOMES / f"{kind}.json", options.outcomes / f"{kind}.json"):
-            if path.is_file():
-                runs[kind] = json.loads(path.read_text(encoding="utf-8"))
+    run_text = json.dumps(run, indent=1, ensure_ascii=False)
+    (options.outcomes / f"{kind}.json").write_text(f"{run_text}\n", encoding="utf-8")
     options.page.parent.mkdir(parents=True, exist_ok=True)
-    options.page.write_text(page(runs), encoding="utf-8")
+    options.page.write_text(page(_kept_runs(options.outcomes)), encoding="utf-8")
     print(f"gpu_report.py: wrote {options.page.name}")
     return int(options.suite_exit != 0 or "failed" in quickstart)
 

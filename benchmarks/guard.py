@@ -1,8 +1,9 @@
-"""``python -m benchmarks.guard FILE``: run cells in control groups of 1 GiB; print tables of
-docs/out-of-memory.md.
+"""Checks that a kernel survives a cell that uses up its memory, with the guard and without it.
 
-It takes hours, so that results are added to FILE; without ``--runs`` it only prints them. It needs
-Linux and the right to make control groups.
+``python -m benchmarks.guard FILE`` runs cells in control groups of 1 GiB, and prints the tables of
+docs/out-of-memory.md: how many runs of each cell ended well. It takes hours, so that results are
+added to FILE; without ``--runs`` it only prints them. It needs Linux and the right to make control
+groups.
 """
 
 from __future__ import annotations
@@ -130,6 +131,8 @@ _HARMLESS = {
 
 
 class _Kernel(Kernel):
+    """A kernel that may be killed while a cell runs."""
+
     def _take(self, message_id: str, outputs: Reply) -> bool:
         if not self._manager.is_alive():
             raise TimeoutError("killed")
@@ -138,51 +141,60 @@ class _Kernel(Kernel):
     def reply_to(self, code: str) -> Reply | None:
         """Return the reply to a cell; None if the kernel was killed or hangs."""
         try:
-            while (reply := self.run(code, timeout=_SECONDS)).status == "aborted":
-                pass  # it was sent before the error of the cell before was known
+            reply = self.run(code, timeout=_SECONDS)
+            while reply.status == "aborted":  # it was sent before the last cell's error was known
+                reply = self.run(code, timeout=_SECONDS)
         except (TimeoutError, queue.Empty):
             return None
         return reply
 
 
 def _tried(cell: str, mode: str, *, harmless: bool, may_succeed: bool) -> dict[str, str | bool]:
-    """Run a cell in a fresh kernel and return whether all is well after it, and its error."""
+    """Run a cell in a fresh kernel; return True as ``well`` if it ended as it should and the kernel
+    works after it, and the name of its error as ``error``.
+
+    Args:
+        cell: the code.
+        mode: a key of ``_MODES``.
+        harmless: True if the cell must succeed.
+        may_succeed: True if it need not end with an error, which must be shown.
+    """
     with limited_group(_GROUP_BYTES) as group, _Kernel() as kernel:
         move(int(kernel.value("__import__('os').getpid()")), group)
-        for line in (
-            "%load_ext ipygpumem",
-            _MODES[mode],
-            "first = list(range(1000)); second = {'a': 1}",
-        ):
-            kernel.run(line)
+        kernel.run("%load_ext ipygpumem")
+        kernel.run(_MODES[mode])
+        kernel.run("first = list(range(1000)); second = {'a': 1}")
         reply = kernel.reply_to(cell)
         if reply is None:
-            return {"well": False, "error": "hung" if kernel._manager.is_alive() else "killed"}
+            end = "hung" if kernel._manager.is_alive() else "killed"
+            return {"well": False, "error": end}
         if harmless:
             return {"well": reply.status == "ok", "error": reply.error or ""}
         following = kernel.reply_to("print(len(first), second, len(bytearray(2**20)))")
         works = following is not None and following.stdout.strip() == "1000 {'a': 1} 1048576"
-        is_shown = bool(reply.error) and str(reply.error) in plain(reply.traceback)
-        return {
-            "well": works and (is_shown or (may_succeed and not reply.error)),
-            "error": reply.error or "",
-        }
+        ended_as_expected = may_succeed
+        if reply.error:
+            ended_as_expected = reply.error in plain(reply.traceback)
+        return {"well": works and ended_as_expected, "error": reply.error or ""}
 
 
-def _table(results: Sequence[dict[str, str | bool]], cells: dict[str, str]) -> None:
+def _print_table(results: Sequence[dict[str, str | bool]], cells: dict[str, str]) -> None:
+    """Print a row for each cell: in each mode, the number of runs that ended well, and the errors
+    of the rest.
+    """
     for name in cells:
-        counts = [name]
+        row = [name]
         for mode in _MODES:
-            found = [
+            runs = [
                 result for result in results if (result["cell"], result["mode"]) == (name, mode)
             ]
-            errors = Counter(
-                str(result["error"]) for result in found if not result["well"] or cells is _HARMLESS
-            )
-            counts.append(
-                f"{sum(bool(result['well']) for result in found)} of {len(found)} {dict(errors)}"
-            )
-        print("|", " | ".join(counts), "|")
+            good_runs = sum(bool(result["well"]) for result in runs)
+            errors = Counter[str]()
+            for result in runs:
+                if not result["well"] or cells is _HARMLESS:
+                    errors[str(result["error"])] += 1
+            row.append(f"{good_runs} of {len(runs)} {dict(errors)}")
+        print("|", " | ".join(row), "|")
 
 
 def main() -> None:
@@ -204,19 +216,16 @@ def main() -> None:
     for _ in range(options.runs):
         for name in cells:
             for mode in options.modes:
-                result = {
-                    "cell": name,
-                    "mode": mode,
-                    **_tried(
-                        cells[name], mode, harmless=options.harmless, may_succeed=options.ends
-                    ),
-                }
+                outcome = _tried(
+                    cells[name], mode, harmless=options.harmless, may_succeed=options.ends
+                )
+                result = {"cell": name, "mode": mode, **outcome}
                 with options.file.open("a") as file:
                     file.write(json.dumps(result) + "\n")
     results = [json.loads(line) for line in options.file.read_text().splitlines()]
-    _table(results, _FILL)
-    _table(results, _ENDS)
-    _table(results, _HARMLESS)
+    _print_table(results, _FILL)
+    _print_table(results, _ENDS)
+    _print_table(results, _HARMLESS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Figures that only a real card has: ``python -m benchmarks.hardware [PAGE]`` (default
+"""Measures the errors of estimates on a real card, and the time that ``%%peak`` and a cell take
+there.
+
+``python -m benchmarks.hardware [PAGE]`` writes a page of sizes in MiB and of times (default
 docs/measured/hardware.md).
 
 Kernels' workspaces, the driver's own memory and time are those of NVIDIA's libraries here. It needs
@@ -10,24 +13,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import environment
 from benchmarks.report import table
 
 _PAGE = Path(__file__).parent.parent / "docs" / "measured" / "hardware.md"
 _SECONDS = 60
+"""Maximum time of one step's process."""
 _AT_ONCE = 5
+"""Number of processes that estimate at the same time."""
 _ROUNDS = 3
 _STEPS = 5
+"""Number of steps in each turn of a round."""
 _MIB = 2**20
 _GIB = 2**30
 _ESTIMATED = (
@@ -75,6 +81,7 @@ The cell `1+1` from request to `idle` in a kernel that has used the card: {cell}
 
 
 def _step(name: str) -> Any:
+    """Return a step of cuda_steps.py, its model on the card."""
     import torch
 
     from benchmarks.cuda_steps import STEPS
@@ -90,16 +97,15 @@ def _estimated(name: str) -> dict[str, Any]:
     import ipygpumem
 
     step = _step(name)
-    found = ipygpumem.estimate(step)
-    card = next(figures for figures in found.devices if figures.device.startswith("cuda"))
+    estimate = ipygpumem.estimate(step)
+    card = next(figures for figures in estimate.devices if figures.device.startswith("cuda"))
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     step()
-    ran = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
     return {
         "estimated": [card.peak_bytes, card.reserved_bytes],
-        "ran": ran,
-        "seconds": found.duration_seconds,
+        "ran": [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()],
+        "seconds": estimate.duration_seconds,
     }
 
 
@@ -107,34 +113,55 @@ def _timed(name: str) -> dict[str, Any]:
     """Return the seconds of steps without and with ``peak()``, and whether its sums are the
     allocator's.
     """
-    import torch
+    import torch  # noqa: F401  # before the package, as in _estimated
 
     import ipygpumem
 
     step = _step(name)
     step()
     step()
-    seconds: dict[str, list[float]] = {"without": [], "with": [], "report": []}
-    exact = True
-    for turn in range(2 * _ROUNDS):
-        on = bool(turn % 2)
-        context: AbstractContextManager[Any] = ipygpumem.peak() if on else nullcontext()
+    without_peak = []
+    with_peak = []
+    for _ in range(_ROUNDS):
+        without_peak.append(_turn(step, nullcontext()))
+        with_peak.append(_turn(step, ipygpumem.peak()))
+    return {
+        "without": median(turn.seconds for turn in without_peak),
+        "with": median(turn.seconds for turn in with_peak),
+        "report": median(turn.report_seconds for turn in with_peak),
+        "exact": all(turn.is_exact for turn in with_peak),
+    }
+
+
+class _Turn(NamedTuple):
+    """The seconds of steps, those of leaving their context, and whether the reported peak equals
+    the allocator's.
+    """
+
+    seconds: float
+    report_seconds: float
+    is_exact: bool
+
+
+def _turn(step: Any, context: AbstractContextManager[Any]) -> _Turn:
+    """Run steps inside a context: ``peak()``, or one that does nothing."""
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    with context as peak:
+        for _ in range(_STEPS):
+            step()
         torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        started = time.perf_counter()
-        with context as peak:
-            for _ in range(_STEPS):
-                step()
-            torch.cuda.synchronize()
-            done = time.perf_counter()
-        seconds["with" if on else "without"].append(done - started)
-        if on:
-            seconds["report"].append(time.perf_counter() - done)
-            (size,) = (
-                device.size_bytes for device in peak.record.devices if device.device == "cuda:0"
-            )
-            exact = exact and size == torch.cuda.max_memory_allocated()
-    return {name: median(found) for name, found in seconds.items()} | {"exact": exact}
+        done = time.perf_counter()
+    report_seconds = time.perf_counter() - done
+    is_exact = True
+    if peak is not None:
+        devices = peak.record.devices
+        (size,) = [device.size_bytes for device in devices if device.device == "cuda:0"]
+        is_exact = size == torch.cuda.max_memory_allocated()
+    return _Turn(done - started, report_seconds, is_exact)
 
 
 def _cell(_: str) -> dict[str, Any]:
@@ -150,72 +177,67 @@ _KINDS = {"estimated": _estimated, "timed": _timed, "cell": _cell}
 
 
 def _apart(kind: str, name: str) -> dict[str, Any]:
+    """Return a step's figures of one kind from a process of its own; none if that fails."""
     command = [sys.executable, "-m", "benchmarks.hardware", "--kind", kind, "--name", name]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, env={**os.environ}
-        )
-        print(
-            kind,
-            name,
-            *done.stdout.splitlines()[-1:],
-            done.stderr[-600:] if done.returncode else "",
-            flush=True,
-        )
-        return dict(json.loads(done.stdout.splitlines()[-1])) if not done.returncode else {}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
         print(kind, name, f"no result in {_SECONDS} s", flush=True)
         return {}
+    lines = done.stdout.splitlines()
+    errors = done.stderr[-600:] if done.returncode else ""
+    print(kind, name, *lines[-1:], errors, flush=True)
+    if done.returncode:
+        return {}
+    return dict(json.loads(lines[-1]))
 
 
 def _page() -> str:
+    """Measure all figures on this machine's card; return the page."""
     import torch
 
     card = torch.cuda.get_device_properties(0)
-    where = [
-        *environment.describe(),
-        f"Card: {torch.cuda.get_device_name()}, {card.total_memory / _GIB:.1f} GiB",
-    ]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = dict(
-            zip(
-                _ESTIMATED,
-                pool.map(lambda name: _apart("estimated", name), _ESTIMATED),
-                strict=True,
-            )
-        )
-    estimates = [_estimate_row(name, figures) for name, figures in found.items()]
-    timed = {name: _apart("timed", name) for name in _TIMED}
-    costs = [_cost_row(name, figures) for name, figures in timed.items()]
-    cell = _apart("cell", "")
+    size = f"{card.total_memory / _GIB:.1f} GiB"
+    facts = [*environment.describe(), f"Card: {torch.cuda.get_device_name()}, {size}"]
+    estimates = _estimates_table()
+    costs = _costs_table()
+    cell = "no result."
+    milliseconds = _apart("cell", "")
+    if milliseconds:
+        added = f"{milliseconds['added']:+.2f} ms with the extension."
+        cell = f"{milliseconds['bare']:.2f} ms, {added}"
     return _HEAD.format(
-        where="\n".join(f"- {line}" for line in where),
-        estimates=table(
-            [
-                "step",
-                "estimated",
-                "allocated",
-                "error",
-                "reserved, estimated",
-                "reserved",
-                "error",
-                "took",
-            ],
-            estimates,
-        ),
+        where="\n".join(f"- {fact}" for fact in facts),
+        estimates=estimates,
         rounds=_ROUNDS,
         steps=2 * _STEPS,
-        costs=table(
-            ["steps", "without", "with", "added", "after them", "sums equal the allocator's peak"],
-            costs,
-        ),
-        cell=f"{cell['bare']:.2f} ms, {cell['added']:+.2f} ms with the extension."
-        if cell
-        else "no result.",
+        costs=costs,
+        cell=cell,
     )
 
 
+def _estimates_table() -> str:
+    """Estimate and run each step, several at once; return the table of their sizes."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        figures_of_steps = list(pool.map(partial(_apart, "estimated"), _ESTIMATED))
+    heads = ["step", "estimated", "allocated", "error"]
+    heads += ["reserved, estimated", "reserved", "error", "took"]
+    rows = []
+    for name, figures in zip(_ESTIMATED, figures_of_steps, strict=True):
+        rows.append(_estimate_row(name, figures))
+    return table(heads, rows)
+
+
+def _costs_table() -> str:
+    """Time each step, one after the other; return the table of their times."""
+    heads = ["steps", "without", "with", "added", "after them"]
+    heads.append("sums equal the allocator's peak")
+    rows = [_cost_row(name, _apart("timed", name)) for name in _TIMED]
+    return table(heads, rows)
+
+
 def _estimate_row(name: str, figures: dict[str, Any]) -> list[str]:
+    """Return a step's row: sizes of its estimate and of its run, in MiB."""
     if not figures:
         return [name, *["no result"] * 7]
     cells = [name]
@@ -229,12 +251,19 @@ def _estimate_row(name: str, figures: dict[str, Any]) -> list[str]:
 
 
 def _cost_row(name: str, figures: dict[str, Any]) -> list[str]:
+    """Return a step's row: its times without and with ``peak()``."""
     if not figures:
         return [name, *["no result"] * 5]
-    without, within, report = (figures[name] for name in ("without", "with", "report"))
-    exact = "yes" if figures["exact"] else "**no**"
-    times = [f"{without * 1000:.0f} ms", f"{within * 1000:.0f} ms", f"{within / without - 1:+.1%}"]
-    return [name, *times, f"{report:.1f} s", exact]
+    without = figures["without"]
+    with_peak = figures["with"]
+    return [
+        name,
+        f"{without * 1000:.0f} ms",
+        f"{with_peak * 1000:.0f} ms",
+        f"{with_peak / without - 1:+.1%}",
+        f"{figures['report']:.1f} s",
+        "yes" if figures["exact"] else "**no**",
+    ]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Cost of a long history, in a new process."""
+"""Measures the MiB that a history of 10,000 cells holds, and the milliseconds of a query."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from statistics import median
+from typing import NamedTuple
 
 from benchmarks.report import Row, Section
 
@@ -42,9 +43,9 @@ tracemalloc.stop()
 times = []
 for _ in range(20):
     started = time.perf_counter()
-    found = ipygpumem.history()
+    records = ipygpumem.history()
     times.append(time.perf_counter() - started)
-sys.stderr.write(json.dumps([len(found), after - before, sorted(times)[10]]))
+sys.stderr.write(json.dumps([len(records), after - before, sorted(times)[10]]))
 """  # noqa: E501
 
 _METHOD = """\
@@ -58,16 +59,16 @@ def run(*, quick: bool) -> Section:
     """Return the memory that a full history holds, and the time that it takes to ask for it."""
     repeats = 1 if quick else 3
     answers = [_answer() for _ in range(repeats)]
-    held = median(size for size, _ in answers) / 2**20
-    milliseconds = median(seconds for _, seconds in answers) * 1000
+    mebibytes = median(answer.size_bytes for answer in answers) / 2**20
+    milliseconds = median(answer.seconds for answer in answers) * 1000
     rows = (
         Row(
             f"memory of {_CELLS:,} cells",
             f"under {_TARGET_MIB:.0f} MiB",
-            f"{held:.1f} MiB",
+            f"{mebibytes:.1f} MiB",
             "has none",
             "",
-            held < _TARGET_MIB,
+            mebibytes < _TARGET_MIB,
         ),
         Row(
             "`ipygpumem.history()`",
@@ -83,13 +84,21 @@ def run(*, quick: bool) -> Section:
     )
 
 
-def _answer() -> tuple[int, float]:
+class _Answer(NamedTuple):
+    """The memory that a full history holds, and the seconds of ``ipygpumem.history()``."""
+
+    size_bytes: int
+    seconds: float
+
+
+def _answer() -> _Answer:
+    """Fill a history in a new process, and measure it there."""
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT.format(cells=_CELLS)],
         capture_output=True,
         text=True,
         check=True,
     )
-    number, held, seconds = json.loads(done.stderr.splitlines()[-1])
+    number, size_bytes, seconds = json.loads(done.stderr.splitlines()[-1])
     assert number == _CELLS
-    return int(held), float(seconds)
+    return _Answer(int(size_bytes), float(seconds))

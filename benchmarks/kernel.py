@@ -1,5 +1,6 @@
-"""A real kernel and its client: cells are run as a front-end runs them, and timed until the kernel
-is idle.
+"""Runs cells in a real kernel as a front-end does, and measures the seconds until it is idle.
+
+Also returns the messages that the cell sent, and values of expressions that no tool sees.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Run:
         parts = []
         for message in self.messages:
             content = message["content"]
-            parts.append(content.get("text") or content.get("data", {}).get("text/plain") or "")
+            printed = content.get("text")
+            displayed = content.get("data", {}).get("text/plain")
+            parts.append(printed or displayed or "")
         return "".join(parts)
 
 
@@ -70,13 +73,8 @@ class Kernel:
         spec.argv = [*_COMMAND, *_OPTIONS]
         if wrapper:
             tool, *arguments = wrapper
-            spec.argv = [
-                str(Path(sys.executable).with_name(tool)),
-                *arguments,
-                "python",
-                *_COMMAND[1:],
-                *_OPTIONS,
-            ]
+            tool_path = str(Path(sys.executable).with_name(tool))
+            spec.argv = [tool_path, *arguments, "python", *_COMMAND[1:], *_OPTIONS]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "2")
         paths = {
             "IPYTHONDIR": self._directory.name,
@@ -89,7 +87,8 @@ class Kernel:
         self._client.wait_for_ready(timeout=_TIMEOUT_SECONDS)
 
     def run(self, code: str, *, watched: bool = False) -> Run:
-        """Execute a cell; ``watched`` as a front-end does before which a person sits.
+        """Execute a cell and return its time and messages; if ``watched``, as a front-end does that
+        a person uses, which can type an answer.
 
         Raises:
             CellError: the cell failed.
@@ -117,6 +116,7 @@ class Kernel:
         return ast.literal_eval(answer["data"]["text/plain"])
 
     def _until_idle(self, request: str) -> list[dict[str, Any]]:
+        """Return the outputs of a request, when the kernel is idle again."""
         messages: list[dict[str, Any]] = []
         while True:
             message = self._client.get_iopub_msg(timeout=_TIMEOUT_SECONDS)
@@ -129,6 +129,11 @@ class Kernel:
                 messages.append(message)
 
     def _reply(self, request: str) -> dict[str, Any]:
+        """Return the content of the reply to a request.
+
+        Raises:
+            CellError: the reply says that the request failed.
+        """
         while True:
             message = self._client.get_shell_msg(timeout=_TIMEOUT_SECONDS)
             if message["parent_header"].get("msg_id") == request:

@@ -1,10 +1,9 @@
-"""Cost of following lines: how many times longer code takes under ``%%memlines``, and the time that
-each line adds.
-"""
+"""Measures the factor by which ``%%memlines`` slows code, and the microseconds that a line adds."""
 
 from __future__ import annotations
 
 from statistics import median
+from typing import NamedTuple
 
 from benchmarks.kernel import Kernel
 from benchmarks.report import Row, Section
@@ -46,16 +45,12 @@ def run(*, quick: bool) -> Section:
     with Kernel() as kernel:
         kernel.run(_SETUP)
         kernel.run(OURS.on)
-        off, on, again = _times(kernel, "torch_lines", 100, pairs)
-        ratios = [one / other for one, other in zip(on, off, strict=True)]
-        control = [one / other for one, other in zip(again, off, strict=True)]
-        off, on, again = _times(kernel, "short_lines", _SHORT_LINES, pairs)
-        added = [
-            1e6 * (one - other) / (2 * _SHORT_LINES) for one, other in zip(on, off, strict=True)
-        ]
-        noise = [
-            1e6 * (one - other) / (2 * _SHORT_LINES) for one, other in zip(again, off, strict=True)
-        ]
+        torch_rounds = _rounds(kernel, "torch_lines", 100, pairs)
+        short_rounds = _rounds(kernel, "short_lines", _SHORT_LINES, pairs)
+    ratios = [seconds.followed / seconds.plain for seconds in torch_rounds]
+    control = [seconds.plain_again / seconds.plain for seconds in torch_rounds]
+    added = [_us_a_line(seconds.followed - seconds.plain) for seconds in short_rounds]
+    noise = [_us_a_line(seconds.plain_again - seconds.plain) for seconds in short_rounds]
     rows = (
         Row(
             "lines of torch, about 1 ms each: times longer",
@@ -77,27 +72,34 @@ def run(*, quick: bool) -> Section:
     return Section("Line by line", _METHOD.format(pairs=pairs), rows, control="control")
 
 
-def _times(
-    kernel: Kernel, work: str, count: int, pairs: int
-) -> tuple[list[float], list[float], list[float]]:
-    """Return the seconds of each round: a plain call, one whose lines are followed, a plain one
-    again.
-    """
+def _us_a_line(seconds: float) -> float:
+    """Return the microseconds of one line of ``short_lines``, whose loop has two lines."""
+    return 1e6 * seconds / (2 * _SHORT_LINES)
+
+
+class _Round(NamedTuple):
+    """The seconds of a plain call, of one whose lines are followed, and of a plain one again."""
+
+    plain: float
+    followed: float
+    plain_again: float
+
+
+def _rounds(kernel: Kernel, work: str, count: int, pairs: int) -> list[_Round]:
+    """Call ``work`` to warm up, then in ``pairs`` rounds; return the seconds of each round."""
     call = f"timed({work}, {count})"
     kernel.run(call)
-    rounds = [
-        (
-            _seconds(kernel, call),
-            _seconds(kernel, f"%%memlines -f {work}\n{call}"),
-            _seconds(kernel, call),
-        )
-        for _ in range(pairs)
-    ]
-    off, on, again = (list(times) for times in zip(*rounds, strict=True))
-    return off, on, again
+    rounds = []
+    for _ in range(pairs):
+        plain = _seconds(kernel, call)
+        followed = _seconds(kernel, f"%%memlines -f {work}\n{call}")
+        plain_again = _seconds(kernel, call)
+        rounds.append(_Round(plain, followed, plain_again))
+    return rounds
 
 
 def _seconds(kernel: Kernel, cell: str) -> float:
+    """Run a cell; return the CPU seconds that ``timed`` noted in it."""
     kernel.run(cell)
     return float(kernel.ask("_seconds"))
 

@@ -1,5 +1,6 @@
-"""Cost of loading a tool and of its first cell compared with IPython alone, each time in a new
-process.
+"""Measures the milliseconds that it takes to load a tool and to run the first cell with it.
+
+Next to the time that IPython itself takes, each time in a new process.
 """
 
 from __future__ import annotations
@@ -40,38 +41,55 @@ its modules as the first cell begins. Median of {repeats} processes (least to mo
 def run(*, quick: bool) -> Section:
     """Return the milliseconds that each tool takes to load, and which heavy modules it imports."""
     repeats = 3 if quick else 9
-    answers: dict[str, list[dict[str, Any]]] = {tool.name: [] for tool in installed_tools()}
-    for _ in range(1 + repeats):
+    runs_by_tool: dict[str, list[dict[str, Any]]] = {tool.name: [] for tool in installed_tools()}
+    for number in range(1 + repeats):
         for tool in installed_tools():
-            answers[tool.name].append(_load(tool))
-    # the first may compile, and fills the file cache
-    answers = {name: runs[1:] for name, runs in answers.items()}
-    ours = answers[OURS.name]
-    peer = answers.get(PEER.name)
-    times = [run["tool"] for run in ours]
-    rows = (
-        Row(
-            figure="time to load, with the first cell",
-            target=f"under {_TARGET_MS:.0f} ms",
-            ours=_spread(times),
-            peer=_spread([run["tool"] for run in peer]) if peer else NOT_INSTALLED,
-            control=_spread([run["ipython"] for run in ours]),
-            met=median(times) * 1000 < _TARGET_MS,
-            better=lower(median(times), median(run["tool"] for run in peer)) if peer else None,
-        ),
-        Row(
-            figure=f"imports {' or '.join(_HEAVY)}",
-            target="no",
-            ours=_heavy(ours),
-            peer=_heavy(peer) if peer else NOT_INSTALLED,
-            control="",
-            met=_heavy(ours) == "no",
-        ),
-    )
+            answer = _load(tool)
+            if number > 0:  # the first may compile, and fills the file cache
+                runs_by_tool[tool.name].append(answer)
+    ours = runs_by_tool[OURS.name]
+    theirs = runs_by_tool.get(PEER.name, [])
+    rows = (_time_row(ours, theirs), _imports_row(ours, theirs))
     return Section("Loading", _METHOD.format(repeats=repeats), rows, control="IPython itself")
 
 
+def _time_row(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Row:
+    """Return the row of the loading times; the peer has no runs if it is not installed."""
+    our_seconds = [answer["tool"] for answer in ours]
+    peer = NOT_INSTALLED
+    better = None
+    if theirs:
+        their_seconds = [answer["tool"] for answer in theirs]
+        peer = _spread(their_seconds)
+        better = lower(median(our_seconds), median(their_seconds))
+    return Row(
+        figure="time to load, with the first cell",
+        target=f"under {_TARGET_MS:.0f} ms",
+        ours=_spread(our_seconds),
+        peer=peer,
+        control=_spread([answer["ipython"] for answer in ours]),
+        met=median(our_seconds) * 1000 < _TARGET_MS,
+        better=better,
+    )
+
+
+def _imports_row(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Row:
+    """Return the row of the heavy modules that are imported."""
+    our_imports = _heavy(ours)
+    return Row(
+        figure=f"imports {' or '.join(_HEAVY)}",
+        target="no",
+        ours=our_imports,
+        peer=_heavy(theirs) if theirs else NOT_INSTALLED,
+        control="",
+        met=our_imports == "no",
+    )
+
+
 def _load(tool: Tool) -> dict[str, Any]:
+    """Load a tool in a new process; return the seconds of IPython (``ipython``) and of the tool
+    (``tool``), and the heavy modules that it imports (``heavy``).
+    """
     script = _SCRIPT.format(load=tool.load_in_shell, heavy=_HEAVY)
     with tempfile.TemporaryDirectory(prefix="ipygpumem-bench-") as directory:
         # An installed package is compiled; where this is set, a checkout would be compiled in every
@@ -89,10 +107,14 @@ def _load(tool: Tool) -> dict[str, Any]:
 
 
 def _spread(seconds: list[float]) -> str:
-    low, high = (f"{value * 1000:.0f}" for value in (min(seconds), max(seconds)))
-    return f"{median(seconds) * 1000:.0f} ms ({low} to {high})"
+    """Return the median of times, and the least and the most, in milliseconds."""
+    times = [value * 1000 for value in seconds]
+    return f"{median(times):.0f} ms ({min(times):.0f} to {max(times):.0f})"
 
 
 def _heavy(runs: list[dict[str, Any]]) -> str:
-    names = sorted({name for run in runs for name in run["heavy"]})
-    return ", ".join(names) or "no"
+    """Return the heavy modules that any of the runs imported, or ``no``."""
+    names: set[str] = set()
+    for answer in runs:
+        names.update(answer["heavy"])
+    return ", ".join(sorted(names)) or "no"

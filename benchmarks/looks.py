@@ -1,5 +1,7 @@
-"""Cost of each search of the heap, in full collections of the same heap, and three costs that must
-not grow.
+"""Measures the time of each look at the heap, in full collections of the same heap.
+
+A look is a cell such as ``%gpumem leaks``. Three more costs, which must not grow, are in µs, ms and
+seconds of CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _ROOT = Path(__file__).parent.parent
 _MANY = 1_000_000
 _NAMES = 100_000
 _MOST_BESIDE_DICTS = 2
-"""Beside a million dicts, a look may cost this many times its goal."""
+"""Factor by which a look may miss its goal beside a million dicts."""
 
 _SESSION = """
 import contextlib, gc, io, json, sys, time
@@ -110,13 +112,13 @@ looks = {{
 texts = {{"leaks": 'keeper["run"]', "top": "frame", "why array": "array", "why model": "model", "why frame": "frame"}}
 for cell in ({_OBJECTS!r}, beside, {_LEAK!r}):
     assert shell.run_cell(cell).success
-found = {{"tracked": len(gc.get_objects()), "loaded": loaded, "collection": collections(times)}}
+answer = {{"tracked": len(gc.get_objects()), "loaded": loaded, "collection": collections(times)}}
 for name, code in looks.items():
     cpu(code, 1)  # imports
     if name in texts:
         assert texts[name] in shown(code), name
-    found[name] = cpu(code, times)
-print(json.dumps(found))
+    answer[name] = cpu(code, times)
+print(json.dumps(answer))
 """  # noqa: E501
 
 _EMPTY_BESIDE_NAMES = f"""
@@ -138,8 +140,8 @@ shell.run_line_magic("config", "IPyGpuMem.release_frames = 'never'")
 cpu("fail()", 2)
 bare = cpu("fail()", times, before="pass")
 shell.run_line_magic("config", "IPyGpuMem.release_frames = 'oom+interrupt'")
-found = {"bare": bare, "first": cpu("fail()", times, before="pass"), "after another": cpu("fail()", times)}
-print(json.dumps(found))
+answer = {"bare": bare, "first": cpu("fail()", times, before="pass"), "after another": cpu("fail()", times)}
+print(json.dumps(answer))
 """  # noqa: E501
 
 _INVENTORY = """
@@ -159,6 +161,7 @@ class Look:
     """One look, and its goal in full collections of the same heap."""
 
     key: str
+    """The look's name in the script's answer."""
     title: str
     goal: float
 
@@ -185,9 +188,10 @@ absolute costs are CPU time, the least of {times} runs."""  # noqa: E501
 def run(*, quick: bool) -> Section:
     """Return the ratios of all looks, and the three absolute costs."""
     times = 3 if quick else 7
+    script = _SESSION + _LIBRARIES + _LOOKS
     try:
-        alone = _measured("beside = 'pass'" + _SESSION + _LIBRARIES + _LOOKS, times)
-        beside = _measured(f"beside = {_DICTS!r}" + _SESSION + _LIBRARIES + _LOOKS, times)
+        alone = _measured(f"beside = 'pass'{script}", times)
+        beside = _measured(f"beside = {_DICTS!r}{script}", times)
     except ModuleNotFoundError:
         rows = (Row("all looks", "", "needs torch and pandas", NOT_INSTALLED, "", None),)
         return Section("Looks at the heap", "", rows, control="")
@@ -206,34 +210,36 @@ def run(*, quick: bool) -> Section:
     return Section("Looks at the heap", method, rows, control="")
 
 
-def _ratios(found: dict[str, Any], where: str) -> list[Row]:
-    """Return a row for each look, in full collections."""
-    collection = median(found["collection"])
+def _ratios(answer: dict[str, Any], where: str) -> list[Row]:
+    """Return a row for each look, in full collections.
+
+    Args:
+        answer: lists of seconds, by the look and for ``collection``.
+        where: words for the heap's other objects; empty if there are none.
+    """
+    collection_seconds = median(answer["collection"])
     rows = []
     for look in _GOALS:
-        seconds = median(found[look.key])
+        seconds = median(answer[look.key])
         if look.key == "experiment":
-            seconds -= median(found["empty experiment"])
-        goal = look.goal * _MOST_BESIDE_DICTS if where else look.goal
-        ratio = seconds / collection
+            seconds -= median(answer["empty experiment"])
+        goal = look.goal
+        if where:
+            goal *= _MOST_BESIDE_DICTS
+        ratio = seconds / collection_seconds
+        target = f"at most {goal:.0f} collections"
         ours = f"{ratio:.1f} ({seconds * 1000:.0f} ms)"
-        rows.append(
-            Row(
-                look.title + where,
-                f"at most {goal:.0f} collections",
-                ours,
-                "has none",
-                "",
-                ratio <= goal,
-            )
-        )
+        rows.append(Row(look.title + where, target, ours, "has none", "", ratio <= goal))
     return rows
 
 
 def _absolute(times: int, *, quick: bool) -> list[Row]:
     """Return the rows of the costs that have a goal of their own."""
-    names = _NAMES // 10 if quick else _NAMES
-    many = _MANY // 10 if quick else _MANY
+    names = _NAMES
+    many = _MANY
+    if quick:
+        names //= 10
+        many //= 10
     empty = _measured(_SESSION + _EMPTY_BESIDE_NAMES, times, names)
     each_us = (min(empty["many"]) - min(empty["few"])) / names * 1e6
     recovery = _measured(_SESSION + _RECOVERY, times, many)
@@ -254,15 +260,10 @@ def _absolute(times: int, *, quick: bool) -> list[Row]:
     return rows
 
 
-def _row(figure: str, found: float, goal: float, unit: str, *, digits: int) -> Row:
-    return Row(
-        figure,
-        f"at most {goal:g} {unit}",
-        f"{found:.{digits}f} {unit}",
-        "has none",
-        "",
-        found <= goal,
-    )
+def _row(figure: str, cost: float, goal: float, unit: str, *, digits: int) -> Row:
+    """Return the row of an absolute cost, in ``unit``."""
+    target = f"at most {goal:g} {unit}"
+    return Row(figure, target, f"{cost:.{digits}f} {unit}", "has none", "", cost <= goal)
 
 
 def _measured(script: str, times: int, count: int = 0) -> dict[str, Any]:
@@ -281,5 +282,5 @@ def _measured(script: str, times: int, count: int = 0) -> dict[str, Any]:
     if "ModuleNotFoundError" in done.stderr:
         raise ModuleNotFoundError(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer

@@ -1,5 +1,6 @@
-"""Measures how many times longer the CPU works on a cell under ``%%peak``, and writes
-``docs/measured/peak-times.md``.
+"""Measures the factor by which the CPU time of a cell grows under ``%%peak``.
+
+It writes ``docs/measured/peak-times.md``:
 
     python -m benchmarks.peak_times
 """
@@ -67,7 +68,7 @@ def floor():
 
 
 class _Step(NamedTuple):
-    """A step to measure: the code that defines ``step``."""
+    """A step to measure: its title, and the code that defines the function ``step``."""
 
     title: str
     code: str
@@ -242,35 +243,57 @@ def _run(kernel: Kernel, cell: str) -> _Times:
     return _Times(float(kernel.ask("_seconds")), after - before)
 
 
-def _measured(step: _Step, pairs: int) -> list[tuple[_Times, ...]]:
-    """Return the times of a step: plainly, under ``%%peak``, plainly once more, and the floor."""
+class _Round(NamedTuple):
+    """The times of a step plainly, under ``%%peak``, plainly once more, and of the floor."""
+
+    plain: _Times
+    followed: _Times
+    plain_again: _Times
+    floor: _Times
+
+
+def _measured(step: _Step, pairs: int) -> list[_Round]:
+    """Return the times of a step in ``pairs`` rounds, in a kernel of its own."""
     with Kernel() as kernel:
         kernel.run(_SETUP)
         kernel.run(step.code)
         kernel.run(_FLOOR)
         kernel.run(OURS.on)
-        cell = f"_seconds = timed(step, {_calibrated(kernel)})"
-        kernel.run(f"%%peak\n{cell}")  # the first one imports what it needs
-        floor = f"with floor():\n    {cell}"
-        kernel.run(floor)
-        cells = (cell, f"%%peak\n{cell}", cell, floor)
-        return [tuple(_run(kernel, text) for text in cells) for _ in range(pairs)]
+        plain_cell = f"_seconds = timed(step, {_calibrated(kernel)})"
+        followed_cell = f"%%peak\n{plain_cell}"
+        floor_cell = f"with floor():\n    {plain_cell}"
+        kernel.run(followed_cell)  # the first one imports what it needs
+        kernel.run(floor_cell)
+        rounds = []
+        for _ in range(pairs):
+            plain = _run(kernel, plain_cell)
+            followed = _run(kernel, followed_cell)
+            plain_again = _run(kernel, plain_cell)
+            floor = _run(kernel, floor_cell)
+            rounds.append(_Round(plain, followed, plain_again, floor))
+        return rounds
 
 
 def _spread(ratios: Sequence[float]) -> str:
     return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-def _row(step: _Step, runs: Sequence[tuple[_Times, ...]]) -> tuple[str, ...]:
-    """Return the row of a step."""
-    code = [followed.code / plain.code for plain, followed, _, _ in runs]
-    cell = [followed.cell / plain.cell for plain, followed, _, _ in runs]
-    control = [again.code / plain.code for plain, _, again, _ in runs]
-    floor = [least.code / plain.code for plain, _, _, least in runs]
-    plain = median(plain.code for plain, _, _, _ in runs)
-    reached = "yes" if median(code) <= _MOST_TIMES else "**no**"
-    spreads = map(_spread, (code, floor, cell, control))
-    return step.title, f"{plain:.2f} s", *spreads, reached
+def _row(step: _Step, rounds: Sequence[_Round]) -> tuple[str, ...]:
+    """Return the row of a step: its title, plain seconds, ratios to the plain run, and verdict."""
+    code_ratios = [times.followed.code / times.plain.code for times in rounds]
+    floor_ratios = [times.floor.code / times.plain.code for times in rounds]
+    cell_ratios = [times.followed.cell / times.plain.cell for times in rounds]
+    control_ratios = [times.plain_again.code / times.plain.code for times in rounds]
+    plain_seconds = median(times.plain.code for times in rounds)
+    return (
+        step.title,
+        f"{plain_seconds:.2f} s",
+        _spread(code_ratios),
+        _spread(floor_ratios),
+        _spread(cell_ratios),
+        _spread(control_ratios),
+        "yes" if median(code_ratios) <= _MOST_TIMES else "**no**",
+    )
 
 
 def main() -> None:
@@ -279,17 +302,22 @@ def main() -> None:
     parser.add_argument("--only", default="", help="steps whose title has this; writes nothing")
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
-    rows = list[tuple[str, ...]]()
+    rows = []
     for step in _STEPS:
         if options.only in step.title:
-            rows.append(_row(step, _measured(step, options.pairs)))
-            print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
-    if options.only:
-        return
+            row = _row(step, _measured(step, options.pairs))
+            print(*row, sep=" | ", file=sys.stderr, flush=True)
+            rows.append(row)
+    if not options.only:
+        _PAGE.write_text(_page(rows, options.pairs), encoding="utf-8")
+
+
+def _page(rows: Sequence[tuple[str, ...]], pairs: int) -> str:
+    """Return the page of all steps' rows."""
     head = _HEAD.format(
-        where="\n".join(f"- {line}" for line in environment.describe()),
+        where=environment.describe_as_list(),
         seconds=_SECONDS,
-        pairs=options.pairs,
+        pairs=pairs,
         most=_MOST_TIMES,
     )
     heads = (
@@ -301,7 +329,7 @@ def main() -> None:
         "control",
         "reached",
     )
-    _PAGE.write_text(f"{head}{table(heads, rows)}\n", encoding="utf-8")
+    return f"{head}{table(heads, rows)}\n"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NOT_INSTALLED = "not installed"
+_VERDICTS = {None: "too noisy", True: "yes", False: "**no**"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ class Row:
 
 def lower(ours: float, theirs: float | None) -> bool | None:
     """Return True if the lower figure is ours; None if the peer has none."""
-    return None if theirs is None else ours < theirs
+    if theirs is None:
+        return None
+    return ours < theirs
 
 
 @dataclass(frozen=True)
@@ -47,30 +50,34 @@ class Section:
 
 
 def render(section: Section, ours: str, peer: str) -> str:
-    """Return a section as Markdown, its columns aligned."""
+    """Return a section as Markdown, its columns aligned.
+
+    Args:
+        section: the figures.
+        ours: heading of our column.
+        peer: heading of the peer's column, where the section has no other one.
+    """
     heads = ["figure", "target", ours, section.peer or peer, section.control, "reached"]
-    met = {None: "too noisy", True: "yes", False: "**no**"}
-    lines = [
-        [r.figure, r.target, r.ours, r.peer, r.control, met[r.met] if r.target else ""]
-        for r in section.rows
-    ]
-    if any(row.better is not None for row in section.rows):
+    shows_better = any(row.better is not None for row in section.rows)
+    if shows_better:
         heads.append("beats the peer")
-        for row, line in zip(section.rows, lines, strict=True):
-            line.append("" if row.better is None else met[row.better])
+    lines = []
+    for row in section.rows:
+        reached = _VERDICTS[row.met] if row.target else ""
+        line = [row.figure, row.target, row.ours, row.peer, row.control, reached]
+        if shows_better:
+            line.append("" if row.better is None else _VERDICTS[row.better])
+        lines.append(line)
     return "\n".join([f"## {section.title}", "", section.method, "", table(heads, lines), ""])
 
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table, its columns aligned."""
     widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
-    rule = "| " + " | ".join("-" * width for width in widths) + " |"
-    return "\n".join([_line(heads, widths), rule, *(_line(line, widths) for line in lines)])
+    rule = ["-" * width for width in widths]
+    return "\n".join(_line(cells, widths) for cells in (heads, rule, *lines))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return (
-        "| "
-        + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        + " |"
-    )
+    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+    return f"| {' | '.join(padded)} |"

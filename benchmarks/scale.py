@@ -1,4 +1,4 @@
-"""Growth of cost with cells, names, tensors and devices."""
+"""Measures how cost grows with the number of cells, names, tensors, devices and engines."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def cell(number):
     app.session.cell_ends(SimpleNamespace(
         info=info, execution_count=number, error_before_exec=None, error_in_exec=None, result=None))
 def cpu(work, times):
-    found = []
+    seconds = []
     for _ in range(times):  # without a collection before each: a user's own makes an experiment look at everything
         started = time.process_time()
         work()
-        found.append(time.process_time() - started)
-    return min(found) * 1000
+        seconds.append(time.process_time() - started)
+    return min(seconds) * 1000
 """  # noqa: E501
 _OF_CELL = """
 def fifty():
@@ -77,13 +77,13 @@ from ipygpumem.report import html, text
 from ipygpumem.extras.cluster.engines_report import engines_report, merged_record
 usages = (Usage("cpu", 2**30, 2**30, 2**31, None, "kernel"), Usage("cuda:0", 0, 0, 2**30, None, "allocator"))
 def best(work):
-    found = []
+    seconds = []
     for _ in range(3):
         started = time.process_time()
         report = work()
         text.render([report]), html.render([report], bars=False)
-        found.append(time.process_time() - started)
-    print(json.dumps(min(found) * 1000))
+        seconds.append(time.process_time() - started)
+    print(json.dumps(min(seconds) * 1000))
 """  # noqa: E501
 _ENGINES = """
 cells = tuple(CellRecord(n, None, "s", 0.0, 1.0, True, None, usages) for n in range(1000 if {x} <= 64 else 10))
@@ -144,32 +144,44 @@ _DRAWN = "\n\n![milliseconds of CPU by number](../img/scale.png)"
 
 
 def run(*, quick: bool) -> Section:
-    """Return the cost of each thing at each number, and draw it."""
+    """Return the milliseconds of each thing at each number, and draw them."""
     rows = []
-    found = {}
+    points_by_title = {}
     for growth in _GROWTHS:
-        numbers = growth.numbers[:2] if quick else growth.numbers
-        found[growth.title] = measure(growth, numbers)
-        for number, took in found[growth.title]:
-            target = growth.target_ms if number == growth.numbers[-1] else None
-            said = "" if target is None else f"under {target:,.0f} ms"
-            reached = None if target is None else took < target
-            rows.append(
-                Row(f"{growth.title}: {number:,}", said, f"{took:,.2f} ms", "has none", "", reached)
-            )
+        numbers = growth.numbers
+        if quick:
+            numbers = numbers[:2]
+        points = measure(growth, numbers)
+        points_by_title[growth.title] = points
+        for number, milliseconds in points:
+            rows.append(_row(growth, number, milliseconds))
+    method = _METHOD
     if not quick:
-        _draw(found)
-    return Section("How cost grows", _METHOD + ("" if quick else _DRAWN), tuple(rows), control="")
+        _draw(points_by_title)
+        method += _DRAWN
+    return Section("How cost grows", method, tuple(rows), control="")
+
+
+def _row(growth: Growth, number: int, milliseconds: float) -> Row:
+    """Return the row of one number; only the largest one has a target."""
+    target = ""
+    met = None
+    if growth.target_ms is not None and number == growth.numbers[-1]:
+        target = f"under {growth.target_ms:,.0f} ms"
+        met = milliseconds < growth.target_ms
+    figure = f"{growth.title}: {number:,}"
+    return Row(figure, target, f"{milliseconds:,.2f} ms", "has none", "", met)
 
 
 def measure(growth: Growth, numbers: tuple[int, ...]) -> list[tuple[int, float]]:
-    """Return the milliseconds at each number; nothing where there is no simulated card for it."""
+    """Return each number with its milliseconds; none where there is no simulated card for it."""
     if growth.simulated and not _SIMULATED.exists():
         return []
     return [(number, _milliseconds(growth, number)) for number in numbers]
 
 
 def _milliseconds(growth: Growth, number: int) -> float:
+    """Run a script in a new process; return the CPU milliseconds it prints."""
     python = str(_SIMULATED) if growth.simulated else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         cards = {
@@ -188,11 +200,12 @@ def _milliseconds(growth: Growth, number: int) -> float:
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _draw(found: dict[str, list[tuple[int, float]]]) -> None:
+def _draw(points_by_title: dict[str, list[tuple[int, float]]]) -> None:
+    """Draw a line for each title: milliseconds by number."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
-    for title, points in found.items():
+    for title, points in points_by_title.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=title.replace("`", ""))
     axes.set(xscale="log", yscale="log", xlabel="how many", ylabel="milliseconds of CPU")
     axes.grid(alpha=0.3)

@@ -1,8 +1,9 @@
-"""Cost of a tool while a cell runs: time lost by the user's code, and additional CPU time."""
+"""Measures how much a tool slows a cell that runs, and the milliseconds of CPU that it takes."""
 
 from __future__ import annotations
 
 from statistics import median
+from typing import NamedTuple
 
 from benchmarks.kernel import Kernel
 from benchmarks.report import NOT_INSTALLED, Row, Section, lower
@@ -65,20 +66,27 @@ def run(*, quick: bool) -> Section:
 
 
 def _row(kernel: Kernel, work: str, title: str, seconds: float, rounds: int) -> Row:
+    """Return the row of one kind of work; ``seconds`` is its time without a tool."""
     cell = f"{work}({_calibrated(kernel, work, seconds)})"
     ratios = _ratios([_round(kernel, cell, number) for number in range(rounds)])
+    ours = ratios[OURS.name]
+    peer = NOT_INSTALLED
+    better = None
+    if PEER.name in ratios:
+        peer = _spread(ratios[PEER.name])
+        better = lower(median(ours), median(ratios[PEER.name]))
     differences = [abs(ratio - 1) for ratio in ratios[_OFF_AGAIN]]
-    within = median(ratios[OURS.name]) <= 1 + 2 * median(differences)
+    met: bool | None = median(ours) <= 1 + 2 * median(differences)
+    if max(differences) > _MOST_NOISE:
+        met = None
     return Row(
         figure=f"{title}, {seconds:g} s: times longer",
         target="1, within 2 median A/A differences",
-        ours=_spread(ratios[OURS.name]),
-        peer=_spread(ratios[PEER.name]) if PEER.name in ratios else NOT_INSTALLED,
+        ours=_spread(ours),
+        peer=peer,
         control=_spread(ratios[_OFF_AGAIN]),
-        met=within if max(differences) <= _MOST_NOISE else None,
-        better=lower(median(ratios[OURS.name]), median(ratios[PEER.name]))
-        if PEER.name in ratios
-        else None,
+        met=met,
+        better=better,
     )
 
 
@@ -104,6 +112,7 @@ def _round(kernel: Kernel, cell: str, number: int) -> dict[str, float]:
 
 
 def _timed(kernel: Kernel, cell: str, tool: Tool | None) -> float:
+    """Return the seconds of a cell with a tool, which is off again after it."""
     if tool is not None:
         kernel.run(tool.on)
     try:
@@ -114,8 +123,8 @@ def _timed(kernel: Kernel, cell: str, tool: Tool | None) -> float:
 
 
 def _ratios(rounds: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Return each variant's times relative to the same round with the tools off (the mean of both
-    runs).
+    """Return each variant's times divided by those with the tools off in the same round: by the
+    mean of both runs, or by the first one for the second.
     """
     ratios: dict[str, list[float]] = {name: [] for name in rounds[0]}
     for times in rounds:
@@ -133,21 +142,21 @@ def _spread(ratios: list[float]) -> str:
 def run_sleep(*, quick: bool) -> Section:
     """Return the CPU time that each tool burns beside a cell that sleeps."""
     rounds = 1 if quick else 5
-    variants: dict[str, Tool | None] = {
-        _OFF: None,
-        **{tool.name: tool for tool in installed_tools()},
-    }
-    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
+    variants: dict[str, Tool | None] = {_OFF: None}
+    for tool in installed_tools():
+        variants[tool.name] = tool
+    during: dict[str, list[float]] = {name: [] for name in variants}
+    around_cell: dict[str, list[float]] = {name: [] for name in variants}
     with Kernel() as kernel:
         kernel.run("import time")
         for _ in range(rounds):
-            for name, tool in variants.items():
-                runs[name].append(_cpu_of_sleep(kernel, tool))
-    during = {name: 1000 * median(run[0] for run in times) for name, times in runs.items()}
-    whole = {name: 1000 * median(run[1] for run in times) for name, times in runs.items()}
+            for name, variant in variants.items():
+                seconds = _cpu_of_sleep(kernel, variant)
+                during[name].append(seconds.during)
+                around_cell[name].append(seconds.around_cell)
     rows = (
         _sleep_row("CPU burned during `time.sleep(2)`", during),
-        _sleep_row("the same, around the cell", whole),
+        _sleep_row("the same, around the cell", around_cell),
     )
     return Section(
         "CPU beside a sleeping cell",
@@ -157,21 +166,34 @@ def run_sleep(*, quick: bool) -> Section:
     )
 
 
-def _sleep_row(figure: str, burned: dict[str, float]) -> Row:
-    added = {name: milliseconds - burned[_OFF] for name, milliseconds in burned.items()}
+def _sleep_row(figure: str, seconds: dict[str, list[float]]) -> Row:
+    """Return the row of CPU seconds, which are given by the name of the variant."""
+    milliseconds = {name: 1000 * median(times) for name, times in seconds.items()}
+    off = milliseconds[_OFF]
+    added = {name: total - off for name, total in milliseconds.items()}
+    peer = NOT_INSTALLED
+    if PEER.name in added:
+        peer = f"{added[PEER.name]:+.0f} ms"
     return Row(
         figure=figure,
         target=f"under {_SLEEP_TARGET_MS:.0f} ms",
         ours=f"{added[OURS.name]:+.1f} ms",
-        peer=f"{added[PEER.name]:+.0f} ms" if PEER.name in added else NOT_INSTALLED,
-        control=f"{burned[_OFF]:.1f} ms",
+        peer=peer,
+        control=f"{off:.1f} ms",
         met=added[OURS.name] < _SLEEP_TARGET_MS,
         better=lower(added[OURS.name], added.get(PEER.name)),
     )
 
 
-def _cpu_of_sleep(kernel: Kernel, tool: Tool | None) -> tuple[float, float]:
-    """Return the process's CPU seconds during the sleep, and over the whole cell."""
+class _SleepSeconds(NamedTuple):
+    """The process's CPU seconds during the sleep, and around the whole cell."""
+
+    during: float
+    around_cell: float
+
+
+def _cpu_of_sleep(kernel: Kernel, tool: Tool | None) -> _SleepSeconds:
+    """Run a cell that sleeps, with a tool or without one."""
     if tool is not None:
         kernel.run(tool.on)
     before = float(kernel.ask("time.process_time()"))
@@ -180,4 +202,4 @@ def _cpu_of_sleep(kernel: Kernel, tool: Tool | None) -> tuple[float, float]:
     during = float(kernel.ask("_last - _first"))
     if tool is not None:
         kernel.run(tool.off)
-    return during, after - before
+    return _SleepSeconds(during, after - before)

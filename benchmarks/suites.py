@@ -19,6 +19,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -44,6 +45,7 @@ CONFIGURATIONS = {
     SILENT: ('c.InteractiveShellApp.extensions = ["ipygpumem"]\nc.IPyGpuMem.report = False\n'),
 }
 """Texts of the environment's IPython configuration file."""
+WITH_EXTENSION = [name for name in CONFIGURATIONS if name != WITHOUT]
 
 HEAD = f"""# Other projects' tests
 
@@ -143,21 +145,29 @@ def install(suite: Suite) -> Path:
         run(sys.executable, "-m", "venv", suite.folder / "venv")
     pip = (suite.python, "-m", "pip", "--disable-pip-version-check", "--quiet")
     tests = ("pytest", "pytest-timeout")
-    said = run(*pip, "install", ROOT, suite.requirement, *suite.needs, *tests)
-    project = suite.requirement.partition("[")[0].partition("=")[0].partition(">")[0]
+    output = run(*pip, "install", ROOT, suite.requirement, *suite.needs, *tests)
+    project = re.split(r"[\[=>]", suite.requirement)[0]
     version = version_of(suite, project)
-    unpacked = list(suite.folder.glob(f"{project}-{version}/"))
+    pattern = f"{project}-{version}/"
+    unpacked = list(suite.folder.glob(pattern))
     if not unpacked:
-        source = f"{project}=={version}"
-        options = ("--no-deps", "--no-binary", project, "--no-build-isolation")
-        said += run(*pip, "install", "hatchling", "setuptools", "jupyter_packaging", "versioneer")
-        said += run(*pip, "download", *options, "--dest", suite.folder, source)
-        for archive in suite.folder.glob("*.tar.gz"):
-            run("tar", "-xzf", archive, "-C", suite.folder)
-        unpacked = list(suite.folder.glob(f"{project}-{version}/"))
+        output += run(*pip, "install", "hatchling", "setuptools", "jupyter_packaging", "versioneer")
+        output += download(suite, project, version)
+        unpacked = list(suite.folder.glob(pattern))
     if not unpacked:
-        raise RuntimeError(f"its sources cannot be had: {said[-300:]}")
+        raise RuntimeError(f"its sources cannot be had: {output[-300:]}")
     return unpacked[0]
+
+
+def download(suite: Suite, project: str, version: str) -> str:
+    """Unpack a project's source distribution into a suite's folder, and return pip's output."""
+    pip = (suite.python, "-m", "pip", "--disable-pip-version-check", "--quiet")
+    options = ("--no-deps", "--no-binary", project, "--no-build-isolation")
+    source = f"{project}=={version}"
+    output = run(*pip, "download", *options, "--dest", suite.folder, source)
+    for archive in suite.folder.glob("*.tar.gz"):
+        run("tar", "-xzf", archive, "-C", suite.folder)
+    return output
 
 
 def version_of(suite: Suite, project: str) -> str:
@@ -177,30 +187,34 @@ def configure(suite: Suite, configuration: str) -> None:
 def outcomes(
     suite: Suite, sources: Path, configuration: str, tests: Sequence[str]
 ) -> dict[str, str]:
-    """Run tests in one configuration; return the outcome of each by its name."""
+    """Run tests in one configuration; return each test's outcome by the test's name."""
     configure(suite, configuration)
     results = suite.folder / "outcomes.json"
     results.unlink(missing_ok=True)
-    path = f"{suite.python.parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {"SUITES_OUTCOMES": str(results), "PYTHONPATH": str(PLUGIN), "PATH": path}
+    variables = {"SUITES_OUTCOMES": str(results)}
     if suite.is_in_process and configuration != WITHOUT:
         variables["SUITES_EXTENSION"] = configuration
-    command = (
-        *(suite.python, "-m", "pytest", "-q"),
-        *("-p", "suite_plugin", "-p", "no:ipygpumem", "-p", "no:cacheprovider"),
-        *("--timeout", "120", "-W", "default", *suite.options, *tests),
-    )
-    try:
-        said = run(*command, cwd=sources, **variables)
-    except subprocess.TimeoutExpired:
-        said = f"it took longer than {SECONDS} s"
-    again = "" if tests == suite.tests else "-again"
-    log = suite.folder / f"{configuration.replace(' ', '-')}{again}.log"
-    log.write_text(said)
+    output = run_pytest(suite, sources, tests, variables)
+    name = configuration.replace(" ", "-")
+    if tests != suite.tests:
+        name = f"{name}-again"
+    (suite.folder / f"{name}.log").write_text(output)
     if not results.exists():
-        raise RuntimeError(said[-300:])
+        raise RuntimeError(output[-300:])
     by_test: dict[str, str] = json.loads(results.read_text())
     return by_test
+
+
+def run_pytest(suite: Suite, sources: Path, tests: Sequence[str], variables: dict[str, str]) -> str:
+    """Return pytest's output for tests in a suite's environment; ``variables`` are the plugin's."""
+    path = f"{suite.python.parent}{os.pathsep}{os.environ['PATH']}"
+    plugins = ("-p", "suite_plugin", "-p", "no:ipygpumem", "-p", "no:cacheprovider")
+    options = ("--timeout", "120", "-W", "default", *suite.options)
+    command = (suite.python, "-m", "pytest", "-q", *plugins, *options, *tests)
+    try:
+        return run(*command, cwd=sources, PYTHONPATH=str(PLUGIN), PATH=path, **variables)
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {SECONDS} s"
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
@@ -223,16 +237,15 @@ def measured(suite: Suite) -> Outcome:
         before = outcomes(suite, sources, WITHOUT, suite.tests)
         for result in before.values():
             outcome.counts[result] = outcome.counts.get(result, 0) + 1
-        for configuration in list(CONFIGURATIONS)[1:]:
+        for configuration in WITH_EXTENSION:
             after = outcomes(suite, sources, configuration, suite.tests)
             different = differences(before, after)
             for _ in range(AGAIN):
                 if different:
                     tests = list(different)
-                    different = differences(
-                        outcomes(suite, sources, WITHOUT, tests),
-                        outcomes(suite, sources, configuration, tests),
-                    )
+                    without = outcomes(suite, sources, WITHOUT, tests)
+                    with_extension = outcomes(suite, sources, configuration, tests)
+                    different = differences(without, with_extension)
             outcome.different[configuration] = different
     except (RuntimeError, OSError) as error:
         text = str(error).replace(f"{BUILD}{os.sep}", "")  # no path of this machine
@@ -241,28 +254,37 @@ def measured(suite: Suite) -> Outcome:
 
 
 def page(results: dict[str, dict[str, object]]) -> str:
-    """Return the page with a row for each suite, and the tests that differ."""
-    rows = list[str]()
-    details = list[str]()
+    """Return the page with a row for each suite, and the tests that differ.
+
+    Args:
+        results: the fields of each suite's ``Outcome``, by the suite's name.
+    """
+    rows = []
+    remarks = []
     for suite in SUITES:
         if suite.name not in results:
             continue
         outcome = Outcome(**results[suite.name])  # type: ignore[arg-type]
-        if outcome.broken:
-            numbers = ["did not run", "", "", "", ""]
-            details.append(f"- {suite.name}: {outcome.broken}")
-        else:
-            counts = outcome.counts
-            failed = counts.get("failed", 0) + counts.get("error", 0)
-            not_run = sum(counts.values()) - counts.get("passed", 0) - failed
-            numbers = [str(counts.get("passed", 0)), str(failed), str(not_run)]
-            numbers += [str(len(outcome.different[name])) for name in list(CONFIGURATIONS)[1:]]
-        cells = [suite.name, outcome.version, outcome.python, *numbers, outcome.date]
+        cells = [suite.name, outcome.version, outcome.python, *numbers(outcome), outcome.date]
         rows.append(f"| {' | '.join(cells)} |")
-        silent = outcome.different.get(SILENT, {})
-        for test, outcomes_of_test in silent.items():
-            details.append(f"- {suite.name}, {SILENT}: `{test}` {outcomes_of_test}")
-    return f"{HEAD}{chr(10).join(rows)}\n\n{chr(10).join(details)}\n".rstrip() + "\n"
+        if outcome.broken:
+            remarks.append(f"- {suite.name}: {outcome.broken}")
+        for test, both_outcomes in outcome.different.get(SILENT, {}).items():
+            remarks.append(f"- {suite.name}, {SILENT}: `{test}` {both_outcomes}")
+    row_lines = "\n".join(rows)
+    remark_lines = "\n".join(remarks)
+    return f"{HEAD}{row_lines}\n\n{remark_lines}\n".rstrip() + "\n"
+
+
+def numbers(outcome: Outcome) -> list[str]:
+    """Return a suite's tests that passed, failed, did not run, and differ in each configuration."""
+    if outcome.broken:
+        return ["did not run", "", "", "", ""]
+    passed = outcome.counts.get("passed", 0)
+    failed = outcome.counts.get("failed", 0) + outcome.counts.get("error", 0)
+    not_run = sum(outcome.counts.values()) - passed - failed
+    different = [len(outcome.different[name]) for name in WITH_EXTENSION]
+    return [str(count) for count in (passed, failed, not_run, *different)]
 
 
 def main(names: Iterable[str]) -> int:

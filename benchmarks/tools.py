@@ -15,7 +15,9 @@ class Tool:
     name: str
     package: str
     on: str
+    """The cell that switches the tool on."""
     off: str
+    """The cell that switches it off."""
     peak: str
     """An expression: how far the cell rose above its start, in bytes."""
     kept: str
@@ -31,7 +33,9 @@ class Tool:
     @property
     def title(self) -> str:
         """The name with the version."""
-        return f"{self.name} {metadata.version(self.name)}" if self.installed else self.name
+        if not self.installed:
+            return self.name
+        return f"{self.name} {metadata.version(self.name)}"
 
 
 _CPU = "next(usage for usage in __import__('ipygpumem').last().usages if usage.device == 'cpu')"

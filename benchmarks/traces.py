@@ -1,4 +1,4 @@
-"""Cost of entering and leaving a trace in a script, without a display."""
+"""Measures the microseconds of CPU that a trace in a script takes, without a display."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ runs of {count} (least to most), each row in a process of its own."""  # noqa: E
 def run(*, quick: bool) -> Section:
     """Return the microseconds that a trace takes, without torch and with it."""
     repeats, count = (3, 500) if quick else (21, 2000)
-    rows = tuple(
-        _row(figure, first, repeats=repeats, count=count)
-        for figure, first in (("without torch", ""), ("torch is loaded", "import torch"))
+    rows = (
+        _row("without torch", "", repeats=repeats, count=count),
+        _row("torch is loaded", "import torch", repeats=repeats, count=count),
     )
     return Section("Traces", _METHOD.format(repeats=repeats, count=count), rows, control="")
 
 
 def _row(figure: str, first: str, *, repeats: int, count: int) -> Row:
+    """Measure in a new process whose first line is ``first``."""
     script = _SCRIPT.format(first=first, repeats=repeats, count=count)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

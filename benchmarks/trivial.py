@@ -1,4 +1,4 @@
-"""Time that a tool adds to the shortest of cells."""
+"""Measures the milliseconds that a tool adds to the cell ``1+1``."""
 
 from __future__ import annotations
 
@@ -47,14 +47,22 @@ def run(*, quick: bool) -> Section:
 
 
 def _row(name: str, heap: str, sets: int, turns: int) -> Row:
+    """Return the row of one heap, which the cell ``heap`` makes."""
     ours, bare = _added_ms(OURS.on, heap, sets, turns)
-    theirs = _added_ms(PEER.on, heap, sets, turns)[0] if PEER.installed else None
-    controls = [f"{_added_ms(code, heap, sets, turns)[0]:+.2f}" for code in _CONTROLS]
+    theirs = None
+    peer = NOT_INSTALLED
+    if PEER.installed:
+        theirs, _ = _added_ms(PEER.on, heap, sets, turns)
+        peer = f"{theirs:+.2f} ms"
+    controls = []
+    for code in _CONTROLS:
+        added, _ = _added_ms(code, heap, sets, turns)
+        controls.append(f"{added:+.2f}")
     return Row(
         figure=f"`1+1` with {name}: added",
         target=f"at most {_TARGET_MS} ms",
         ours=f"{ours:+.2f} ms",
-        peer=NOT_INSTALLED if theirs is None else f"{theirs:+.2f} ms",
+        peer=peer,
         control=f"{', '.join(controls)} ms ({bare:.2f} ms)",
         met=ours <= _TARGET_MS,
         better=lower(ours, theirs),
@@ -62,28 +70,31 @@ def _row(name: str, heap: str, sets: int, turns: int) -> Row:
 
 
 def _added_ms(code: str | None, heap: str, sets: int, turns: int) -> tuple[float, float]:
-    """Return the time by which a kernel that has run ``code`` is slower than a bare one, and the
-    time of ``code`` itself (medians).
+    """Return the milliseconds by which the cell takes longer in a kernel that has run ``code`` than
+    in a bare one, and those that it takes in the bare one (medians).
     """
-    bare: list[float] = []
-    added: list[float] = []
+    bare_seconds: list[float] = []
+    added_seconds: list[float] = []
     choose = random.Random(0).choice
     for _ in range(sets):  # one kernel may be slower than its twin by as much as a tool costs
-        with Kernel() as one, Kernel() as other:
-            without, having = choose([(one, other), (other, one)])
-            _prepare(without, None, heap)
-            _prepare(having, code, heap)
+        with Kernel() as first, Kernel() as second:
+            orders = [(first, second), (second, first)]
+            bare, with_code = choose(orders)
+            _prepare(bare, None, heap)
+            _prepare(with_code, code, heap)
             for _ in range(turns):
-                seconds = {
-                    kernel: kernel.run(_CELL).seconds
-                    for kernel in choose([(one, other), (other, one)])
-                }
-                bare.append(seconds[without])
-                added.append(seconds[having] - seconds[without])
-    return 1000 * median(added), 1000 * median(bare)
+                seconds = {kernel: kernel.run(_CELL).seconds for kernel in choose(orders)}
+                bare_seconds.append(seconds[bare])
+                added_seconds.append(seconds[with_code] - seconds[bare])
+    return 1000 * median(added_seconds), 1000 * median(bare_seconds)
 
 
 def _prepare(kernel: Kernel, code: str | None, heap: str) -> None:
+    """Make the heap, run ``code`` if there is any, and warm up with the cell.
+
+    Raises:
+        CellError: no report came after the cell with ``code``, or one without it.
+    """
     kernel.run(heap)
     if code is not None:
         kernel.run(code)
@@ -91,5 +102,7 @@ def _prepare(kernel: Kernel, code: str | None, heap: str) -> None:
     for _ in range(_WARM_UP):
         text = kernel.run(_CELL).text
     # One report beyond the "2" itself, or the benchmark would measure nothing.
-    if (len(text) > len("2")) != (code is not None):
-        raise CellError(f"expected {'a' if code else 'no'} report after the cell, got {text!r}")
+    has_report = len(text) > len("2")
+    if has_report != (code is not None):
+        expected = "a" if code else "no"
+        raise CellError(f"expected {expected} report after the cell, got {text!r}")

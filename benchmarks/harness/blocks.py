@@ -1,5 +1,4 @@
-"""Runs inside the kernel: makes the blocks of memory of a scenario, and says which of them have
-died.
+"""Makes a scenario's blocks of memory inside the kernel, and counts the bytes that are freed.
 
 Only the storage of a block counts: a view, a gradient node or a traceback that keeps it alive keeps
 its bytes.
@@ -10,10 +9,19 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-_WATCHED: list[tuple[int, Callable[[], bool], bool]] = []
-"""Size, whether it is dead, whether it is on a GPU."""
+
+class _Block(NamedTuple):
+    """A storage that a scenario made."""
+
+    size: int
+    is_dead: Callable[[], bool]
+    is_on_gpu: bool
+
+
+_BLOCKS: list[_Block] = []
 _NAMES: set[str] = set()
 MIB = 1 << 20
 
@@ -26,9 +34,9 @@ def array(mib: int = 64) -> Any:
         return tensor(mib)
     import numpy
 
-    made = numpy.ones(mib * MIB // 4, dtype=numpy.float32)
-    watch(made)
-    return made
+    values = numpy.ones(mib * MIB // 4, dtype=numpy.float32)
+    watch(values)
+    return values
 
 
 def tensor(mib: int = 64, **options: Any) -> Any:
@@ -36,50 +44,60 @@ def tensor(mib: int = 64, **options: Any) -> Any:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    made = torch.ones(mib * MIB // 4, device=device, **options)
-    watch(made)
-    return made
+    values = torch.ones(mib * MIB // 4, device=device, **options)
+    watch(values)
+    return values
 
 
 def to_gpu(thing: Any) -> Any:
     """Return a tensor or a module on the GPU where there is one, else as it is."""
     import torch
 
-    return thing.cuda() if torch.cuda.is_available() else thing
+    if not torch.cuda.is_available():
+        return thing
+    return thing.cuda()
 
 
 def watch(*things: Any) -> None:
     """Count the storages of tensors and of arrays as the scenario's blocks."""
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    torch = sys.modules.get("torch")
+    numpy = sys.modules.get("numpy")
     for thing in things:
         if torch is not None and isinstance(thing, torch.Tensor):
             storage = thing.untyped_storage()
             reference = torch.multiprocessing.reductions.StorageWeakRef(storage)
-            _WATCHED.append((storage.nbytes(), reference.expired, thing.is_cuda))
+            _BLOCKS.append(_Block(storage.nbytes(), reference.expired, thing.is_cuda))
         else:
             assert numpy is not None
             owner = thing
             while isinstance(owner.base, numpy.ndarray):
                 owner = owner.base
             reference = weakref.ref(owner)
-            _WATCHED.append((owner.nbytes, lambda reference=reference: reference() is None, False))
+            is_dead = partial(_has_died, reference)
+            _BLOCKS.append(_Block(owner.nbytes, is_dead, is_on_gpu=False))
+
+
+def _has_died(reference: Callable[[], Any]) -> bool:
+    return reference() is None
 
 
 def report() -> dict[str, int]:
-    """Return the bytes that were made, those of them on a GPU, those whose storage has died, GPU in
-    use.
+    """Return the bytes of all blocks (``made``), of blocks on a GPU (``on_gpu``), of freed blocks
+    (``dead``), and those that torch has allocated on the GPU (``gpu``).
     """
-    made = sum(size for size, _, _ in _WATCHED)
-    on_gpu = sum(size for size, _, is_on_gpu in _WATCHED if is_on_gpu)
-    dead = sum(size for size, is_dead, _ in _WATCHED if is_dead())
+    made = sum(block.size for block in _BLOCKS)
+    on_gpu = sum(block.size for block in _BLOCKS if block.is_on_gpu)
+    dead = sum(block.size for block in _BLOCKS if block.is_dead())
     torch = sys.modules.get("torch")
-    gpu = torch.cuda.memory_allocated() if torch is not None else 0
+    gpu = 0
+    if torch is not None:
+        gpu = torch.cuda.memory_allocated()
     return {"made": made, "on_gpu": on_gpu, "dead": dead, "gpu": gpu}
 
 
 def begin(namespace: dict[str, Any]) -> None:
     """Forget all blocks, and note which names there are."""
-    _WATCHED.clear()
+    _BLOCKS.clear()
     _NAMES.clear()
     _NAMES.update(namespace)
 
@@ -88,8 +106,9 @@ def clean_plainly(namespace: dict[str, Any]) -> None:
     """Do what people do by hand: ``del`` of the new names, ``gc.collect()``,
     ``torch.cuda.empty_cache()``.
     """
-    for name in [name for name in namespace if name not in _NAMES and not name.startswith("_")]:
-        del namespace[name]
+    for name in list(namespace):
+        if name not in _NAMES and not name.startswith("_"):
+            del namespace[name]
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():

@@ -18,10 +18,11 @@ def limited_group(limit_bytes: int) -> Iterator[Path]:
         unittest.SkipTest: no such group can be made here. pytest skips a test that raises it.
     """
     problems = []
-    for version, own in ((cgroup.V1, _own(cgroup.V1)), (cgroup.V2, _own(cgroup.V2))):
-        if own is None:
+    for version in (cgroup.V1, cgroup.V2):
+        our_group = _group_of_this_process(version)
+        if our_group is None:
             continue
-        folder = own / f"ipygpumem-test-{time.time_ns()}"
+        folder = our_group / f"ipygpumem-test-{time.time_ns()}"
         try:
             folder.mkdir()
         except OSError as error:
@@ -42,22 +43,21 @@ def limited_group(limit_bytes: int) -> Iterator[Path]:
     raise unittest.SkipTest(f"no control group with a memory limit can be made here: {reason}")
 
 
-def _own(version: cgroup.Version) -> Path | None:
-    for found, path in cgroup.memberships(cgroup.ROOT):
-        if found is version:
+def _group_of_this_process(version: cgroup.Version) -> Path | None:
+    """Return the folder of this process's group; None if it has none of this version."""
+    for version_of_group, path in cgroup.memberships(cgroup.ROOT):
+        if version_of_group is version:
             return next(cgroup.groups_around(cgroup.ROOT, version, path), None)
     return None
 
 
 def move(pid: int, folder: Path) -> None:
-    """Let a process be in a group from now on; the pages that it has stay where they
-    are counted.
-    """
+    """Move a process into a group; pages that it already has are still counted in the old one."""
     (folder / "cgroup.procs").write_text(str(pid))
 
 
 def remove(folder: Path) -> None:
-    """Remove a group as soon as the kernel has let go of what ran there."""
+    """Remove a group as soon as the processes in it have ended."""
     for _ in range(100):
         with contextlib.suppress(OSError):
             folder.rmdir()

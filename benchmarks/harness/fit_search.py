@@ -11,8 +11,15 @@ FILE = "<ipython-input-1-0>"
 
 
 def search(cell: str, fit: str, *, run: bool = True, **options: Any) -> Search:
-    """Return the search for a cell, after it has run or after its first estimate."""
-    given = {
+    """Return the search for a cell: after it has run, or before that.
+
+    Args:
+        cell: the code.
+        fit: the memory that the cell should fit in, such as ``8GiB``.
+        run: False to leave the search for the caller to run.
+        options: further options of ``%%estimate``, and the notebook's ``names``.
+    """
+    option_values = {
         "device": "cuda",
         "device_memory": None,
         "timeout": 3600,  # a search must not end earlier on a busy machine
@@ -21,9 +28,9 @@ def search(cell: str, fit: str, *, run: bool = True, **options: Any) -> Search:
         "fit": fit,
         **options,
     }
-    app: Any = SimpleNamespace(context=SimpleNamespace(namespace=given.pop("names", {})))
-    found = Search(app, Namespace(**given), compile(cell, FILE, "exec"))
-    base = found.trial_with(found.unchanged)
+    app: Any = SimpleNamespace(context=SimpleNamespace(namespace=option_values.pop("names", {})))
+    fit_search = Search(app, Namespace(**option_values), compile(cell, FILE, "exec"))
+    base = fit_search.trial_with(fit_search.unchanged)
     if run:
-        found.run(base, lambda _: None)
-    return found
+        fit_search.run(base, lambda _: None)
+    return fit_search

@@ -19,6 +19,8 @@ from jupyter_client.manager import KernelManager
 
 @dataclass
 class Reply:
+    """Everything that a front-end would see of a cell."""
+
     status: str
     result: str | None = None
     stdout: str = ""
@@ -32,8 +34,32 @@ class Reply:
     kinds: list[str] = field(default_factory=list)
     """Outputs of the cell in order: ``stdout``, ``stderr``, ``display``, ``result``, ``error``."""
 
-    def note(self, message: str, content: dict[str, Any]) -> None:
-        """Add to the outputs, as a notebook does: text goes to that which came just before."""
+    def add(self, message: str, content: dict[str, Any]) -> None:
+        """Add the output of a message of a type such as ``stream``, as a notebook does."""
+        self._note_kind(message, content)
+        match message:
+            case "stream":
+                self._add_text(content["name"], content["text"])
+            case "execute_result":
+                self.result = content["data"]["text/plain"]
+            case "display_data":
+                display_id = content["transient"].get("display_id")
+                if display_id:
+                    self.places[display_id] = len(self.displays)
+                self.displays.append(content)
+            case "update_display_data":
+                place = self.places.get(content["transient"]["display_id"])
+                if place is not None:  # else another cell's
+                    self.displays[place] = content
+            case "error":
+                self.error = content["ename"]
+                self.message = content["evalue"]
+                self.traceback = "\n".join(content["traceback"])
+
+    def _note_kind(self, message: str, content: dict[str, Any]) -> None:
+        """Add the kind of an output to ``kinds``. Text joins an output of the same stream that came
+        just before, as in a notebook.
+        """
         names = {
             "execute_result": "result",
             "display_data": "display",
@@ -41,17 +67,27 @@ class Reply:
             "stream": content.get("name"),
         }
         kind = names.get(message)
-        if kind and not (message == "stream" and self.kinds[-1:] == [kind]):
+        joins_last = message == "stream" and self.kinds[-1:] == [kind]
+        if kind and not joins_last:
             self.kinds.append(kind)
 
+    def _add_text(self, stream: str, text: str) -> None:
+        if stream == "stdout":
+            self.stdout += text
+        else:
+            self.stderr += text
+
     def reports(self, kind: str | None = None) -> list[str]:
-        """Return the texts of ipygpumem's displays, or of those that carry a report of ``kind``."""
-        found = []
+        """Return the texts of ipygpumem's displays; with ``kind``, only of displays that carry a
+        report of this kind, such as ``leaks``.
+        """
+        texts = []
         for display in self.displays:
-            kinds = display["metadata"].get("ipygpumem", {}).get("reports", [])
-            if kinds and (kind is None or kind in kinds) and "text/plain" in display["data"]:
-                found.append(display["data"]["text/plain"])
-        return found
+            kinds = _report_kinds(display)
+            is_asked_for = bool(kinds) and (kind is None or kind in kinds)
+            if is_asked_for and "text/plain" in display["data"]:
+                texts.append(display["data"]["text/plain"])
+        return texts
 
     def leaks(self) -> list[str]:
         """Return the reports of ``%gpumem leaks``, with each row of their tables in one line, which
@@ -59,8 +95,7 @@ class Reply:
         """
         texts = []
         for display in self.displays:
-            kinds = display["metadata"].get("ipygpumem", {}).get("reports", [])
-            if "leaks" not in kinds:
+            if "leaks" not in _report_kinds(display):
                 continue
             text = display["data"]["text/plain"]
             rows = table_rows(display["data"]["text/html"])
@@ -75,8 +110,7 @@ class Reply:
         """
         texts = []
         for display in self.displays:
-            kinds = display["metadata"].get("ipygpumem", {}).get("reports", [])
-            if not {"experiment", "release", "why"} & set(kinds):
+            if not {"experiment", "release", "why"} & set(_report_kinds(display)):
                 continue
             lines = display["data"]["text/plain"].splitlines()
             for place, line in enumerate(lines):
@@ -88,6 +122,11 @@ class Reply:
                     break
             texts.append("\n".join(lines))
         return texts
+
+
+def _report_kinds(display: dict[str, Any]) -> list[str]:
+    """Return the kinds of ipygpumem's reports in a display."""
+    return list(display["metadata"].get("ipygpumem", {}).get("reports", []))
 
 
 _TITLE_OF_SURVIVORS = re.compile(
@@ -183,11 +222,15 @@ class Kernel:
         interrupt_when: str = "",
         **options: Any,
     ) -> Reply:
-        """Execute ``code`` and return all that it gave; a Ctrl-C comes once ``interrupt_when`` is
-        printed.
+        """Execute ``code`` and return all its outputs.
 
-        No time will do for that: how far a cell is by then depends on the machine. ``answers`` are
-        typed where the cell asks for input, "q" after them.
+        Args:
+            code: the cell.
+            timeout: seconds to wait for its end.
+            answers: texts to type where the cell asks for input; "q" after them.
+            interrupt_when: a text; when the cell has printed it, Ctrl-C is sent. After a fixed
+                time, different machines would be at different places of the cell.
+            options: further arguments of jupyter_client's ``execute``.
 
         Raises:
             TimeoutError: After ``timeout`` seconds.
@@ -227,25 +270,7 @@ class Kernel:
             return False
         if message["parent_header"].get("msg_id") != message_id:
             return False
-        kind, content = message["msg_type"], message["content"]
-        outputs.note(kind, content)
-        if kind == "stream":
-            setattr(outputs, content["name"], getattr(outputs, content["name"]) + content["text"])
-        elif kind == "execute_result":
-            outputs.result = content["data"]["text/plain"]
-        elif kind == "display_data":
-            if display := content["transient"].get("display_id"):
-                outputs.places[display] = len(outputs.displays)
-            outputs.displays.append(content)
-        elif kind == "update_display_data":
-            if (
-                place := outputs.places.get(content["transient"]["display_id"])
-            ) is not None:  # else another cell's
-                outputs.displays[place] = content
-        elif kind == "error":
-            outputs.error = content["ename"]
-            outputs.message = content["evalue"]
-            outputs.traceback = "\n".join(content["traceback"])
+        outputs.add(message["msg_type"], message["content"])
         return _is_end(message, message_id)
 
     def value(self, expression: str) -> Any:
@@ -253,12 +278,13 @@ class Kernel:
         message_id = self._client.execute(
             "", user_expressions={"value": expression}, store_history=False, silent=True
         )
-        found = self._reply(message_id)["user_expressions"]["value"]
-        if found["status"] != "ok":
-            raise AssertionError(f"{expression}: {found}")
-        return eval(found["data"]["text/plain"])
+        answer = self._reply(message_id)["user_expressions"]["value"]
+        if answer["status"] != "ok":
+            raise AssertionError(f"{expression}: {answer}")
+        return eval(answer["data"]["text/plain"])
 
     def complete(self, code: str) -> list[str]:
+        """Return the completions at the end of ``code``."""
         return list(self._reply(self._client.complete(code))["matches"])
 
     def __enter__(self) -> Kernel:

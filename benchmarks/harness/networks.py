@@ -1,10 +1,11 @@
-"""Networks and their training, and what of them is really alive: what estimates are
-held against.
+"""Makes small networks to train, and measures the bytes of their real storages: estimates are
+compared with them.
 """
 
 import inspect
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 
 class RealStorages(TorchDispatchMode):
-    """The bytes of real storages while code runs, in blocks of 512: what estimates are held
-    against.
+    """The bytes of real storages while code runs, each rounded up to 512, as torch's allocator
+    rounds: ``now`` and at their ``peak``.
     """
 
     def __init__(self, *before: torch.Tensor) -> None:
@@ -26,42 +27,46 @@ class RealStorages(TorchDispatchMode):
         self._alive: dict[int, weakref.ref[Any]] = {}
         self.now = self.peak = 0
         for tensor in before:
-            self._see(tensor)
+            self._follow(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor):
-                self._see(value)
+                self._follow(value)
         return result
 
-    def _see(self, tensor: torch.Tensor) -> None:
+    def _follow(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage, unless it is counted, until it is freed."""
         if tensor.layout is torch.sparse_coo:
-            self._see(tensor._indices())
-            self._see(tensor._values())
+            self._follow(tensor._indices())
+            self._follow(tensor._values())
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
         size = -(-storage.nbytes() // 512) * 512
         if key not in self._alive:
-            self._alive[key] = weakref.ref(storage, lambda _: self._gone(key, size))
+            self._alive[key] = weakref.ref(storage, lambda _: self._forget(key, size))
             self.now += size
             self.peak = max(self.peak, self.now)
 
-    def _gone(self, key: int, size: int) -> None:
+    def _forget(self, key: int, size: int) -> None:
         del self._alive[key]
         self.now -= size
 
 
 class Residual(nn.Module):
+    """A residual block that halves the size of pictures."""
+
     def __init__(self, given: int, wide: int) -> None:
         super().__init__()
-        first = (
+        self.body = nn.Sequential(
             nn.Conv2d(given, wide, 3, 2, 1, bias=False),
             nn.BatchNorm2d(wide),
             nn.ReLU(inplace=True),
+            nn.Conv2d(wide, wide, 3, 1, 1),
+            nn.BatchNorm2d(wide),
         )
-        self.body = nn.Sequential(*first, nn.Conv2d(wide, wide, 3, 1, 1), nn.BatchNorm2d(wide))
         self.short = nn.Conv2d(given, wide, 1, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -69,6 +74,8 @@ class Residual(nn.Module):
 
 
 class Transformer(nn.Module):
+    """Three layers of a transformer with a head; a decoder if it is ``causal``."""
+
     def __init__(self, *, causal: bool = False, checkpointed: bool = False) -> None:
         super().__init__()
         self.causal = causal
@@ -81,13 +88,14 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1]) if self.causal else None
+        mask = None
+        if self.causal:
+            mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
         for layer in self.layers:
-            x = (
-                checkpoint(layer, x, mask, use_reentrant=False)
-                if self.checkpointed
-                else layer(x, mask)
-            )
+            if self.checkpointed:
+                x = checkpoint(layer, x, mask, use_reentrant=False)
+            else:
+                x = layer(x, mask)
         return self.head(x).flatten(0, -2)
 
 
@@ -120,14 +128,14 @@ def tokens() -> torch.Tensor:
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "CNN": (convolutional, images),
     "ResNet": (residual, images),
-    "decoder": (lambda: Transformer(causal=True), tokens),
-    "checkpointing": (lambda: Transformer(checkpointed=True), tokens),
+    "decoder": (partial(Transformer, causal=True), tokens),
+    "checkpointing": (partial(Transformer, checkpointed=True), tokens),
 }
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Adam": Adam,
-    "SGD": lambda parameters: SGD(parameters, 0.1, momentum=0.9),
-    "AdamW foreach": lambda parameters: AdamW(parameters, foreach=True),
-    "AdamW fused": lambda parameters: AdamW(parameters, fused=True),
+    "SGD": partial(SGD, lr=0.1, momentum=0.9),
+    "AdamW foreach": partial(AdamW, foreach=True),
+    "AdamW fused": partial(AdamW, fused=True),
 }
 
 
@@ -139,6 +147,15 @@ def training(
     mixed: bool = False,
     rounds: int = 1,
 ) -> float:
+    """Train two steps, and return the last loss.
+
+    Args:
+        model: a classifier whose outputs are compared with class 0.
+        optimizer: the optimizer of its parameters.
+        x: the input.
+        mixed: True for autocast with bfloat16.
+        rounds: number of backward passes in a step.
+    """
     for _ in range(2):
         optimizer.zero_grad()
         for _ in range(rounds):
@@ -154,26 +171,31 @@ def every_optimizer(place: str = "cpu") -> list[Any]:
     """Return torch's optimizers with each option that chooses how they step, as far as ``place``
     supports it.
     """
-    made = []
-    options = (
-        {},
-        {"fused": True},
-        {"foreach": True},
-        {"foreach": False},
-        {"capturable": True},
-        {"amsgrad": True},
-    )
-    kinds: list[Any] = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
-    for kind in kinds:
-        for chosen in (
-            options if kind not in (torch.optim.Optimizer, torch.optim.SparseAdam) else ()
-        ):
-            # before torch 2.12
-            has_no_kernel = kind is torch.optim.Adagrad and "fused" in chosen and place != "cpu"
-            if chosen.keys() - inspect.signature(kind).parameters or has_no_kernel:
-                continue
-            weights = [nn.Parameter(torch.ones(64, 64, device=place)) for _ in range(2)]
-            for weight in weights:
-                weight.grad = torch.ones_like(weight)
-            made.append(kind(weights, **chosen))
-    return made
+    optimizers = []
+    for kind in vars(torch.optim).values():
+        if not isinstance(kind, type) or kind in (torch.optim.Optimizer, torch.optim.SparseAdam):
+            continue
+        for options in _OPTIMIZER_OPTIONS:
+            if _supports(kind, options, place):
+                weights = [nn.Parameter(torch.ones(64, 64, device=place)) for _ in range(2)]
+                for weight in weights:
+                    weight.grad = torch.ones_like(weight)
+                optimizers.append(kind(weights, **options))
+    return optimizers
+
+
+_OPTIMIZER_OPTIONS: tuple[dict[str, bool], ...] = (
+    {},
+    {"fused": True},
+    {"foreach": True},
+    {"foreach": False},
+    {"capturable": True},
+    {"amsgrad": True},
+)
+
+
+def _supports(kind: Any, options: dict[str, bool], place: str) -> bool:
+    """Return True if an optimizer's class takes the options and has a kernel for ``place``."""
+    if kind is torch.optim.Adagrad and "fused" in options and place != "cpu":
+        return False  # before torch 2.12
+    return options.keys() <= inspect.signature(kind).parameters.keys()

@@ -1,5 +1,5 @@
-"""Runs a scenario in a real kernel, with one way of cleaning up at its end, and says what came
-back.
+"""Runs a scenario in a real kernel, with one way of cleaning up at its end, and measures the bytes
+that are freed.
 """
 
 import os
@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 NEEDED_SHARE = 0.99
 _BLOCKS = "__import__('benchmarks.harness.blocks', fromlist=['blocks'])"
 _QUESTIONS = ("leaks", "tensors --min 1MiB")
-"""The latter tells of arrays that never had a name of their own and are plain data of a notebook
-variable now.
+"""Arguments of ``%gpumem``. The second one lists arrays, too, that never had a name and are plain
+data of a notebook variable now.
 """
 _LINES = "[row.holder.advice for row in __import__('ipygpumem').experiments()[-1].survivors]"
 _PRELUDE = "from benchmarks.harness.blocks import array, tensor, to_gpu, watch"
@@ -73,18 +73,22 @@ class Result:
 
     @property
     def share(self) -> float:
-        return self.recovered_bytes / self.made_bytes if self.made_bytes else 0.0
+        """The freed share of the bytes that the scenario made."""
+        if not self.made_bytes:
+            return 0.0
+        return self.recovered_bytes / self.made_bytes
 
     def is_met(self) -> bool:
         """Return True if the scenario states this outcome: nearly all, or all but memory held on
         purpose.
         """
-        made_enough = not self.trouble and self.made_bytes >= 64 << 20
-        return made_enough and abs(self.share - self.scenario.share) <= 1 - NEEDED_SHARE
+        if self.trouble or self.made_bytes < 64 << 20:
+            return False
+        return abs(self.share - self.scenario.share) <= 1 - NEEDED_SHARE
 
 
 class TortureKernel(Kernel):
-    """A kernel in whose profile nothing stays."""
+    """A kernel whose IPython profile is in a temporary folder."""
 
     def __init__(self, **variables: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="torture-")
@@ -149,66 +153,80 @@ class Runner:
             self._kernel = None
 
     def _is_clean(self) -> bool:
-        """Delete the notebook's names; return whether all that the scenario made is dead then."""
+        """Delete the notebook's names; return True if nearly all the scenario's memory is freed."""
         assert self._kernel is not None
         _ok(self._kernel, "%xmode Context")
         _ok(self._kernel, "%reset -f")  # collects, too
-        found = _measure(self._kernel)
-        return found["dead"] >= NEEDED_SHARE * found["made"]
+        sizes = _measure(self._kernel)
+        return sizes["dead"] >= NEEDED_SHARE * sizes["made"]
 
     def _ready(self, scenario: Scenario) -> TortureKernel:
+        """Return a kernel with the imports, the tool and the objects that a scenario needs."""
         if self._kernel is None:
-            self._kernel = TortureKernel(**({"TORTURE_GPU": "1"} if self._gpu else {}))
+            variables = {"TORTURE_GPU": "1"} if self._gpu else {}
+            self._kernel = TortureKernel(**variables)
         imports = [f"import {name}" for name in ("numpy", *scenario.needs) if name != "matplotlib"]
         for code in (_PRELUDE, "\n".join(imports), self._way.load, scenario.before):
             _ok(self._kernel, code)
         return self._kernel
 
     def _try(self, scenario: Scenario) -> Result:
+        """Run the scenario in the scope, and return its result.
+
+        Raises:
+            AssertionError: a cell ended otherwise than the scenario says.
+        """
         way = self._way
         kernel = self._ready(scenario)
         kernel.value(f"{_BLOCKS}.begin(get_ipython().user_ns)")
         before = _measure(kernel)
         _ok(kernel, way.start)
-        for cell in (self._gpu and scenario.on_gpu) or scenario.cells:
+        cells = scenario.cells
+        if self._gpu and scenario.on_gpu:
+            cells = scenario.on_gpu
+        for cell in cells:
             _run(kernel, replace(cell, code=way.first_line + cell.code))
         _ok(kernel, way.end)
         after = _measure(kernel)
-        left = after["gpu"] - before["gpu"]
-        result = Result(scenario, after["made"], after["dead"], after["on_gpu"], left)
+        gpu_left = after["gpu"] - before["gpu"]
+        result = Result(scenario, after["made"], after["dead"], after["on_gpu"], gpu_left)
         if way in OURS:
-            result = replace(
-                result, told=_told(kernel, scenario.holder if result.is_met() else None)
-            )
+            holder = scenario.holder if result.is_met() else None
+            result = replace(result, told=_reports(kernel, holder))
         return result
 
 
 def _measure(kernel: Kernel) -> dict[str, int]:
-    found: dict[str, int] = kernel.value(f"{_BLOCKS}.report()")
-    return found
+    """Return the scenario's bytes; ``blocks.report`` says which."""
+    sizes: dict[str, int] = kernel.value(f"{_BLOCKS}.report()")
+    return sizes
 
 
-def _told(kernel: TortureKernel, holder: str | None) -> str:
-    """Ask until ``holder`` is told of, or all there is to ask; return all that was told."""
-    told = ""
+def _reports(kernel: TortureKernel, holder: str | None) -> str:
+    """Return the reports on memory that is held, up to the first with ``holder``, or all."""
+    text = ""
     for question in _QUESTIONS:
-        if holder is None or holder not in told:
-            told += "\n".join(kernel.run(f"%gpumem {question}").reports())
-    return told
+        if holder is None or holder not in text:
+            text += "\n".join(kernel.run(f"%gpumem {question}").reports())
+    return text
 
 
 def _ok(kernel: TortureKernel, code: str) -> None:
+    """Run a cell that must succeed; an empty one is left out."""
     if code:
         _run(kernel, Cell(code))
 
 
 def _run(kernel: TortureKernel, cell: Cell) -> None:
+    """Run a cell that must end as the scenario says, without a warning of ipygpumem."""
     reply = kernel.run(cell.code, timeout=300, answers=cell.answers)
     while reply.status == "error" and kernel.run("", silent=True).status == "aborted":
         pass
     # IPython shows a group by its own means and sends no error; others show an error and succeed.
-    as_expected = reply.error in (None, cell.raises) if cell.raises else True
-    if not as_expected or reply.status != ("error" if cell.raises else "ok"):
+    is_as_expected = reply.status == "ok"
+    if cell.raises:
+        is_as_expected = reply.status == "error" and reply.error in (None, cell.raises)
+    if not is_as_expected:
         raise AssertionError(
             f"{cell.code}\nended with {reply.status} {reply.error} {reply.message}\n{reply.stderr}"
         )

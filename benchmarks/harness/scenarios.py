@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cell:
+    """A cell of a scenario, and how it must end."""
+
     code: str
     raises: str = ""  # the error that it must end with; empty where it must succeed
     answers: tuple[str, ...] = ()  # what is typed where the cell asks for input, as ``%debug`` does
@@ -30,12 +32,16 @@ class Scenario:
 
     @property
     def share(self) -> float:
+        """The share of its bytes that an experiment should free."""
         return 0.0 if self.holder else 1.0
 
     def missing(self) -> str:
         """Return why the scenario cannot run with this interpreter; empty if it can."""
-        gone = [name for name in ("numpy", *self.needs) if importlib.util.find_spec(name) is None]
-        return f"{', '.join(gone)} not installed" if gone else ""
+        needs = ("numpy", *self.needs)
+        missing = [name for name in needs if importlib.util.find_spec(name) is None]
+        if not missing:
+            return ""
+        return f"{', '.join(missing)} not installed"
 
 
 # Each has a name with its other fields, a line for what pins the memory, one for the advice, and
@@ -488,33 +494,32 @@ groups = frame.groupby('epoch')
 
 
 def _groups() -> Iterator[tuple[str, tuple[Scenario, ...]]]:
+    """Yield the title and the scenarios of each group in the text."""
     for group in re.split(r"^## ", _TEXT, flags=re.MULTILINE)[1:]:
         title, *texts = re.split(r"^### ", group, flags=re.MULTILINE)
         yield title.strip(), tuple(map(_parsed, texts))
 
 
 def _parsed(text: str) -> Scenario:
+    """Return the scenario of a text such as ``name [needs torch]``, two lines, and its cells."""
     head, *blocks = re.split(r"^---", text.strip(), flags=re.MULTILINE)
     title, pins, advice = head.strip().split("\n")
-    name, _, fields = title.partition(" [")
-    others: dict[str, str] = dict(
-        field.partition(" ")[::2] for field in fields.rstrip("]").split("; ")
-    )
+    name, _, field_text = title.partition(" [")
+    fields = _marks(field_text.rstrip("]"))
     before = ""
     cells = []
     on_gpu = []
     for block in blocks:
         line, _, code = block.partition("\n")
-        marks = dict(mark.partition(" ")[::2] for mark in line.strip().split("; "))
-        cell = Cell(
-            code.strip(),
-            marks.get("raises", ""),
-            tuple(filter(None, marks.get("answers", "").split(", "))),
-        )
+        marks = _marks(line.strip())
+        answers = [answer for answer in marks.get("answers", "").split(", ") if answer]
+        cell = Cell(code.strip(), marks.get("raises", ""), tuple(answers))
         if "before" in marks:
             before = cell.code
+        elif "on" in marks:
+            on_gpu.append(cell)
         else:
-            (on_gpu if "on" in marks else cells).append(cell)
+            cells.append(cell)
     return Scenario(
         name,
         pins,
@@ -522,10 +527,21 @@ def _parsed(text: str) -> Scenario:
         tuple(cells),
         tuple(on_gpu),
         before,
-        holder=others.get("holder", ""),
-        needs=tuple(others.get("needs", "").split()),
-        alone="alone" in others,
+        holder=fields.get("holder", ""),
+        needs=tuple(fields.get("needs", "").split()),
+        alone="alone" in fields,
     )
+
+
+def _marks(text: str) -> dict[str, str]:
+    """Return the words after each mark: ``raises ValueError; alone`` has ``raises`` with
+    ``ValueError``, and ``alone`` with nothing.
+    """
+    marks = {}
+    for mark in text.split("; "):
+        name, _, words = mark.partition(" ")
+        marks[name] = words
+    return marks
 
 
 GROUPS = dict(_groups())

@@ -28,8 +28,9 @@ def pytest_collection_finish(session: Any) -> None:
 def pytest_runtest_logreport(report: Any) -> None:
     """Note the outcome of a test: the first of its phases that did not pass."""
     if report.when == "call" or report.outcome != "passed":
-        earlier = _outcomes.get(report.nodeid, "passed")
-        outcome = "error" if report.when != "call" and report.failed else report.outcome
-        if earlier == "passed":
+        outcome = report.outcome
+        if report.when != "call" and report.failed:
+            outcome = "error"
+        if _outcomes.get(report.nodeid, "passed") == "passed":
             _outcomes[report.nodeid] = outcome
     Path(os.environ["SUITES_OUTCOMES"]).write_text(json.dumps(_outcomes))
