@@ -119,7 +119,7 @@ def test_an_interrupted_end_says_that_objects_are_missing(
     (report,) = ok(notebook, "%experiment end").reports("experiment")
     assert f"an interrupt came: {lost}" in report
     assert "not named" not in report
-    if "_rows_of" in step:
+    if "_rows_at_end" in step:
         (leaks,) = ok(notebook, "%gpumem leaks").leaks()
         assert "del kept[0]" in leaks
 

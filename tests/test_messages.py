@@ -143,7 +143,7 @@ def test_no_line_or_statement_has_a_column_for_a_semaphore() -> None:
     assert cost.devices == ["cpu"]
     peaks = {"cpu": GIB, "shm": 4096}
     record = LinesRecord([], {(0, 1): LineCost(1, 1.0, dict(peaks), peaks)}, 1.0)
-    assert memlines._devices(record) == ["cpu"]
+    assert memlines._devices_changed(record) == ["cpu"]
 
 
 def test_the_parts_of_ram_have_no_row_for_a_semaphore(notebook: Kernel) -> None:
