@@ -269,7 +269,7 @@ def _is_item_of_list(key: Key, of: Key | None = None) -> bool:
     """Return True for an item of a list of modules, such as ``blocks.3``; with ``of``, of this
     list.
     """
-    if of is not None and key[:-1] != of:
+    if not key or (of is not None and key[:-1] != of):
         return False
     return isinstance(key[-1], str) and key[-1].isdigit()
 
