@@ -338,10 +338,9 @@ class MemoryReader:
         graph.cpu_bytes[key] = max(0, remaining_bytes)
         if owner is None:
             return
+        piece, end = owner, key
         if type(key) is tuple:  # the key of a piece
             piece, end = key, owner
-        else:
-            piece, end = owner, key
         if end in graph.edges.get(piece, ()):
             return
         self.met.add(owner)
