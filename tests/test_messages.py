@@ -358,6 +358,15 @@ def test_rows_of_a_peak_in_bytes_are_folded() -> None:
     assert not re.search(r"^ +\d+ B +n", shown, re.MULTILINE)
 
 
+def test_a_row_without_origin_is_listed_with_a_list_of_modules() -> None:
+    rows = [PeakRow(9 * MIB, "parameters", module=f"net.{number}") for number in range(3)]
+    rows.append(PeakRow(2 * MIB, "data"))
+    device = DevicePeak("cpu", "storages", 29 * MIB, rows=tuple(rows))
+    shown = text.render([peak_report(PeakRecord((device,), 1.0))])
+    assert re.search(r"9 MiB +parameters +net\.0", shown)
+    assert re.search(r"2 MiB +data", shown)
+
+
 def test_a_device_with_hardly_any_memory_has_no_table() -> None:
     tensors = DevicePeak(
         "cpu", "storages", 64 * MIB, rows=(PeakRow(64 * MIB, "data", name="images"),)

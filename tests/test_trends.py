@@ -148,9 +148,9 @@ def test_the_history_of_growth_is_kept_for_few_cells() -> None:
     for name in map(str, range(10)):
         for grows in (900, 20, 20):
             notebook.run(name, grows)
-        notebook.last.before = cast(Any, "a look at all names")
+        notebook.last.first_look = cast(Any, "a look at all names")
         cells.append(notebook.last)
-    assert [growing.before is None for growing in cells] == [True] * 2 + [False] * 8
+    assert [growing.first_look is None for growing in cells] == [True] * 2 + [False] * 8
 
 
 @pytest.fixture(autouse=True)

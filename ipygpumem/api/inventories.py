@@ -104,18 +104,26 @@ def names_at(frame: FrameType) -> dict[str, object]:
     """
     shell = current_shell()
     if shell is None:
-        return dict(reversed(list(survey.visible_names(frame))))
+        return _by_name(list(survey.visible_names(frame)))
 
     from ipygpumem.shell.ipython.caches import names_and_outputs  # no script needs IPython
 
     return names_and_outputs(shell) | survey.function_locals(frame)
 
 
+def _by_name(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return the object of each name: a function's local, if a global has the same name. It comes
+    first in ``pairs``.
+    """
+    return dict(reversed(pairs))  # the last pair of a name counts
+
+
 def _largest_in_script(frame: FrameType) -> LargestNames:
     """Return the memory that the names visible to a script's code hold."""
     pairs = list(survey.visible_names(frame))
+    # Also of names that a local hides: each of them refers to its object.
     references = Counter(id(value) for _, value in pairs)
-    named = dict(reversed(pairs))
+    named = _by_name(pairs)
     pairs.clear()  # their references would count as holders
     return largest.measure_names(
         named, {"cpu": rss_bytes()}, references=references, namespaces=[id(frame.f_globals)]

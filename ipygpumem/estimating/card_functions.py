@@ -131,11 +131,16 @@ class CardFunctions:
         return kernel(source, args[0], True)
 
     def linear(self, original: Any, input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002
-        """Return a linear map; torch adds the bias in place, but not for fake tensors."""
+        """Return a linear map that has one result, as on a card.
+
+        A batch that is not contiguous, such as ``x.transpose(0, 1)``, is first multiplied without
+        the bias. torch then adds the bias to the product in place; for fake tensors it would make a
+        second result.
+        """
         if bias is None or weight.dim() != 2:
             return original(input, weight, bias)
-        is_one_product = input.dim() == 2 or input.is_contiguous()
-        if is_one_product:
+        adds_bias_in_product = input.dim() == 2 or input.is_contiguous()
+        if adds_bias_in_product:
             return original(input, weight, bias)
         return original(input, weight).add_(bias)
 

@@ -344,7 +344,9 @@ class Patches:
         original(thread)
 
     def _skip_compiling(self, _: Any, model: Any = None, **options: Any) -> Any:
-        """Return a model, or a decorator, uncompiled: stands for ``torch.compile``."""
+        """Note that the code calls ``torch.compile``, in whose place this is called; return the
+        model as it was. Without a model, return a decorator that does so.
+        """
         self._unfollowed.note_compiled(is_eager=is_eager(options))
         if model is None:
             return _unchanged
@@ -362,7 +364,7 @@ class Patches:
         threads the other replacements still keep inside the estimate.
         """
         with _with_originals([*self._other_patches, *self._operator_patches_applied]):
-            torch.jit._builtins._get_builtin_table()
+            torch.jit._builtins._get_builtin_table()  # the first call lists the operators
         with _with_originals(self._operator_patches_applied):
             return self._unfollowed.call_script_maker(original, *args, **kwargs)
 

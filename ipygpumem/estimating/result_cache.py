@@ -221,13 +221,22 @@ class ResultCache:
         tensors: list[Any],
         result: Any,
     ) -> _Recipe | None:
-        """Return the recipe of a result that torch has returned, once it has made an equal result;
-        None if it cannot.
+        """Return the recipe that makes a result of torch again; None if it makes another one, as a
+        trial shows, or if a result may depend on more than the arguments.
+
+        Args:
+            func: the operator.
+            args: its arguments, after the call.
+            kwargs: its named arguments, after the call.
+            key: the key of the operation, made before the call.
+            tensors: the tensors among the arguments.
+            result: the result that torch has returned.
         """
         if func.namespace not in _LIBRARIES:
             return None
         try:
-            if self._key(func, args, kwargs, []) != key:  # such as that of ``t_``
+            # An operator such as ``t_`` has changed its argument.
+            if self._key(func, args, kwargs, []) != key:
                 return None
             recipe = _recipe_of(result, tensors)
             if not _is_made_alike(result, self._make_result(recipe, tensors)):

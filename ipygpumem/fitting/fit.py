@@ -352,7 +352,7 @@ def _kind_of_device_in(text: str) -> str:
 def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
     """Return the error message if not even the smallest values fit."""
     last = tries[-1]
-    text = f"even {shown(last.values)} does not fit"
+    text = f"even {values_as_text(last.values)} does not fit"
     if last.outcome != DOES_NOT_FIT:
         text += f" ({last.outcome})"
     device = last.device or "cpu"
@@ -409,8 +409,8 @@ def _limit_in_words(last: Try, device: str, needed_bytes: int | None, usage: Usa
     return ""
 
 
-def shown(values: dict[str, Number]) -> str:
-    """Return values as text: ``batch_size=128, seq_len=512``."""
+def values_as_text(values: dict[str, Number]) -> str:
+    """Return the values of a try as text: ``batch_size=128, seq_len=512``."""
     texts = list[str]()
     for name, value in values.items():
         number = f"{value:g}" if type(value) is float else str(value)

@@ -27,7 +27,7 @@ from typing import Any
 
 from ipygpumem import interrupts
 from ipygpumem.heap.arrays import is_array
-from ipygpumem.heap.bulk import instances_among, of_types, one_of_each
+from ipygpumem.heap.bulk import by_identity, instances_among, of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.knowledge.frames import (
     SUSPENDED,
@@ -37,15 +37,15 @@ from ipygpumem.heap.knowledge.frames import (
 )
 from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
 from ipygpumem.introspect import class_dict, is_exactly, mro_of
-from ipygpumem.probes.host import fall_during
+from ipygpumem.probes.host import decrease_during
 
-_ROUNDS = 5
+_MOST_ROUNDS = 5
 """Maximum number of repetitions: finalisers may make more garbage, and another thread may have
 collected between two steps.
 """
-_TIMES = 50
+_MOST_ATTEMPTS = 50
 """Maximum number of attempts to run a collection."""
-_FEW = 4
+_FEW_COLLECTIONS = 4
 """Collections of generation 0, of the 10 after which CPython itself collects generation 1."""
 
 
@@ -58,7 +58,7 @@ class GcMark:
 
     def __init__(self, watch: CollectionWatch | None = None) -> None:
         self._watch = watch
-        self._collection = watch and watch.last()
+        self._collection = None if watch is None else watch.last()
 
     def is_before_collections(self) -> bool:
         """Return True if no collection has started since the mark was made.
@@ -100,7 +100,7 @@ def young_generations() -> tuple[int, ...]:
     free-threaded Python has none.
     """
     was_on = gc.isenabled()
-    gc.disable()  # an automatic collection between two steps would make the probe old
+    gc.disable()  # an automatic collection between two steps would make the new object old
     try:
         return _generations_by_trial()
     finally:
@@ -114,15 +114,15 @@ def _generations_by_trial() -> tuple[int, ...]:
     With generations 0 and 1, the object is first in generation 0 and, after a collection of each of
     them, in 1 and then in none. With one young generation, it is in none after the first.
     """
-    for _ in range(_ROUNDS):  # another thread may have collected between two steps
-        probe = _Probe()
+    for _ in range(_MOST_ROUNDS):  # another thread may have collected between two steps
+        new_object = _TrackedObject()
         try:
-            places = [_generations_with(probe)]
+            places = [_generations_with(new_object)]
             if places == [[0, 1]]:  # a new object is in all generations
                 return ()
             for generation in (0, 1):
                 gc.collect(generation)
-                places.append(_generations_with(probe))
+                places.append(_generations_with(new_object))
         except TypeError:  # PyPy lists objects without generations
             return ()
         if places == [[0], [1], []]:
@@ -132,7 +132,7 @@ def _generations_by_trial() -> tuple[int, ...]:
     return ()
 
 
-class _Probe:
+class _TrackedObject:
     """An object that the collector tracks."""
 
 
@@ -149,7 +149,9 @@ _YOUNG = young_generations()
 
 
 class Known(weakref.ref[object]):
-    """A weak reference of this package, never shared with other code, which its type tells."""
+    """A weak reference of this package. It is never shared with other code, whose weak references
+    have another type.
+    """
 
     __slots__ = ()
 
@@ -169,7 +171,8 @@ class Garbage:
     def __init__(self) -> None:
         self._watch = CollectionWatch() if _YOUNG == (0,) else None
         self._seconds_per_block = self._FIRST_GUESS_SECONDS
-        self._cpu_seen = time.process_time()
+        self._cpu_at_last_call = time.process_time()
+        """The CPU time at the last call of ``collect_if_cheap``, in seconds."""
         self.last: GcMark | None = None
         """The last moment at which all existing objects became old."""
         self._bases: tuple[type, ...] = ()
@@ -178,7 +181,7 @@ class Garbage:
         self._collections = 0
         """Collections of generation 0 that the collector had counted at the end of the last cell.
         """
-        self._falls: list[int] | None = None
+        self._decreases: list[int] | None = None
         """Receives by how much each collection lowers RSS, while ``collect`` is asked for that."""
         self._uncounted = 0
         """Objects made by cells that the collector has not counted towards a full collection."""
@@ -216,7 +219,7 @@ class Garbage:
         last = self.last
         progress = _progress_of_other_threads() if self._known is not None else {}
         known = self._known_and_new()
-        died = _collect_generation(_YOUNG[-1], self._falls)
+        died = _collect_generation(_YOUNG[-1], self._decreases)
         if self.last is not last:  # another thread has collected, too
             known = None
         elif known is not None and _progress_of_other_threads() != progress:
@@ -247,21 +250,29 @@ class Garbage:
         instances are not known.
         """
         is_asked_again = len(bases) == len(self._bases) and all(map(is_, bases, self._bases))
-        new = self._new_instances() if self._known is not None and is_asked_again else None
-        if new is None or self._known is None:
-            last = GcMark(self._watch)
-            instances = live_instances(*bases)
-            self._bases = bases
-            self.last = last
-            if len(instances) <= self._MOST_KNOWN:
-                self._known = list(map(Known, instances))
-            else:
-                self._known = None
-            return instances
+        new = None
+        if self._known is not None and is_asked_again:
+            new = self._new_instances()
+        if new is None or self._known is None:  # another thread may have forgotten them
+            return self._instances_in_heap(bases)
         older = [item for reference in self._known if (item := reference()) is not None]
         if len(older) < len(self._known):
             self._known = list(map(Known, older))
-        return list({id(item): item for item in (*older, *new)}.values())
+        return list(by_identity([*older, *new]).values())
+
+    def _instances_in_heap(self, bases: tuple[type, ...]) -> list[object]:
+        """Return the live instances of classes by a walk over the heap; record them as known ones,
+        unless there are too many.
+        """
+        last = GcMark(self._watch)
+        instances = live_instances(*bases)
+        self._bases = bases
+        self.last = last
+        if len(instances) <= self._MOST_KNOWN:
+            self._known = list(map(Known, instances))
+        else:
+            self._known = None
+        return instances
 
     def forget(self) -> None:
         """Forget the known instances, and remove the callbacks."""
@@ -281,21 +292,21 @@ class Garbage:
 
     # -- collecting ------------------------------------------------------------------------------
 
-    def collect(self, since: GcMark | None = None, falls: list[int] | None = None) -> int:
+    def collect(self, since: GcMark | None = None, decreases: list[int] | None = None) -> int:
         """Collect until nothing more dies, since finalisers may free more; return the number of
         objects that died.
 
         Args:
             since: collect only objects made after this mark, if they are still young; None to
                 collect all objects.
-            falls: receives by how much each collection lowered RSS; nothing while other Python
+            decreases: receives by how much each collection lowered RSS; nothing while other Python
                 threads run.
         """
-        self._falls = falls
+        self._decreases = decreases
         try:
             return self._collect_since(since)
         finally:
-            self._falls = None
+            self._decreases = None
 
     def _collect_since(self, since: GcMark | None) -> int:
         """Collect the objects that are younger than a mark, or all of them if a finaliser may have
@@ -315,7 +326,7 @@ class Garbage:
     def _collect_all(self) -> int:
         """Collect all garbage until nothing more dies; return the number of objects that died."""
         total = 0
-        for _ in range(_ROUNDS):
+        for _ in range(_MOST_ROUNDS):
             total += self._collect_young()
             died = self._collect_old()
             total += died
@@ -325,8 +336,9 @@ class Garbage:
 
     def _collect_old(self) -> int:
         """Collect all generations once; return the number of objects that died."""
-        died = _collect_generation(2, self._falls)
-        self.last = self.last and GcMark(self._watch)  # objects made by finalisers are young
+        died = _collect_generation(2, self._decreases)
+        if self.last is not None:
+            self.last = GcMark(self._watch)  # objects made by finalisers are young
         return died
 
     def cell_ended(
@@ -357,15 +369,13 @@ class Garbage:
         # Without another collection since, the youngest generation is exactly what the cell has
         # made.
         is_only_of_cell = has_middle and collections == self._collections
-        if is_only_of_cell and (in_scope or collections < _FEW):
+        if is_only_of_cell and (in_scope or collections < _FEW_COLLECTIONS):
             with interrupts.reraise_swallowed():
                 gc.collect(0)
         else:
             self._collect_young()
         self._collections = gc.get_count()[1]
-        # Increments are due as often as collections of the youngest objects.
-        thresholds = gc.get_threshold()[: 3 if has_middle else 1]
-        if not in_scope and self._uncounted > prod(thresholds):
+        if not in_scope and self._uncounted > _objects_between_old_collections():
             self._uncounted = 0
             _let_old_be_collected()
 
@@ -378,10 +388,10 @@ class Garbage:
         short cells need not be timed, but at most the duration of the cell, because a cell that
         only waited has made no garbage.
         """
-        cpu = time.process_time()
-        earlier = self._cpu_seen
-        self._cpu_seen = cpu
-        worked = min(cell_seconds, cpu - earlier)
+        cpu_now = time.process_time()
+        cpu_since_last_call = cpu_now - self._cpu_at_last_call
+        self._cpu_at_last_call = cpu_now
+        worked = min(cell_seconds, cpu_since_last_call)
         if worked < self.SHORTEST_SECONDS or not gc.isenabled():
             return False
         blocks = sys.getallocatedblocks()
@@ -394,23 +404,34 @@ class Garbage:
         return True
 
 
-def _collect_generation(generation: int, falls: list[int] | None = None) -> int:
+def _collect_generation(generation: int, decreases: list[int] | None = None) -> int:
     """Collect a generation as soon as no other thread collects; return the number of objects that
-    died. Add to ``falls`` by how much that lowered RSS, if it is known.
+    died. Add to ``decreases`` by how much that lowered RSS, if it is known.
     """
-    for _ in range(_TIMES):
+    for _ in range(_MOST_ATTEMPTS):
         earlier = gc.get_stats()[generation]["collections"]
         with interrupts.reraise_swallowed():
-            if falls is None:
+            if decreases is None:
                 died = gc.collect(generation)
             else:
-                died, fall = fall_during(functools.partial(gc.collect, generation))
-                if fall is not None:
-                    falls.append(fall)
+                died, decrease = decrease_during(functools.partial(gc.collect, generation))
+                if decrease is not None:
+                    decreases.append(decrease)
         if gc.get_stats()[generation]["collections"] != earlier:
             return died
         time.sleep(0.001)
     return 0
+
+
+def _objects_between_old_collections() -> int:
+    """Return the number of new objects after which CPython itself collects old objects: with three
+    generations the product of their thresholds. Where it collects in increments, it does one
+    together with each collection of the youngest objects.
+    """
+    thresholds = gc.get_threshold()
+    if 1 in _YOUNG:
+        return prod(thresholds)
+    return thresholds[0]
 
 
 def _let_old_be_collected() -> None:
@@ -446,7 +467,7 @@ def young_objects() -> list[object]:
     """Return the tracked objects that a collection of the young generations examines. The list
     keeps them alive.
     """
-    # its own, not a new list, which would contain itself: a cycle
+    # A new list, ``[*objects_0, *objects_1]``, would be young, too, and contain itself: a cycle.
     young = gc.get_objects(generation=0)
     if 1 in _YOUNG:
         young += gc.get_objects(generation=1)

@@ -99,18 +99,26 @@ class MemoryReader:
         for array in without_objects(tensors, arrays):
             if id(array) in plain and _is_small(array):
                 self._small_excluded.add(id(array))
-                continue
-            self._exclude_pieces(_keys_of_texts(array))
-            owner = owner_of(array)
-            if not is_array(owner):  # a tensor's memory
-                owner = array
-            if read_array("nbytes", owner) >= _LARGE:
-                self._excluded += bases_of(array)
-                self._exclude_pieces(_keys_of_maps(array))
-                _, start, end = place_of(owner)
-                self._spans.claim(start, end, None)
             else:
-                self._small_excluded.add(id(array))
+                self._exclude_array(array)
+
+    def _exclude_array(self, array: Any) -> None:
+        """Do not count the data of an array: texts, a memory map, and the memory itself.
+
+        Large memory is excluded by its addresses, so that other objects that show it do not count
+        it either. Small memory is subtracted from the array's own bytes (``join_by_address``).
+        """
+        self._exclude_pieces(_keys_of_texts(array))
+        owner = owner_of(array)
+        if not is_array(owner):  # a tensor's memory
+            owner = array
+        if read_array("nbytes", owner) < _LARGE:
+            self._small_excluded.add(id(array))
+            return
+        self._excluded += bases_of(array)
+        self._exclude_pieces(_keys_of_maps(array))
+        _, start, end = place_of(owner)
+        self._spans.claim(start, end, None)
 
     def _exclude_tensors(self, tensors: Sequence[Any]) -> None:
         """Do not count the storages of some tensors."""
@@ -148,11 +156,11 @@ class MemoryReader:
             self._graph.arrays.setdefault(key, []).extend(arrays)
         if not types.tensors.isdisjoint(type_ids):
             tensors = of_types(types.tensors, items)
-            is_node = len(items) == 1 and id(items[0]) == key
+            is_node = len(items) == 1 and id(items[0]) == key  # else folded into another node
             size.update(self._bytes_of_tensors(tensors, edges if is_node else None))
         if not types.arrays.isdisjoint(type_ids):
             for array in of_types(types.arrays, items):
-                self._add_pieces(self._piece_shown_by(array), edges)
+                self._add_pieces(self._pieces_shown_by(array), edges)
         of_libraries = list[object]()
         if not types.own_bytes.readers.keys().isdisjoint(type_ids):
             of_libraries = self._add_behind_library_objects(items, edges)
@@ -262,9 +270,9 @@ class MemoryReader:
                 self._graph.of_other_libraries.add(piece.key)
         return pieces
 
-    def _piece_shown_by(self, array: Any) -> list[Piece]:
-        """Return the piece that an array shows, if that memory belongs to an object that is only
-        known by this, such as one of an unknown C library; else nothing.
+    def _pieces_shown_by(self, array: Any) -> list[Piece]:
+        """Return the one piece that an array shows, if nothing else tells of that memory, because
+        it belongs to an object of an unknown C library; else none.
         """
         owner = read_array("base", array)
         if owner is None or is_array(owner) or is_atom(owner):
@@ -283,8 +291,8 @@ class MemoryReader:
             edges: receives the edges to them, from the node that leads to them.
         """
         graph = self._graph
-        storage_bytes: dict[tuple[int, str], Counter[str]] = {}
-        """The bytes of a storage by device, by its size and device: few differ."""
+        bytes_of_storages: dict[tuple[int, str], Counter[str]] = {}
+        """The bytes by device of a storage with this size on this device: many are alike."""
         for piece in pieces:
             edges[piece.key] = None
             if piece.key in graph.pieces:
@@ -303,13 +311,17 @@ class MemoryReader:
             if piece.key[0] != "torch":
                 graph.add_bytes(piece.key, {piece.device: size})
                 continue
-            kind = size, piece.device
-            if kind not in storage_bytes:
-                storage_bytes[kind] = of_storages([size], [piece.device])
-            graph.add_bytes(piece.key, storage_bytes[kind])
+            size_and_device = size, piece.device
+            if size_and_device not in bytes_of_storages:
+                bytes_of_storages[size_and_device] = of_storages([size], [piece.device])
+            graph.add_bytes(piece.key, bytes_of_storages[size_and_device])
 
     def _count_once(self, key: NodeKey, owner: NodeKey | None, size_bytes: int) -> None:
-        """Take memory off a node that was counted at another one, and add an edge between them.
+        """Subtract memory from a node that was counted at another one, and add an edge between
+        them.
+
+        One of the two is a piece, from which the edge leads to the other one, an object or a piece.
+        Of two objects, neither changes.
 
         Args:
             key: the node.
@@ -326,11 +338,9 @@ class MemoryReader:
         graph.cpu_bytes[key] = max(0, remaining_bytes)
         if owner is None:
             return
-        piece = owner
-        end = key
-        if type(key) is tuple:
-            piece = key
-            end = owner
+        piece, end = owner, key
+        if type(key) is tuple:  # the key of a piece
+            piece, end = key, owner
         if end in graph.edges.get(piece, ()):
             return
         self.met.add(owner)

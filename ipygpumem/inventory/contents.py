@@ -357,7 +357,10 @@ class Contents:
         return of_types(types_to_return, contents)
 
     def _old_among(self, items: Sequence[object], made: Set[int]) -> list[object]:
-        """Return the items that were within reach and are not new; a dict's age is uncertain."""
+        """Return the items that were within reach and are not new.
+
+        A dict that is in ``made`` may be older: the collector tracks it once it gets a container.
+        """
         known = list(compress(items, self._are_known(items)))
         return [item for item in known if id(item) not in made or type(item) is dict]
 

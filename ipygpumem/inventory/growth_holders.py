@@ -4,7 +4,7 @@ appends to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
@@ -58,24 +58,57 @@ def holders_of_growth(
     names_now, unnamed_now = now
     least = growth.least_bytes * LEAST_SHARE
     grown = _grown_names(names_before, names_now, growth.device, least, runs)
-    grown_names = {row.name for _, row in grown}
     added_bytes, new_arrays = _grown_unnamed(unnamed_before, unnamed_now, growth.device)
-    array_holders = array_holders_of(new_arrays) if added_bytes >= least * runs else []
-    paths = dict[str, str]()
-    path_of_unnamed = ""
-    for array, array_holder in zip(new_arrays, array_holders, strict=False):
-        if array_holder.name not in grown_names:
-            path_of_unnamed = path_of_unnamed or array_holder.path
-        else:  # the name's own bytes have those of the graphs behind it
-            added_bytes -= array.size_bytes
-            paths[array_holder.name] = array_holder.path
-    holders = [GrowthHolder(size, row, paths.get(row.name, "")) for size, row in grown]
+    array_holders = list[ArrayHolder]()
+    if added_bytes >= least * runs:
+        array_holders = array_holders_of(new_arrays)
+    grown_names = {row.name for _, row in grown}
+    paths = _paths_to_arrays(new_arrays, array_holders, grown_names)
+    holders = [GrowthHolder(size, row, paths.of_names.get(row.name, "")) for size, row in grown]
     named_bytes = sum(holder.bytes_per_run for holder in holders)
-    # names may hold some of them
-    unnamed_bytes = min(added_bytes // runs, growth.most_bytes - named_bytes)
+    # Names may hold some of these arrays, too.
+    most_unnamed_bytes = growth.most_bytes - named_bytes
+    unnamed_bytes = min((added_bytes - paths.counted_bytes) // runs, most_unnamed_bytes)
     if unnamed_bytes >= least:
-        holders.append(GrowthHolder(unnamed_bytes, None, path_of_unnamed))
+        holders.append(GrowthHolder(unnamed_bytes, None, paths.of_unnamed))
     return holders
+
+
+class _PathsToArrays(NamedTuple):
+    """The references that lead to new arrays without a name of their own."""
+
+    of_names: dict[str, str]
+    """The references from each name that has grown."""
+    counted_bytes: int
+    """The bytes of the arrays behind these names, whose own bytes count them: a name's bytes have
+    those of the graphs behind it.
+    """
+    of_unnamed: str
+    """The references to the first other array; empty if they are unknown."""
+
+
+def _paths_to_arrays(
+    arrays: Sequence[TensorRecord],
+    array_holders: Sequence[ArrayHolder],
+    grown_names: Container[str],
+) -> _PathsToArrays:
+    """Return the references that lead to new arrays, by what holds each of them.
+
+    Args:
+        arrays: the arrays, the largest first.
+        array_holders: the holder of each array; none if they were not searched.
+        grown_names: the names that have grown.
+    """
+    of_names = dict[str, str]()
+    counted_bytes = 0
+    of_unnamed = ""
+    for array, array_holder in zip(arrays, array_holders, strict=False):
+        if array_holder.name in grown_names:
+            counted_bytes += array.size_bytes
+            of_names[array_holder.name] = array_holder.path
+        elif not of_unnamed:
+            of_unnamed = array_holder.path
+    return _PathsToArrays(of_names, counted_bytes, of_unnamed)
 
 
 def _grown_names(

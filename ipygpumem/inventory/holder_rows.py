@@ -348,8 +348,10 @@ class HolderRows:
     def _row_for(
         self, key: NodeKey, roots: Sequence[Root], steps: Sequence[object], references: int
     ) -> _Row | None:
-        """Return the row to which to add a node: one of the root's that does not have it yet, or a
-        new one; None if the root has too many rows.
+        """Return the row to which to add a node; None if the root has too many rows.
+
+        Each row has one way to each of its objects: a second way from the same root goes into its
+        second row. It goes into a row with the object if one line deletes the object on both ways.
 
         Args:
             key: the node.
@@ -357,7 +359,8 @@ class HolderRows:
             steps: the objects from there to the node's object.
             references: the number of references for which these steps stand.
         """
-        rows = self._by_root.setdefault(roots[0].text or str(id(steps[0])), [])
+        root_text = roots[0].text or str(id(steps[0]))
+        rows = self._by_root.setdefault(root_text, [])
         for row in rows:
             if key not in row.keys:
                 return row
@@ -367,7 +370,6 @@ class HolderRows:
         new_row = self._new_row(roots, steps, references)
         if new_row.of_single.remedy.deletes:
             for row in rows:
-                # Another way through an object that is deleted as a whole.
                 if row.of_single.remedy == new_row.of_single.remedy:
                     return row
         rows.append(new_row)

@@ -42,8 +42,8 @@ def paths_of(
     behind_names = set(walk.seen)
     walk.named(outputs.items())
     walk.drop()
-    only_behind_outputs = walk.seen - behind_names
-    return walk.paths, only_behind_outputs
+    only_in_outputs = walk.seen - behind_names
+    return walk.paths, only_in_outputs
 
 
 class Finding(NamedTuple):
@@ -69,7 +69,7 @@ class Retained:
         heap: the live objects.
         paths: paths of arrays by identity.
         outputs: the outputs that IPython keeps.
-        inside_outputs: identities of the objects that only outputs lead to.
+        only_in_outputs: identities of the objects that only outputs lead to.
 
     Attributes:
         graphs: the memory of graphs that are probably not needed.
@@ -83,13 +83,13 @@ class Retained:
         heap: Heap,
         paths: Mapping[int, str],
         outputs: Mapping[str, object],
-        inside_outputs: Collection[int],
+        only_in_outputs: Collection[int],
     ) -> None:
         self.complete = True
         self.in_graphs_of_names: set[StorageKey] = set()
         self._paths = paths
         self._outputs = outputs
-        self._inside_outputs = inside_outputs
+        self._only_in_outputs = only_in_outputs
         self._graphs_of_outputs: dict[str, list[StorageKey]] = {}
         """The storages that the graph of each output keeps, by the output's name."""
         with torch_reader() as reader:
@@ -209,10 +209,10 @@ class Retained:
             items += self._memory.shown_by[key]
         self._memory.ask_about(items)
         for key, name in output_of_storage.items():
-            if self._memory.dies(key, self._inside_outputs):
+            if self._memory.dies(key, self._only_in_outputs):
                 storages_by_output.setdefault(name, []).append(key)
         for name, value in self._outputs.items():
-            if self._memory.is_referred(value, self._inside_outputs):
+            if self._memory.is_referred(value, self._only_in_outputs):
                 continue
             unlisted = [key for key in storages_by_output.get(name, ()) if key not in listed]
             yield from self._memory.findings(unlisted, *words_on_output(name, value))

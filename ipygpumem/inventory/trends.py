@@ -66,9 +66,9 @@ class Trends:
         while len(self._cells) > 2 * _CELLS_MOST:
             del self._cells[next(iter(self._cells))]
         growing.add(record.usages, success=record.success)
-        if growing.wants_look and growing.before is None:
+        if growing.wants_look and growing.first_look is None:
             if len(self._looked) == _MOST_KEPT:
-                self._looked[0].before = None
+                self._looked[0].first_look = None
             self._looked.append(growing)
         return growing
 
@@ -193,7 +193,7 @@ class Growing:
     wants_look: bool = False
     """True if a look at all names would find something new."""
     devices: dict[str, DeviceRuns] = field(default_factory=dict)
-    before: FirstLook | None = None
+    first_look: FirstLook | None = None
     """The memory at the first look, with which the second one compares."""
     processes: Processes | None = None
     """The child processes at the last look or report."""
@@ -214,8 +214,19 @@ class Growing:
             success: False if the code raised an error.
         """
         self.runs += 1
-        self.growths = []
         self.process_lines = []
+        is_suspect = self._add_to_devices(usages, success=success)
+        if not is_suspect:
+            self._forget_looks()
+        self.wants_look = is_suspect and not self.holder_lines and self._is_time_to_look()
+        if self.wants_look:
+            self._looks += 1
+
+    def _add_to_devices(self, usages: Sequence[Usage], *, success: bool) -> bool:
+        """Count a run of each device, and set ``growths``; return True if a device may be reported
+        after one more run.
+        """
+        self.growths = []
         is_suspect = False
         for usage in usages:
             runs = self.devices.get(usage.device)
@@ -223,24 +234,25 @@ class Growing:
                 self.devices[usage.device] = DeviceRuns(usage.after_bytes)
                 continue
             streak = runs.add(usage, success=success)
-            is_suspect |= runs.is_suspect
+            if runs.is_suspect:
+                is_suspect = True
             if streak is not None:
                 self.growths.append(
                     Growth(usage.device, streak.runs, streak.least_bytes, streak.most_bytes)
                 )
-        if not is_suspect:
-            self.before = None
-            self.processes = None
-            self.holder_lines = []
-        self.wants_look = is_suspect and not self.holder_lines and self._is_time_to_look()
-        if self.wants_look:
-            self._looks += 1
+        return is_suspect
+
+    def _forget_looks(self) -> None:
+        """Forget the memory at the first look, and the holders that the second one has found."""
+        self.first_look = None
+        self.processes = None
+        self.holder_lines = []
 
     def _is_time_to_look(self) -> bool:
         """Return True for a first look that is not one too many, and for a second one that has
         growth to explain.
         """
-        if self.before is None:
+        if self.first_look is None:
             return self._looks < _MOST_LOOKS
         return bool(self.growths)
 

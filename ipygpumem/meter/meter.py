@@ -196,9 +196,10 @@ class Meter:
 
     def add(self, probe: Probe) -> None:
         """Measure with ``probe`` from now on, instead of any probe with the same name."""
+        name = _probe_name(probe)
         with self.lock:
             self.readings()  # open spans keep the peaks of a replaced probe
-            dropped = [other for other in self._probes if _probe_name(other) == _probe_name(probe)]
+            dropped = [other for other in self._probes if _probe_name(other) == name]
             self._probes = [other for other in self._probes if other not in dropped]
             if self._is_closed:
                 dropped.append(probe)

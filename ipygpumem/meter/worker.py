@@ -15,6 +15,8 @@ Job = Callable[[], "float | None"]
 
 _FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP"}
 _CLOSE_SECONDS = 5.0
+_NOT_DUE = math.inf
+"""The time of a job that is running, or waits for ``wake``."""
 
 
 class Worker:
@@ -30,6 +32,7 @@ class Worker:
         self._pid = os.getpid()
         self._changed = threading.Condition(threading.Lock())
         self._due: dict[Job, float] = {}
+        """The time at which each job is to run next."""
         self._thread: threading.Thread | None = None
 
     def add(self, job: Job) -> None:
@@ -82,7 +85,8 @@ class Worker:
         while (job := self._next_due_job()) is not None:
             pause = job()
             with self._changed:
-                if self._due.get(job) == math.inf and pause is not None:
+                was_woken_or_removed = self._due.get(job) != _NOT_DUE  # while it ran
+                if pause is not None and not was_woken_or_removed:
                     self._due[job] = time.monotonic() + pause
 
     def _next_due_job(self) -> Job | None:
@@ -92,9 +96,9 @@ class Worker:
                 job, due = min(self._due.items(), key=lambda item: item[1])
                 wait = due - time.monotonic()
                 if wait <= 0:
-                    self._due[job] = math.inf  # until it has run; a wake in between is not lost
+                    self._due[job] = _NOT_DUE  # until it has run; a wake in between is not lost
                     return job
-                timeout = None if wait == math.inf else wait
+                timeout = None if due == _NOT_DUE else wait
                 self._changed.wait(timeout)
             self._thread = None
             return None

@@ -204,7 +204,7 @@ def _c_pread() -> Callable[..., object]:
     return ctypes.PyDLL(None).pread
 
 
-def fall_during(call: functools.partial[T]) -> tuple[T, int | None]:
+def decrease_during(call: functools.partial[T]) -> tuple[T, int | None]:
     """Call a function written in C; return its result, and by how much RSS fell, None if unknown.
 
     No other Python thread runs between the two readings, because none of the three calls releases

@@ -46,7 +46,9 @@ class ErrorReference(NamedTuple):
 
 
 def line_that_removes(references: Iterable[ErrorReference], *, collects: bool) -> str:
-    """Return the line that removes all references; ``collects`` if it also collects garbage."""
+    """Return the line that removes all references, such as ``a["x"] = b[0] = None; runs.clear()``;
+    ``collects`` if it also collects garbage.
+    """
     ordered = sorted(references, key=lambda reference: reference.order)
     targets = [reference.target for reference in ordered if reference.target]
     statements = [reference.statement for reference in ordered if not reference.target]
@@ -77,20 +79,40 @@ def reference_to(name: str, container: Any, path: Path) -> ErrorReference:
     if container is None:
         return ErrorReference(name, _deleting_statement(name))
     if not path:
-        loses = name if _has_other_items(container) else ""
-        if id(type(container)) in CLEARABLE_TYPES:
-            return ErrorReference(name, f"{_code_of_name(name)}.clear()", loses=loses)
-        return ErrorReference(name, _deleting_statement(name), loses=loses)
+        return _reference_to_container(name, container)
+    return _reference_to_item(name, container, path)
+
+
+def _reference_to_container(name: str, container: Any) -> ErrorReference:
+    """Return the reference to a named container that is emptied, ``errors.clear()``, or else
+    deleted, ``del errors``.
+    """
+    statement = _deleting_statement(name)
+    if id(type(container)) in CLEARABLE_TYPES:
+        statement = f"{_code_of_name(name)}.clear()"
+    loses = name if _has_other_items(container) else ""
+    return ErrorReference(name, statement, loses=loses)
+
+
+def _reference_to_item(name: str, container: Any, path: Path) -> ErrorReference:
+    """Return the reference to an item, ``runs["first"][0]``, which is set to None.
+
+    If the path goes on through a key without code, or through a set, the item before is set to None
+    as a whole: ``runs["first"]``.
+    """
     steps = ""
+    loses = ""
     inner = container
     for key in path:
         code = key_code(key)
-        if not code or not has_places(inner):  # the item that leads here is removed as a whole
-            loses = f"{name}{steps}" if _has_other_items(inner) else ""
-            return ErrorReference(f"{name}{steps}", "", f"{_code_of_name(name)}{steps}", loses)
+        if not code or not has_places(inner):
+            if _has_other_items(inner):
+                loses = f"{name}{steps}"
+            break
         steps += f"[{code}]"
         inner = _item_at(inner, key)
-    return ErrorReference(f"{name}{steps}", "", f"{_code_of_name(name)}{steps}")
+    target = f"{_code_of_name(name)}{steps}"
+    return ErrorReference(f"{name}{steps}", "", target, loses)
 
 
 def _item_at(container: Any, key: object) -> Any:

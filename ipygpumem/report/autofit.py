@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ipygpumem.estimating.records import FITS
-from ipygpumem.fitting.fit import Try, shown
+from ipygpumem.fitting.fit import Try, values_as_text
 from ipygpumem.records import usage_on
 from ipygpumem.report.devices import device_label, sampled_mark
 from ipygpumem.report.layout import Report, Table
@@ -26,7 +26,7 @@ def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Re
         plan: the plan of the tries.
     """
     last = tries[-1]
-    values = shown(last.values)
+    values = values_as_text(last.values)
     outcome = f"{values}: {last.outcome}"
     if last.outcome == FITS:
         outcome = f"{values} {FITS}"

@@ -472,7 +472,7 @@ def _with_lookups_after(value: ast.expr, word: str, names: set[str]) -> ast.expr
     """
     if not names:
         return value
-    return _one_of(value, [value, *_lookup_expressions(value, word, names)], 0)
+    return _tuple_item(value, [value, *_lookup_expressions(value, word, names)], 0)
 
 
 def _with_lookups_before(value: ast.expr, names: set[str]) -> ast.expr:
@@ -481,7 +481,7 @@ def _with_lookups_before(value: ast.expr, names: set[str]) -> ast.expr:
     """
     if not names:
         return value
-    return _one_of(value, [*_lookup_expressions(value, HAS_BOUND, names), value], -1)
+    return _tuple_item(value, [*_lookup_expressions(value, HAS_BOUND, names), value], -1)
 
 
 def _lookup_expressions(place: ast.expr, word: str, names: set[str]) -> list[ast.expr]:
@@ -489,11 +489,19 @@ def _lookup_expressions(place: ast.expr, word: str, names: set[str]) -> list[ast
     return [statement.value for statement in _lookups(place, word, names)]  # type: ignore[attr-defined]
 
 
-def _one_of(value: ast.expr, parts: list[ast.expr], index: int) -> ast.expr:
-    """Return an expression that evaluates all ``parts`` and has the value of one of them."""
-    wrapped: Any = _statement_at(value, f"(None, None)[{index}]")
-    wrapped.value.value.elts = parts
-    return wrapped.value  # type: ignore[no-any-return]  # of the parsed statement
+def _tuple_item(place: ast.expr, items: list[ast.expr], index: int) -> ast.expr:
+    """Return an expression that evaluates all ``items`` of a tuple and has the value of one of
+    them: ``(value, look-up)[0]``.
+
+    Args:
+        place: the expression at whose position the tuple is.
+        items: the items.
+        index: the number of the item.
+    """
+    statement: Any = _statement_at(place, f"(None, None)[{index}]")
+    item_of_tuple = statement.value
+    item_of_tuple.value.elts = items  # instead of the two None
+    return item_of_tuple  # type: ignore[no-any-return]  # of the parsed statement
 
 
 def _statement_at(place: ast.stmt | ast.expr, code: str) -> ast.stmt:

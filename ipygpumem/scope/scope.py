@@ -310,7 +310,7 @@ class Scope:
         return self.outer_among(names) | names & self._imported
 
     def add_outer(self, names: set[str]) -> None:
-        """Treat ``names`` as outer ones again: their deletion was undone."""
+        """Treat ``names`` as names from before the scope again: their deletion was undone."""
         self._outer.update(dict.fromkeys(names))
 
     def share(self, names: Iterable[str]) -> None:

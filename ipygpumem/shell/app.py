@@ -133,5 +133,12 @@ def app_of(shell: Any, otherwise: str = "") -> App:
 
 
 def current_app(otherwise: str = "") -> App:
-    """Return the ``App`` of the current shell, or raise NotLoadedError; see ``app_of``."""
+    """Return the ``App`` of the current shell.
+
+    Args:
+        otherwise: ends the error's message in a script, as in ``app_of``.
+
+    Raises:
+        NotLoadedError: the extension is not loaded, or there is no shell.
+    """
     return app_of(get_ipython(), otherwise)

@@ -231,9 +231,10 @@ class CodeObserver:
         if running:
             running[-1].code.has_unseen = True
         elif self._open:
-            self._missed_cell()
-        for experiment in self._open.here()[-1:]:
-            experiment.scope.save_all()
+            self._missed_cell()  # makes the stand-in, which notes the names before the code runs
+        here = self._open.here()
+        if here:
+            here[-1].scope.save_all()
 
     def _names_to_report(
         self, code: SeenCode, here: list[HasScope], cell: Cell, *, opens_scope: bool

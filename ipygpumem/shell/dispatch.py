@@ -205,9 +205,12 @@ class GpuMemMagics(Magics):
     def _reject_cell(self) -> None:
         """Note that the running cell is not run, because its first line is wrong.
 
-        User code may have called the magic, too: ``get_ipython().run_cell_magic("peak", ...)``.
+        A cell without magics is run: its code has called the magic,
+        ``get_ipython().run_cell_magic("peak", ...)``.
         """
-        for cell in self.app.context.cells.running()[-1:]:
+        running = self.app.context.cells.running()
+        if running:
+            cell = running[-1]
             cell.measured.is_rejected = cell.source.lstrip().startswith("%")
 
     def _growth_of(

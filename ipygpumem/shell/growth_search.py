@@ -134,7 +134,7 @@ def _remember_or_compare(
     objects = _with_outputs_as_one(named())
     names = _memory_of_names(objects, progress)
     unnamed_arrays = _arrays_without_name(objects)
-    first_look, growing.before = growing.before, None
+    first_look, growing.first_look = growing.first_look, None
     if first_look is None:
         _remember(growing, objects, names, unnamed_arrays)
         return
@@ -156,7 +156,7 @@ def _remember(
 ) -> None:
     """Remember the memory at the first look, and count the runs from now on."""
     large_ids = _of_large_objects(lambda items, heap: set(map(id, items)))
-    growing.before = FirstLook(names, unnamed_arrays, Contents(objects), large_ids, 0)
+    growing.first_look = FirstLook(names, unnamed_arrays, Contents(objects), large_ids, 0)
     growing.runs = 0
     growing.processes = Processes(0, _bytes_by_process(children_now()))
 
@@ -225,8 +225,9 @@ def _forget_own_memory(growing: Growing, meter: Meter) -> None:
     not contain it.
     """
     trim_host_heap()  # else the next run would reuse freed memory of the search, and not grow
-    if growing.before is not None:
-        growing.before = growing.before._replace(free_heap_bytes=own_pages().free_heap_bytes)
+    if growing.first_look is not None:
+        free_bytes = own_pages().free_heap_bytes
+        growing.first_look = growing.first_look._replace(free_heap_bytes=free_bytes)
     growing.note_memory(meter.now())
 
 

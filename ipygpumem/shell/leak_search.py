@@ -246,7 +246,10 @@ class _RowsOfLeaks(NamedTuple):
 
 
 class _Outputs:
-    """The outputs that IPython keeps. Make it before the heap, and drop the names.
+    """The outputs that IPython keeps.
+
+    Make it before the heap is listed (see ``paths_of``), and keep no other references to the names'
+    objects.
 
     Args:
         context: the shell's.
@@ -257,20 +260,25 @@ class _Outputs:
     """
 
     def __init__(self, context: ShellContext, names: Mapping[str, object]) -> None:
-        kept, keepers = kept_outputs(context.shell)
+        outputs_by_cell, keepers = kept_outputs(context.shell)
         self.values: dict[str, object] = {}
-        for number, value in kept.items():
+        for number, value in outputs_by_cell.items():
             if not is_atom(value):
                 self.values[code_of_output(number)] = value
         self._paths, self._only_in_outputs = paths_of(names, self.values)
-        self._only_in_outputs |= keepers | {id(kept), id(self.values)}
+        """The paths of arrays, and the identities of the objects that only outputs lead to, also of
+        the containers that refer to outputs.
+        """
+        self._only_in_outputs |= keepers | {id(outputs_by_cell), id(self.values)}
 
     def identities_of_notes(self) -> set[int]:
         """Return the identities of its own containers, which are large if there are many arrays."""
         return {id(self.values), id(self._paths), id(self._only_in_outputs)}
 
     def retained(self, heap: Heap) -> Retained:
-        """Return the memory that names and outputs keep alive."""
+        """Return the search for memory that names and outputs keep by mistake, among the live
+        objects.
+        """
         return Retained(heap, self._paths, self.values, self._only_in_outputs)
 
 

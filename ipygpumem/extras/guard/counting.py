@@ -106,20 +106,27 @@ class CountAllocated:
         return CHECK_SECONDS  # pages allocated earlier may use up the memory below the limit
 
     def explain(self, refusal: Refusal, data_bytes: int) -> GuardAction | None:
-        """Return how the limit refused an allocation; None if something else refused it."""
+        """Return how the limit refused an allocation; None if something else refused it.
+
+        The limit did not refuse a request that would have fit into the memory left. If the size is
+        unknown, most requests would have fit while much is left: then the limit is only a guess.
+
+        Args:
+            refusal: the error.
+            data_bytes: see ``_left_bytes``.
+        """
         left_bytes = self._left_bytes(data_bytes)
-        was_refused = refusal.kind in ("refused", "internal")
         if refusal.asked_bytes is not None:
-            if refusal.asked_bytes <= left_bytes - LEAST_ROOM_BYTES:
-                return None
-            is_sure = was_refused
             request = format_bytes(refusal.asked_bytes)
+            would_fit = refusal.asked_bytes <= left_bytes - LEAST_ROOM_BYTES
+            is_other_error = would_fit
         else:
-            is_plenty_left = left_bytes > max(LEAST_ROOM_BYTES, self._given_bytes // 8)
-            if is_plenty_left and refusal.kind in ("raised", "internal"):
-                return None
-            is_sure = was_refused and not is_plenty_left
             request = "a request"
+            would_fit = left_bytes > max(LEAST_ROOM_BYTES, self._given_bytes // 8)
+            is_other_error = would_fit and refusal.kind in ("raised", "internal")
+        if is_other_error:
+            return None
+        is_sure = not would_fit and refusal.kind in ("refused", "internal")
         verb = "refused" if is_sure else "perhaps refused"
         left = format_bytes(max(0, left_bytes))
         text = f"{verb} {request}: {left} of {self._shares.whose} were left for this cell"

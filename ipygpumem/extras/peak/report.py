@@ -27,10 +27,15 @@ _LEAST_RESERVED_BYTES = MIB
 _RESERVED_SHOWN = 3
 _AT_MOST = (
     "at most: the memory in use that the kernel counted. It counts pages, not lines, so it is "
-    "assumed which rows are "
-    "not used: mapped memory first, then zeroed memory, then torch's, then the largest rows"
+    "assumed which rows are not used: mapped memory first, then zeroed memory, then torch's, then "
+    "the largest rows"
 )
 _WHAT = "name, layer or operation"
+Key = tuple[Any, ...]
+"""The key of a layer or of a part of it: the parts of a module's path, and below them, for memory
+that is not the module's own, the row's name, operation and line: ``("net", "blocks", "3")``,
+``("net", ("loss", "mse_loss", "line 7: ..."))``.
+"""
 
 
 @shows(PeakRecord)
@@ -107,22 +112,30 @@ def _reserved_facts(device: DevicePeak) -> list[Fact]:
 def _tables_of_device(device: DevicePeak, top: int) -> list[Table]:
     """Return the tables of a device: of its parts, if it has several, and of the largest layers."""
     parts = share_rows(device.parts, device.size_bytes)
-    in_ram = [row for row in device.rows if row.size_bytes]
-    groups = sorted(layers(in_ram, top).items(), key=lambda group: -_bytes_of_rows(group[1]))
+    rows_of_layers = _rows_of_layers(device, top)
+    numbers = {"size", *_COLUMNS}
+    if len(parts) < 2:
+        return [Table.of(rows_of_layers, numbers, title(device), code={_WHAT})]
+    table_of_parts = Table.of(parts, {"size", "share"}, title(device))
+    return [table_of_parts, Table.of(rows_of_layers, numbers, "", code={_WHAT})]
+
+
+def _rows_of_layers(device: DevicePeak, top: int) -> list[dict[str, str]]:
+    """Return the rows of a device's largest layers, at most ``top``, and one for the smaller ones
+    together.
+    """
+    in_use = [row for row in device.rows if row.size_bytes]  # the rest is only reserved
+    groups = sorted(layers(in_use, top).items(), key=lambda group: -_bytes_of_rows(group[1]))
     by_role = any(len({row.role for row in rows}) > 1 for _, rows in groups)
-    least = max(device.size_bytes / 1000, KIB)
-    large = [rows for _, rows in groups if _bytes_of_rows(rows) >= least]
-    top = min(top, len(large) or 1)
-    table_rows = [_layer_row(key, rows, by_role=by_role) for key, rows in groups[:top]]
-    smaller = groups[top:]
+    least_bytes = max(device.size_bytes / 1000, KIB)
+    large = [rows for _, rows in groups if _bytes_of_rows(rows) >= least_bytes]
+    number_shown = min(top, len(large) or 1)
+    table_rows = [_layer_row(key, rows, by_role=by_role) for key, rows in groups[:number_shown]]
+    smaller = groups[number_shown:]
     if smaller:
         size = format_bytes(sum(_bytes_of_rows(rows) for _, rows in smaller))
         table_rows.append({"size": size, _WHAT: count(len(smaller), "smaller row")})
-    numbers = {"size", *_COLUMNS}
-    if len(parts) < 2:
-        return [Table.of(table_rows, numbers, title(device), code={_WHAT})]
-    table_of_parts = Table.of(parts, {"size", "share"}, title(device))
-    return [table_of_parts, Table.of(table_rows, numbers, "", code={_WHAT})]
+    return table_rows
 
 
 def _layer_row(key: Key, rows: Sequence[PeakRow], *, by_role: bool) -> dict[str, str]:
@@ -166,11 +179,6 @@ def _layer_label(key: Key, rows: Sequence[PeakRow]) -> str:
 
 # -- layers -------------------------------------------------------------------------------------
 
-Key = tuple[Any, ...]
-"""Parts of a module's path, and below them the name, operation and line of a row that is not the
-module's own.
-"""
-
 
 def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
     """Return rows in groups, by layer: the largest layer is split into its parts again and again,
@@ -179,39 +187,41 @@ def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
     The items of a list, such as a transformer's blocks, are split together. A list with too many
     items becomes one layer ``blocks.*``, so that its parts are sums over all items.
     """
-    total = _bytes_of_rows(rows)
+    total_bytes = _bytes_of_rows(rows)
     groups = _parts_of_layer(rows, ())
     final_layers = set[Key]()
     """Layers that are not split further."""
     while True:
         key = _layer_to_split(groups, final_layers)
-        if not key or _bytes_of_rows(groups[key]) < total / most:
+        if not key or _bytes_of_rows(groups[key]) < total_bytes / most:
             return groups
         layers_together = _layers_split_together(key, groups)
-        parts = _parts_of_family(layers_together, groups)
+        parts = _parts_of_layers(layers_together, groups)
         other_layers = {
             item: rows_of_item
             for item, rows_of_item in groups.items()
             if item not in layers_together
         }
         bytes_left_out = _bytes_beyond({**other_layers, **parts}, most)
-        has_too_many = bytes_left_out > max(0.05 * total, _bytes_beyond(groups, most))
-        are_items = all(_is_item_of_list(part, key) for part in parts)
-        if has_too_many and are_items:  # ``key`` is a list
+        has_too_many = bytes_left_out > max(0.05 * total_bytes, _bytes_beyond(groups, most))
+        is_list = all(_is_item_of_list(part, key) for part in parts)
+        has_inner = any(_has_inner_layers(item, parts) for item in layers_together)
+        if has_too_many and is_list:
             parts = {(*key, "*"): groups[key]}
-        elif has_too_many or not any(_has_parts(item, parts) for item in layers_together):
+        elif has_too_many or not has_inner:
             parts = {item: groups[item] for item in layers_together}  # not split after all
         groups = {**other_layers, **parts}
+        # A layer that is still its own part, because it was not split, or for its own memory.
         final_layers.update(item for item in layers_together if item in parts)
 
 
-def _parts_of_family(
-    layers_together: Iterable[Key], groups: Mapping[Key, Sequence[PeakRow]]
+def _parts_of_layers(
+    keys: Iterable[Key], groups: Mapping[Key, Sequence[PeakRow]]
 ) -> dict[Key, list[PeakRow]]:
     """Return the parts of several layers, with the rows of each part."""
     parts = dict[Key, list[PeakRow]]()
-    for item in layers_together:
-        parts.update(_parts_of_layer(groups[item], item))
+    for key in keys:
+        parts.update(_parts_of_layer(groups[key], key))
     return parts
 
 
@@ -236,17 +246,20 @@ def _parts_of_layer(rows: Sequence[PeakRow], key: Key) -> dict[Key, list[PeakRow
     Rows of the layer's own memory stay under its key.
     """
     parts: dict[Key, list[PeakRow]] = {}
+    depth_of_parts = len(key) + 1
     for row in rows:
-        parts.setdefault((*key, *_path_of_row(row)[len(key) :][:1]), []).append(row)
+        further_steps = _path_of_row(row)[len(key) : depth_of_parts]  # one, or none at its end
+        parts.setdefault((*key, *further_steps), []).append(row)
     return parts
 
 
 def _bytes_beyond(groups: Mapping[Key, Sequence[PeakRow]], most: int) -> int:
     """Return the bytes of all groups beyond the ``most`` largest ones."""
-    return sum(sorted(map(_bytes_of_rows, groups.values()), reverse=True)[most:])
+    sizes = sorted(map(_bytes_of_rows, groups.values()), reverse=True)
+    return sum(sizes[most:])
 
 
-def _has_parts(key: Key, parts: Iterable[Key]) -> bool:
+def _has_inner_layers(key: Key, parts: Iterable[Key]) -> bool:
     """Return True if a layer has inner layers, or several operations."""
     inner = [part for part in parts if part[:-1] == key]
     return len(inner) > 1 or any(isinstance(part[-1], str) for part in inner)
@@ -256,7 +269,9 @@ def _is_item_of_list(key: Key, of: Key | None = None) -> bool:
     """Return True for an item of a list of modules, such as ``blocks.3``; with ``of``, of this
     list.
     """
-    return isinstance(key[-1], str) and key[-1].isdigit() and of in (None, key[:-1])
+    if not key or (of is not None and key[:-1] != of):
+        return False
+    return isinstance(key[-1], str) and key[-1].isdigit()
 
 
 def _path_of_row(row: PeakRow) -> Key:

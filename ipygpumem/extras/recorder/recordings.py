@@ -78,7 +78,7 @@ def first_lines(source: str) -> str:
 
 
 def encode(entry: RecordedKernel | Moment) -> bytes:
-    """Return an entry's line, without unknown fields."""
+    """Return an entry's line, without the fields that have no value."""
     filled = {name: value for name, value in entry.to_dict().items() if value not in (None, "", {})}
     values = {"kind": "kernel"} | filled  # a moment has a kind of its own
     return f"{json.dumps(values, separators=(',', ':'))}\n".encode("ascii")

@@ -42,32 +42,42 @@ def append_attribute_step(path: Path, steps: Sequence[object]) -> int:
     """Append the step from an object to the next one, which is its attribute; return 1, the number
     of references.
     """
-    parent, child = steps[0], steps[1]
+    _append_attribute(path, steps[0], steps[1])
+    return 1
+
+
+def _append_attribute(path: Path, parent: object, child: object) -> None:
+    """Append the attribute by which an object refers to another one: ``run.model``."""
     attribute = attribute_text(parent, child)
+    name = attribute[1:]
     target = ""
     if path.code and attribute.startswith("."):
         target = f"{path.code}{attribute}"
-    library = library_that_keeps(parent, attribute[1:], child)
+    library = library_that_keeps(parent, name, child)
     if library:  # model._hf_hook
         path.advise("", f"let {library} remove it from there")
         path.append_fixed(attribute, target)
-        return 1
+        return
     shown = attribute or f" ({type_name(parent)})"
     if path.code and not target:
         in_vars = _code_of_odd_attribute(parent, child, path.code)
         if in_vars:  # vars(run)["a b"]
             path.append_removable(shown, in_vars, Cut(Kind.KEY, id(parent), path.code, in_vars))
-            return 1
-    kind = kind_of_attribute(parent, attribute[1:], child)
-    if (kind is None or path.is_of_library) and is_added(parent, attribute[1:], child):
+            return
+    kind = kind_of_attribute(parent, name, child)
+    # The user may have added an attribute to a library's object: model.my_cache = ...
+    if (kind is None or path.is_of_library) and is_added(parent, name, child):
         path.is_of_library = False
         kind = Kind.DELETED_ATTRIBUTE
-    if kind is not None:
-        cut = _cut_of_attributes(parent, child, path.code) if target else None
+    if kind is not None:  # run.model
+        cut = None
+        if target:
+            cut = _cut_of_attributes(parent, child, path.code)
         path.append_removable(shown, _code_to_read(parent, child, path.code, attribute), cut)
-    elif not _append_guarded_attribute(path, parent, child, attribute):
-        path.append_fixed(shown, target)
-    return 1
+        return
+    if _append_guarded_attribute(path, parent, child, attribute):  # of a frozen data class
+        return
+    path.append_fixed(shown, target)
 
 
 def _append_guarded_attribute(path: Path, parent: object, child: object, name: str) -> bool:

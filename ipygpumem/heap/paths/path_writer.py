@@ -123,16 +123,16 @@ class CutsInside(NamedTuple):
         """Return no references."""
         return cls(set(), [], set())
 
-    def add(self, cut: Cut, item: object, references: Iterable[tuple[int, int]]) -> None:
-        """Add the reference to an object.
+    def add(self, cuts: Sequence[Cut], item: object, references: Iterable[tuple[int, int]]) -> None:
+        """Add the references to an object.
 
         Args:
-            cut: the reference.
+            cuts: the references.
             item: the object.
             references: the references that the line removes with it, as identities.
         """
         self.object_ids.add(id(item))
-        self.cuts.append(cut)
+        self.cuts.extend(cuts)
         self.removed_references.update(references)
 
 
@@ -371,7 +371,7 @@ class PathWriter:
             # Enough references have code of their own.
             if cut is not None and number_written >= _MOST_WRITTEN:
                 self._removed_objects[id(part)] = part
-                inside.add(cut, part, {(id(item), id(part))})
+                inside.add([cut], part, {(id(item), id(part))})
                 continue
             number_written += 1
             if number_written > _MOST_INSIDE:  # too many that are by no common field
@@ -383,9 +383,10 @@ class PathWriter:
                 field = ItemField.at_end(way, chain[-1], item, part)
                 if field is not None:
                     fields.append(field)
-            inside.add(way.cut, part, way.removed_references)
+            cuts = [way.cut]
             if way.cut.owner_id == id(item):
-                inside.cuts[-1:] = cuts_of_repeated(way.cut, item, part)
+                cuts = cuts_of_repeated(way.cut, item, part)
+            inside.add(cuts, part, way.removed_references)
         unique = list(by_identity(items).values())
         return inside._replace(cuts=with_only_places_marked(inside.cuts, fields, unique))
 

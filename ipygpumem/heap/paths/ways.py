@@ -42,12 +42,14 @@ class Way:
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
-        """The references that the line removes, if it does that alone."""
+        """The references that the line removes, if it does nothing else; without a line, those
+        that could be removed (see ``Remedy``).
+        """
         return self.holder.remedy.cuts
 
     @property
     def cut(self) -> Cut | None:
-        """The reference that the line removes, if it is only one; else None."""
+        """The only one of ``cuts``; None if there are none or several."""
         return self.cuts[0] if len(self.cuts) == 1 else None
 
     def ids_above(self) -> set[int]:
