@@ -209,16 +209,20 @@ def is_of_tool(item: object) -> bool:
     return module_of(item).partition(".")[0] in TOOLS
 
 
+def is_of_this_package(item: object) -> bool:
+    """Return True for an object of a class of this package."""
+    return module_of(item).partition(".")[0] == "ipygpumem"
+
+
 def recorders_of_cells(objects: Sequence[Any]) -> list[Any]:
     """Return the objects among many that record cells: those of this package, and IPython's
     history. Also return the containers that are their attributes.
     """
     types_of_ours, types_of_history = set[int](), set[int]()
     for type_id, example in one_of_each(objects).items():
-        module = module_of(example)
-        if module.partition(".")[0] == "ipygpumem":
+        if is_of_this_package(example):
             types_of_ours.add(type_id)
-        elif module == "IPython.core.history":
+        elif module_of(example) == "IPython.core.history":
             types_of_history.add(type_id)
     ours = of_types(types_of_ours, objects)
     containers = of_types(CONTAINER_TYPES, gc.get_referents(*ours))
