@@ -275,6 +275,14 @@ def test_only_a_cell_that_leaks_is_reported_without_asking(kernel: Kernel) -> No
     assert in_library[-1].endswith("RAM +32 MiB per run is held by module json, global kept (str)")
 
 
+def test_the_first_look_at_a_growing_cell_is_no_leak(kernel: Kernel) -> None:
+    works(kernel, "texts = []")
+    for _ in range(3):
+        works(kernel, "texts += [f'{number:1500}' for number in range(10_000)]")
+    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    assert leaks.startswith("no leak of at least 1 MiB was found"), leaks
+
+
 def test_cells_that_allocate_and_free_in_turn_are_no_growth(kernel: Kernel) -> None:
     works(kernel, "import numpy as np; kept = []")
     allocates = "kept.append(np.ones(2**22))"

@@ -10,6 +10,7 @@ then measures the memory that is neither in their rows, nor in arrays, nor behin
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import compress
@@ -17,15 +18,17 @@ from types import ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import StorageKey, described, holding_objects, object_key
-from ipygpumem.heap.bulk import by_identity, instances_among
+from ipygpumem.heap.bulk import by_identity, instances_among, types_of
+from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.registries import Registered, figure_of, kept_by_registries
 from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.knowledge.barriers import is_of_this_package
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Size, Sizes, row_of
-from ipygpumem.introspect import is_users_module, module_dict, text_of
+from ipygpumem.introspect import NUMBERS, is_users_module, module_dict, text_of
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Explained
 from ipygpumem.inventory.held_rows import HeldRow
@@ -36,6 +39,10 @@ from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.survivors import ReportedObjects, Survivors
 
+_MOST_LEVELS = 3
+"""Maximum number of references from an object of this package to a record: one to the dict of its
+attributes, one to a list in it, one to an item.
+"""
 Holders = Mapping[StorageKey, Holder]
 """The holders that a search has found; the key of an object is "object" and its identity."""
 
@@ -332,10 +339,37 @@ class UnreachedObjects:
             is_container = id(item) in notebook.heap.large_containers
             if is_container and not notebook.heap.is_referred(item):
                 continue  # one of our own lists
+            if _is_our_record(item, notebook.heap):
+                continue
             holder = holders[object_key(item)]
             if not holder.module and not notebook.keeps_on_purpose(holder):
                 leaked.append(item)
         return leaked
+
+
+def _is_our_record(item: object, heap: Heap) -> bool:
+    """Return True for a container of numbers to which only objects of this package refer, perhaps
+    through plain containers, such as the identities that the first look at a growing cell notes.
+    """
+    if id(type(item)) not in CONTAINER_TYPES or types_of(gc.get_referents(item)) - NUMBERS:
+        return False
+    level = {id(item): item}
+    for _ in range(_MOST_LEVELS):
+        referrers_by_id = heap.referrers_of(level)
+        containers = dict[int, object]()
+        for key in level:
+            referrers = referrers_by_id[key]
+            if not referrers:
+                return False
+            for referrer in referrers:
+                if type(referrer) in (dict, list, tuple):
+                    containers[id(referrer)] = referrer
+                elif not is_of_this_package(referrer):
+                    return False
+        if not containers:
+            return True
+        level = containers
+    return False
 
 
 def rows_of_registries(unlisted: Unlisted) -> list[HeldRow]:
