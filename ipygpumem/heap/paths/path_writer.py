@@ -169,17 +169,17 @@ class PathWriter:
         steps = without_own_dicts(chain)
         path = Path(root, root.text or self._words_without_root(steps[0]))
         if not root.text and is_pending(steps[0]):
-            path.remedy = _remedy_for_task(steps[0])
+            path.replace_advised(_remedy_for_task(steps[0]))
         ended_id = self._append_steps(path, steps)
         if of_graph:
-            remedy = path.remedy if path.remedy.line else remedy_for_graph(steps, path)
-            return Way(path.holder(remedy))
-        if path.is_freed_by_command and is_instance(steps[-1], BaseException):
-            # %gpumem free clears frames, not what the error itself refers to.
-            path.remedy = Remedy(FORGET_LAST_ERROR)
-        way = path.way(root, is_root_itself=len(steps) == 1, ended_id=ended_id)
+            advised = path.advice.remedy
+            return Way(path.holder(advised if advised.line else remedy_for_graph(steps, path)))
+        if root.is_freed_by_command and is_instance(steps[-1], BaseException):
+            # %gpumem free clears frames, not the objects to which the error itself refers.
+            path.replace_advised(Remedy(FORGET_LAST_ERROR))
+        way = path.way(is_root_itself=len(steps) == 1, ended_id=ended_id)
         removed = way.cut
-        if not path.remedy.line:
+        if not path.advice.remedy.line:
             remedy = self._remedy_unless_needed(steps, path, way.holder.remedy)
             if remedy.line != way.holder.remedy.line:
                 removed = None  # words remove no reference
@@ -228,8 +228,10 @@ class PathWriter:
                 if path.cut is not cut_before:
                     self._mark_if_replaced(path, parent)
                     self._record_removed(path, steps[position])
-            if path.is_ending and ended_id == 0:  # the first advice is the one that counts
-                ended_object = parent if path.ended_object is None else path.ended_object
+            if path.advice.is_ending and ended_id == 0:  # the first advice counts
+                ended_object = path.advice.ended_object
+                if ended_object is None:
+                    ended_object = parent
                 ended_id = id(ended_object)
                 self._removed_objects[ended_id] = ended_object
             if is_last:
