@@ -139,7 +139,7 @@ def search_graph_holders(
     kept_storages = _KeptStorages(
         tensors.search,
         tensors.holders_with_all_places_of(owner_keys),
-        ClearableGradients(missing, roots.ages),
+        ClearableGradients(missing, roots.lines.ages),
         holders_that_free or {},
     )
     tensors_by_gradient = tensors_with_gradients(tensors.named, keeper_by_storage)

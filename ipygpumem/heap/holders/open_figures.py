@@ -30,8 +30,8 @@ class OpenFigures:
     def __init__(self, roots: Roots, writer: PathWriter) -> None:
         self._figures = roots_of_figures(roots.names)
         self._names = roots.names
-        self._ages = roots.ages
-        self._removed_as_whole = roots.removed_by_lines.modules_and_figures
+        self._ages = roots.lines.ages
+        self._removed_as_whole = roots.lines.removed.modules_and_figures
         self._writer = writer
 
     def is_new(self, figure: object, object_id: int) -> bool:

@@ -87,8 +87,8 @@ class RowRemovals:
         self._writer = writer
         self._records = records
         self._figures = figures
-        self._ages = roots.ages
-        self._removed_as_whole = roots.removed_by_lines.modules_and_figures
+        self._ages = roots.lines.ages
+        self._removed_as_whole = roots.lines.removed.modules_and_figures
 
     def removal(self, row: Row, holder: HolderOfRow, chain: Chain, way: Way) -> Removal:
         """Return how to remove a row.

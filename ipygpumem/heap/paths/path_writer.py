@@ -149,8 +149,8 @@ class PathWriter:
         self._cell_of = roots.cell_of
         self._names = roots.names
         self._root_of_name = roots.namespaces.get(id(roots.names))
-        self._removed_objects = roots.removed_by_lines.objects
-        self._ages = roots.ages
+        self._removed_objects = roots.lines.removed.objects
+        self._ages = roots.lines.ages
         self._of_leaks = of_leaks
 
     def holder(self, root: Root, chain: Sequence[object]) -> Holder:
