@@ -135,6 +135,22 @@ class CutsInside(NamedTuple):
         self.cuts.extend(cuts)
         self.removed_references.update(references)
 
+    def add_way(self, way: Way, item: object, part: object) -> None:
+        """Add all references from an item to its part, ``runs[0].model`` and ``runs[0].best``; none
+        if the way has no line.
+
+        Args:
+            way: the way through the item to the part.
+            item: the item of the container.
+            part: the part.
+        """
+        if way.cut is None:
+            return
+        cuts = [way.cut]
+        if way.cut.owner_id == id(item):
+            cuts = cuts_of_repeated(way.cut, item, part)
+        self.add(cuts, part, way.removed_references)
+
 
 class PathWriter:
     """Writes chains of references as text.
@@ -362,7 +378,7 @@ class PathWriter:
     ) -> CutsInside:
         """Return the references by which the items of a chain's last object hold wanted objects.
 
-        The code of the first ones is written: ``runs[0].model``. Of later ones in the same place of
+        The code of the first ones is written: ``runs[0].model``. Of later ones in the same field of
         their items, it is the same code with another position: ``runs[7].model``.
         """
         inside = CutsInside.empty()
@@ -370,8 +386,7 @@ class PathWriter:
         number_written = 0
         for position, item, part in _wanted_parts(items, wanted):
             cut = cut_by_field(fields, position, item, part)
-            # Enough references have code of their own.
-            if cut is not None and number_written >= _MOST_WRITTEN:
+            if cut is not None and number_written >= _MOST_WRITTEN:  # runs[10].model and later ones
                 self._removed_objects[id(part)] = part
                 inside.add([cut], part, {(id(item), id(part))})
                 continue
@@ -379,16 +394,11 @@ class PathWriter:
             if number_written > _MOST_INSIDE:  # too many that are by no common field
                 return CutsInside.empty()
             way = self.way(root, (*chain, item, part))
-            if way.cut is None:
-                continue
-            if cut is None and len(fields) < _MOST_FIELDS:
+            inside.add_way(way, item, part)
+            if cut is None and len(fields) < _MOST_FIELDS:  # the first part in this field
                 field = ItemField.at_end(way, chain[-1], item, part)
                 if field is not None:
                     fields.append(field)
-            cuts = [way.cut]
-            if way.cut.owner_id == id(item):
-                cuts = cuts_of_repeated(way.cut, item, part)
-            inside.add(cuts, part, way.removed_references)
         unique = list(by_identity(items).values())
         return inside._replace(cuts=with_only_places_marked(inside.cuts, fields, unique))
 
