@@ -382,7 +382,7 @@ class Survivors:
             roots = self.roots()
             rows = [row for _, row in self.explained(names, heap, roots)]
             if value is not None and not rows:  # it has no arrays
-                holder = explain((), heap, roots, more=[value])[object_key(value)]
+                holder = explain((), heap, roots, objects=[value])[object_key(value)]
                 row = row_of([value], Sizes().measure(value))
                 rows.append(HeldRow(replace(row, name=name), holder))
             heap.drop()

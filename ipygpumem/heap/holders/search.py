@@ -33,7 +33,7 @@ def explain(
     heap: Heap,
     roots: Roots,
     *,
-    more: Iterable[object] = (),
+    objects: Iterable[object] = (),
     rows: Mapping[StorageKey, Row] | None = None,
     all_places: bool = False,
     max_visits: int = MOST_VISITS,
@@ -54,7 +54,7 @@ def explain(
         keys: the storages.
         heap: the live objects.
         roots: the names and objects from which the user can reach objects.
-        more: further objects; the key of each is "object" and its identity.
+        objects: further objects, such as lists; the key of each is "object" and its identity.
         rows: the rows for which storages or objects stand, by their keys. The holder of such a key
             is the nearest one of all the row's arrays; the search sets ``held_storages`` of the
             row.
@@ -62,12 +62,12 @@ def explain(
         max_visits: maximum number of objects to examine.
     """
     wanted = set(keys)
-    further_objects = {object_key(item): item for item in more}
-    objects = {key: [item] for key, item in further_objects.items()}
+    items_by_key: dict[StorageKey, list[object]] = {object_key(item): [item] for item in objects}
+    keys_of_objects = items_by_key.keys() - wanted
     for key, item in objects_of_storages(heap, wanted):
-        objects.setdefault(key, []).append(item)
+        items_by_key.setdefault(key, []).append(item)
     row_holders = RowHolders(rows or {}, heap, roots.namespaces)
-    search = HolderSearch(objects, heap, roots, max_visits, rows=row_holders)
+    search = HolderSearch(items_by_key, heap, roots, max_visits, rows=row_holders)
     explanation = search.explain(all_places=all_places)
     from_roots = explanation.named
     by_graphs = dict[StorageKey, Holder]()
@@ -87,7 +87,7 @@ def explain(
         key: with_graph_holders(from_roots[key], graph_holders)
         for key, graph_holders in saving_graphs.items()
     }
-    in_words = _holders_in_words(wanted, further_objects.keys() - wanted, is_limited=is_limited)
+    in_words = _holders_in_words(wanted, keys_of_objects, is_limited=is_limited)
     # Of several holders of a key, the last one counts.
     return {**in_words, **explanation.unnamed, **by_graphs, **from_roots, **by_both}
 
