@@ -50,7 +50,8 @@ class AllPlaces:
     """Finds all places that hold the objects of rows.
 
     Args:
-        search: knows the holders of these objects, and goes on to those of their parts.
+        search: has searched for the holders of these objects; here it searches for the holders of
+            their parts, too.
         roots: the names and objects from which the user can reach objects.
         writer: writes the ways through the places.
         records: the records that older objects have received.

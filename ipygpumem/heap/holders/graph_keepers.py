@@ -55,8 +55,8 @@ def all_keepers(
 def tensors_with_gradients(
     tensors: Iterable[Any], keys: Container[StorageKey]
 ) -> dict[StorageKey, list[Any]]:
-    """Return the tensors whose gradients are on each of some storages. The gradients of a model may
-    be parts of one storage.
+    """Return the tensors whose gradients are on each storage, by storage: the gradients of a whole
+    model may be parts of one.
     """
     tensors_of = dict[StorageKey, list[Any]]()
     with sys.modules["torch"]._C.DisableTorchFunction():

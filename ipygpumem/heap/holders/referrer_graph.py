@@ -29,14 +29,14 @@ _MOST_SORTED = 200
 
 
 class ReferrerGraph:
-    """References between objects; all objects are given by their identities.
+    """References between objects. Methods take and return objects by their identities.
 
     Args:
         targets: the objects from which a search begins.
 
     Attributes:
         objects: the objects.
-        referrers: for each object whose referrers were searched, these, without roots.
+        referrers: the referrers of each object whose referrers were searched, without roots.
         children: for each referrer, the objects to which it refers.
     """
 
@@ -46,7 +46,7 @@ class ReferrerGraph:
         self.children: dict[int, list[int]] = {}
 
     def add(self, referrer: object, children: list[int]) -> None:
-        """Add the references from an object to some objects whose referrers are searched."""
+        """Add the references from an object to ``children``, whose referrers are searched."""
         self.objects[id(referrer)] = referrer
         self.children.setdefault(id(referrer), []).extend(children)
         for key in children:
@@ -97,11 +97,12 @@ class ReferrerGraph:
         without: Collection[int],
         proxies: list[int] | None,
     ) -> None:
-        """Go on with the ways in ``next_up``, level by level.
+        """Extend the ways in ``next_up`` from objects to their children, level by level.
 
         Args:
-            next_up: has the ways to ``starts``, and receives those that go on from there.
-            starts: the objects to begin with.
+            next_up: has the ways to ``starts``, and receives the ways to all objects to which these
+                lead.
+            starts: the objects from which the ways are extended.
             without: objects to which no way leads.
             proxies: receives the mappingproxies on these ways, which end there; None to go on.
         """
@@ -144,7 +145,7 @@ class ReferrerGraph:
     def parts_of(
         self, item: object, target_ids: Set[int], stays: Callable[[object], bool]
     ) -> list[object]:
-        """Return the parts of an object through which it leads to some targets.
+        """Return the parts of an object through which it leads to the targets.
 
         Objects that lead back to the object itself are no parts of it, such as its parent.
 

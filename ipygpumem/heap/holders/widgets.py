@@ -67,8 +67,8 @@ class WidgetRegistry:
         return id(item) in self._models
 
     def has_no_more_than(self, widgets: Collection[int]) -> bool:
-        """Return True if all open widgets are among some widgets, given by identity, or style
-        them.
+        """Return True if each open widget is among ``widgets``, given by identity, or only styles
+        another one: a line that closes all widgets then closes no further one.
         """
         for widget in list(self.by_model.values()):
             if id(widget) not in widgets and not _is_style(widget):

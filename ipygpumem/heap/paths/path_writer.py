@@ -292,7 +292,7 @@ class PathWriter:
             path.cut = replace(cut, is_replaced=True)
 
     def _record_removed(self, path: Path, item: object) -> None:
-        """Record the object to which the reference leads that the path's line removes."""
+        """Record an object as removed by the path's line, if the line has a reference to remove."""
         if path.cut is not None:
             self._removed_objects[id(item)] = item
             path.cut = replace(path.cut, removed_id=id(item))
@@ -358,8 +358,8 @@ class PathWriter:
     def _cuts_of_wanted_items(
         self, root: Root, chain: Sequence[object], wanted_items: Sequence[object]
     ) -> CutsInside:
-        """Return the references by which a chain's last object holds the wanted ones of its
-        items.
+        """Return the references from a chain's last object, such as a list, to wanted items of it:
+        ``runs[3]`` and ``runs[5]``.
         """
         inside = CutsInside.empty()
         inside.cuts.extend(self.cuts_of_items(root, chain, wanted_items))
@@ -376,7 +376,8 @@ class PathWriter:
         items: Sequence[object],
         wanted: Container[int],
     ) -> CutsInside:
-        """Return the references by which the items of a chain's last object hold wanted objects.
+        """Return the references from items of a chain's last object, such as a list, to wanted
+        objects: ``runs[3].model``.
 
         The code of the first ones is written: ``runs[0].model``. Of later ones in the same field of
         their items, it is the same code with another position: ``runs[7].model``.

@@ -116,7 +116,7 @@ class Root:
 
         Args:
             module: the name of the module.
-            key: the global name; None for what the module holds without one.
+            key: the global name; None for an object to which the module refers without a name.
             code: the user's expression for the module; empty if there is none.
         """
         name = text_of(key)
