@@ -48,12 +48,12 @@ class BackwardSearch:
         for_all: True to find all holders of each target; False to find the nearest variable.
 
     Attributes:
-        graph: the references that the search has seen.
+        graph: the references that the search has read.
         holders: finds the holders of objects in these.
         roots_at: all roots that refer to an object directly, by the object's identity.
         up_to_roots: the ways from roots to objects.
         up_to_unheld: the ways to all objects from those to which nothing visible refers.
-        is_limited: True if the search ended somewhere before it had seen everything.
+        is_limited: True if a limit ended the search before it had read all referrers.
     """
 
     _MOST_LEVELS = 40

@@ -63,7 +63,7 @@ class FoundChain(NamedTuple):
 
 
 class HolderChains:
-    """The chains through the holders of objects, as a search has seen them so far.
+    """The chains through the holders of objects, in the references that a search has read so far.
 
     Args:
         search: the search; it may go on between two questions.

@@ -76,13 +76,13 @@ class GraphKeeper:
 def keepers(
     tensors: Iterable[Any], wanted: set[StorageKey]
 ) -> tuple[dict[StorageKey, GraphKeeper], bool]:
-    """Return one tensor that keeps each of the ``wanted`` storages alive, if there is one, and True
-    if all graphs were seen.
+    """Return one tensor that keeps each of the ``wanted`` storages alive by its graph or gradient,
+    if there is one; and True if all graphs were read.
     """
     torch: Any = sys.modules["torch"]
     is_leaf = torch.Tensor.is_leaf.__get__
     by_storage = dict[StorageKey, GraphKeeper]()
-    seen = Nodes()
+    nodes_read = Nodes()
     with torch._C.DisableTorchFunction():
         # Leaves first: a leaf with a name is a better answer than a graph that leads to it.
         candidates = sorted(with_graph_or_gradient(tensors), key=lambda tensor: not is_leaf(tensor))
@@ -90,7 +90,7 @@ def keepers(
             if len(by_storage) == len(wanted):
                 continue
             own_key = storage_key(tensor)
-            for node, kept_tensor in kept_by(tensor, seen):
+            for node, kept_tensor in kept_by(tensor, nodes_read):
                 key = memory_key(kept_tensor)
                 if key not in wanted or key in by_storage:
                     continue
@@ -101,7 +101,7 @@ def keepers(
                 else:
                     how = f": its autograd graph ({type_name(node)})"
                     by_storage[key] = GraphKeeper(tensor, how, DETACH)
-    return by_storage, not seen.is_full
+    return by_storage, not nodes_read.is_full
 
 
 def graph_holders(keys: set[StorageKey], heap: Heap, roots: Roots) -> dict[StorageKey, Holder]:
@@ -134,7 +134,7 @@ def search_graph_holders(
             storages: the gradients of these tensors die with them.
     """
     tensors = _TensorsWithHolders(heap, roots, max_visits)
-    keeper_by_storage, are_all_seen = keepers(tensors.named, missing)
+    keeper_by_storage, are_all_read = keepers(tensors.named, missing)
     in_graphs = [key for key, keeper in keeper_by_storage.items() if not keeper.is_by_gradient]
     all_keepers_of = all_keepers(tensors.named, in_graphs)
     owner_keys = _keys_of_owners(keeper_by_storage, all_keepers_of or {})
@@ -152,7 +152,7 @@ def search_graph_holders(
         else:
             all_of_storage = None if all_keepers_of is None else all_keepers_of[key]
             holders[key] = kept_storages.holder_by_graph(keeper, all_of_storage)
-    if tensors.is_limited or not are_all_seen:
+    if tensors.is_limited or not are_all_read:
         is_limited = True
     for key in _storages_in_cycles(heap, missing - keeper_by_storage.keys()):
         holders[key] = NOT_REACHED if is_limited else _CYCLE

@@ -29,13 +29,13 @@ _MOST_SORTED = 200
 
 
 class ReferrerGraph:
-    """References between objects. Methods take and return objects by their identities.
+    """References between objects, by the objects' identities.
 
     Args:
         targets: the objects from which a search begins.
 
     Attributes:
-        objects: the objects.
+        objects: each object by its identity.
         referrers: the referrers of each object whose referrers were searched, without roots.
         children: for each referrer, the objects to which it refers.
     """
@@ -57,12 +57,12 @@ class ReferrerGraph:
         are left out, and so are objects that lead there only through them.
         """
         leading = list(keys)
-        met = {*leading, *without}
+        visited = {*leading, *without}
         for key in leading:  # the list grows
             referrers = self.referrers.get(key, ())
-            new_referrers = [referrer for referrer in referrers if referrer not in met]
+            new_referrers = [referrer for referrer in referrers if referrer not in visited]
             leading += new_referrers
-            met.update(new_referrers)
+            visited.update(new_referrers)
         return leading
 
     def all_leading_to(self, key: int) -> set[int]:
@@ -174,8 +174,7 @@ class ReferrerGraph:
         target_ids: Set[int],
         stays: Callable[[object], bool],
     ) -> list[object]:
-        """Return an object that a line removes from its owner, and its parts that lead to some
-        targets.
+        """Return an object that a line removes from its owner, and its parts that lead to targets.
 
         Args:
             owner_id: identity of the owner.

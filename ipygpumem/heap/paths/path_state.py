@@ -39,8 +39,8 @@ class PathText:
         self.is_lost = is_lost
 
     def append(self, step: str) -> None:
-        """Append the text of a step, ``["x"]``, unless the text is lost; it is from a step on that
-        cannot be typed, such as " (dict_values)".
+        """Append the text of a step, ``["x"]``, unless the text is lost: a step that cannot be
+        typed, such as " (dict_values)", is the last one.
         """
         if not self.is_lost:
             self.shown += step
