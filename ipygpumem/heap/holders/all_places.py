@@ -193,14 +193,15 @@ class AllPlaces:
         to_holder = steps[: max(0, found_chain.holder_at + 1 - left_out)]
         record = self._records.removal(root, steps, steps[-1:])
         if record is not None and record.way.step_ids[-1] in map(id, to_holder):
-            return HolderWays(None, [record.way], [])  # the holder is in the record
+            # The list in ``history["epoch 1"]["losses"]`` is in the record, which goes as a whole.
+            return HolderWays(None, [record.way], [])
         ways = [self._way_through_item(root, steps, record)]
-        if not to_holder or found_chain.references == 1:
+        if not to_holder or found_chain.references == 1:  # runs[3]
             return HolderWays(None, ways, [])
-        if found_chain.many_items:
+        if found_chain.many_items:  # 1,000 views of one array: runs[0] to runs[999]
             way = self._way_to_many(root, to_holder, found_chain.many_items)
             return HolderWays(None, [way], [])
-        items = [steps[len(to_holder)]]
+        items = [steps[len(to_holder)]]  # runs[3], and runs[7] as a further one
         for chain_down in found_chain.further_down:
             chain = (*to_holder, *chain_down)
             record = self._records.removal(root, chain, chain[-1:])

@@ -192,7 +192,9 @@ class HolderSearch:
     # -- nearest holders --------------------------------------------------------------------------
 
     def _nearest_places(self) -> _NearestPlaces:
-        """Return the nearest places of all storages to which a root leads, but not of too many."""
+        """Return how to remove the objects of each storage from their nearest place. Storages to
+        which no root leads are left out, and those without a row after ``_MOST_NAMED`` storages.
+        """
         removals = dict[StorageKey, Removal]()
         freed_with_row = dict[StorageKey, StorageKey]()
         are_some_left_out = False
@@ -213,6 +215,7 @@ class HolderSearch:
             if row is None or not removal.way.cuts:
                 continue
             if not row.is_whole:
+                # ``runs`` has most objects of the row: the remaining ones are a row of their own.
                 if number_divided == _MOST_DIVIDED or not _is_divisible(key, row, removal.way):
                     continue
                 self._add_row_of_remaining(row)

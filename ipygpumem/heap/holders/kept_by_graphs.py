@@ -88,7 +88,7 @@ def keepers(
         candidates = sorted(with_graph_or_gradient(tensors), key=lambda tensor: not is_leaf(tensor))
         for tensor in candidates:
             if len(by_storage) == len(wanted):
-                continue
+                break
             own_key = storage_key(tensor)
             for node, kept_tensor in kept_by(tensor, nodes_read):
                 key = memory_key(kept_tensor)
