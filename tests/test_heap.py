@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import threading
 import weakref
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import ipygpumem
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.probes import own_limits
 from tests.alone import alone, printed
+from tests.tracing import interrupted_at
 
 numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -153,3 +155,18 @@ def _look_in_child() -> None:
     with undisturbed():
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+def test_a_ctrl_c_does_not_leave_the_collector_off() -> None:
+    def examine() -> None:
+        with undisturbed():
+            assert not gc.isenabled()
+
+    def is_of_the_block(frame: FrameType) -> bool:
+        return frame.f_code is undisturbed.__wrapped__.__code__
+
+    line = 1
+    while interrupted_at(line, examine, is_of_the_block):
+        assert gc.isenabled(), f"off after line {line}"
+        line += 1
+    assert line > 8, "no line was interrupted"

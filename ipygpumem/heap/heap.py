@@ -91,12 +91,15 @@ def undisturbed() -> Iterator[None]:
     with _TURN.lock:
         was_on = gc.isenabled()
         _TURN.was_on = was_on
-        gc.disable()
+        restore = gc.enable if was_on else gc.disable
         try:
-            yield
+            try:
+                gc.disable()
+                yield
+            finally:
+                restore()
         finally:
-            if was_on:
-                gc.enable()
+            restore()  # a Ctrl-C may have come just before the first call
 
 
 def refuse_while_traced(what: str) -> None:
