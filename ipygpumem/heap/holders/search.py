@@ -62,10 +62,7 @@ def explain(
         max_visits: maximum number of objects to examine.
     """
     wanted = set(keys)
-    items_by_key: dict[StorageKey, list[object]] = {object_key(item): [item] for item in objects}
-    keys_of_objects = items_by_key.keys() - wanted
-    for key, item in objects_of_storages(heap, wanted):
-        items_by_key.setdefault(key, []).append(item)
+    items_by_key = _items_by_key(wanted, objects, heap)
     row_holders = RowHolders(rows or {}, heap, roots.namespaces)
     search = HolderSearch(items_by_key, heap, roots, max_visits, rows=row_holders)
     explanation = search.explain(all_places=all_places)
@@ -87,9 +84,19 @@ def explain(
         key: with_graph_holders(from_roots[key], graph_holders)
         for key, graph_holders in saving_graphs.items()
     }
-    in_words = _holders_in_words(wanted, keys_of_objects, is_limited=is_limited)
+    in_words = _holders_in_words(wanted, items_by_key.keys() - wanted, is_limited=is_limited)
     # Of several holders of a key, the last one counts.
     return {**in_words, **explanation.unnamed, **by_graphs, **from_roots, **by_both}
+
+
+def _items_by_key(
+    storages: Set[StorageKey], objects: Iterable[object], heap: Heap
+) -> dict[StorageKey, list[object]]:
+    """Return the objects that must die to free each storage, and each object itself, by key."""
+    items_by_key: dict[StorageKey, list[object]] = {object_key(item): [item] for item in objects}
+    for key, item in objects_of_storages(heap, storages):
+        items_by_key.setdefault(key, []).append(item)
+    return items_by_key
 
 
 def _holders_in_words(
