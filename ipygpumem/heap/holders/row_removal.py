@@ -258,6 +258,7 @@ class RowRemovals:
         cuts, removed_references = inside.cuts, inside.removed_references
         reached_storages = set(map(row.storage_by_object_id.__getitem__, inside.object_ids))
         if not row.held_storages <= reached_storages:
+            # Some are deeper in the items, as in ``runs[3]["a"]["b"]``: the items leave as a whole.
             holder = to_holder[-1]
             leading = self._rows.removable_items(row, items_of(holder))
             if any(is_of_library(item, "matplotlib.artist", "Artist") for item in leading):
@@ -276,8 +277,8 @@ class RowRemovals:
         """Return the outermost object of a library on a chain that has nothing but rows' arrays,
         or an array of such objects, and the way to it; None without one.
 
-        Users remove it as a whole: they write no names of what is inside. An example is a group of
-        zarr in a dict. IPython's own objects stay: it needs them.
+        Users remove it as a whole, because they write no names of its parts. IPython's own objects
+        stay: it needs them.
 
         Args:
             root: the root of the chain.
@@ -293,16 +294,16 @@ class RowRemovals:
             if not is_opaque(item) or not is_private(item, steps[position + 1]):
                 continue
             to_item = steps[: position + 1]
-            if are_axes(item):
+            if are_axes(item):  # figures["loss"] = ax
                 return self._figure_around(root, to_item, row)
             if self._ages.is_older(item):
                 continue
             to_owner = steps[:position]
-            if self._is_array_of_row(to_owner[-1], row):
+            if self._is_array_of_row(to_owner[-1], row):  # results["axes"] = plt.subplots(2, 2)[1]
                 return to_owner[-1], self._writer.way(root, to_owner)
             way = self._writer.way(root, to_item)
             is_removable = way.cut is not None and way.is_direct and way.cut.kind is not Kind.NAME
-            if is_removable and self._rows.has_little_else(item):
+            if is_removable and self._rows.has_little_else(item):  # results["group"] = zarr.group()
                 return item, way
         return None
 

@@ -183,9 +183,7 @@ class PathWriter:
             of_graph: True if the last object is a tensor that stays, and its graph is to be freed.
         """
         steps = without_own_dicts(chain)
-        path = Path(root, root.text or self._words_without_root(steps[0]))
-        if not root.text and is_pending(steps[0]):
-            path.replace_advised(_remedy_for_task(steps[0]))
+        path = self._path_from(root, steps[0])
         ended_id = self._append_steps(path, steps)
         if of_graph:
             advised = path.advice.remedy
@@ -194,18 +192,29 @@ class PathWriter:
             # %gpumem free clears frames, not the objects to which the error itself refers.
             path.replace_advised(Remedy(FORGET_LAST_ERROR))
         way = path.way(is_root_itself=len(steps) == 1, ended_id=ended_id)
-        removed = way.cut
+        removed_cut = way.cut
         if not path.advice.remedy.line:
             remedy = self._remedy_unless_needed(steps, path, way.holder.remedy)
             if remedy.line != way.holder.remedy.line:
-                removed = None  # words remove no reference
+                removed_cut = None  # words remove no reference
             if remedy != way.holder.remedy:
                 way = Way(replace(way.holder, remedy=remedy), words=words_for_parameter(steps))
         return replace(
             way,
             step_ids=tuple(map(id, steps)),
-            removed_references=_references_removed_by(removed, ended_id, steps),
+            removed_references=_references_removed_by(removed_cut, ended_id, steps),
         )
+
+    def _path_from(self, root: Root, item: object) -> Path:
+        """Return the path from a root to its object; it begins with words, such as ``a list that
+        nothing visible from Python refers to``, if the object has no root.
+        """
+        if root.text:
+            return Path(root, root.text)
+        path = Path(root, self._words_without_root(item))
+        if is_pending(item):
+            path.replace_advised(_remedy_for_task(item))
+        return path
 
     def _remedy_unless_needed(self, steps: Sequence[object], path: Path, remedy: Remedy) -> Remedy:
         """Return the remedy of a path, unless a model or an optimizer needs the last object of its
