@@ -270,7 +270,7 @@ def calls_to_explain(number: int) -> int:
 
     sys.setprofile(count)
     try:
-        holders = explain((), heap, roots, more=[item], all_places=True)
+        holders = explain((), heap, roots, objects=[item], all_places=True)
     finally:
         sys.setprofile(None)
     assert "and " in holders["object", id(item)].path

@@ -124,7 +124,7 @@ class _Search:
             storages += questions.storages
             rows.update(questions.rows)
             objects = questions.objects
-        self._holders = explain(storages, heap, roots, more=objects, rows=rows, all_places=True)
+        self._holders = explain(storages, heap, roots, objects=objects, rows=rows, all_places=True)
         if questions is not None:
             questions.holders.update(self._holders)
 

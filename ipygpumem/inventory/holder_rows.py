@@ -156,7 +156,7 @@ class HolderRows:
         *,
         is_name: bool,
     ) -> None:
-        self._removed_objects = roots.removed_by_lines.objects
+        self._removed_objects = roots.lines.removed.objects
         self.without_holder = set[NodeKey](not_searched)
         self._search = search
         self._chains = HolderChains(search)

@@ -375,7 +375,7 @@ def _shared_segments(region: Region, groups: Groups, heap: Heap, roots: Roots) -
     shared = segments(list(region.objects.values()))
     if not shared:
         return of_segments
-    holders = explain((), heap, roots, more=shared)
+    holders = explain((), heap, roots, objects=shared)
     for segment in shared:
         holder = holders[object_key(segment)]
         reached = region.reach([id(segment)])

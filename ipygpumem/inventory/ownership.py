@@ -147,7 +147,8 @@ def ownership_of(
             name.
         is_name: True if the name does not count as a holder.
     """
-    roots = replace(roots, removed_by_lines=RemovedByLines())  # of this report only
+    # Only the objects that lines of this report remove.
+    roots = replace(roots, lines=replace(roots.lines, removed=RemovedByLines()))
     with undisturbed():
         region = Region(namespaces=roots.namespaces, keeps_folded=True)
         size = Sizes(region=region).measure(holding[0])
@@ -222,7 +223,7 @@ def _with_remarks(
     Args:
         parts: the parts by their holders.
         size_bytes: bytes of the object.
-        roots: ``roots.removed_by_lines`` has the objects that the lines remove.
+        roots: ``roots.lines.removed`` has the objects that the lines remove.
         holding: a list of the object itself, of which a line may remove a name.
     """
     other_data = _other_data(_cuts_by_line(parts, size_bytes), roots, holding)
@@ -245,13 +246,13 @@ def _other_data(
 
     Args:
         cuts: the references that each line removes.
-        roots: ``roots.removed_by_lines`` has the objects that the lines remove.
+        roots: ``roots.lines.removed`` has the objects that the lines remove.
         holding: a list of the object itself. Its name holds what dies with it, so no line drops
             that as other data.
     """
-    removed_objects = dict(roots.removed_by_lines.objects)
+    removed_objects = dict(roots.lines.removed.objects)
     removed_objects.pop(id(holding[0]), None)
-    roots.removed_by_lines.objects.clear()
+    roots.lines.removed.objects.clear()
     return OtherData(dict.fromkeys(cuts, 0), cuts, removed_objects, roots.namespaces)
 
 

@@ -129,7 +129,7 @@ class GrownContainers:
         rows = list[GrownRow]()
         if not containers:
             return rows
-        holders = explain((), heap, roots, more=containers.values())
+        holders = explain((), heap, roots, objects=containers.values())
         for growth in still_alive:
             container = containers[id(growth)]
             path = holders[object_key(container)].path.removeprefix(NOTEBOOK)

@@ -327,7 +327,7 @@ def _memory_in_libraries(
         heap: the live objects.
     """
     new_items = [item for item in items if id(item) not in earlier_ids][:_MOST_SEARCHED]
-    holders = explain((), heap, roots, more=new_items)
+    holders = explain((), heap, roots, objects=new_items)
     rows = dict[str, NamedSize]()
     sizes = Sizes()
     for item in new_items:

@@ -102,7 +102,7 @@ class LeakSearch:
             roots = self._survivors.roots(self._survivors.keepers())
             leaks = self._leaks_on(heap, retained, outputs, roots, progress)
             other_data = OtherData.of_rows(
-                leaks.rows, roots.removed_by_lines.objects, roots.namespaces
+                leaks.rows, roots.lines.removed.objects, roots.namespaces
             )
             objects_of_known_age = KnownObjects(
                 self._survivors.older.objects(heap, other_data.objects),
@@ -147,7 +147,7 @@ class LeakSearch:
         kept = _rows_of_findings(findings, self._smallest, storages_of_survivors)
         kept += rows_of_outputs(unnamed.unlisted, outputs.values)
         rows = leaked.merged()
-        cycles = with_ended_cycles(rows, roots.removed_by_lines.objects, roots, heap.ndarrays)
+        cycles = with_ended_cycles(rows, roots.lines.removed.objects, roots, heap.ndarrays)
         return Leaks(
             rows=cycles.rows,
             in_ended_cycles=cycles.arrays,

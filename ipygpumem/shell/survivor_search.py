@@ -422,7 +422,7 @@ class SurvivorSearch:
             else:
                 objects_to_search.append(part.items[0])
         holders = explain(
-            (), heap, roots, more=objects_to_search, rows=rows_of_several, all_places=True
+            (), heap, roots, objects=objects_to_search, rows=rows_of_several, all_places=True
         )
         rows = list[tuple[Remaining, HeldRow]]()
         for part in remaining:

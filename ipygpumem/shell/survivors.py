@@ -20,7 +20,7 @@ from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths.ages import Ages, LearnedAges
 from ipygpumem.heap.paths.remedies import Holder
-from ipygpumem.heap.paths.roots import RemovedByLines, Roots
+from ipygpumem.heap.paths.roots import LinesOfReport, RemovedByLines, Roots
 from ipygpumem.heap.remembered import Remembered
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.array_holders import (
@@ -137,11 +137,11 @@ class Survivors:
                 is preferred.
         """
         roots = roots_of_notebook(self._context, self._saved(), self._ours, keepers)
-        return replace(
-            roots,
+        lines = LinesOfReport(
             ages=Ages(new=self._identities_of_removed, learned=self._learned_ages),
             received=functools.cache(self._identities_of_records),
         )
+        return replace(roots, lines=lines)
 
     def _roots_at_end(
         self,
@@ -170,12 +170,8 @@ class Survivors:
             columns_before=baseline.contents.columns_of,
             learned=self._learned_ages,
         )
-        return replace(
-            self.roots(keepers),
-            ages=ages,
-            received=lambda: received,
-            removed_by_lines=removed,
-        )
+        lines = LinesOfReport(ages=ages, received=lambda: received, removed=removed)
+        return replace(self.roots(keepers), lines=lines)
 
     def keepers(self) -> set[str]:
         """Return the names that still have the objects that experiments kept on purpose."""
@@ -386,12 +382,12 @@ class Survivors:
             roots = self.roots()
             rows = [row for _, row in self.explained(names, heap, roots)]
             if value is not None and not rows:  # it has no arrays
-                holder = explain((), heap, roots, more=[value])[object_key(value)]
+                holder = explain((), heap, roots, objects=[value])[object_key(value)]
                 row = row_of([value], Sizes().measure(value))
                 rows.append(HeldRow(replace(row, name=name), holder))
             heap.drop()
             del value
-            other_data = OtherData.of_rows(rows, roots.removed_by_lines.objects, roots.namespaces)
+            other_data = OtherData.of_rows(rows, roots.lines.removed.objects, roots.namespaces)
             del roots
             remarks = other_data.remarks(self._context.config.min_held_bytes, {})
         namespace = self._context.namespace

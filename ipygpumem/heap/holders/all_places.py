@@ -30,8 +30,8 @@ from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.ways import Way
 
 _FEW_CHAINS = 20
-"""Maximum number of chains that are all written; of more, only those that the nearest line
-leaves.
+"""Maximum number of chains that are all written. If there are more, only the chains that the line
+of the nearest place does not end are written.
 """
 _MOST_HOLDERS = 1000
 """Maximum number of holders of one row for each of which a line is written: a second of work."""
@@ -50,7 +50,8 @@ class AllPlaces:
     """Finds all places that hold the objects of rows.
 
     Args:
-        search: knows the holders of these objects, and goes on to those of their parts.
+        search: has searched for the holders of these objects; here it searches for the holders of
+            their parts, too.
         roots: the names and objects from which the user can reach objects.
         writer: writes the ways through the places.
         records: the records that older objects have received.
@@ -169,7 +170,7 @@ class AllPlaces:
         chains = list[FoundChain]()
         for found_chain in self._chains.chains_to(targets):
             if not target_ids.isdisjoint(map(id, found_chain.steps[:-1])):
-                continue  # their own part
+                continue  # the holder is itself a part of a target
             if found_chain.roots[0].is_of_library and found_chain.steps[-1] is not targets[0]:
                 continue  # a constant of a library that a part refers to
             chains.append(found_chain)
@@ -192,14 +193,15 @@ class AllPlaces:
         to_holder = steps[: max(0, found_chain.holder_at + 1 - left_out)]
         record = self._records.removal(root, steps, steps[-1:])
         if record is not None and record.way.step_ids[-1] in map(id, to_holder):
-            return HolderWays(None, [record.way], [])  # the holder is inside it
+            # The list in ``history["epoch 1"]["losses"]`` is in the record, which goes as a whole.
+            return HolderWays(None, [record.way], [])
         ways = [self._way_through_item(root, steps, record)]
-        if not to_holder or found_chain.references == 1:
+        if not to_holder or found_chain.references == 1:  # runs[3]
             return HolderWays(None, ways, [])
-        if found_chain.many_items:
+        if found_chain.many_items:  # 1,000 views of one array: runs[0] to runs[999]
             way = self._way_to_many(root, to_holder, found_chain.many_items)
             return HolderWays(None, [way], [])
-        items = [steps[len(to_holder)]]
+        items = [steps[len(to_holder)]]  # runs[3], and runs[7] as a further one
         for chain_down in found_chain.further_down:
             chain = (*to_holder, *chain_down)
             record = self._records.removal(root, chain, chain[-1:])

@@ -48,12 +48,12 @@ class BackwardSearch:
         for_all: True to find all holders of each target; False to find the nearest variable.
 
     Attributes:
-        graph: the references that the search has seen.
+        graph: the references that the search has read.
         holders: finds the holders of objects in these.
         roots_at: all roots that refer to an object directly, by the object's identity.
         up_to_roots: the ways from roots to objects.
         up_to_unheld: the ways to all objects from those to which nothing visible refers.
-        is_limited: True if the search ended somewhere before it had seen everything.
+        is_limited: True if a limit ended the search before it had read all referrers.
     """
 
     _MOST_LEVELS = 40
@@ -91,7 +91,8 @@ class BackwardSearch:
         self._find_ways()
 
     def search_for_all(self, targets: Sequence[object], max_visits: int = MOST_VISITS) -> None:
-        """Search on until all holders of some objects are known, and find the ways again.
+        """Extend the search until it has found all holders of objects, not only a variable that
+        leads to them, and find the ways again.
 
         Args:
             targets: the objects; they need not be among the targets of the class.
@@ -167,8 +168,8 @@ class BackwardSearch:
         return [key for key in candidates if key not in self.graph.referrers]
 
     def _dying_and_leading_to_holders(self, targets: list[int]) -> Iterable[int]:
-        """Return all objects that must die with some targets, and all objects that may lead from a
-        variable to one of their holders.
+        """Return all objects that must die with the targets, such as a tuple around one, and all
+        objects that may lead from a variable to a holder of these.
         """
         next_down, items = self.holders.holders_of(targets)
         # What leads to a holder only through a target keeps nothing: a matplotlib line in a list
@@ -246,8 +247,9 @@ class BackwardSearch:
         return is_hidden or is_listener(referrer)
 
     def _record(self, holder: object, children: list[int]) -> None:
-        """Record that an object holds some children: as a root, or as an object to examine
-        later.
+        """Record the references from an object to its children, given by identity: as roots if it
+        is a namespace, a thread or another root; else in ``graph``, so that its own referrers are
+        searched next.
         """
         is_root = self._finder.is_namespace(holder)
         for key in children:

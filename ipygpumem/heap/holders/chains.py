@@ -27,8 +27,8 @@ _MOST_ITEMS = 200
 
 
 class FoundChain(NamedTuple):
-    """A chain of references from some roots to an object, with its holder, and further chains from
-    the same holder, if several of its items lead to the object.
+    """A chain of references from roots to an object, with its holder, and further chains from the
+    same holder, if several of its items lead to the object: ``runs[0]`` and ``runs[7]``.
     """
 
     roots: list[Root]
@@ -51,7 +51,9 @@ class FoundChain(NamedTuple):
         return self.steps[: self.holder_at + 1]
 
     def steps_through_items(self) -> list[Steps]:
-        """Return the whole chain through each item of the holder, as far as these are known."""
+        """Return the whole chain through each item of the holder that leads to the object; through
+        the first ``_MOST_ITEMS`` if there are more.
+        """
         to_holder = self.to_holder
         return [self.steps, *((*to_holder, *chain_down) for chain_down in self.further_down)]
 
@@ -61,7 +63,7 @@ class FoundChain(NamedTuple):
 
 
 class HolderChains:
-    """The chains through the holders of objects, as a search has seen them so far.
+    """The chains through the holders of objects, in the references that a search has read so far.
 
     Args:
         search: the search; it may go on between two questions.
@@ -76,7 +78,8 @@ class HolderChains:
     def chains_to(self, targets: Sequence[object]) -> list[FoundChain]:
         """Return a chain through each holder of some objects, the chains from variables first.
 
-        Only a search ``for_all`` knows all holders.
+        These are all holders only after ``search_for_all``: before, the search may have ended at
+        the first variable.
         """
         holders = self._search.holders.holders_of(list(map(id, targets)))
         chains = self._chains_without_holder(holders)
@@ -278,10 +281,10 @@ class HolderChains:
         return [root]
 
     def _number_of_references(self, holder: object, keys: Set[int]) -> int:
-        """Return the number of references from a holder, which may be large, to some objects.
+        """Return the number of references from a holder to objects.
 
         Args:
-            holder: the holder; its references are counted once.
+            holder: the holder. It may be large, so its references are counted once for all calls.
             keys: the identities of the objects.
         """
         counts = self._reference_counts.get(id(holder))

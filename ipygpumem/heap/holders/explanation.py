@@ -62,7 +62,8 @@ class Explanation:
 
     Attributes:
         named: the holders to which a root leads, by storage.
-        unnamed: the holders to which nothing visible refers, of the other storages.
+        unnamed: the holders to which nothing visible refers, by storage, of storages that are not
+            in ``named``: ``a list that nothing visible from Python refers to``.
         removals: how to remove the objects of each storage from the nearest place; not of a
             storage that is freed with another one's row.
         is_limited: True if some holders may not have been reached.
@@ -171,8 +172,8 @@ class HolderSearch:
         return holders
 
     def path_of_trained(self, tensors: Sequence[object], gradients: ClearableGradients) -> str:
-        """Return the path to the outermost module or optimizer that may clear the gradients of some
-        tensors; empty if there is none.
+        """Return the path to the outermost module or optimizer whose ``zero_grad()`` may clear the
+        gradients of tensors, ``notebook variable model``; empty if there is none.
 
         Args:
             tensors: the tensors.
@@ -191,7 +192,9 @@ class HolderSearch:
     # -- nearest holders --------------------------------------------------------------------------
 
     def _nearest_places(self) -> _NearestPlaces:
-        """Return the nearest places of all storages to which a root leads, but not of too many."""
+        """Return how to remove the objects of each storage from their nearest place. Storages to
+        which no root leads are left out, and those without a row after ``_MOST_NAMED`` storages.
+        """
         removals = dict[StorageKey, Removal]()
         freed_with_row = dict[StorageKey, StorageKey]()
         are_some_left_out = False
@@ -212,6 +215,7 @@ class HolderSearch:
             if row is None or not removal.way.cuts:
                 continue
             if not row.is_whole:
+                # ``runs`` has most objects of the row: the remaining ones are a row of their own.
                 if number_divided == _MOST_DIVIDED or not _is_divisible(key, row, removal.way):
                     continue
                 self._add_row_of_remaining(row)
@@ -257,7 +261,9 @@ class HolderSearch:
         return min(candidates, key=lambda candidate: order_of_holder(candidate[1].holder))
 
     def _way(self, root: Root, steps: Steps) -> Way:
-        """Return the way along a chain; the line for a graph removes the record with its tensor."""
+        """Return the way along a chain. If the graph of its tensor is to be freed, the line removes
+        the record around the tensor: ``del history["epoch 1"]``, not the loss in it.
+        """
         way = self._writer.way(root, steps, of_graph=self._of_graphs)
         if not self._of_graphs:
             return way
@@ -355,7 +361,8 @@ def _shortest(chains: Sequence[Chain]) -> list[Chain]:
 
 
 def _some_of_each_holder(chains: Sequence[Chain]) -> list[Chain]:
-    """Return chains, but of the chains to many items of one holder only that to its first item.
+    """Return the chains; but of many that lead to items of one holder, only the chain to the
+    holder's first item.
 
     Writing one for each of 20,000 views of an array in a list takes 25 s.
     """

@@ -41,8 +41,8 @@ class ClearableGradients:
         """
 
     def are_cleared_by(self, owner: object, tensors: Iterable[object]) -> bool:
-        """Return True if ``zero_grad()`` of a module or optimizer clears the gradients of some
-        tensors, and none that must stay.
+        """Return True if ``zero_grad()`` of a module or optimizer clears the gradients of tensors,
+        and no gradient that must stay, such as an older one.
         """
         if not any(is_of_library(owner, *kind) for kind in _WITH_GRADIENTS):
             return False
@@ -73,7 +73,7 @@ class ClearableGradients:
 
     def _is_older(self, gradient: object, array: Array) -> bool:
         """Return True if a gradient is older than the memory to free, and note such a gradient for
-        later looks, which do not know its age.
+        later searches, to which its age is unknown.
         """
         if id(gradient) in self._older:
             return True

@@ -55,8 +55,8 @@ def all_keepers(
 def tensors_with_gradients(
     tensors: Iterable[Any], keys: Container[StorageKey]
 ) -> dict[StorageKey, list[Any]]:
-    """Return the tensors whose gradients are on each of some storages. The gradients of a model may
-    be parts of one storage.
+    """Return the tensors whose gradients are on each storage, by storage: the gradients of a whole
+    model may be parts of one.
     """
     tensors_of = dict[StorageKey, list[Any]]()
     with sys.modules["torch"]._C.DisableTorchFunction():
@@ -76,21 +76,21 @@ def _kept_behind(nodes: Nodes, bits: Mapping[StorageKey, int]) -> dict[int, int]
         nodes: the nodes, which have been read; a node comes after those behind it.
         bits: the bit of each storage.
     """
-    kept = dict[int, int]()
+    bits_by_node = dict[int, int]()
     following = dict[int, list[Any]]()
     for node in nodes.finished:
-        kept[id(node)] = 0
+        bits_by_node[id(node)] = 0
         following[id(node)] = list(nodes.following(node))
         for item in saved_by(node):
-            kept[id(node)] |= bits.get(memory_key(item), 0)
+            bits_by_node[id(node)] |= bits.get(memory_key(item), 0)
             if is_leaf(node):  # its gradient may have a graph
                 following[id(node)].append(nodes.first(item))
     has_changed = True
     while has_changed:  # twice, unless a gradient's graph leads to its own leaf
         has_changed = False
         for node in nodes.finished:
-            before = kept[id(node)]
+            before = bits_by_node[id(node)]
             for part in following[id(node)]:
-                kept[id(node)] |= kept.get(id(part), 0)
-            has_changed = has_changed or kept[id(node)] != before
-    return kept
+                bits_by_node[id(node)] |= bits_by_node.get(id(part), 0)
+            has_changed = has_changed or bits_by_node[id(node)] != before
+    return bits_by_node

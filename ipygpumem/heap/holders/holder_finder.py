@@ -85,7 +85,8 @@ class HolderFinder:
 
     def _is_holding_dict(self, key: int, item: dict[str, object]) -> bool:
         """Return True for a dict from which a user can remove an item; False for the dict of an
-        object's attributes, which dies with the object, and as long as its referrers are not known.
+        object's attributes, which dies with the object, and for a dict whose referrers the search
+        has not read yet: it may be that of an object.
         """
         if key not in self._graph.referrers:
             return False

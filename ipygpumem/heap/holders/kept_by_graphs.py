@@ -76,21 +76,21 @@ class GraphKeeper:
 def keepers(
     tensors: Iterable[Any], wanted: set[StorageKey]
 ) -> tuple[dict[StorageKey, GraphKeeper], bool]:
-    """Return one tensor that keeps each of the ``wanted`` storages alive, if there is one, and True
-    if all graphs were seen.
+    """Return one tensor that keeps each of the ``wanted`` storages alive by its graph or gradient,
+    if there is one; and True if all graphs were read.
     """
     torch: Any = sys.modules["torch"]
     is_leaf = torch.Tensor.is_leaf.__get__
     by_storage = dict[StorageKey, GraphKeeper]()
-    seen = Nodes()
+    nodes_read = Nodes()
     with torch._C.DisableTorchFunction():
         # Leaves first: a leaf with a name is a better answer than a graph that leads to it.
         candidates = sorted(with_graph_or_gradient(tensors), key=lambda tensor: not is_leaf(tensor))
         for tensor in candidates:
             if len(by_storage) == len(wanted):
-                continue
+                break
             own_key = storage_key(tensor)
-            for node, kept_tensor in kept_by(tensor, seen):
+            for node, kept_tensor in kept_by(tensor, nodes_read):
                 key = memory_key(kept_tensor)
                 if key not in wanted or key in by_storage:
                     continue
@@ -101,11 +101,13 @@ def keepers(
                 else:
                     how = f": its autograd graph ({type_name(node)})"
                     by_storage[key] = GraphKeeper(tensor, how, DETACH)
-    return by_storage, not seen.is_full
+    return by_storage, not nodes_read.is_full
 
 
 def graph_holders(keys: set[StorageKey], heap: Heap, roots: Roots) -> dict[StorageKey, Holder]:
-    """Return the tensors whose graphs keep storages alive, where they are known."""
+    """Return the holder of each storage that autograd keeps, a tensor with its graph or gradient;
+    without the storages for which there is no advice.
+    """
     holders, _ = search_graph_holders(keys, heap, roots, MOST_VISITS, is_limited=False)
     return {key: holder for key, holder in holders.items() if holder.remedy.text}
 
@@ -132,14 +134,14 @@ def search_graph_holders(
             storages: the gradients of these tensors die with them.
     """
     tensors = _TensorsWithHolders(heap, roots, max_visits)
-    keeper_by_storage, are_all_seen = keepers(tensors.named, missing)
+    keeper_by_storage, are_all_read = keepers(tensors.named, missing)
     in_graphs = [key for key, keeper in keeper_by_storage.items() if not keeper.is_by_gradient]
     all_keepers_of = all_keepers(tensors.named, in_graphs)
     owner_keys = _keys_of_owners(keeper_by_storage, all_keepers_of or {})
     kept_storages = _KeptStorages(
         tensors.search,
         tensors.holders_with_all_places_of(owner_keys),
-        ClearableGradients(missing, roots.ages),
+        ClearableGradients(missing, roots.lines.ages),
         holders_that_free or {},
     )
     tensors_by_gradient = tensors_with_gradients(tensors.named, keeper_by_storage)
@@ -150,7 +152,7 @@ def search_graph_holders(
         else:
             all_of_storage = None if all_keepers_of is None else all_keepers_of[key]
             holders[key] = kept_storages.holder_by_graph(keeper, all_of_storage)
-    if tensors.is_limited or not are_all_seen:
+    if tensors.is_limited or not are_all_read:
         is_limited = True
     for key in _storages_in_cycles(heap, missing - keeper_by_storage.keys()):
         holders[key] = NOT_REACHED if is_limited else _CYCLE
@@ -185,8 +187,8 @@ class _TensorsWithHolders:
         self.is_limited = self._explanation.is_limited or len(candidates) > _MOST_OWNERS
 
     def holders_with_all_places_of(self, keys: Set[StorageKey]) -> dict[StorageKey, Holder]:
-        """Return the holder of each tensor by the tensor's key. The holders of the tensors with the
-        keys ``keys`` name all places of these.
+        """Return the holder of each tensor, by the tensor's key. It names all places of a tensor in
+        ``keys``, but only the nearest place of any other tensor.
         """
         removals = self._explanation.removals
         wanted = {key: removal for key, removal in removals.items() if key in keys}
@@ -196,8 +198,8 @@ class _TensorsWithHolders:
 def holders_of_saving_graphs(
     keys: set[StorageKey], heap: Heap, roots: Roots, max_visits: int
 ) -> dict[StorageKey, list[Holder]]:
-    """Return the holders of the tensors whose graphs have saved some storages, by storage; none if
-    there are too many to ask each.
+    """Return the holders of the tensors whose graphs have saved storages, by storage; none if there
+    are too many graphs to read each.
 
     The storages have other holders, as after ``runs.append({"batch": x, "pred": model(x)})``.
     """
@@ -296,7 +298,7 @@ class _KeptStorages:
 
         Args:
             keeper: one tensor with such a graph.
-            tensors: all tensors with such a graph; None if they are not known.
+            tensors: all tensors with such a graph; None if ``all_keepers`` has found too many.
         """
         owner = self._tensor_holders[object_key(keeper.tensor)]
         remedy = owner.remedy if owner.remedy.text else Remedy(keeper.advice)
@@ -323,8 +325,8 @@ class _KeptStorages:
         return replace(owners[0], path=path, remedy=Remedy(self._clearing_line(tensors, owners)))
 
     def _clearing_line(self, tensors: Sequence[object], owners: Sequence[Holder]) -> str:
-        """Return the line that clears the gradients of some tensors; words if they are many, and
-        nothing if there is no code for one.
+        """Return the line that clears the gradients of tensors, ``model.zero_grad()`` or
+        ``x.grad = None``. Without a line, return words for several tensors, and nothing for one.
 
         Args:
             tensors: the tensors.
@@ -364,7 +366,7 @@ def _keys_of_owners(
 
     Args:
         keeper_by_storage: one tensor that keeps each storage.
-        all_keepers_of: all tensors whose graphs keep each storage, as far as they are known.
+        all_keepers_of: all tensors whose graphs keep each storage; empty if they are too many.
     """
     owner_keys = set[StorageKey]()
     for key, keeper in keeper_by_storage.items():
@@ -401,8 +403,8 @@ def _with_other_keepers(holder: Holder, owner: Holder, owners: Sequence[Holder])
 
 
 def _cuts_of(remedies: Iterable[Remedy]) -> list[Cut]:
-    """Return the references that the lines of some remedies remove together; none if it is not
-    known for one of them.
+    """Return the references that the lines of all remedies remove; none if one of the remedies is
+    words, or a line that does anything else.
     """
     cuts = list[Cut]()
     for remedy in remedies:

@@ -30,8 +30,8 @@ class OpenFigures:
     def __init__(self, roots: Roots, writer: PathWriter) -> None:
         self._figures = roots_of_figures(roots.names)
         self._names = roots.names
-        self._ages = roots.ages
-        self._removed_as_whole = roots.removed_by_lines.modules_and_figures
+        self._ages = roots.lines.ages
+        self._removed_as_whole = roots.lines.removed.modules_and_figures
         self._writer = writer
 
     def is_new(self, figure: object, object_id: int) -> bool:
@@ -40,7 +40,7 @@ class OpenFigures:
 
     def stays_open(self, figure: object, object_id: int) -> bool:
         """Return True if an open figure is older than the row to free. A figure that is not is
-        noted as removed, for later looks, which do not know its age.
+        noted as removed, for later searches, which do not know its age.
         """
         if self.is_new(figure, object_id):
             self.note_removed(figure)
@@ -48,7 +48,7 @@ class OpenFigures:
         return self._ages.is_older(figure)
 
     def note_removed(self, figure: object) -> None:
-        """Note for later looks that a line removes a figure as a whole."""
+        """Note for later searches that a line removes a figure as a whole."""
         self._removed_as_whole.append(weakref.ref(figure))
 
     def inside_older(self, root: Root, steps: Steps, object_id: int) -> tuple[Root, Steps, int]:
@@ -75,7 +75,7 @@ class OpenFigures:
         object_id: int,
         rows: RowHolders | None,
     ) -> list[Way]:
-        """Return the ways to the open figures that must be closed so that some objects die.
+        """Return the ways to the open figures that must be closed so that objects die.
 
         Pyplot keeps these figures, with the axes in them, also if the objects are axes in a user's
         list. A figure stays if it is older, if it has much else or a name, or if ``nearest`` leads
@@ -102,7 +102,7 @@ class OpenFigures:
     def _figures_to_close(
         self, targets: Sequence[object], nearest: Way, object_id: int
     ) -> dict[int, object]:
-        """Return the open figures around some targets that may be closed so that these die, by
+        """Return the open figures around the targets that may be closed so that these die, by
         identity: figures that need not stay open, and through which the nearest way does not lead.
 
         Args:

@@ -51,8 +51,8 @@ class ReceivedRecords:
     """
 
     def __init__(self, roots: Roots, writer: PathWriter) -> None:
-        self._received = roots.received
-        self._removed = roots.removed_by_lines.records
+        self._received = roots.lines.received
+        self._removed = roots.lines.removed.records
         self._writer = writer
 
     def removal(self, root: Root, steps: Steps, targets: Sequence[object]) -> Removal | None:

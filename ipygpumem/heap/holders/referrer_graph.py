@@ -29,14 +29,14 @@ _MOST_SORTED = 200
 
 
 class ReferrerGraph:
-    """References between objects; all objects are given by their identities.
+    """References between objects, by the objects' identities.
 
     Args:
         targets: the objects from which a search begins.
 
     Attributes:
-        objects: the objects.
-        referrers: for each object whose referrers were searched, these, without roots.
+        objects: each object by its identity.
+        referrers: the referrers of each object whose referrers were searched, without roots.
         children: for each referrer, the objects to which it refers.
     """
 
@@ -46,7 +46,7 @@ class ReferrerGraph:
         self.children: dict[int, list[int]] = {}
 
     def add(self, referrer: object, children: list[int]) -> None:
-        """Add the references from an object to some objects whose referrers are searched."""
+        """Add the references from an object to ``children``, whose referrers are searched."""
         self.objects[id(referrer)] = referrer
         self.children.setdefault(id(referrer), []).extend(children)
         for key in children:
@@ -57,12 +57,12 @@ class ReferrerGraph:
         are left out, and so are objects that lead there only through them.
         """
         leading = list(keys)
-        met = {*leading, *without}
+        visited = {*leading, *without}
         for key in leading:  # the list grows
             referrers = self.referrers.get(key, ())
-            new_referrers = [referrer for referrer in referrers if referrer not in met]
+            new_referrers = [referrer for referrer in referrers if referrer not in visited]
             leading += new_referrers
-            met.update(new_referrers)
+            visited.update(new_referrers)
         return leading
 
     def all_leading_to(self, key: int) -> set[int]:
@@ -97,11 +97,12 @@ class ReferrerGraph:
         without: Collection[int],
         proxies: list[int] | None,
     ) -> None:
-        """Go on with the ways in ``next_up``, level by level.
+        """Extend the ways in ``next_up`` from objects to their children, level by level.
 
         Args:
-            next_up: has the ways to ``starts``, and receives those that go on from there.
-            starts: the objects to begin with.
+            next_up: has the ways to ``starts``, and receives the ways to all objects to which these
+                lead.
+            starts: the objects from which the ways are extended.
             without: objects to which no way leads.
             proxies: receives the mappingproxies on these ways, which end there; None to go on.
         """
@@ -144,7 +145,7 @@ class ReferrerGraph:
     def parts_of(
         self, item: object, target_ids: Set[int], stays: Callable[[object], bool]
     ) -> list[object]:
-        """Return the parts of an object through which it leads to some targets.
+        """Return the parts of an object through which it leads to the targets.
 
         Objects that lead back to the object itself are no parts of it, such as its parent.
 
@@ -173,8 +174,7 @@ class ReferrerGraph:
         target_ids: Set[int],
         stays: Callable[[object], bool],
     ) -> list[object]:
-        """Return an object that a line removes from its owner, and its parts that lead to some
-        targets.
+        """Return an object that a line removes from its owner, and its parts that lead to targets.
 
         Args:
             owner_id: identity of the owner.

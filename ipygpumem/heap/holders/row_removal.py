@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from typing import NamedTuple
 
 from ipygpumem.heap.arrays import flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
@@ -34,6 +35,35 @@ _NO_WAY = Way(Holder("", NO_REMEDY))
 """Stands for a way without a line."""
 
 
+class _HeldRow(NamedTuple):
+    r"""A row with its holder, the nearest object that has all of its arrays.
+
+    An example of the chain from the root to an array::
+
+        root --> list --> library's object --> holder --> item --> array
+                \_____________________________________/
+                              to_holder
+    """
+
+    row: Row
+    objects: list[object]
+    """The row's objects that must die."""
+    root: Root
+    steps: Steps
+    """The objects of the whole chain, to the array."""
+    to_holder: Steps
+    """The first of them, up to the holder; all of them if the holder is the array itself."""
+    is_inside_item: bool
+    """True if the item is a part for which users write no name, such as a block of a data frame."""
+    way: Way
+    """The way along the whole chain, to the array."""
+
+    @property
+    def holder(self) -> object:
+        """The holder itself."""
+        return self.to_holder[-1]
+
+
 class RowRemovals:
     """Decides what to remove for each row.
 
@@ -57,8 +87,8 @@ class RowRemovals:
         self._writer = writer
         self._records = records
         self._figures = figures
-        self._ages = roots.ages
-        self._removed_as_whole = roots.removed_by_lines.modules_and_figures
+        self._ages = roots.lines.ages
+        self._removed_as_whole = roots.lines.removed.modules_and_figures
 
     def removal(self, row: Row, holder: HolderOfRow, chain: Chain, way: Way) -> Removal:
         """Return how to remove a row.
@@ -69,8 +99,10 @@ class RowRemovals:
             chain: the nearest chain to one of the row's arrays.
             way: the way along this chain.
         """
-        by_copy = _removal_by_copy(holder.to_holder, row, way)
-        return by_copy or self._removal_of_row(row, holder, chain, way)
+        held_row = _HeldRow(
+            row, row.held_objects(), *chain, holder.to_holder, holder.is_inside_item, way
+        )
+        return self._first_removal(held_row)
 
     def with_new_module(self, removal: Removal, root: Root, steps: Steps) -> Removal:
         """Return a removal, or that of the new module around its objects (``new_module``).
@@ -110,84 +142,108 @@ class RowRemovals:
                 return item, way_to_module
         return None
 
-    def _removal_of_row(
-        self, row: Row, holder_of_row: HolderOfRow, chain: Chain, way: Way
-    ) -> Removal:
-        """Return how to remove a whole row.
+    # -- the cases, the first of which counts ------------------------------------------------------
 
-        An example of the two chains::
+    def _first_removal(self, held_row: _HeldRow) -> Removal:
+        """Return how to remove a whole row: that of the first case in this list which applies.
 
-            steps:      root --> list --> library's object --> holder --> item --> array
-            to_holder:  root --> list --> library's object --> holder
-
-        Args:
-            row: the row.
-            holder_of_row: the nearest object that has all of its arrays.
-            chain: the root of both chains, and the steps to one of the arrays.
-            way: the way to the array.
+        The order is the rule. An object that users handle as a whole, such as a record or a group
+        of zarr, is removed with the arrays in it; only without such an object, a line is about the
+        arrays. Each comment has the line of the user for which the case is.
         """
-        root, steps = chain
-        to_holder = holder_of_row.to_holder
-        holder = to_holder[-1]
-        held_objects = row.held_objects()
-        record = self._records.removal(root, to_holder, held_objects)
-        if record is not None:  # checkpoints["epoch 1"] = model.state_dict()
-            return record
-        if id(holder) == row.object_id:  # history.append(model)
-            return Removal.of(holder, held_objects, self._writer.way(root, to_holder))
-        library_object = self._library_object(root, to_holder, row)
-        if library_object is not None:  # results["group"] = zarr.group()
-            item, way_to_item = library_object
-            return Removal.of(item, held_objects, way_to_item)
-        if len(to_holder) == len(steps):  # results["x"] = array
-            return Removal.of(holder, held_objects, way)
-        if holder_of_row.is_inside_item and is_instance(holder, dict):  # results["df"] = df
-            item = steps[len(to_holder)]
-            return Removal.of(item, held_objects, self._writer.way(root, (*to_holder, item)))
-        removal = self._removal_with_holder(row, root, to_holder)
-        if removal is not None:
-            return removal
-        if len(held_objects) > _MOST_LINES and self._rows.has_little_else(holder):
-            way_to_holder = self._writer.way(root, to_holder)
-            if way_to_holder.cut is not None and way_to_holder.holder.remedy.is_simple:
-                return Removal.of(holder, held_objects, way_to_holder)
-        # Each array is removed from all places by itself.
-        return Removal(None, held_objects, way)
+        return (
+            _removal_by_copy(held_row)  # clf.fit(x, y)
+            or self._removal_of_record(held_row)  # checkpoints["epoch 1"] = model.state_dict()
+            or self._removal_of_named_object(held_row)  # history.append(model)
+            or self._removal_of_library_object(held_row)  # results["group"] = zarr.group()
+            or _removal_of_array(held_row)  # results["x"] = array
+            or self._removal_of_data_frame(held_row)  # results["df"] = df
+            or self._removal_with_holder(held_row)
+            or Removal(None, held_row.objects, held_row.way)  # each array, from each of its places
+        )
 
-    def _removal_with_holder(self, row: Row, root: Root, to_holder: Steps) -> Removal | None:
-        """Return how to remove the arrays of a row together with the object that has all of them,
-        or from it; None if one line cannot do so.
-
-        Args:
-            row: the row.
-            root: the root of the chain to the object that has all of its arrays.
-            to_holder: the objects of that chain.
+    def _removal_with_holder(self, held_row: _HeldRow) -> Removal | None:
+        """Return how to remove the arrays of a row by one line about their holder: that of the
+        first case in this list which applies; None without one. Each comment has the line of the
+        user, and the line that frees the arrays.
         """
-        holder = to_holder[-1]
-        held_objects = row.held_objects()
-        way_to_holder = self._writer.way(root, to_holder)
+        way_to_holder = self._writer.way(held_row.root, held_row.to_holder)
+        # Such as ``df.at[3, "image"] = image``: the older images in the column stay.
+        is_in_older_cells = _are_in_older_cells(held_row, way_to_holder)
+        return (
+            _removal_of_closed_root(held_row, way_to_holder)  # plt.plot(x): plt.close(1)
+            or _removal_by_advice(  # load(path): load.cache_clear()
+                held_row, way_to_holder, is_in_older_cells=is_in_older_cells
+            )
+            or self._removal_from_holder(  # runs.extend(arrays): runs[2:] = []
+                held_row, way_to_holder, is_in_older_cells=is_in_older_cells
+            )
+            or self._removal_of_holder(held_row, way_to_holder)  # too many arrays: del runs["x"]
+        )
+
+    def _removal_of_record(self, held_row: _HeldRow) -> Removal | None:
+        """Return how to remove the record that an older object has received, with the row in it."""
+        return self._records.removal(held_row.root, held_row.to_holder, held_row.objects)
+
+    def _removal_of_named_object(self, held_row: _HeldRow) -> Removal | None:
+        """Return how to remove the object to which a name of the experiment referred, if it is the
+        holder: ``model`` was the name, and ``history[3]`` is the object's place.
+        """
+        if id(held_row.holder) != held_row.row.object_id:
+            return None
+        way_to_holder = self._writer.way(held_row.root, held_row.to_holder)
+        return Removal.of(held_row.holder, held_row.objects, way_to_holder)
+
+    def _removal_of_library_object(self, held_row: _HeldRow) -> Removal | None:
+        """Return how to remove the object of a library that has nothing but rows' arrays."""
+        item_and_way = self._library_object(held_row.root, held_row.to_holder, held_row.row)
+        if item_and_way is None:
+            return None
+        item, way_to_item = item_and_way
+        return Removal.of(item, held_row.objects, way_to_item)
+
+    def _removal_of_data_frame(self, held_row: _HeldRow) -> Removal | None:
+        """Return how to remove the value of a dict whose arrays have no names of their own: the
+        data frame, not its blocks.
+        """
+        if not held_row.is_inside_item or not is_instance(held_row.holder, dict):
+            return None
+        item = held_row.steps[len(held_row.to_holder)]
+        way_to_item = self._writer.way(held_row.root, (*held_row.to_holder, item))
+        return Removal.of(item, held_row.objects, way_to_item)
+
+    def _removal_from_holder(
+        self, held_row: _HeldRow, way_to_holder: Way, *, is_in_older_cells: bool
+    ) -> Removal | None:
+        """Return how to take the arrays of a row out of their holder, ``runs[2:] = []``; the
+        removal of the whole holder if a call removes it, ``plt.close(fig)``, because users type
+        nothing that is inside a figure. None if there is no such line.
+        """
         cut = way_to_holder.cut
-        if root.is_removed_as_whole and cut is not None:
-            return Removal.of(holder, held_objects, way_to_holder)  # such as ``plt.close(1)``
-        is_column = cut is not None and cut.kind is Kind.COLUMN
-        is_in_older_cells = is_column and _are_in_older_cells(row, holder, way_to_holder)
-        has_advice_for_all = cut is None or (way_to_holder.is_advised and not is_in_older_cells)
-        if has_advice_for_all and way_to_holder.holder.remedy not in (NO_REMEDY, REMOVE):
-            return Removal(None, held_objects, way_to_holder)  # such as ``load.cache_clear()``
         way_inside = _NO_WAY
-        if is_in_older_cells or not is_column:
-            way_inside = self._way_inside(root, to_holder, row)
-        if self._records.are_behind(holder, row, self._rows):
-            way_inside = self._records.way_to_all(root, to_holder, row, self._rows)
-            if not way_inside.cuts:
-                return None
-        if way_inside.cuts:  # such as ``runs[2:] = []``
+        if is_in_older_cells or not _is_of_columns(way_to_holder):
+            way_inside = self._way_inside(held_row.root, held_row.to_holder, held_row.row)
+        has_records = self._records.are_behind(held_row.holder, held_row.row, self._rows)
+        if has_records:
+            way_inside = self._records.way_to_all(
+                held_row.root, held_row.to_holder, held_row.row, self._rows
+            )
+        if way_inside.cuts:
             shown_holder = replace(way_to_holder.holder, remedy=way_inside.holder.remedy)
-            return Removal(None, held_objects, replace(way_inside, holder=shown_holder))
-        if cut is not None and cut.kind in _REGISTRATIONS:
-            # Such as a matplotlib figure: users close it and type nothing that is inside.
-            return Removal.of(holder, held_objects, way_to_holder)
+            return Removal(None, held_row.objects, replace(way_inside, holder=shown_holder))
+        if cut is not None and cut.kind in _REGISTRATIONS and not has_records:
+            return Removal.of(held_row.holder, held_row.objects, way_to_holder)
         return None
+
+    def _removal_of_holder(self, held_row: _HeldRow, way_to_holder: Way) -> Removal | None:
+        """Return how to remove the whole holder, if it has little else and too many arrays to
+        write a line for each.
+        """
+        if len(held_row.objects) <= _MOST_LINES or not self._rows.has_little_else(held_row.holder):
+            return None
+        if way_to_holder.cut is None or not way_to_holder.holder.remedy.is_simple:
+            return None
+        return Removal.of(held_row.holder, held_row.objects, way_to_holder)
 
     def _way_inside(self, root: Root, to_holder: Steps, row: Row) -> Way:
         """Return the line that takes the arrays of a row out of their holder, without a path to
@@ -202,6 +258,7 @@ class RowRemovals:
         cuts, removed_references = inside.cuts, inside.removed_references
         reached_storages = set(map(row.storage_by_object_id.__getitem__, inside.object_ids))
         if not row.held_storages <= reached_storages:
+            # Some are deeper in the items, as in ``runs[3]["a"]["b"]``: the items leave as a whole.
             holder = to_holder[-1]
             leading = self._rows.removable_items(row, items_of(holder))
             if any(is_of_library(item, "matplotlib.artist", "Artist") for item in leading):
@@ -220,8 +277,8 @@ class RowRemovals:
         """Return the outermost object of a library on a chain that has nothing but rows' arrays,
         or an array of such objects, and the way to it; None without one.
 
-        Users remove it as a whole: they write no names of what is inside. An example is a group of
-        zarr in a dict. IPython's own objects stay: it needs them.
+        Users remove it as a whole, because they write no names of its parts. IPython's own objects
+        stay: it needs them.
 
         Args:
             root: the root of the chain.
@@ -237,16 +294,16 @@ class RowRemovals:
             if not is_opaque(item) or not is_private(item, steps[position + 1]):
                 continue
             to_item = steps[: position + 1]
-            if are_axes(item):
+            if are_axes(item):  # figures["loss"] = ax
                 return self._figure_around(root, to_item, row)
             if self._ages.is_older(item):
                 continue
             to_owner = steps[:position]
-            if self._is_array_of_row(to_owner[-1], row):
+            if self._is_array_of_row(to_owner[-1], row):  # results["axes"] = plt.subplots(2, 2)[1]
                 return to_owner[-1], self._writer.way(root, to_owner)
             way = self._writer.way(root, to_item)
             is_removable = way.cut is not None and way.is_direct and way.cut.kind is not Kind.NAME
-            if is_removable and self._rows.has_little_else(item):
+            if is_removable and self._rows.has_little_else(item):  # results["group"] = zarr.group()
                 return item, way
         return None
 
@@ -286,30 +343,53 @@ class RowRemovals:
         return figure, way
 
 
-def _are_in_older_cells(row: Row, array: object, column: Way) -> bool:
-    """Return True if a row's objects are in some cells of older columns.
-
-    Args:
-        row: the row.
-        array: the array of the columns.
-        column: the way to the columns, with advice if they were there before.
+def _removal_by_copy(held_row: _HeldRow) -> Removal | None:
+    """Return how to remove a row with the object whose place a copy takes, such as an estimator:
+    ``clf = sklearn.base.clone(clf)``. None if no such object has the whole row.
     """
-    elements = flat_elements(array) or ()
-    return column.is_advised and not set(map(id, elements)) <= row.storage_by_object_id.keys()
-
-
-def _removal_by_copy(steps: Steps, row: Row, way: Way) -> Removal | None:
-    """Return how to remove a whole row together with an object whose place a copy takes, such as an
-    estimator (``clf = sklearn.base.clone(clf)``); None if no such object has the whole row.
-
-    Args:
-        steps: the steps to the nearest object that has all of the row's arrays.
-        row: the row.
-        way: the way to one of these.
-    """
-    if way.cut is None or not way.cut.copied_by:
+    cut = held_row.way.cut
+    if cut is None or not cut.copied_by:
         return None
-    for item in steps:
-        if id(item) == way.cut.removed_id:
-            return Removal.of(item, row.held_objects(), way)
+    for item in held_row.to_holder:
+        if id(item) == cut.removed_id:
+            return Removal.of(item, held_row.objects, held_row.way)
     return None
+
+
+def _removal_of_array(held_row: _HeldRow) -> Removal | None:
+    """Return how to remove the holder if it is the array itself."""
+    if len(held_row.to_holder) < len(held_row.steps):
+        return None
+    return Removal.of(held_row.holder, held_row.objects, held_row.way)
+
+
+def _removal_of_closed_root(held_row: _HeldRow, way_to_holder: Way) -> Removal | None:
+    """Return how to remove the holder with its root, if that is removed as a whole."""
+    if not held_row.root.is_removed_as_whole or way_to_holder.cut is None:
+        return None
+    return Removal.of(held_row.holder, held_row.objects, way_to_holder)
+
+
+def _removal_by_advice(
+    held_row: _HeldRow, way_to_holder: Way, *, is_in_older_cells: bool
+) -> Removal | None:
+    """Return how to remove a row by the advice for its holder, if that frees all arrays in it."""
+    is_for_all = way_to_holder.cut is None or (way_to_holder.is_advised and not is_in_older_cells)
+    if not is_for_all or way_to_holder.holder.remedy in (NO_REMEDY, REMOVE):
+        return None
+    return Removal(None, held_row.objects, way_to_holder)
+
+
+def _is_of_columns(way: Way) -> bool:
+    """Return True if a way leads to columns of a data frame, which its line removes."""
+    return way.cut is not None and way.cut.kind is Kind.COLUMN
+
+
+def _are_in_older_cells(held_row: _HeldRow, way_to_holder: Way) -> bool:
+    """Return True if a row's objects are in some cells of older columns of a data frame:
+    ``df.at[3, "image"] = image``. The way to such columns has advice.
+    """
+    if not _is_of_columns(way_to_holder) or not way_to_holder.is_advised:
+        return False
+    elements = flat_elements(held_row.holder) or ()
+    return not set(map(id, elements)) <= held_row.row.storage_by_object_id.keys()

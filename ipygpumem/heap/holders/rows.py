@@ -62,7 +62,7 @@ class Row:
 
     @classmethod
     def of_objects(cls, items: Sequence[object]) -> Row:
-        """Return the row of some objects that are no arrays."""
+        """Return the row of objects that are no arrays, such as lists of numbers."""
         row = cls([object_key(item) for item in items])
         row.objects = by_identity(items)
         row.storage_by_object_id = {key: ("object", key) for key in row.objects}
@@ -74,7 +74,7 @@ class Row:
         return self.held_storages == self.storages
 
     def part(self, storages: Iterable[StorageKey]) -> Row:
-        """Return a row of some of its storages, with the objects on these."""
+        """Return another row, of a part of the storages and of the objects on that part."""
         part = Row(storages)
         for key, storage in self.storage_by_object_id.items():
             if storage in part.storages:
@@ -167,7 +167,7 @@ class RowHolders:
         return 0 if row is None else row.object_id
 
     def add(self, key: StorageKey, row: Row) -> None:
-        """Add a row for which a storage stands from now on."""
+        """Add a row, and make a storage stand for it."""
         self._rows[key] = row
 
     def nearest_holder(self, row: Row, chain: Steps) -> HolderOfRow:
@@ -244,8 +244,8 @@ class RowHolders:
     ) -> bool:
         """Return True if all objects of an item lead to ``wanted`` ones.
 
-        Numbers, text and empty containers need not, such as those of a module of torch; but those
-        of a list are data of the user, which must stay.
+        Numbers, text and empty containers need not, such as those of a module of torch. But in a
+        list or dict they are data of the user, which must stay: ``{"loss": loss, "epoch": 3}``.
 
         Args:
             item: the item.

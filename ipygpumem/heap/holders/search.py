@@ -33,18 +33,28 @@ def explain(
     heap: Heap,
     roots: Roots,
     *,
-    more: Iterable[object] = (),
+    objects: Iterable[object] = (),
     rows: Mapping[StorageKey, Row] | None = None,
     all_places: bool = False,
     max_visits: int = MOST_VISITS,
 ) -> dict[StorageKey, Holder]:
     """Return the holder that keeps each storage or object alive, by its key.
 
+    Of the holders that the searches find for a key, the first one in this list counts:
+
+    1. a path from a root, and the graphs that have saved the storage, too:
+       ``notebook variable batch, notebook variable loss: its autograd graph``;
+    2. only a path from a root: ``notebook variable batch``;
+    3. only a tensor whose graph or gradient keeps the storage: ``notebook variable loss: its
+       autograd graph``;
+    4. an object to which no root leads: ``a list that nothing visible from Python refers to``;
+    5. words, if no search has found a holder.
+
     Args:
         keys: the storages.
         heap: the live objects.
         roots: the names and objects from which the user can reach objects.
-        more: further objects; the key of each is "object" and its identity.
+        objects: further objects, such as lists; the key of each is "object" and its identity.
         rows: the rows for which storages or objects stand, by their keys. The holder of such a key
             is the nearest one of all the row's arrays; the search sets ``held_storages`` of the
             row.
@@ -52,36 +62,44 @@ def explain(
         max_visits: maximum number of objects to examine.
     """
     wanted = set(keys)
-    further_objects = {object_key(item): item for item in more}
-    objects = {key: [item] for key, item in further_objects.items()}
-    for key, item in objects_of_storages(heap, wanted):
-        objects.setdefault(key, []).append(item)
+    items_by_key = _items_by_key(wanted, objects, heap)
     row_holders = RowHolders(rows or {}, heap, roots.namespaces)
-    search = HolderSearch(objects, heap, roots, max_visits, rows=row_holders)
+    search = HolderSearch(items_by_key, heap, roots, max_visits, rows=row_holders)
     explanation = search.explain(all_places=all_places)
-    holders = dict(explanation.named)
+    from_roots = explanation.named
+    by_graphs = dict[StorageKey, Holder]()
     is_limited = explanation.is_limited
-    # To the storages that are still without a holder, only autograd graphs may refer.
-    missing = wanted - holders.keys()
-    if missing and heap.tensors:
-        graph_holders, is_limited = search_graph_holders(
-            missing,
+    without_root = wanted - from_roots.keys()
+    if without_root and heap.tensors:
+        by_graphs, is_limited = search_graph_holders(
+            without_root,
             heap,
             roots,
             max_visits,
             is_limited=is_limited,
-            holders_that_free=_holders_that_free(holders, rows or {}) if all_places else {},
+            holders_that_free=_holders_that_free(from_roots, rows or {}) if all_places else {},
         )
-        holders.update(graph_holders)
-    # To the storages that have a holder, graphs may refer, too.
-    saving_graphs = holders_of_saving_graphs(wanted - missing, heap, roots, max_visits)
-    for key, graph_holders_of_key in saving_graphs.items():
-        holders[key] = with_graph_holders(holders[key], graph_holders_of_key)
-    unknown = _unknown_holders(wanted, further_objects.keys() - wanted, is_limited=is_limited)
-    return {**unknown, **explanation.unnamed, **holders}
+    saving_graphs = holders_of_saving_graphs(wanted - without_root, heap, roots, max_visits)
+    by_both = {
+        key: with_graph_holders(from_roots[key], graph_holders)
+        for key, graph_holders in saving_graphs.items()
+    }
+    in_words = _holders_in_words(wanted, items_by_key.keys() - wanted, is_limited=is_limited)
+    # Of several holders of a key, the last one counts.
+    return {**in_words, **explanation.unnamed, **by_graphs, **from_roots, **by_both}
 
 
-def _unknown_holders(
+def _items_by_key(
+    storages: Set[StorageKey], objects: Iterable[object], heap: Heap
+) -> dict[StorageKey, list[object]]:
+    """Return the objects that must die to free each storage, and each object itself, by key."""
+    items_by_key: dict[StorageKey, list[object]] = {object_key(item): [item] for item in objects}
+    for key, item in objects_of_storages(heap, storages):
+        items_by_key.setdefault(key, []).append(item)
+    return items_by_key
+
+
+def _holders_in_words(
     storages: Set[StorageKey], objects: Set[StorageKey], *, is_limited: bool
 ) -> dict[StorageKey, Holder]:
     """Return, for each storage and object, the words to show if no search has found its holder.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ipygpumem.heap.arrays import library_type
@@ -67,8 +68,8 @@ class WidgetRegistry:
         return id(item) in self._models
 
     def has_no_more_than(self, widgets: Collection[int]) -> bool:
-        """Return True if all open widgets are among some widgets, given by identity, or style
-        them.
+        """Return True if each open widget is among ``widgets``, given by identity, or only styles
+        another one: a line that closes all widgets then closes no further one.
         """
         for widget in list(self.by_model.values()):
             if id(widget) not in widgets and not _is_style(widget):
@@ -120,7 +121,8 @@ class WidgetRegistry:
         text = f"the registry of widgets, {type_name(outermost)} {model[:8]}"
         code = f'{self._code}["{model}"]'
         registry_id = id(self.by_model)
-        if len(family) == 1:
+        root = Root(text, Rank.PLACE, "", is_removed_as_whole=True)
+        if len(family) == 1:  # widgets.IntSlider()
             cut = Cut(
                 Kind.CLOSED,
                 registry_id,
@@ -131,15 +133,14 @@ class WidgetRegistry:
                 all_of=self.closing_all,
                 ending="close()",
             )
-            return Root(text, Rank.PLACE, "", code, is_removed_as_whole=True, cut=cut)
-        if number_of_families == 1:
-            cut = Cut(Kind.CALL, registry_id, "", self.closing_all)
-            return Root(text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut)
+            return replace(root, code=code, cut=cut)
+        if number_of_families == 1:  # the line may close all widgets
+            return replace(root, cut=Cut(Kind.CALL, registry_id, "", self.closing_all))
         child_ids = set(map(id, _children_of(outermost)))
         is_box_of_all = all(id(widget) in child_ids for widget in family[1:])
-        if not is_box_of_all:
-            return Root(text, Rank.PLACE, "close() each of its widgets", is_removed_as_whole=True)
-        imports, target = split(code)
+        if not is_box_of_all:  # such as a box in a box
+            return replace(root, advice="close() each of its widgets")
+        imports, target = split(code)  # widgets.HBox([slider, label])
         call = f"{imports}[widget.close() for widget in [*{target}.children, {target}]];"
         cut = Cut(
             Kind.CALL,
@@ -150,7 +151,7 @@ class WidgetRegistry:
             number_of_families,
             all_of=self.closing_all,
         )
-        return Root(text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut)
+        return replace(root, cut=cut)
 
 
 def _is_style(widget: object) -> bool:

@@ -17,10 +17,10 @@ from ipygpumem.heap.garbage import lasting_weak
 
 @dataclass
 class LearnedAges:
-    """Older objects that the searches at the ends of experiments have met.
+    """The older objects that searches at the ends of experiments have found, such as open figures.
 
-    Later searches, such as those of ``%gpumem leaks``, no longer know what was there before an
-    experiment. They write the same lines, because they read this.
+    A later search, such as that of ``%gpumem leaks``, has no baseline to tell the age of a figure.
+    It writes the same line as the report of the experiment, because it reads these ages.
     """
 
     objects: list[weakref.ref[Any]] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Ages:
     """Tells which objects are older than the memory to free.
 
     The search at the end of an experiment knows all ages, because it has the baseline of the start.
-    It adds each older object that it meets to ``learned``, which is all that later searches know.
+    It adds the older objects about which it asks to ``learned``: a later search has no other ages.
 
     Attributes:
         are_known: True if every object that is not ``new`` is older than the memory to free; False
@@ -67,7 +67,7 @@ class Ages:
             is unknown.
         columns_before: returns the code of the label of each column that an older data frame had
             before the experiment; none if they are unknown.
-        learned: the older objects that searches have met.
+        learned: the older objects that searches at the ends of experiments have found.
     """
 
     are_known: bool = False
@@ -78,7 +78,9 @@ class Ages:
     learned: LearnedAges = field(default_factory=LearnedAges)
 
     def is_older(self, item: object) -> bool:
-        """Return True if an object is known to be older, and add it to ``learned``."""
+        """Return True if an object is older than the memory to free, and add it to ``learned``;
+        False if it is no older, or if its age is unknown.
+        """
         if self.learned.has(item):
             return True
         if not self._is_known_to_be_old(item):
@@ -119,5 +121,5 @@ class Ages:
             self.learned.lengths[id(items)] = length
 
     def _is_known_to_be_old(self, item: object) -> bool:
-        """Return True if ages are known, and the object is not new."""
+        """Return True if the ages of all objects are known, and this one is not ``new``."""
         return self.are_known and id(item) not in self.new()

@@ -204,8 +204,8 @@ def _codes_of_functions(module: ModuleType) -> list[CodeType]:
 def is_needed_by_methods(kind: type, name: str) -> bool:
     """Return True if methods of a class read an attribute, and none of them tests it for None.
 
-    An example is ``self.mask`` in ``forward``: the next call would fail if it were None. A cache is
-    made again: ``if self.cache is None``.
+    An example is ``self.mask`` in ``forward``: the next call would fail if it were None. A method
+    with ``if self.cache is None`` fills the cache again.
     """
     is_read = False
     for code in _codes_of_methods(kind):

@@ -90,7 +90,8 @@ def _append_attribute_of_user(path: Path, frame: object, child: object) -> bool:
 
 
 def _advise_if_columns_are_older(path: Path, frame: object, way: _WayInside, ages: Ages) -> None:
-    """Let the line that removes columns say so in a comment if they were there before.
+    """Advise the line that removes columns with a comment if they are older, ``image was there
+    before``.
 
     A new column makes new labels of all columns: if these are older, so are all columns.
     """

@@ -25,8 +25,8 @@ _Span = tuple[int, int]
 
 
 def removal_at_positions(cut: Cut, positions: Sequence[int], *, is_alone: bool) -> str:
-    """Return the statement that removes the items of a list, deque, dict or set at some positions;
-    empty if there is none, because they are few or too many.
+    """Return the statement that removes the items of a list, deque, dict or set at given positions,
+    ``del rows[3:7]``; empty if there is none, because they are few or too many.
 
     Args:
         cut: the reference to one of the items, which are all alike.

@@ -48,8 +48,8 @@ def _append_inner_mocks(path: Path, steps: Sequence[object]) -> int:
 
 
 def _append_inner_mock(path: Path, steps: Sequence[object]) -> int:
-    """Append the step to a mock that was made for an attribute, ``mock.fit``, or for the result of
-    a call, ``mock.return_value``; return the number of references, 0 if there is none.
+    """Append the step from a mock to the mock in one of its attributes, ``mock.fit``, or to that of
+    a call's result, ``mock.return_value``; return the number of references, 0 if there is none.
     """
     mock, child = steps[0], steps[1]
     name = attribute_text(mock, child)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE, Holder, Remedy
-from ipygpumem.heap.paths.roots import Root
+from ipygpumem.heap.paths.roots import NO_ROOT, Root
 from ipygpumem.heap.paths.ways import Way
 
 LONGEST_PATH = 240
@@ -23,6 +23,71 @@ _STEP = re.compile(r"[.\[]|: |, ")
 """The beginning of a step in the text of a path."""
 
 
+class PathText:
+    """The text of a path, as reports show it: ``notebook variable runs[0]["x"]``.
+
+    Attributes:
+        shown: the text so far.
+        begins_at_root: False if words about a part of an object are in the place of the root:
+            ``forward hook on model``.
+        is_lost: True if a step cannot be typed: the text ends there, except for words.
+    """
+
+    def __init__(self, shown: str, *, is_lost: bool) -> None:
+        self.shown = shown
+        self.begins_at_root = True
+        self.is_lost = is_lost
+
+    def append(self, step: str) -> None:
+        """Append the text of a step, ``["x"]``, unless the text is lost: a step that cannot be
+        typed, such as " (dict_values)", is the last one.
+        """
+        if not self.is_lost:
+            self.shown += step
+            self.is_lost = step.startswith(" (")
+
+    def replace_by_words(self, words: str) -> None:
+        """Replace the text by words, without a root, after which only words follow."""
+        self.shown = words
+        self.begins_at_root = False
+        self.is_lost = True
+
+
+@dataclass(frozen=True, eq=False)
+class Advice:
+    """How to free an object on the way of a path, as the step through it has advised: a statement,
+    such as ``gen.close()`` for a generator, or words.
+
+    Attributes:
+        remedy: the statement, or words; empty if no step has advised any.
+        cut: the reference to the object, as the ``cut`` of a path; None if there is none.
+        code: the code of the object; empty if it cannot be typed.
+        is_ending: True if the remedy ends an object, such as a generator by ``close()``, which then
+            refers to nothing.
+        ended_object: the object that the remedy ends; None if it is the one that the advice is for.
+    """
+
+    remedy: Remedy = NO_REMEDY
+    cut: Cut | None = None
+    code: str = ""
+    is_ending: bool = False
+    ended_object: object = None
+
+    def cuts(self, ended_id: int) -> tuple[Cut, ...]:
+        """Return the reference that the advised line removes, or the call by which it ends an
+        object; none if it does anything else.
+
+        Args:
+            ended_id: the identity of the object that the line ends; 0 if it ends none.
+        """
+        line = self.remedy.line
+        if self.is_ending and not self.remedy.comment:
+            return (Cut(Kind.CALL, ended_id, self.code, line, outer=self.cut),)
+        if self.cut is None or self.cut.kind is Kind.NAME or line != self.cut.statement:
+            return ()
+        return (self.cut,)
+
+
 class Path:
     """A path under construction, and how to free its target: the object to which it leads so far.
 
@@ -31,43 +96,33 @@ class Path:
     (an item of a tuple), and those that only words describe (``: closure of function f``).
 
     Attributes:
+        root: the root at which the path begins.
         text: the path so far, as reports show it.
-        roots: the root at which the text begins, or ``NO_ROOT``; in a tuple, as those of a holder.
         code: code of the path's target; empty if it cannot be typed.
         cut: the reference to remove, so that the target dies; None if there is none, or no code for
             it.
         is_fixed: True if the reference to the target itself cannot be removed, so that ``cut`` is
             one before it.
-        remedy: the statement that frees an object on the way, or words, if a step has advised one.
-        is_lost: True if a step cannot be typed: the text ends there, except for words.
         is_in_model: True if the target is a part of a model or optimizer, which users do not
             remove.
         is_of_library: True if the target is an object of a library, whose code may need each
             reference.
-        is_freed_by_command: True if ``%gpumem free`` frees the root's object.
-        is_ending: True if the remedy ends an object, such as a generator by ``close()``, which then
-            refers to nothing. It is the target at the time of the advice, or ``ended_object``.
-        ended_object: another object that the remedy ends; None if it is the target.
+        advice: how to free an object on the way, if a step or the root has advised it.
     """
 
     def __init__(self, root: Root, text: str) -> None:
-        self.text = text
-        self.roots: tuple[Root, ...] = (root,)
+        self.root = root
+        self.text = PathText(text, is_lost=root.is_removed_as_whole)
         self.code = root.code
         self.cut = root.cut
         self.is_fixed = False
-        self.remedy = NO_REMEDY
-        if not root.is_of_library and not root.code:
-            self.remedy = Remedy(root.advice)
-        self.is_lost = root.is_removed_as_whole
-        self._is_removed_as_whole = root.is_removed_as_whole
-        self.is_of_library = root.is_of_library
-        self.is_freed_by_command = root.is_freed_by_command
         self.is_in_model = False
-        self.is_ending = False
-        self.ended_object: object = None
-        self._advised_cut: Cut | None = None
-        self._advised_code = ""
+        self.is_of_library = root.is_of_library
+        self.advice = Advice()
+        if not root.is_of_library and not root.code:
+            self.advice = Advice(Remedy(root.advice))
+        self._is_removed_as_whole = root.is_removed_as_whole
+        """True if ``cut`` removes all objects to which later steps lead."""
         self._fallback = NO_REMEDY
         """The remedy if no reference after an object can be removed: the object itself is, such as
         a function with a closure.
@@ -106,7 +161,7 @@ class Path:
             code: the code of the new target; empty if there is none.
             cut: the reference; None if there is no code for it.
         """
-        is_owner_out_of_reach = self.is_fixed and self.is_lost
+        is_owner_out_of_reach = self.is_fixed and self.text.is_lost
         self._append(shown, code)
         if self._is_removed_as_whole:
             return  # the line removes an earlier object with all that it leads to
@@ -122,19 +177,17 @@ class Path:
         self.is_fixed = False
 
     def append_words(self, words: str, code: str = "") -> None:
-        """Append a reference that only words can describe; they also follow a text that was
-        lost.
+        """Append a reference that only words can describe, ``: closure of function f``. They also
+        follow a text that is lost, and steps may follow them.
         """
-        self.text += words
+        self.text.shown += words
+        self.text.is_lost = self._is_removed_as_whole
         self.code = code
         self.is_fixed = True
-        self.is_lost = self._is_removed_as_whole
 
     def _append(self, shown: str, code: str) -> None:
-        """Append text, unless the path is lost, and set the code of the new target."""
-        if not self.is_lost:
-            self.text += shown
-            self.is_lost = shown.startswith(" (")
+        """Append the text of a step, and set the code of the new target."""
+        self.text.append(shown)
         self.code = code
 
     def statement(self, template: str) -> str:
@@ -156,20 +209,26 @@ class Path:
             return f"{imports}{code} = None"
         return self.cut.statement
 
-    def advise(self, statement: str, words: str, comment: str = "") -> None:
-        """Record how to free the current target, unless an earlier step has recorded a remedy.
+    def advise(
+        self, statement: str, words: str, comment: str = "", *, ended_object: object = None
+    ) -> None:
+        """Record how to free the current target, unless an earlier step has advised a remedy.
 
         Args:
             statement: the statement that frees it; empty if there is none.
             words: the advice if there is no statement.
             comment: the comment on the statement.
+            ended_object: the object that the statement ends; None if it is the target.
         """
-        if self.remedy.line:
+        if self.advice.remedy.line:
             return
-        self.remedy = Remedy(statement, comment) if statement else Remedy(words)
-        self.is_ending = statement not in ("", self.removal)
-        self._advised_cut = self.cut
-        self._advised_code = self.code
+        remedy = Remedy(statement, comment) if statement else Remedy(words)
+        is_ending = statement not in ("", self.removal)
+        self.advice = Advice(remedy, self.cut, self.code, is_ending, ended_object)
+
+    def replace_advised(self, remedy: Remedy) -> None:
+        """Replace the remedy that a step has advised, if any, by another one."""
+        self.advice = replace(self.advice, remedy=remedy)
 
     def set_fallback(self, comment: str, words: str) -> None:
         """Record that removing the current target is the remedy, if no reference further along the
@@ -187,34 +246,18 @@ class Path:
         cuts = () if self.cut is None else (self.cut,)
         self._fallback = Remedy(line, comment, cuts) if line else Remedy(words, cuts=cuts)
 
-    def _cuts_of_advice(self, ended_id: int) -> tuple[Cut, ...]:
-        """Return the reference that the advised line removes, or the call by which it ends an
-        object; none if it does anything else.
-
-        Args:
-            ended_id: the identity of the object that the line ends; 0 if it ends none.
-        """
-        cut = self._advised_cut
-        line = self.remedy.line
-        if self.is_ending and not self.remedy.comment:
-            return (Cut(Kind.CALL, ended_id, self._advised_code, line, outer=cut),)
-        if cut is None or cut.kind is Kind.NAME or line != cut.statement:
-            return ()
-        return (cut,)
-
-    def way(self, root: Root, *, is_root_itself: bool, ended_id: int) -> Way:
+    def way(self, *, is_root_itself: bool, ended_id: int) -> Way:
         """Return the finished path with its remedy.
 
         The remedy is, in this order: the one that a step has advised; the fallback; the statement
         that removes the reference; the root's advice.
 
         Args:
-            root: the root, which may have advice of its own.
             is_root_itself: True if the path ends at the root's object.
             ended_id: the identity of the object that the advice ends; 0 if it ends none.
         """
-        if self.remedy.line:
-            remedy = Remedy(self.remedy.line, self.remedy.comment, self._cuts_of_advice(ended_id))
+        if self.advice.remedy.line:
+            remedy = replace(self.advice.remedy, cuts=self.advice.cuts(ended_id))
             return Way(self.holder(remedy), is_advised=True)
         if self._fallback.line:
             return Way(self.holder(self._fallback))
@@ -224,11 +267,12 @@ class Path:
             is_direct = not self.is_fixed and (is_root_itself or not self._is_removed_as_whole)
             statement = "" if is_name else self.cut.statement
             return Way(self.holder(Remedy(statement, cuts=(self.cut,))), is_direct)
-        return Way(self.holder(Remedy(root.advice) if root.advice else REMOVE))
+        return Way(self.holder(Remedy(self.root.advice) if self.root.advice else REMOVE))
 
     def holder(self, remedy: Remedy) -> Holder:
         """Return the path with a remedy."""
-        return Holder(shortened(self.text), remedy, self.roots)
+        root = self.root if self.text.begins_at_root else NO_ROOT
+        return Holder(shortened(self.text.shown), remedy, (root,))
 
 
 def shortened(path: str) -> str:

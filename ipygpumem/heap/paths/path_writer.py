@@ -135,6 +135,22 @@ class CutsInside(NamedTuple):
         self.cuts.extend(cuts)
         self.removed_references.update(references)
 
+    def add_way(self, way: Way, item: object, part: object) -> None:
+        """Add all references from an item to its part, ``runs[0].model`` and ``runs[0].best``; none
+        if the way has no line.
+
+        Args:
+            way: the way through the item to the part.
+            item: the item of the container.
+            part: the part.
+        """
+        if way.cut is None:
+            return
+        cuts = [way.cut]
+        if way.cut.owner_id == id(item):
+            cuts = cuts_of_repeated(way.cut, item, part)
+        self.add(cuts, part, way.removed_references)
+
 
 class PathWriter:
     """Writes chains of references as text.
@@ -149,8 +165,8 @@ class PathWriter:
         self._cell_of = roots.cell_of
         self._names = roots.names
         self._root_of_name = roots.namespaces.get(id(roots.names))
-        self._removed_objects = roots.removed_by_lines.objects
-        self._ages = roots.ages
+        self._removed_objects = roots.lines.removed.objects
+        self._ages = roots.lines.ages
         self._of_leaks = of_leaks
 
     def holder(self, root: Root, chain: Sequence[object]) -> Holder:
@@ -167,29 +183,38 @@ class PathWriter:
             of_graph: True if the last object is a tensor that stays, and its graph is to be freed.
         """
         steps = without_own_dicts(chain)
-        path = Path(root, root.text or self._words_without_root(steps[0]))
-        if not root.text and is_pending(steps[0]):
-            path.remedy = _remedy_for_task(steps[0])
+        path = self._path_from(root, steps[0])
         ended_id = self._append_steps(path, steps)
         if of_graph:
-            remedy = path.remedy if path.remedy.line else remedy_for_graph(steps, path)
-            return Way(path.holder(remedy))
-        if path.is_freed_by_command and is_instance(steps[-1], BaseException):
-            # %gpumem free clears frames, not what the error itself refers to.
-            path.remedy = Remedy(FORGET_LAST_ERROR)
-        way = path.way(root, is_root_itself=len(steps) == 1, ended_id=ended_id)
-        removed = way.cut
-        if not path.remedy.line:
+            advised = path.advice.remedy
+            return Way(path.holder(advised if advised.line else remedy_for_graph(steps, path)))
+        if root.is_freed_by_command and is_instance(steps[-1], BaseException):
+            # %gpumem free clears frames, not the objects to which the error itself refers.
+            path.replace_advised(Remedy(FORGET_LAST_ERROR))
+        way = path.way(is_root_itself=len(steps) == 1, ended_id=ended_id)
+        removed_cut = way.cut
+        if not path.advice.remedy.line:
             remedy = self._remedy_unless_needed(steps, path, way.holder.remedy)
             if remedy.line != way.holder.remedy.line:
-                removed = None  # words remove no reference
+                removed_cut = None  # words remove no reference
             if remedy != way.holder.remedy:
                 way = Way(replace(way.holder, remedy=remedy), words=words_for_parameter(steps))
         return replace(
             way,
             step_ids=tuple(map(id, steps)),
-            removed_references=_references_removed_by(removed, ended_id, steps),
+            removed_references=_references_removed_by(removed_cut, ended_id, steps),
         )
+
+    def _path_from(self, root: Root, item: object) -> Path:
+        """Return the path from a root to its object; it begins with words, such as ``a list that
+        nothing visible from Python refers to``, if the object has no root.
+        """
+        if root.text:
+            return Path(root, root.text)
+        path = Path(root, self._words_without_root(item))
+        if is_pending(item):
+            path.replace_advised(_remedy_for_task(item))
+        return path
 
     def _remedy_unless_needed(self, steps: Sequence[object], path: Path, remedy: Remedy) -> Remedy:
         """Return the remedy of a path, unless a model or an optimizer needs the last object of its
@@ -228,8 +253,10 @@ class PathWriter:
                 if path.cut is not cut_before:
                     self._mark_if_replaced(path, parent)
                     self._record_removed(path, steps[position])
-            if path.is_ending and ended_id == 0:  # the first advice is the one that counts
-                ended_object = parent if path.ended_object is None else path.ended_object
+            if path.advice.is_ending and ended_id == 0:  # the first advice counts
+                ended_object = path.advice.ended_object
+                if ended_object is None:
+                    ended_object = parent
                 ended_id = id(ended_object)
                 self._removed_objects[ended_id] = ended_object
             if is_last:
@@ -274,7 +301,7 @@ class PathWriter:
             path.cut = replace(cut, is_replaced=True)
 
     def _record_removed(self, path: Path, item: object) -> None:
-        """Record the object to which the reference leads that the path's line removes."""
+        """Record an object as removed by the path's line, if the line has a reference to remove."""
         if path.cut is not None:
             self._removed_objects[id(item)] = item
             path.cut = replace(path.cut, removed_id=id(item))
@@ -340,8 +367,8 @@ class PathWriter:
     def _cuts_of_wanted_items(
         self, root: Root, chain: Sequence[object], wanted_items: Sequence[object]
     ) -> CutsInside:
-        """Return the references by which a chain's last object holds the wanted ones of its
-        items.
+        """Return the references from a chain's last object, such as a list, to wanted items of it:
+        ``runs[3]`` and ``runs[5]``.
         """
         inside = CutsInside.empty()
         inside.cuts.extend(self.cuts_of_items(root, chain, wanted_items))
@@ -358,9 +385,10 @@ class PathWriter:
         items: Sequence[object],
         wanted: Container[int],
     ) -> CutsInside:
-        """Return the references by which the items of a chain's last object hold wanted objects.
+        """Return the references from items of a chain's last object, such as a list, to wanted
+        objects: ``runs[3].model``.
 
-        The code of the first ones is written: ``runs[0].model``. Of later ones in the same place of
+        The code of the first ones is written: ``runs[0].model``. Of later ones in the same field of
         their items, it is the same code with another position: ``runs[7].model``.
         """
         inside = CutsInside.empty()
@@ -368,8 +396,7 @@ class PathWriter:
         number_written = 0
         for position, item, part in _wanted_parts(items, wanted):
             cut = cut_by_field(fields, position, item, part)
-            # Enough references have code of their own.
-            if cut is not None and number_written >= _MOST_WRITTEN:
+            if cut is not None and number_written >= _MOST_WRITTEN:  # runs[10].model and later ones
                 self._removed_objects[id(part)] = part
                 inside.add([cut], part, {(id(item), id(part))})
                 continue
@@ -377,16 +404,11 @@ class PathWriter:
             if number_written > _MOST_INSIDE:  # too many that are by no common field
                 return CutsInside.empty()
             way = self.way(root, (*chain, item, part))
-            if way.cut is None:
-                continue
-            if cut is None and len(fields) < _MOST_FIELDS:
+            inside.add_way(way, item, part)
+            if cut is None and len(fields) < _MOST_FIELDS:  # the first part in this field
                 field = ItemField.at_end(way, chain[-1], item, part)
                 if field is not None:
                     fields.append(field)
-            cuts = [way.cut]
-            if way.cut.owner_id == id(item):
-                cuts = cuts_of_repeated(way.cut, item, part)
-            inside.add(cuts, part, way.removed_references)
         unique = list(by_identity(items).values())
         return inside._replace(cuts=with_only_places_marked(inside.cuts, fields, unique))
 

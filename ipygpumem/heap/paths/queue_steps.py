@@ -186,7 +186,7 @@ def _append_queued_item(path: Path, steps: Sequence[object], protocol: Protocol)
     listed: list[Any] = list(items)  # type: ignore[call-overload]  # a list or deque
     if protocol is _EVENTS:
         protocol = protocol.with_keys([event.sequence for event in listed])
-    path.text += name
+    path.text.shown += name
     _append_one_item(path, items, listed, steps[2], protocol, f"{path.code}{name}")
     return 2
 
@@ -294,8 +294,8 @@ def _append_pool_item(path: Path, steps: Sequence[object]) -> int:
     if waiting == 1:
         imports, pool = split(path.code)
         line = imports + _CALLS_OF_POOL.removing_all.format(pool, ending="")
-    path.ended_object = queue  # the pool's threads refer to it, too
-    path.advise(line, _CALLS_OF_POOL.words)
+    # The pool's threads refer to the queue, too.
+    path.advise(line, _CALLS_OF_POOL.words, ended_object=queue)
     path.append_fixed("._work_queue (a call that waits)")
     return 1
 

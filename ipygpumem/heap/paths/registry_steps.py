@@ -104,7 +104,7 @@ def _append_finalizer(path: Path, registry: Any, info: object) -> int:
     path.append_removable(
         "._registry (arguments of a finalizer)", "", Cut(Kind.CALL, id(registry), path.code, call)
     )
-    path.is_lost = True
+    path.text.is_lost = True
     path.is_fixed = True
     return 2
 

@@ -43,7 +43,7 @@ class Remedy:
     """A line of code that frees an object, or words that say how to free it.
 
     Attributes:
-        line: a line of code, a magic, or words; empty if nothing is known.
+        line: a line of code, a magic, or words; empty if there is no advice.
         comment: the comment on the line; empty if there is none.
         cuts: the references that the line removes, if it does nothing else. Without a line they are
             those that could be removed: only a caller knows whether a name leads to nothing else.
@@ -66,7 +66,9 @@ class Remedy:
 
     @property
     def removed(self) -> tuple[Cut, ...]:
-        """The references that the line removes, if these are known; none for words."""
+        """The references that the line removes; none for words, and for a line that does anything
+        else.
+        """
         return self.cuts if self.line else ()
 
     @property
@@ -210,7 +212,9 @@ class Holder:
 
     @property
     def has_words(self) -> bool:
-        """True if its path leads through more than items and attributes of a name."""
+        """True if a step of its path has words, ``: closure of function f``, and not only the code
+        of items and attributes.
+        """
         return ": " in without_keys(self.path)  # a key may hold anything
 
     @property
@@ -227,7 +231,9 @@ class Holder:
         return any(root.rank is Rank.KEPT for root in self.roots[1:])
 
     def with_more(self, number: str) -> Holder:
-        """Return the holder with the number of its further references."""
+        """Return the holder with the number of its further references to the object in the path:
+        ``runs[0], and 7 more there``.
+        """
         return replace(self, path=f"{self.path}, and {number}{MORE_THERE}")
 
     def record(self, names: Container[str] = ()) -> ReferencePath:

@@ -116,7 +116,7 @@ class Root:
 
         Args:
             module: the name of the module.
-            key: the global name; None for what the module holds without one.
+            key: the global name; None for an object to which the module refers without a name.
             code: the user's expression for the module; empty if there is none.
         """
         name = text_of(key)
@@ -279,7 +279,7 @@ RootOf = Callable[[object], Root | None]
 
 @dataclass(frozen=True)
 class RemovedByLines:
-    """The objects that the lines of a report remove: a search for holders adds them."""
+    """The objects that lines of a report may remove."""
 
     objects: dict[int, object] = field(default_factory=dict)
     """The objects to which the removed references lead, and objects that a call ends, by identity.
@@ -291,23 +291,38 @@ class RemovedByLines:
 
 
 @dataclass(frozen=True)
+class LinesOfReport:
+    """The objects that the lines of one report must keep, and those that they remove.
+
+    Attributes:
+        ages: tells which objects are older than the memory to free: a line keeps them.
+        received: returns the identities of the records that older objects have received since, such
+            as ``checkpoints["epoch 1"]``: a line removes each as a whole.
+        removed: the result. Each search for holders, and each ``PathWriter``, adds the objects that
+            its lines may remove.
+    """
+
+    ages: Ages = field(default_factory=Ages)
+    received: Callable[[], Container[int]] = frozenset
+    removed: RemovedByLines = field(default_factory=RemovedByLines)
+
+
+@dataclass(frozen=True)
 class Roots:
     """The objects that the user can name, except modules, threads and running functions, which
-    every program has, and the knowledge with which a search for holders writes lines.
+    every program has.
 
     Attributes:
         namespaces: for each dict of names, by its identity, the function that returns the root of a
             key.
         objects: the root of each object that is one itself, such as the shell, by the identity of
             the object.
-        registered: the same for objects that a registry keeps, to which no other object need refer.
+        registered: the root of each object that a registry keeps, such as a logger, by the identity
+            of the object: no other object need refer to it.
         hidden: identities of objects to skip, which refer to their contents only temporarily.
         cell_of: returns the number of the cell with a code's file name.
         names: the user's names, to write the statement that frees an object.
-        ages: tells which objects are older than the memory to free.
-        received: returns the identities of objects that older ones have received since: the user
-            removes such a record as a whole.
-        removed_by_lines: the search adds the objects that lines of its report remove.
+        lines: the objects that lines about these roots keep and remove.
     """
 
     namespaces: Mapping[int, RootOf] = field(default_factory=dict)
@@ -316,9 +331,7 @@ class Roots:
     hidden: frozenset[int] = frozenset()
     cell_of: Callable[[str], int | None] = lambda filename: None
     names: Mapping[str, object] = field(default_factory=dict)
-    ages: Ages = field(default_factory=Ages)
-    received: Callable[[], Container[int]] = frozenset
-    removed_by_lines: RemovedByLines = field(default_factory=RemovedByLines)
+    lines: LinesOfReport = field(default_factory=LinesOfReport)
 
 
 _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")

@@ -82,7 +82,9 @@ def outermost(cuts: Sequence[Cut]) -> list[Cut]:
 
 
 def _is_removed_by(cuts: Mapping[Cut, None], outer: Cut | None) -> bool:
-    """Return True if ``cuts`` contain a reference, or one further out."""
+    """Return True if ``cuts`` contain a reference or one of its outer ones: ``runs[3]`` for
+    ``runs[3]["model"]``.
+    """
     while outer is not None:
         if not cuts.keys().isdisjoint(outer.each()):
             return True

@@ -111,8 +111,8 @@ def _append_traceback(path: Path, steps: Sequence[object], cell_of: CellOf) -> i
         elif type(item) is FrameType:
             return position + _append_frame(path, item, line, steps[position:], cell_of)
         elif not is_instance(item, BaseException):
-            if path.is_freed_by_command:
-                path.remedy = Remedy(FORGET_LAST_ERROR)
+            if path.root.is_freed_by_command:
+                path.replace_advised(Remedy(FORGET_LAST_ERROR))
             path.append_words(f": exception{attribute_text(steps[position - 1], item)}")
             return position
     path.append_words(": exception")

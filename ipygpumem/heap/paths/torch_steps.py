@@ -16,7 +16,7 @@ from ipygpumem.heap.paths.items_and_attributes import attribute_text
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import ASSIGNED, Path
 from ipygpumem.heap.paths.remedies import NO_REMEDY, Remedy
-from ipygpumem.heap.paths.roots import NO_ROOT, NOTEBOOK
+from ipygpumem.heap.paths.roots import NOTEBOOK
 from ipygpumem.introspect import (
     instance_dict,
     is_exactly,
@@ -120,8 +120,9 @@ def _append_optimizer_step(path: Path, steps: Sequence[object]) -> int:
     if attribute_text(optimizer, child) == ".state":
         if _append_parameter_of_group(path, steps):
             return 2
-        path.advise(_clearing_state(optimizer, child, path), "", _BEGINS_AGAIN)
-        path.ended_object = child  # the groups still lead to the parameters
+        # The line ends the state, not the optimizer: the groups still lead to the parameters.
+        clearing = _clearing_state(optimizer, child, path)
+        path.advise(clearing, "", _BEGINS_AGAIN, ended_object=child)
         if _is_added_state(steps):
             return 0
     path.is_in_model = True
@@ -282,12 +283,10 @@ def _append_hook(
         if len(hooks) == 1:  # type: ignore[arg-type]  # it is a dict
             template = f"{{}}{attribute}.clear()"
         removal = path.statement(template)
-    path.advise(removal, _HANDLE)
-    path.ended_object = hooks  # other modules may have hooks that lead to the same objects
-    path.text = f"{hook} on {path.text.removeprefix(NOTEBOOK)}"
-    path.roots = (NO_ROOT,)
+    # Other modules may have hooks that lead to the same objects.
+    path.advise(removal, _HANDLE, ended_object=hooks)
+    path.text.replace_by_words(f"{hook} on {path.text.shown.removeprefix(NOTEBOOK)}")
     path.code = ""
-    path.is_lost = True
 
 
 def _removal_by_handle(hooks: object, key: object, names: Mapping[str, object]) -> str:
