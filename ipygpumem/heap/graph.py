@@ -93,6 +93,30 @@ class Graph:
         return set(chain.from_iterable(filter(None, map(self.edges.get, keys))))
 
 
+class Reading:
+    """The nodes that one reading has found: after ``region.reader.read([model])``, the nodes behind
+    ``model``.
+
+    Attributes:
+        added: the nodes that no earlier reading has read.
+        revisited: nodes that were in the graph when the reading came to them, because an earlier
+            reading had added them or an earlier reference of this one; and the nodes that own
+            memory which added nodes show, too, as an array does that a new view shows.
+    """
+
+    def __init__(self) -> None:
+        self.added: list[NodeKey] = []
+        self.revisited: set[NodeKey] = set()
+
+
+class NodeSpan(NamedTuple):
+    """The addresses of host memory, and the node that shows it."""
+
+    start: int
+    end: int
+    key: NodeKey
+
+
 class Overlap(NamedTuple):
     """Memory that two nodes show."""
 
