@@ -8,10 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.libraries import Piece
+from ipygpumem.heap.libraries import Piece, PieceKey
 
-NodeKey = int | tuple[object, ...]
-"""Identity of an object, or the key of a piece of memory or of a node of an autograd graph."""
+NodeKey = int | PieceKey
+"""Identity of an object, or the key of a piece of memory such as ``("torch", address)``, or of a
+node of an autograd graph: ``("graph", id(node))``.
+"""
 
 
 class Graph:
@@ -44,7 +46,7 @@ class Graph:
 
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
-        self.pieces: dict[tuple[object, ...], Piece] = {}
+        self.pieces: dict[PieceKey, Piece] = {}
         self.edges: dict[NodeKey, tuple[NodeKey, ...]] = {}
         self.cpu_bytes: dict[NodeKey, int] = {}
         self.device_bytes: dict[NodeKey, Counter[str]] = {}

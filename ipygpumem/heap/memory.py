@@ -32,6 +32,7 @@ from ipygpumem.heap.knowledge.sorted_types import SortedTypes
 from ipygpumem.heap.libraries import (
     UNREAD,
     Piece,
+    PieceKey,
     places_of_buffers,
     read_behind,
     texts_of_numpy,
@@ -123,7 +124,7 @@ class MemoryReader:
         for tensor in unusual:
             self._exclude_pieces(_keys_of_storages(tensor))
 
-    def _exclude_pieces(self, keys: Iterable[tuple[object, ...]]) -> None:
+    def _exclude_pieces(self, keys: Iterable[PieceKey]) -> None:
         """Do not count the pieces with these keys: add them to the graph without bytes."""
         for key in keys:
             self._graph.pieces.setdefault(key, Piece(key, 0))
@@ -313,37 +314,48 @@ class MemoryReader:
             graph.add_bytes(piece.key, bytes_of_storages[size_and_device])
 
     def _count_once(self, key: NodeKey, owner: NodeKey | None, size_bytes: int) -> None:
-        """Subtract memory from a node that was counted at another one, and add an edge between
-        them.
+        """Subtract memory that was counted at another node, and add an edge between the two nodes.
 
-        One of the two is a piece, from which the edge leads to the other one, an object or a piece.
-        Of two objects, neither changes.
+        At least one of the two is a piece. Two objects do not change: each has a size of its own.
 
         Args:
-            key: the node.
+            key: the node whose bytes are reduced.
             owner: the node at which the memory was counted; None if it is excluded.
             size_bytes: the bytes that both show.
         """
-        graph = self._graph
         if type(key) is int and type(owner) is int:
-            return  # both have a size of their own
+            return
+        self._subtract_bytes(key, size_bytes)
+        if owner is None:
+            return
+        piece, sharer = owner, key
+        if type(key) is tuple:  # the key of a piece
+            piece, sharer = key, owner
+        is_added = self._lead_from_piece(piece, sharer)
+        if is_added:
+            self._reading.revisited.add(owner)
+
+    def _subtract_bytes(self, key: NodeKey, size_bytes: int) -> None:
+        """Subtract bytes from a node's RAM; a leaf, such as a long text, has none stored yet."""
+        graph = self._graph
         counted_bytes = graph.cpu_bytes.get(key)
         if counted_bytes is None and type(key) is int:
             counted_bytes = self._types.own_bytes.of([graph.objects[key]])
         remaining_bytes = (counted_bytes or 0) - size_bytes
         graph.cpu_bytes[key] = max(0, remaining_bytes)
-        if owner is None:
-            return
-        piece, end = owner, key
-        if type(key) is tuple:  # the key of a piece
-            piece, end = key, owner
-        if end in graph.edges.get(piece, ()):
-            return
-        self._reading.revisited.add(owner)
-        graph.lead(piece, [end])
+
+    def _lead_from_piece(self, piece: NodeKey, sharer: NodeKey) -> bool:
+        """Add an edge from a piece to the object or piece with which it shares memory; return True
+        if it is a further edge.
+        """
+        graph = self._graph
+        if sharer in graph.edges.get(piece, ()):
+            return False
+        graph.lead(piece, [sharer])
         graph.of_other_libraries.discard(piece)
-        if type(end) is int:
-            graph.inside[end] += 1
+        if type(sharer) is int:
+            graph.inside[sharer] += 1
+        return True
 
     def _large_spans(self, nodes: Sequence[NodeKey]) -> list[NodeSpan]:
         """Return the addresses of the large host memory of nodes.
@@ -424,7 +436,7 @@ def _pieces_of_unusual(reader: Reader, tensor: object) -> list[Piece]:
     return [Piece(("torch", key), size, device) for key, size in memory.storages.items()]
 
 
-def _keys_of_storages(tensor: object) -> list[tuple[object, ...]]:
+def _keys_of_storages(tensor: object) -> list[PieceKey]:
     """Return the keys of a tensor's storages: several of a sparse tensor."""
     key = storage_key(tensor)
     if key is not None:
@@ -434,7 +446,7 @@ def _keys_of_storages(tensor: object) -> list[tuple[object, ...]]:
         return [piece.key for piece in _pieces_of_unusual(Reader(torch), tensor)]
 
 
-def _keys_of_texts(array: Any) -> list[tuple[object, ...]]:
+def _keys_of_texts(array: Any) -> list[PieceKey]:
     """Return the key of the texts that an array's dtype keeps, if it keeps any."""
     dtype = read_array("dtype", array)
     if dtype.kind != STRING_KIND:
@@ -442,7 +454,7 @@ def _keys_of_texts(array: Any) -> list[tuple[object, ...]]:
     return [piece.key for piece in read_behind(dtype, texts_of_numpy).pieces]
 
 
-def _keys_of_maps(array: Any) -> list[tuple[object, ...]]:
+def _keys_of_maps(array: Any) -> list[PieceKey]:
     """Return the key of the memory map on which an array is, if the array shows nearly all of it:
     the map begins and ends with a page, the array need not.
     """
