@@ -404,7 +404,8 @@ class Garbage:
         self, seconds: float, share: float, *, in_scope: bool, of_all_objects: bool = False
     ) -> None:
         """Collect the garbage of a cell that has ended, and all other garbage if that is cheap
-        compared with the cell.
+        compared with the cell: after ``model.fit(data)`` that ran for a minute it is, and after
+        ``x = 1`` only the few objects of that cell are examined.
 
         Args:
             seconds: duration of the cell.
@@ -419,10 +420,17 @@ class Garbage:
             return
         if seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share):
             return
-        has_middle = 1 in _YOUNG
         # Without a middle generation, a collection would make the scope's objects old.
-        if not _YOUNG or (in_scope and not has_middle):
-            return
+        has_middle = 1 in _YOUNG
+        if _YOUNG and (has_middle or not in_scope):
+            self._collect_of_short_cell(in_scope=in_scope)
+
+    def _collect_of_short_cell(self, *, in_scope: bool) -> None:
+        """Collect the garbage of a short cell. Outside a scope, all young objects become old now
+        and then, and CPython decides about collecting the old ones when it would have done so
+        without these calls.
+        """
+        has_middle = 1 in _YOUNG
         young, collections, _ = gc.get_count()
         self._uncounted += young
         # Without another collection since, the youngest generation is exactly what the cell has
