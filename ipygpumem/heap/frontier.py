@@ -8,7 +8,7 @@ from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.bulk import OBSERVERS, by_identity, types_of, without_types
-from ipygpumem.heap.graph import Graph, NodeKey
+from ipygpumem.heap.graph import Graph, Reading
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.sorted_types import SortedTypes
 from ipygpumem.heap.memory import MemoryReader
@@ -23,26 +23,21 @@ class Frontier:
 
     Attributes:
         waiting: the nodes to read, the next one last.
-        new: the nodes that the reading has added.
-        met: nodes of earlier readings to which nodes of this reading refer, and some nodes of this
-            reading.
         unread: by identity, nodes that no reading has read: reserved ones, and those that an
             interrupted reading has left.
     """
 
     def __init__(self, graph: Graph, types: SortedTypes) -> None:
         self.waiting: list[Any] = []
-        self.new: list[NodeKey] = []
-        self.met: set[NodeKey] = set()
         self.unread: dict[int, Any] = {}
         self._graph = graph
         self._types = types
+        self._reading = Reading()
 
-    def begin(self) -> None:
-        """Begin with a new reading."""
+    def begin(self, reading: Reading) -> None:
+        """Begin with a new reading, which receives the nodes."""
         self.waiting = []
-        self.new = []
-        self.met = set()
+        self._reading = reading
 
     def end(self) -> None:
         """Keep the nodes that still wait for a later reading."""
@@ -50,7 +45,7 @@ class Frontier:
         self.waiting = []
 
     def add_roots(self, roots: Sequence[object]) -> list[Any]:
-        """Add the roots that no reading has read as nodes; return these."""
+        """Add the roots that no reading has read as nodes; return these roots."""
         to_read = []
         for key, item in by_identity(roots).items():
             if key not in self._graph.objects:
@@ -59,7 +54,7 @@ class Frontier:
                 del self.unread[key]
             else:
                 continue
-            self.new.append(key)
+            self._reading.added.append(key)
             to_read.append(item)
         return to_read
 
@@ -69,18 +64,18 @@ class Frontier:
         """
         objects = self._graph.objects
         by_key = by_identity(shared)
-        met = by_key.keys() & objects.keys()
-        new = by_key
-        if met:
-            new = {key: item for key, item in by_key.items() if key not in met}
-        objects.update(new)
-        self.new += new
-        self.met |= met
-        self.waiting += without_types(self._types.leaves, list(new.values()))
+        in_graph = by_key.keys() & objects.keys()
+        nodes_to_add = by_key
+        if in_graph:
+            nodes_to_add = {key: item for key, item in by_key.items() if key not in in_graph}
+        objects.update(nodes_to_add)
+        self._reading.added += nodes_to_add
+        self._reading.revisited |= in_graph
+        self.waiting += without_types(self._types.leaves, list(nodes_to_add.values()))
         if self.unread:
-            again = met & self.unread.keys()
-            self.waiting += map(self.unread.pop, again)
-            self.new += again
+            unread_keys = in_graph & self.unread.keys()
+            self.waiting += map(self.unread.pop, unread_keys)
+            self._reading.added += unread_keys
 
 
 class Limits:

@@ -23,7 +23,7 @@ from itertools import repeat
 from math import prod
 from operator import contains, is_
 from types import BuiltinMethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem import interrupts
 from ipygpumem.heap.arrays import is_array
@@ -45,6 +45,8 @@ collected between two steps.
 """
 _MOST_ATTEMPTS = 50
 """Maximum number of attempts to run a collection."""
+_MOST_OLD_INSTANCES = 100_000
+"""Maximum number of weak references to keep; beyond it, a walk over the heap is cheaper."""
 _FEW_COLLECTIONS = 4
 """Collections of generation 0, of the 10 after which CPython itself collects generation 1."""
 
@@ -156,6 +158,75 @@ class Known(weakref.ref[object]):
     __slots__ = ()
 
 
+class _OldInstances(NamedTuple):
+    """The instances of some classes, such as all tensors, that were alive when the young objects
+    last became old. The live instances are those of them that have not died, and those among the
+    young objects: to list them takes no walk over the heap.
+    """
+
+    bases: tuple[type, ...]
+    """The classes."""
+    references: list[Known]
+
+    @classmethod
+    def of(cls, bases: tuple[type, ...], instances: Sequence[object]) -> _OldInstances | None:
+        """Return these instances; None if they are too many."""
+        if len(instances) > _MOST_OLD_INSTANCES:
+            return None
+        return cls(bases, list(map(Known, instances)))
+
+    def are_of(self, bases: tuple[type, ...]) -> bool:
+        """Return True if the instances are those of exactly these classes."""
+        return len(bases) == len(self.bases) and all(map(is_, bases, self.bases))
+
+    def with_young(self, young_instances: Sequence[object]) -> _OldInstances | None:
+        """Return the instances once the young ones are old, too; None if there are too many: most
+        have died, because nothing has asked for instances since.
+        """
+        if not young_instances:
+            return self
+        references = [*self.references, *map(Known, young_instances)]
+        if len(references) > _MOST_OLD_INSTANCES:
+            return None
+        return _OldInstances(self.bases, references)
+
+    def live(self) -> list[object]:
+        """Return the instances that have not died."""
+        return [item for reference in self.references if (item := reference()) is not None]
+
+
+class _CollectionCosts:
+    """Predicts the time of a collection of all objects, which grows with the heap, from the number
+    of allocated blocks.
+    """
+
+    _FIRST_GUESS_SECONDS = 2e-7
+    """Time that a collection takes for each allocated block, until one was timed."""
+
+    def __init__(self) -> None:
+        self._seconds_per_block = self._FIRST_GUESS_SECONDS
+        self._cpu_at_last_cell = time.process_time()
+        """The CPU time at the last call of ``worked_seconds``, in seconds."""
+
+    def worked_seconds(self, cell_seconds: float) -> float:
+        """Return the CPU time since the last call, so that short cells need not be timed; at most
+        the duration of the cell that has ended, because a cell that only waited has made no
+        garbage.
+        """
+        cpu_now = time.process_time()
+        cpu_since_last_cell = cpu_now - self._cpu_at_last_cell
+        self._cpu_at_last_cell = cpu_now
+        return min(cell_seconds, cpu_since_last_cell)
+
+    def predicted_seconds(self, blocks: int) -> float:
+        """Return the predicted time of a collection with so many allocated blocks."""
+        return blocks * self._seconds_per_block
+
+    def record(self, blocks: int, seconds: float) -> None:
+        """Record the time that a collection has taken with so many allocated blocks."""
+        self._seconds_per_block = seconds / blocks
+
+
 class Garbage:
     """Collects all garbage, or only that made since a ``GcMark``; lists live instances of some
     classes.
@@ -163,21 +234,16 @@ class Garbage:
 
     SHORTEST_SECONDS = 0.02
     """Minimum duration of a cell after which more than young garbage may be collected."""
-    _FIRST_GUESS_SECONDS = 2e-7
-    """Time that a collection takes for each allocated block, until one was timed."""
-    _MOST_KNOWN = 100_000
-    """Maximum number of weak references to keep; beyond it, a walk over the heap is cheaper."""
 
     def __init__(self) -> None:
         self._watch = CollectionWatch() if _YOUNG == (0,) else None
-        self._seconds_per_block = self._FIRST_GUESS_SECONDS
-        self._cpu_at_last_call = time.process_time()
-        """The CPU time at the last call of ``collect_if_cheap``, in seconds."""
+        self._costs = _CollectionCosts()
         self.last: GcMark | None = None
         """The last moment at which all existing objects became old."""
-        self._bases: tuple[type, ...] = ()
-        self._known: list[Known] | None = None
-        """The live instances of ``_bases`` that are older than ``last``; None if unknown."""
+        self._old_instances: _OldInstances | None = None
+        """The instances that are older than ``last``, of the classes for which ``instances`` was
+        last called; None if unknown.
+        """
         self._collections = 0
         """Collections of generation 0 that the collector had counted at the end of the last cell.
         """
@@ -210,85 +276,78 @@ class Garbage:
         self._saver.remove(new_objects)
 
     def _collect_young(self) -> int:
-        """Collect young garbage, which makes all other objects old, and record the instances among
-        these; return the number of objects that died.
+        """Collect young garbage, which makes all other objects old, and record which instances
+        are old then; return the number of objects that died.
         """
         if not _YOUNG or not gc.isenabled():
-            self.last = self._known = None
+            self.last = self._old_instances = None
             return 0
         last = self.last
-        progress = _progress_of_other_threads() if self._known is not None else {}
-        known = self._known_and_new()
+        progress = _progress_of_other_threads() if self._old_instances is not None else {}
+        instances = self._old_and_young_instances()
         died = _collect_generation(_YOUNG[-1], self._decreases)
         if self.last is not last:  # another thread has collected, too
-            known = None
-        elif known is not None and _progress_of_other_threads() != progress:
-            known = None  # another thread may have made instances that were not listed
-        self._known = known
+            instances = None
+        elif instances is not None and _progress_of_other_threads() != progress:
+            instances = None  # another thread may have made instances that were not listed
+        self._old_instances = instances
         self.last = GcMark(self._watch)
         self._collections = 0
         return died
 
-    def _known_and_new(self) -> list[Known] | None:
-        """Return the known instances and those that may be younger; None if unknown or too many."""
-        if self._known is None:
-            return None
-        new = self._new_instances()
-        if new is None:
-            return None
-        if not new:
-            return self._known
-        known = [*self._known, *map(Known, new)]
-        if len(known) > self._MOST_KNOWN:
-            return None  # most have died: nothing has asked for instances since
-        return known
+    # -- instances of classes --------------------------------------------------------------------
 
     def instances(self, *bases: type) -> list[object]:
         """Return the live instances of classes written in Python, subclasses included.
 
-        Walks over the heap only for the first question about these classes, and when older
+        Walks over the heap only for the first question about these classes, and when the old
         instances are not known.
         """
-        is_asked_again = len(bases) == len(self._bases) and all(map(is_, bases, self._bases))
-        new = None
-        if self._known is not None and is_asked_again:
-            new = self._new_instances()
-        if new is None or self._known is None:  # another thread may have forgotten them
+        old = self._old_instances
+        if old is None or not old.are_of(bases):
             return self._instances_in_heap(bases)
-        older = [item for reference in self._known if (item := reference()) is not None]
-        if len(older) < len(self._known):
-            self._known = list(map(Known, older))
-        return list(by_identity([*older, *new]).values())
+        young_instances = self._young_instances(bases)
+        old = self._old_instances  # another thread may have made the young ones old, or forgotten
+        if young_instances is None or old is None or not old.are_of(bases):
+            return self._instances_in_heap(bases)
+        old_instances = old.live()
+        if len(old_instances) < len(old.references):
+            self._old_instances = _OldInstances.of(bases, old_instances)
+        return list(by_identity([*old_instances, *young_instances]).values())
 
     def _instances_in_heap(self, bases: tuple[type, ...]) -> list[object]:
-        """Return the live instances of classes by a walk over the heap; record them as known ones,
-        unless there are too many.
+        """Return the live instances of classes by a walk over the heap, and record them as old
+        ones.
         """
         last = GcMark(self._watch)
         instances = live_instances(*bases)
-        self._bases = bases
         self.last = last
-        if len(instances) <= self._MOST_KNOWN:
-            self._known = list(map(Known, instances))
-        else:
-            self._known = None
+        self._old_instances = _OldInstances.of(bases, instances)
         return instances
 
-    def forget(self) -> None:
-        """Forget the known instances, and remove the callbacks."""
-        self._known = None
-        self._saver.stop()
-        if self._watch is not None:
-            self._watch.stop()
-
-    def _new_instances(self) -> list[object] | None:
-        """Return the instances of ``_bases`` that may be younger than the known ones; None if
-        unknown.
-        """
+    def _young_instances(self, bases: tuple[type, ...]) -> list[object] | None:
+        """Return the instances that may be younger than ``last``; None if unknown."""
         young = objects_since(self.last)
         if young is None:
             return None
-        return instances_among(young, *self._bases)
+        return instances_among(young, *bases)
+
+    def _old_and_young_instances(self) -> _OldInstances | None:
+        """Return the instances that are old once the young objects are; None if unknown."""
+        old = self._old_instances
+        if old is None:
+            return None
+        young_instances = self._young_instances(old.bases)
+        if young_instances is None:
+            return None
+        return old.with_young(young_instances)
+
+    def forget(self) -> None:
+        """Forget the old instances, and remove the callbacks."""
+        self._old_instances = None
+        self._saver.stop()
+        if self._watch is not None:
+            self._watch.stop()
 
     # -- collecting ------------------------------------------------------------------------------
 
@@ -345,7 +404,8 @@ class Garbage:
         self, seconds: float, share: float, *, in_scope: bool, of_all_objects: bool = False
     ) -> None:
         """Collect the garbage of a cell that has ended, and all other garbage if that is cheap
-        compared with the cell.
+        compared with the cell: after ``model.fit(data)`` that ran for a minute it is, and after
+        ``x = 1`` only the few objects of that cell are examined.
 
         Args:
             seconds: duration of the cell.
@@ -360,10 +420,17 @@ class Garbage:
             return
         if seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share):
             return
-        has_middle = 1 in _YOUNG
         # Without a middle generation, a collection would make the scope's objects old.
-        if not _YOUNG or (in_scope and not has_middle):
-            return
+        has_middle = 1 in _YOUNG
+        if _YOUNG and (has_middle or not in_scope):
+            self._collect_of_short_cell(in_scope=in_scope)
+
+    def _collect_of_short_cell(self, *, in_scope: bool) -> None:
+        """Collect the garbage of a short cell. Outside a scope, all young objects become old now
+        and then, and CPython decides about collecting the old ones when it would have done so
+        without these calls.
+        """
+        has_middle = 1 in _YOUNG
         young, collections, _ = gc.get_count()
         self._uncounted += young
         # Without another collection since, the youngest generation is exactly what the cell has
@@ -382,25 +449,17 @@ class Garbage:
     def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
         """Collect all garbage if that is predicted to take at most ``share`` of the time that code
         has worked; return True if it was collected.
-
-        The cost grows with the heap, so it is predicted from the number of allocated blocks and the
-        time per block of earlier collections. The work is the CPU time since the last call, so that
-        short cells need not be timed, but at most the duration of the cell, because a cell that
-        only waited has made no garbage.
         """
-        cpu_now = time.process_time()
-        cpu_since_last_call = cpu_now - self._cpu_at_last_call
-        self._cpu_at_last_call = cpu_now
-        worked = min(cell_seconds, cpu_since_last_call)
+        worked = self._costs.worked_seconds(cell_seconds)
         if worked < self.SHORTEST_SECONDS or not gc.isenabled():
             return False
         blocks = sys.getallocatedblocks()
-        if blocks * self._seconds_per_block > share * worked:
+        if self._costs.predicted_seconds(blocks) > share * worked:
             return False
         self._collect_young()
         started = time.perf_counter()
         self._collect_old()
-        self._seconds_per_block = (time.perf_counter() - started) / blocks
+        self._costs.record(blocks, time.perf_counter() - started)
         return True
 
 

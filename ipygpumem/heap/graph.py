@@ -8,10 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.libraries import Piece
+from ipygpumem.heap.libraries import Piece, PieceKey
 
-NodeKey = int | tuple[object, ...]
-"""Identity of an object, or the key of a piece of memory or of a node of an autograd graph."""
+NodeKey = int | PieceKey
+"""Identity of an object, or the key of a piece of memory such as ``("torch", address)``, or of a
+node of an autograd graph: ``("graph", id(node))``.
+"""
 
 
 class Graph:
@@ -44,7 +46,7 @@ class Graph:
 
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
-        self.pieces: dict[tuple[object, ...], Piece] = {}
+        self.pieces: dict[PieceKey, Piece] = {}
         self.edges: dict[NodeKey, tuple[NodeKey, ...]] = {}
         self.cpu_bytes: dict[NodeKey, int] = {}
         self.device_bytes: dict[NodeKey, Counter[str]] = {}
@@ -91,6 +93,30 @@ class Graph:
         if len(keys) > len(self.edges):
             keys = self.edges.keys() & keys
         return set(chain.from_iterable(filter(None, map(self.edges.get, keys))))
+
+
+class Reading:
+    """The nodes that one reading has found: after ``region.reader.read([model])``, the nodes behind
+    ``model``.
+
+    Attributes:
+        added: the nodes that no earlier reading has read.
+        revisited: nodes that were in the graph when the reading came to them, because an earlier
+            reading had added them or an earlier reference of this one; and the nodes that own
+            memory which added nodes show, too, as an array does that a new view shows.
+    """
+
+    def __init__(self) -> None:
+        self.added: list[NodeKey] = []
+        self.revisited: set[NodeKey] = set()
+
+
+class NodeSpan(NamedTuple):
+    """The addresses of host memory, and the node that shows it."""
+
+    start: int
+    end: int
+    key: NodeKey
 
 
 class Overlap(NamedTuple):

@@ -48,12 +48,17 @@ from ipygpumem.probes.pages import resident_bytes
 from ipygpumem.probes.pools import name_of_jax_device
 from ipygpumem.probes.segments import linked_bytes
 
+PieceKey = tuple[object, ...]
+"""Identity of a piece of memory while it is alive. It begins with the library that has allocated
+the memory, or with ``"object"`` or ``"memory"`` and the identity of a Python object that has it:
+``("torch", address)``, ``("polars", address, size)``, ``("object", id(item))``.
+"""
+
 
 class Piece(NamedTuple):
     """Memory to which no Python object refers."""
 
-    key: tuple[object, ...]
-    """Identity of the memory while it is alive."""
+    key: PieceKey
     size_bytes: int
     device: str = "cpu"
     address: int = 0
@@ -196,7 +201,7 @@ def _jax_array(array: Any) -> Iterator[object]:
     address = 0
     if array.is_ready() and len(devices) == 1:
         address = int(array.unsafe_buffer_pointer())
-    key: tuple[object, ...] = object_key(array)
+    key: PieceKey = object_key(array)
     if address:
         key = ("jax", device, address)
     if device != "cpu":
@@ -320,7 +325,7 @@ def _polars_frame(frame: Any) -> Iterator[object]:
         yield from polars_column(column, *key)
 
 
-def polars_columns(frame: Any) -> Iterator[tuple[Any, tuple[object, ...]]]:
+def polars_columns(frame: Any) -> Iterator[tuple[Any, PieceKey]]:
     """Yield the columns of a frame of polars, each with its identity while the frame is alive."""
     inner = native(frame, "PyDataFrame", "_df")
     if inner is not None:

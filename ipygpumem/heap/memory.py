@@ -26,12 +26,13 @@ from ipygpumem.heap.arrays import (
     storage_key,
 )
 from ipygpumem.heap.bulk import instances_among, of_types, types_of, without_objects
-from ipygpumem.heap.graph import Graph, NodeKey, SmallPieces, Spans
+from ipygpumem.heap.graph import Graph, NodeKey, NodeSpan, Reading, SmallPieces, Spans
 from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
 from ipygpumem.heap.knowledge.sorted_types import SortedTypes
 from ipygpumem.heap.libraries import (
     UNREAD,
     Piece,
+    PieceKey,
     places_of_buffers,
     read_behind,
     texts_of_numpy,
@@ -53,18 +54,13 @@ class MemoryReader:
         graph: the graph.
         types: the types of its objects.
         keeps_arrays: fill ``graph.arrays``.
-
-    Attributes:
-        new: the pieces that were added since ``begin``.
-        met: the pieces of earlier readings, and the nodes with whose memory new ones overlap.
     """
 
     def __init__(self, graph: Graph, types: SortedTypes, *, keeps_arrays: bool) -> None:
-        self.new: list[NodeKey] = []
-        self.met: set[NodeKey] = set()
         self._graph = graph
         self._types = types
         self._keeps_arrays = keeps_arrays
+        self._reading = Reading()
         self._spans = Spans()
         self._small_pieces = SmallPieces()
         """Small memory of libraries that is part of no large memory so far."""
@@ -75,10 +71,9 @@ class MemoryReader:
         self._small_excluded: set[int] = set()
         """The small NumPy arrays among them, by identity."""
 
-    def begin(self) -> None:
-        """Begin with a new reading."""
-        self.new = []
-        self.met = set()
+    def begin(self, reading: Reading) -> None:
+        """Begin with a new reading, which receives the pieces."""
+        self._reading = reading
 
     def add(self, pieces: Sequence[Piece]) -> None:
         """Add pieces of a library's memory to which no object leads yet."""
@@ -129,7 +124,7 @@ class MemoryReader:
         for tensor in unusual:
             self._exclude_pieces(_keys_of_storages(tensor))
 
-    def _exclude_pieces(self, keys: Iterable[tuple[object, ...]]) -> None:
+    def _exclude_pieces(self, keys: Iterable[PieceKey]) -> None:
         """Do not count the pieces with these keys: add them to the graph without bytes."""
         for key in keys:
             self._graph.pieces.setdefault(key, Piece(key, 0))
@@ -201,25 +196,27 @@ class MemoryReader:
         read = self._types.own_bytes.readers[id(type(storage))]
         self._add_pieces(read_behind(storage, read).pieces, edges)
 
-    def join_by_address(self, new: Sequence[NodeKey]) -> None:
-        """Count host memory once that new nodes show together with each other, or with older nodes.
+    def join_by_address(self) -> None:
+        """Count host memory once that nodes of the reading show together with each other, or with
+        older nodes: that of ``rows`` and of the tensor ``torch.from_numpy(rows)``.
 
         Arrays and buffers come first, then the pieces of libraries. A library that shows an array's
         memory has a reference to the array that no Python object contains. A small piece may be
         part of a large block that it keeps alive, such as ``frame.head()`` in polars.
         """
-        for start, end, key in self._spans_of(new):
+        added = self._reading.added
+        for start, end, key in self._large_spans(added):
             for overlap in self._spans.claim(start, end, key):
                 self._count_once(key, overlap.owner, overlap.size_bytes)
             for piece_key, size_bytes in self._small_pieces.taken(start, end):
                 self._count_once(piece_key, key, size_bytes)
-        for start, end, key in self._small_pieces_of(new):
+        for start, end, key in self._spans_of_small_pieces(added):
             overlaps = self._spans.overlaps(start, end)
             for overlap in overlaps:
                 self._count_once(key, overlap.owner, overlap.size_bytes)
             if not overlaps:
                 self._small_pieces.add(start, end, key)
-        for key in self._small_excluded.intersection(new):
+        for key in self._small_excluded.intersection(added):
             array = self._graph.objects[key]
             self._graph.cpu_bytes[key] -= read_array("nbytes", array)
 
@@ -296,10 +293,10 @@ class MemoryReader:
         for piece in pieces:
             edges[piece.key] = None
             if piece.key in graph.pieces:
-                self.met.add(piece.key)
+                self._reading.revisited.add(piece.key)
                 continue
             graph.pieces[piece.key] = piece
-            self.new.append(piece.key)
+            self._reading.added.append(piece.key)
             size = piece.size_bytes
             note = piece.note
             if piece.address and size >= _LARGE:
@@ -317,73 +314,84 @@ class MemoryReader:
             graph.add_bytes(piece.key, bytes_of_storages[size_and_device])
 
     def _count_once(self, key: NodeKey, owner: NodeKey | None, size_bytes: int) -> None:
-        """Subtract memory from a node that was counted at another one, and add an edge between
-        them.
+        """Subtract memory that was counted at another node, and add an edge between the two nodes.
 
-        One of the two is a piece, from which the edge leads to the other one, an object or a piece.
-        Of two objects, neither changes.
+        At least one of the two is a piece. Two objects do not change: each has a size of its own.
 
         Args:
-            key: the node.
+            key: the node whose bytes are reduced.
             owner: the node at which the memory was counted; None if it is excluded.
             size_bytes: the bytes that both show.
         """
-        graph = self._graph
         if type(key) is int and type(owner) is int:
-            return  # both have a size of their own
+            return
+        self._subtract_bytes(key, size_bytes)
+        if owner is None:
+            return
+        piece, sharer = owner, key
+        if type(key) is tuple:  # the key of a piece
+            piece, sharer = key, owner
+        is_added = self._lead_from_piece(piece, sharer)
+        if is_added:
+            self._reading.revisited.add(owner)
+
+    def _subtract_bytes(self, key: NodeKey, size_bytes: int) -> None:
+        """Subtract bytes from a node's RAM; a leaf, such as a long text, has none stored yet."""
+        graph = self._graph
         counted_bytes = graph.cpu_bytes.get(key)
         if counted_bytes is None and type(key) is int:
             counted_bytes = self._types.own_bytes.of([graph.objects[key]])
         remaining_bytes = (counted_bytes or 0) - size_bytes
         graph.cpu_bytes[key] = max(0, remaining_bytes)
-        if owner is None:
-            return
-        piece, end = owner, key
-        if type(key) is tuple:  # the key of a piece
-            piece, end = key, owner
-        if end in graph.edges.get(piece, ()):
-            return
-        self.met.add(owner)
-        graph.lead(piece, [end])
-        graph.of_other_libraries.discard(piece)
-        if type(end) is int:
-            graph.inside[end] += 1
 
-    def _spans_of(self, new: Sequence[NodeKey]) -> list[tuple[int, int, NodeKey]]:
-        """Return the start and end of large host memory of nodes, with the node.
+    def _lead_from_piece(self, piece: NodeKey, sharer: NodeKey) -> bool:
+        """Add an edge from a piece to the object or piece with which it shares memory; return True
+        if it is a further edge.
+        """
+        graph = self._graph
+        if sharer in graph.edges.get(piece, ()):
+            return False
+        graph.lead(piece, [sharer])
+        graph.of_other_libraries.discard(piece)
+        if type(sharer) is int:
+            graph.inside[sharer] += 1
+        return True
+
+    def _large_spans(self, nodes: Sequence[NodeKey]) -> list[NodeSpan]:
+        """Return the addresses of the large host memory of nodes.
 
         Of memory that begins at the same address, the largest comes first, and objects before
         pieces.
         """
-        objects = [self._graph.objects[key] for key in new if type(key) is int]
+        objects = [self._graph.objects[key] for key in nodes if type(key) is int]
         spans = self._spans_of_arrays(objects)
         if library_type("numpy", "ndarray") is not None:
             for data, start, end in places_of_buffers(objects, _LARGE):
-                spans.append((start, end, id(data)))
-        for piece in self._pieces_with_address(new):
+                spans.append(NodeSpan(start, end, id(data)))
+        for piece in self._pieces_with_address(nodes):
             if piece.size_bytes >= _LARGE:
-                spans.append((piece.address, piece.address + piece.size_bytes, piece.key))
+                spans.append(_span_of_piece(piece))
         return sorted(spans, key=_order_of_span)
 
-    def _spans_of_arrays(self, objects: Sequence[object]) -> list[tuple[int, int, NodeKey]]:
-        """Return the start and end of the memory of each large array among some nodes, with the
-        node. A view stands for its array if the array is folded into it.
+    def _spans_of_arrays(self, objects: Sequence[object]) -> list[NodeSpan]:
+        """Return the addresses of each large array among the objects of nodes. A view stands for
+        its array if the array is folded into it.
         """
-        spans = list[tuple[int, int, NodeKey]]()
+        spans = list[NodeSpan]()
         for array in of_types(self._types.arrays, objects):
             owner = owner_of(array)
             is_folded = owner is not array and id(owner) not in self._graph.objects
             if is_array(owner) and (owner is array or is_folded) and _owns_much(owner):
                 _, start, end = place_of(owner)
-                spans.append((start, end, id(array)))
+                spans.append(NodeSpan(start, end, id(array)))
         return spans
 
-    def _small_pieces_of(self, new: Sequence[NodeKey]) -> list[tuple[int, int, NodeKey]]:
-        """Return the start and end of small memory of libraries, with the node."""
-        spans = list[tuple[int, int, NodeKey]]()
-        for piece in self._pieces_with_address(new):
+    def _spans_of_small_pieces(self, nodes: Sequence[NodeKey]) -> list[NodeSpan]:
+        """Return the addresses of the small pieces of host memory among nodes."""
+        spans = list[NodeSpan]()
+        for piece in self._pieces_with_address(nodes):
             if 0 < piece.size_bytes < _LARGE:
-                spans.append((piece.address, piece.address + piece.size_bytes, piece.key))
+                spans.append(_span_of_piece(piece))
         return spans
 
     def _pieces_with_address(self, keys: Sequence[NodeKey]) -> Iterator[Piece]:
@@ -405,11 +413,15 @@ def _owns_much(array: Any) -> bool:
     return read_array("base", array) is None and read_array("nbytes", array) >= _LARGE
 
 
-def _order_of_span(span: tuple[int, int, NodeKey]) -> tuple[int, int, bool]:
-    """Return the sort key of ``_spans_of``."""
-    start, end, key = span
-    is_piece = type(key) is tuple
-    return start, -end, is_piece
+def _span_of_piece(piece: Piece) -> NodeSpan:
+    """Return the addresses of a piece of host memory."""
+    return NodeSpan(piece.address, piece.address + piece.size_bytes, piece.key)
+
+
+def _order_of_span(span: NodeSpan) -> tuple[int, int, bool]:
+    """Return the sort key of ``_large_spans``."""
+    is_piece = type(span.key) is tuple
+    return span.start, -span.end, is_piece
 
 
 def _pieces_of_unusual(reader: Reader, tensor: object) -> list[Piece]:
@@ -424,7 +436,7 @@ def _pieces_of_unusual(reader: Reader, tensor: object) -> list[Piece]:
     return [Piece(("torch", key), size, device) for key, size in memory.storages.items()]
 
 
-def _keys_of_storages(tensor: object) -> list[tuple[object, ...]]:
+def _keys_of_storages(tensor: object) -> list[PieceKey]:
     """Return the keys of a tensor's storages: several of a sparse tensor."""
     key = storage_key(tensor)
     if key is not None:
@@ -434,7 +446,7 @@ def _keys_of_storages(tensor: object) -> list[tuple[object, ...]]:
         return [piece.key for piece in _pieces_of_unusual(Reader(torch), tensor)]
 
 
-def _keys_of_texts(array: Any) -> list[tuple[object, ...]]:
+def _keys_of_texts(array: Any) -> list[PieceKey]:
     """Return the key of the texts that an array's dtype keeps, if it keeps any."""
     dtype = read_array("dtype", array)
     if dtype.kind != STRING_KIND:
@@ -442,7 +454,7 @@ def _keys_of_texts(array: Any) -> list[tuple[object, ...]]:
     return [piece.key for piece in read_behind(dtype, texts_of_numpy).pieces]
 
 
-def _keys_of_maps(array: Any) -> list[tuple[object, ...]]:
+def _keys_of_maps(array: Any) -> list[PieceKey]:
     """Return the key of the memory map on which an array is, if the array shows nearly all of it:
     the map begins and ends with a page, the array need not.
     """

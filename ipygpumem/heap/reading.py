@@ -14,7 +14,7 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.bulk import CHUNK, by_identity, without_types
 from ipygpumem.heap.folding import Folder, constants_among
 from ipygpumem.heap.frontier import Context, Frontier, Limits
-from ipygpumem.heap.graph import Graph, NodeKey
+from ipygpumem.heap.graph import Graph, Reading
 from ipygpumem.heap.knowledge.barriers import Barriers, without_never_followed
 from ipygpumem.heap.knowledge.sorted_types import SortedTypes
 from ipygpumem.heap.levels import LevelReader
@@ -45,9 +45,7 @@ class GraphReader:
 
     Attributes:
         limits: the limits, and whether one was reached.
-        new: the nodes that the last reading has added.
-        met: nodes of earlier readings to which nodes of the last one refer, and some of the last
-            one.
+        reading: the last reading; after an ``AllowanceError``, with the nodes found so far.
     """
 
     def __init__(
@@ -63,8 +61,7 @@ class GraphReader:
         progress: Callable[[], object],
     ) -> None:
         self.limits = Limits(allowance, most, progress)
-        self.new: list[NodeKey] = []
-        self.met: set[NodeKey] = set()
+        self.reading = Reading()
         self.types = SortedTypes()
         self.barriers = Barriers(namespaces)
         self.memory = MemoryReader(graph, self.types, keeps_arrays=keeps_arrays)
@@ -84,24 +81,23 @@ class GraphReader:
         self._level_reader = LevelReader(context, self._folder)
         self._plain_objects = PlainObjects(context, self._folder)
 
-    def read(self, roots: Sequence[object]) -> list[NodeKey]:
-        """Add objects and everything that they lead to; return the new nodes.
+    def read(self, roots: Sequence[object]) -> Reading:
+        """Add objects and everything that they lead to; return the nodes found.
 
         Raises:
             AllowanceError: the allowance is spent. The nodes so far stay in the graph.
         """
         self._begin()
-        new_roots = self._frontier.add_roots(roots)
-        self.types.learn(new_roots)
-        entered = list(without_never_followed(without_types(self.types.leaves, new_roots)))
+        unread_roots = self._frontier.add_roots(roots)
+        self.types.learn(unread_roots)
+        entered = list(without_never_followed(without_types(self.types.leaves, unread_roots)))
         self.barriers.open(entered)
         self._frontier.waiting += entered
-        self._read_waiting()
-        return self.new
+        return self._read_waiting()
 
-    def read_items(self, container: object, items: Sequence[Any]) -> list[NodeKey]:
-        """Add items of a reserved container before the container itself is read; return the new
-        nodes.
+    def read_items(self, container: object, items: Sequence[Any]) -> Reading:
+        """Add items of a reserved container before the container itself is read; return the nodes
+        found.
 
         What only the container refers to is folded into it.
 
@@ -110,24 +106,21 @@ class GraphReader:
         """
         self._begin()
         self._folder.fold_items(container, items)
-        self._read_waiting()
-        return self.new
+        return self._read_waiting()
 
-    def read_pieces(self, pieces: Sequence[Piece]) -> list[NodeKey]:
+    def read_pieces(self, pieces: Sequence[Piece]) -> Reading:
         """Add pieces of a library's memory before the object that leads to them is read; return the
-        new nodes.
+        nodes found.
 
         Raises:
             AllowanceError: the allowance is spent.
         """
         self._begin()
         self.memory.add(pieces)
-        self._read_waiting()
-        return self.new
+        return self._read_waiting()
 
-    def pass_through(self, roots: Sequence[object]) -> list[NodeKey]:
-        """Let later readings count neither some objects nor anything to which they lead; return the
-        nodes that had to be read for it.
+    def pass_through(self, roots: Sequence[object]) -> None:
+        """Let later readings count neither some objects nor anything to which they lead.
 
         Raises:
             AllowanceError: the allowance is spent.
@@ -135,7 +128,7 @@ class GraphReader:
         self._begin()
         entered = without_never_followed(roots)
         self.barriers.open(entered)
-        return self.read(self._plain_objects.pass_over(self.barriers.enterable(entered)))
+        self.read(self._plain_objects.pass_over(self.barriers.enterable(entered)))
 
     def reserve(self, objects: Sequence[object]) -> None:
         """Add objects as nodes that no reading enters before they are released."""
@@ -154,15 +147,14 @@ class GraphReader:
         return [item for item in entered if id(item) not in constants]
 
     def _begin(self) -> None:
-        """Begin with a new reading, whose nodes ``new`` and ``met`` receive."""
-        self._frontier.begin()
-        self.memory.begin()
+        """Begin with a new reading."""
+        self.reading = Reading()
+        self._frontier.begin(self.reading)
+        self.memory.begin(self.reading)
         self.limits.begin()
-        self.new = self._frontier.new
-        self.met = self._frontier.met
 
-    def _read_waiting(self) -> None:
-        """Read nodes until none is waiting."""
+    def _read_waiting(self) -> Reading:
+        """Read nodes until none is waiting; return the nodes found since ``_begin``."""
         futures_before = len(self._graph.waking)
         try:
             self._read_all()
@@ -170,10 +162,9 @@ class GraphReader:
             self._frontier.end()
             self.limits.is_complete &= not self._folder.references.is_full
             self._folder.references.drop()
-            self.new += self.memory.new
-            self.memory.join_by_address(self.new)
-            self.met |= self.memory.met
+            self.memory.join_by_address()
             self._lead_to_tasks(futures_before)
+        return self.reading
 
     def _read_all(self) -> None:
         """Read waiting nodes, one by one while there are few, until none is left or a limit is

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.allowance import Allowance, AllowanceError
 from ipygpumem.heap.arrays import describe, holding_objects, library_type
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each
-from ipygpumem.heap.graph import NodeKey
+from ipygpumem.heap.graph import NodeKey, Reading
 from ipygpumem.heap.knowledge.barriers import is_never_followed
 from ipygpumem.heap.libraries import AT_LEAST, Piece
 from ipygpumem.heap.parts import ObjectPart, parts_of
@@ -295,13 +295,13 @@ class Sizes:
             measurement: the measurement.
             label: the label of its object, which is left out.
         """
-        met_named = self._labels.keys() & measurement.met
-        sharers = dict.fromkeys(self._labels[key] for key in met_named)
+        named_objects = self._labels.keys() & measurement.revisited
+        sharers = dict.fromkeys(self._labels[key] for key in named_objects)
         sharers.pop(label, None)
         for other, nodes in self._measured:
-            if nodes.isdisjoint(measurement.met):
+            if nodes.isdisjoint(measurement.revisited):
                 continue
-            common = nodes & measurement.met
+            common = nodes & measurement.revisited
             shows_piece = not common.isdisjoint(self.region.graph.pieces)
             if shows_piece or self._is_large(common, nodes):
                 sharers[other] = None
@@ -372,15 +372,15 @@ class _Measurement:
     """The nodes that one measurement adds to a region.
 
     Attributes:
-        nodes: the new nodes.
-        met: nodes of the region to which the measurement led, although they were there before; and
-            some of the new ones.
+        nodes: the nodes that no earlier measurement has read.
+        revisited: nodes that were in the region when the measurement came to them, and some of
+            ``nodes``.
         notes: the reasons why the size is an estimate.
     """
 
     def __init__(self, region: Region) -> None:
         self.nodes: set[NodeKey] = set()
-        self.met: set[NodeKey] = set()
+        self.revisited: set[NodeKey] = set()
         self.notes: dict[str, None] = {}
         self._leaf_bytes = 0
         self._region = region
@@ -393,11 +393,11 @@ class _Measurement:
         return +size
 
     def add(self, values: Sequence[object]) -> int:
-        """Read objects; return the bytes of the new nodes, on all devices."""
+        """Read objects; return the bytes of the nodes that this adds, on all devices."""
         return self._added(lambda: self._region.reader.read(values))
 
     def add_pieces(self, pieces: Sequence[Piece]) -> int:
-        """Read memory of libraries; return the bytes of the new pieces, on all devices."""
+        """Read memory of libraries; return the bytes of the pieces added, on all devices."""
         if not pieces:
             return 0
         return self._added(lambda: self._region.reader.read_pieces(pieces))
@@ -415,22 +415,22 @@ class _Measurement:
         after_bytes = self._region.bytes_of([key]).total()
         return size + after_bytes - before_bytes
 
-    def _added(self, read: Callable[[], list[NodeKey]]) -> int:
-        """Call ``read``, which adds nodes to the region; add these to the measurement, and return
-        their bytes on all devices.
+    def _added(self, read: Callable[[], Reading]) -> int:
+        """Call ``read``, which adds nodes to the region; add these nodes to the measurement, and
+        return their bytes on all devices.
         """
         region = self._region
         region.graph.notes.clear()
         try:
-            new = read()
+            reading = read()
         except AllowanceError:
-            new = region.reader.new
+            reading = region.reader.reading
             region.reader.limits.is_complete = False
-        nodes = set(new)
+        nodes = set(reading.added)
         leaf_bytes = region.leaf_bytes(nodes)
         self._leaf_bytes += leaf_bytes
         self.nodes |= nodes
-        self.met |= region.reader.met
+        self.revisited |= reading.revisited
         self.notes.update(region.graph.notes)
         return region.read_bytes(nodes).total() + leaf_bytes
 

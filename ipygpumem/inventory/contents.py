@@ -63,12 +63,14 @@ _PARENTS_AT_ONCE = 500
 
 
 class Received(NamedTuple):
-    """New objects in an old one."""
+    """New objects in an old one: after ``model.history["loss"] = losses``, the list ``losses``."""
 
     name: str
+    """The name that leads to the old object, such as ``model``; empty if it is unknown."""
     chain: Chain
-    """The objects from the named one to the holder of the new ones."""
+    """The objects from the named one to the old one: the model, and the dict ``history``."""
     items: list[object]
+    """The new objects."""
 
 
 class _NamedObjects(NamedTuple):
@@ -80,12 +82,21 @@ class _NamedObjects(NamedTuple):
     """The objects in the order of ``names``."""
 
 
+class _OldObject(NamedTuple):
+    """A parent or long container that was within reach at the start, and is within reach now."""
+
+    chain: Chain
+    """The objects from a named one to this one, which is the last."""
+    contents: list[object]
+    """The objects in a parent now; empty for a long container."""
+
+
 class Contents:
     """The objects within a few steps of a notebook's names, by identity; keeps none of them alive.
 
-    An object is *known* if it was within these steps. A *parent* is a known object that was short:
-    all objects in it are known, and a further one is new. Of a *long* container, only the end and
-    the untracked data in it are known.
+    An object is *recorded* if it was within these steps. A *parent* is a recorded object that was
+    short: all objects in it are recorded, and a further one is new. Of a *long* container, only the
+    end and the untracked data in it are recorded.
 
     An object that takes the place of a dead one counts as old, unless the collector's lists tell
     that it is new. An old object that was deeper inside, or had no name, counts as new once it is
@@ -102,10 +113,10 @@ class Contents:
     def __init__(self, namespace: dict[str, Any], modules: Iterable[str] = ()) -> None:
         self.earlier = EarlierData()
         self._modules = tuple(modules)
-        self._known_table = IdentityTable[None]()
+        self._recorded_table = IdentityTable[None]()
         self._parents_table = IdentityTable[None]()
         self._extents = Extents()
-        """The lengths of known containers, and of those in long ones."""
+        """The lengths of recorded containers, and of the containers in long ones."""
         self._long = LongContainers(self._extents, self.earlier)
         self._column_labels = dict[int, list[str]]()
         """The labels of the columns of data frames, by the frame's identity."""
@@ -114,7 +125,7 @@ class Contents:
         newest_first = list(islice(reversed(namespace.values()), _MOST_NAMES))
         named = newest_first[::-1]
         kinds = Kinds(named)
-        self._known_table.add(named, repeat(None))
+        self._recorded_table.add(named, repeat(None))
         self._extents.add(kinds, has_short=True)
         self.earlier.add(kinds)
         level = leading_among(kinds) + self._record_namespaces(kinds)
@@ -123,13 +134,13 @@ class Contents:
             level = self._record_contents(level)
 
     @property
-    def _known(self) -> Mapping[int, None]:
+    def _recorded(self) -> Mapping[int, None]:
         """The objects within reach, by identity."""
-        return self._known_table.by_identity()
+        return self._recorded_table.by_identity()
 
     @property
     def _parents(self) -> Mapping[int, None]:
-        """The objects within reach whose contents are all known, by identity."""
+        """The objects within reach whose contents are all recorded, by identity."""
         return self._parents_table.by_identity()
 
     # -- recording -------------------------------------------------------------------------------
@@ -140,7 +151,7 @@ class Contents:
         """
         namespaces_of_user = list[object]()
         for owner, namespace in modules_and_classes(kinds):
-            self._known_table.add([namespace], repeat(None))
+            self._recorded_table.add([namespace], repeat(None))
             if is_users_module(owner) or is_users_class(owner):
                 namespaces_of_user.append(namespace)
             else:
@@ -154,7 +165,7 @@ class Contents:
         modules = list(self._live_modules().values())
         of_modules = list(map(module_dict, modules))
         of_classes = [chain[-1] for chain in _chains_to_classes(modules)]
-        self._known_table.add([*modules, *of_modules, *of_classes], repeat(None))
+        self._recorded_table.add([*modules, *of_modules, *of_classes], repeat(None))
         contents = self._record_contents(of_modules) + self._record_contents(of_classes)
         return list(without_types({id(FunctionType)}, contents))
 
@@ -178,7 +189,7 @@ class Contents:
             self._long.record(long)
         leading = list[object]()
         for part in chunks(short, _PARENTS_AT_ONCE):
-            if self._known_table.has_at_least(_MOST_OBJECTS):
+            if self._recorded_table.has_at_least(_MOST_OBJECTS):
                 break
             leading += self._record(gc.get_referents(*part))
             self._parents_table.add(list(part), repeat(None))
@@ -193,21 +204,21 @@ class Contents:
         return [item for key, item in by_identity(leading).items() if key not in parents]
 
     def _record(self, objects: list[object]) -> list[object]:
-        """Record objects as known, with their lengths and data; return the leading ones."""
+        """Record objects, with their lengths and data; return the leading ones."""
         kinds = Kinds(objects)
-        self._known_table.add(objects, repeat(None))
+        self._recorded_table.add(objects, repeat(None))
         self._extents.add(kinds)
         self.earlier.add(kinds)
         return leading_among(kinds)
 
     # -- questions about one object --------------------------------------------------------------
 
-    def unknown_objects(self, namespace: dict[str, Any]) -> list[object]:
-        """Return the objects of the user's names that were not within reach."""
-        now = dict(namespace)
-        newer_names = islice(now, self._number_of_older_names, None)
-        named = [now[name] for name in ownable(newer_names)]
-        return list(compress(named, map(not_, self._are_known(named))))
+    def unrecorded_objects(self, namespace: dict[str, Any]) -> list[object]:
+        """Return the objects of the user's names now that were not within reach."""
+        objects = dict(namespace)
+        latest_names = islice(objects, self._number_of_older_names, None)
+        named = [objects[name] for name in ownable(latest_names)]
+        return list(compress(named, map(not_, self._were_recorded(named))))
 
     def length_of(self, item: object) -> int | None:
         """Return the length that a container within reach had; None if it is unknown."""
@@ -217,20 +228,20 @@ class Contents:
         """Return the code of the label of each column that a data frame within reach had."""
         return self._column_labels.get(id(frame), ())
 
-    def knows(self, item: object) -> bool:
+    def has_recorded(self, item: object) -> bool:
         """Return True if an object was within reach."""
-        return id(item) in self._known
+        return id(item) in self._recorded
 
-    def _are_known(self, items: Sequence[object]) -> Iterator[bool]:
+    def _were_recorded(self, items: Sequence[object]) -> Iterator[bool]:
         """Return for each item if it was within reach."""
-        return map(self._known.__contains__, map(id, items))
+        return map(self._recorded.__contains__, map(id, items))
 
     # -- new objects -----------------------------------------------------------------------------
 
     def received(
         self,
         namespace: dict[str, Any],
-        made: Set[int] = frozenset(),
+        new_ids: Set[int] = frozenset(),
         own_references: Mapping[int, int] | None = None,
         is_older_array: Callable[[object], bool] | None = None,
         *,
@@ -241,7 +252,7 @@ class Contents:
 
         Args:
             namespace: the names now.
-            made: identities of the tracked objects made since, as far as the collector's lists
+            new_ids: identities of the tracked objects made since, as far as the collector's lists
                 tell.
             own_references: the number of our references to untracked objects, by identity.
             is_older_array: returns True for a NumPy array that may be older; without it, arrays in
@@ -249,20 +260,20 @@ class Contents:
             has_containers: True for the new containers in these, too, as far as all of their older
                 data is known.
         """
-        long_chains = yield from self._received_in_each(namespace, made)
+        long_chains = yield from self._received_in_each(namespace, new_ids)
         long = [chain[-1] for chain in long_chains]
-        new_data = self._long.new_data(long, made, own_references or {})
+        new_data = self._long.new_data(long, new_ids, own_references or {})
         if is_older_array is not None:
             # Modules have arrays that no snapshot has seen.
             of_names = [chain[-1] for chain in long_chains if not is_instance(chain[0], ModuleType)]
-            new_data += self._long.new_arrays(of_names, made, is_older_array)
+            new_data += self._long.new_arrays(of_names, new_ids, is_older_array)
         if has_containers:
-            new_data += self._long.new_containers(long, made)
+            new_data += self._long.new_containers(long, new_ids)
         if new_data:
             yield Received("", (), list(by_identity(new_data).values()))
 
     def _received_in_each(
-        self, namespace: dict[str, Any], made: Set[int]
+        self, namespace: dict[str, Any], new_ids: Set[int]
     ) -> Generator[Received, None, list[Chain]]:
         """Yield the new objects in each object that was within reach; return the chains to the long
         containers.
@@ -272,56 +283,66 @@ class Contents:
 
         Args:
             namespace: the names now.
-            made: as for ``received``.
+            new_ids: as for ``received``.
         """
         named = self._named_now(namespace)
         long_chains = list[Chain]()
-        for chain, contents in self._old_objects(named.objects, made):
+        for chain, contents in self._old_objects(named.objects, new_ids):
             item = chain[-1]
             if id(item) in self._long.ends:
                 long_chains.append(chain)
-            new_objects = self._new_in(item, contents, made)
+            new_objects = self._new_in(item, contents, new_ids)
             if new_objects:
                 yield Received(named.names[id(chain[0])], chain, new_objects)
         return long_chains
 
-    def _old_objects(
-        self, named: Sequence[object], made: Set[int]
-    ) -> Iterator[tuple[Chain, list[object]]]:
-        """Yield the chain to each parent and long container, level by level from the names, and the
-        objects in it now. Parents lead to the next level, and long containers do not.
+    def _old_objects(self, named: Sequence[object], new_ids: Set[int]) -> Iterator[_OldObject]:
+        """Yield each parent and long container, level by level from the names. Parents lead to the
+        next level, and long containers do not.
 
         Args:
             named: the named objects now.
-            made: as for ``received``.
+            new_ids: as for ``received``.
         """
-        known = self._known
-        parents = self._parents
         chains = self._chains_from(named)
-        level = [chain[-1] for key, chain in chains.items() if key in known]
+        level = [chain[-1] for key, chain in chains.items() if key in self._recorded]
         for _ in range(_LEVELS):
-            next_level = list[object]()
-            kinds = Kinds(level)
-            arrays = by_identity(arrays_of_objects(kinds))
-            frames = by_identity(data_frames(kinds))
-            for item in level:
-                is_parent = id(item) in parents
-                if not is_parent and id(item) not in self._long.ends:
-                    continue
-                chain = chains[id(item)]
-                contents = self._contents_of(item)
-                if id(item) in arrays and is_parent:
-                    contents += elements_of(item)
-                yield chain, contents
-                if id(item) in frames:
-                    contents = [*contents, *arrays_of_cells(item)]
-                if not is_parent or not contents:
-                    continue
-                for child in self._old_among(leading_objects(contents), made):
-                    if id(child) not in chains:
-                        chains[id(child)] = (*chain, child)
-                        next_level.append(child)
-            level = next_level
+            level = yield from self._old_objects_of_level(level, chains, new_ids)
+
+    def _old_objects_of_level(
+        self, level: Sequence[object], chains: dict[int, Chain], new_ids: Set[int]
+    ) -> Generator[_OldObject, None, list[object]]:
+        """Yield each parent and long container of a level; return the objects of the next level.
+
+        Args:
+            level: the objects that are equally far from names.
+            chains: the chain to each object by its identity; gets those of the next level.
+            new_ids: as for ``received``.
+        """
+        parents = self._parents
+        next_level = list[object]()
+        kinds = Kinds(level)
+        arrays = by_identity(arrays_of_objects(kinds))
+        frames = by_identity(data_frames(kinds))
+        for item in level:
+            chain = chains[id(item)]
+            if id(item) not in parents:
+                if id(item) in self._long.ends:
+                    yield _OldObject(chain, [])
+                continue
+            contents = self._contents_of(item)
+            if id(item) in arrays:
+                contents += elements_of(item)
+            yield _OldObject(chain, contents)
+            if id(item) in frames:
+                contents = [*contents, *arrays_of_cells(item)]
+            if not contents:
+                continue
+            for child in self._old_among(leading_objects(contents), new_ids):
+                if id(child) not in chains:
+                    chains[id(child)] = (*chain, child)
+                    next_level.append(child)
+        return next_level
 
     def _chains_from(self, named: Sequence[object]) -> dict[int, Chain]:
         """Return the chains at which a search for old objects begins, by the identity of the object
@@ -348,7 +369,7 @@ class Contents:
         if type(item) is dict and len(contents) > len(item):  # it lists keys, too
             contents = [*_keys_with_data(item), *item.values()]
         dicts = of_types({id(dict)}, contents)
-        if not all(self._are_known(dicts)):
+        if not all(self._were_recorded(dicts)):
             attributes = instance_dict(item)
             contents = [child for child in contents if child is not attributes]
             if attributes is not None:
@@ -356,26 +377,26 @@ class Contents:
         types_to_return = types_of(contents) - NUMBERS
         return of_types(types_to_return, contents)
 
-    def _old_among(self, items: Sequence[object], made: Set[int]) -> list[object]:
+    def _old_among(self, items: Sequence[object], new_ids: Set[int]) -> list[object]:
         """Return the items that were within reach and are not new.
 
-        A dict that is in ``made`` may be older: the collector tracks it once it gets a container.
+        A dict in ``new_ids`` may be older: the collector tracks it once it gets a container.
         """
-        known = list(compress(items, self._are_known(items)))
-        return [item for item in known if id(item) not in made or type(item) is dict]
+        recorded = list(compress(items, self._were_recorded(items)))
+        return [item for item in recorded if id(item) not in new_ids or type(item) is dict]
 
-    def _new_in(self, item: Any, contents: list[object], made: Set[int]) -> list[object]:
+    def _new_in(self, item: Any, contents: list[object], new_ids: Set[int]) -> list[object]:
         """Return the new objects among the contents of a parent, or the items added to the end of a
         long container.
         """
         if id(item) in self._parents:
-            old = by_identity(self._old_among(contents, made))
+            old = by_identity(self._old_among(contents, new_ids))
             candidates = [child for child in contents if id(child) not in old]
         else:
             candidates = self._long.added_to_end_of(item)
-        if made:  # a tracked object that is not among them is older, however deep inside it was
+        if new_ids:  # a tracked object that is not among them is older, however deep inside it was
             candidates = [
-                child for child in candidates if id(child) in made or not gc.is_tracked(child)
+                child for child in candidates if id(child) in new_ids or not gc.is_tracked(child)
             ]
         earlier = by_identity(self.earlier.possibly_earlier_among(candidates))
         return [child for child in candidates if id(child) not in earlier]
@@ -383,7 +404,7 @@ class Contents:
     # -- old containers that have grown ----------------------------------------------------------
 
     def grown(
-        self, namespace: dict[str, Any], smallest: int, made: Set[int] = frozenset()
+        self, namespace: dict[str, Any], smallest: int, new_ids: Set[int] = frozenset()
     ) -> Iterator[GrownContainer]:
         """Yield the containers within reach that have grown by at least ``smallest`` bytes since,
         each once, and the objects whose items have grown by that together.
@@ -391,7 +412,7 @@ class Contents:
         Args:
             namespace: the names now.
             smallest: the bytes.
-            made: as for ``received``.
+            new_ids: as for ``received``.
         """
         named = self._named_now(namespace)
         namespaces = dict[int, dict[str, object]]()
@@ -402,21 +423,34 @@ class Contents:
                 owners[id(space)] = owner
         levels = LevelsFromNames(named.names, named.objects, owners)
         listed = set[int]()
-        for number in range(_LEVELS + 1):
-            grown_here = self._grown_in(levels.last, listed)
-            large = [grown for grown in grown_here if grown.size_bytes >= smallest]
-            small = [grown for grown in grown_here if grown.size_bytes < smallest]
-            large += self._long.with_grown_items(levels.last, smallest, made)
-            yield from levels.containers_in_last(large)
-            if number > 0:
-                with_small = with_grown_items(small, levels.before_last, smallest, made)
-                yield from levels.containers_in_before_last(with_small)
-            if number == _LEVELS:
-                return
+        yield from self._grown_at_last_level(levels, smallest, new_ids, listed)
+        for number in range(_LEVELS):
             children = self._recorded_children(levels.last)
             if number == 0:
                 children.update(namespaces)
             levels.add(list(children.values()))
+            yield from self._grown_at_last_level(levels, smallest, new_ids, listed)
+
+    def _grown_at_last_level(
+        self, levels: LevelsFromNames, smallest: int, new_ids: Set[int], listed: set[int]
+    ) -> Iterator[GrownContainer]:
+        """Yield the containers of the last level that have grown by at least ``smallest`` bytes,
+        and the objects of the level before whose items have grown by that together: ``table``, with
+        1,000 lists that have each got a few numbers.
+
+        Args:
+            levels: the levels so far.
+            smallest: the bytes.
+            new_ids: as for ``received``.
+            listed: identities of the containers that earlier levels had; gets further ones.
+        """
+        grown_here = self._grown_in(levels.last, listed)
+        large = [grown for grown in grown_here if grown.size_bytes >= smallest]
+        small = [grown for grown in grown_here if grown.size_bytes < smallest]
+        large += self._long.with_grown_items(levels.last, smallest, new_ids)
+        yield from levels.containers_in_last(large)
+        with_small = with_grown_items(small, levels.before_last, smallest, new_ids)
+        yield from levels.containers_in_before_last(with_small)
 
     def _grown_in(self, level: Sequence[Any], listed: set[int]) -> list[Grown]:
         """Return the objects of a level that were within reach and have grown, each once in all
@@ -426,7 +460,7 @@ class Contents:
             level: the objects.
             listed: identities of the objects that have been returned; gets further ones.
         """
-        within_reach = list(compress(level, self._are_known(level)))
+        within_reach = list(compress(level, self._were_recorded(level)))
         unlisted = list[Grown]()
         for grown in self._extents.grown(within_reach, 1):
             if id(grown.item) not in listed:
@@ -444,8 +478,9 @@ class Contents:
         short, _ = short_and_long(kinds, arrays)
         children = gc.get_referents(*short)
         children += elements_and_cells(arrays, data_frames(kinds))
-        new_dicts = [item for item in of_types({id(dict)}, children) if id(item) not in self._known]
-        return by_identity([*children, *gc.get_referents(*new_dicts)])
+        dicts = of_types({id(dict)}, children)
+        dicts_of_attributes = [item for item in dicts if id(item) not in self._recorded]
+        return by_identity([*children, *gc.get_referents(*dicts_of_attributes)])
 
     def _named_now(self, namespace: dict[str, Any]) -> _NamedObjects:
         """Return the user's named objects, and the recorded modules."""

@@ -18,7 +18,7 @@ _ARRAY = "also drops an older array, which has grown"
 def remarks_on_grown(
     arrays: Mapping[StorageKey, Array],
     heap: Heap,
-    made: Container[int],
+    new_ids: Container[int],
     was_array: Callable[[Array], bool],
     named: Container[int],
 ) -> dict[StorageKey, str]:
@@ -28,7 +28,7 @@ def remarks_on_grown(
     Args:
         arrays: the arrays with new memory, by storage.
         heap: the live objects.
-        made: the identities of the tracked objects made since the start of the experiment; empty if
+        new_ids: identities of the tracked objects made since the start of the experiment; empty if
             unknown.
         was_array: returns True if there was an array of another size at the place of one.
         named: the identities of the objects that the same names had at the start.
@@ -42,9 +42,9 @@ def remarks_on_grown(
             # Elsewhere it would often be a new array with the identity of one that has died.
             remarks[key] = _ARRAY
     tensor_type = library_type("torch", "Tensor")
-    if not made or tensor_type is None:
+    if not new_ids or tensor_type is None:
         return remarks
     for key, item in objects_of_storages(heap, of_torch):
-        if id(item) not in made and instances_among([item], tensor_type):
+        if id(item) not in new_ids and instances_among([item], tensor_type):
             remarks[key] = _TENSOR
     return remarks

@@ -34,7 +34,7 @@ def rows_of_grown_containers(
     contents: Contents,
     smallest: int,
     roots: Roots,
-    made: Set[int],
+    new_ids: Set[int],
 ) -> list[GrownRow]:
     """Return the old containers that have grown, the one that has grown most first.
 
@@ -43,12 +43,12 @@ def rows_of_grown_containers(
         contents: the contents of the names at the start.
         smallest: minimum bytes of each.
         roots: the names and objects from which the user can reach objects.
-        made: identities of the tracked objects made since the start.
+        new_ids: identities of the tracked objects made since the start.
     """
     writer = PathWriter(roots)
     rows = list[GrownRow]()
     # All of them first: writing a path may give an object a dict, through which it then refers.
-    for container in list(contents.grown(dict(names), smallest, made)):
+    for container in list(contents.grown(dict(names), smallest, new_ids)):
         path = writer.holder_from_name(container.name, container.chain).path
         path = path.removeprefix(NOTEBOOK)
         growth = container.grown

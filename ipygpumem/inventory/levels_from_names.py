@@ -53,8 +53,8 @@ class LevelsFromNames:
 
     @property
     def before_last(self) -> Sequence[Any]:
-        """The objects one reference nearer than the last ones."""
-        return self._levels[-2]
+        """The objects one reference nearer than the last ones; none if the last ones are named."""
+        return self._levels[-2] if len(self._levels) > 1 else ()
 
     def add(self, level: Sequence[Any]) -> None:
         """Add the objects that are one reference further away."""

@@ -93,7 +93,7 @@ class LongContainers:
         return added
 
     def new_data(
-        self, containers: Iterable[Any], made: Set[int], own_references: Mapping[int, int]
+        self, containers: Iterable[Any], new_ids: Set[int], own_references: Mapping[int, int]
     ) -> list[object]:
         """Return the new untracked data in long containers, such as texts, and in their older
         records.
@@ -103,23 +103,23 @@ class LongContainers:
 
         Args:
             containers: the long containers that are still alive.
-            made: identities of the tracked objects made since; nothing is returned without any.
+            new_ids: identities of the tracked objects made since; nothing is returned without any.
             own_references: the number of our references to untracked objects, by identity.
         """
         data = list[object]()
         for container in filterfalse(is_array, containers):
-            items = self._items_and_contents_of_records(container, made)
+            items = self._items_and_contents_of_records(container, new_ids)
             data += self._earlier.new_data_among(_without_shared(items, own_references))
         return data
 
     def new_arrays(
-        self, containers: Iterable[Any], made: Set[int], is_older: Callable[[object], bool]
+        self, containers: Iterable[Any], new_ids: Set[int], is_older: Callable[[object], bool]
     ) -> list[object]:
         """Return the new NumPy arrays in long containers, and in their older records.
 
         Args:
             containers: as for ``new_data``.
-            made: as for ``new_data``.
+            new_ids: as for ``new_data``.
             is_older: returns True for an array that may be older.
         """
         array_type = library_type("numpy", "ndarray")
@@ -127,22 +127,22 @@ class LongContainers:
         if array_type is None:
             return new_arrays
         for container in containers:
-            items = self._items_and_contents_of_records(container, made)
+            items = self._items_and_contents_of_records(container, new_ids)
             arrays = by_identity(of_types({id(array_type)}, items))
             new_arrays += filterfalse(is_older, arrays.values())
         return new_arrays
 
-    def new_containers(self, containers: Iterable[Any], made: Set[int]) -> list[object]:
+    def new_containers(self, containers: Iterable[Any], new_ids: Set[int]) -> list[object]:
         """Return the new containers in long ones, and in their older records; the arguments are
         those of ``new_data``.
 
-        A new list or dict is in ``made``; a tuple of numbers may be untracked.
+        A new list or dict is in ``new_ids``; a tuple of numbers may be untracked.
         """
         new_containers = list[object]()
         for container in containers:
-            items = self._items_and_contents_of_records(container, made)
+            items = self._items_and_contents_of_records(container, new_ids)
             inner_containers = of_types(CONTAINER_TYPES, items)
-            tracked = [item for item in inner_containers if id(item) in made]
+            tracked = [item for item in inner_containers if id(item) in new_ids]
             if is_array(container):
                 new_containers += without_types({id(dict)}, tracked)
                 continue
@@ -151,13 +151,13 @@ class LongContainers:
             new_containers += of_types(UNTRACKED_TYPES, self._earlier.new_data_among(items))
         return new_containers
 
-    def _items_and_contents_of_records(self, container: Any, made: Set[int]) -> list[object]:
+    def _items_and_contents_of_records(self, container: Any, new_ids: Set[int]) -> list[object]:
         """Return the items of a long container, with the objects in the older records among them;
         nothing if they were not recorded.
 
         A new record has come as a whole: what is in it is not listed.
         """
-        if not made:
+        if not new_ids:
             return []
         if has_objects(container):
             items = elements_of(container)
@@ -166,13 +166,13 @@ class LongContainers:
         else:
             return []
         tracked = by_identity(list(filter(gc.is_tracked, items)))
-        older = {key: tracked[key] for key in tracked.keys() - made}
+        older = {key: tracked[key] for key in tracked.keys() - new_ids}
         # A dict is tracked once it gets a container, so that an older one may seem new.
         older.update(by_identity(self._earlier.possibly_earlier_among(items)))
         return [*items, *_contents_of_records(list(older.values()))]
 
     def with_grown_items(
-        self, candidates: Sequence[Any], smallest: int, made: Set[int]
+        self, candidates: Sequence[Any], smallest: int, new_ids: Set[int]
     ) -> Iterator[Grown]:
         """Yield the long containers whose items, or what is in records, have grown together.
 
@@ -181,17 +181,17 @@ class LongContainers:
         Args:
             candidates: objects among which the containers are.
             smallest: minimum bytes of the growth.
-            made: identities of the tracked objects made since.
+            new_ids: identities of the tracked objects made since.
         """
         for container in by_identity(of_types(CONTAINER_TYPES, candidates)).values():
-            is_new = id(container) in made and type(container) is not dict
+            is_new = id(container) in new_ids and type(container) is not dict
             if id(container) not in self.ends or is_new or len(container) > MOST_ITEMS:
                 continue
             items = gc.get_referents(container)
             grown_items = self._long_and_grown(items)
             in_records = self._long_and_grown(_contents_of_records(items))
-            grown_items += with_grown_items(in_records, items, 1, made)
-            yield from with_grown_items(grown_items, [container], smallest, made)
+            grown_items += with_grown_items(in_records, items, 1, new_ids)
+            yield from with_grown_items(grown_items, [container], smallest, new_ids)
 
     def _long_and_grown(self, items: Sequence[object]) -> list[Grown]:
         """Return the containers among the items that were long, and have grown since."""
@@ -199,7 +199,7 @@ class LongContainers:
 
 
 def with_grown_items(
-    grown_items: Sequence[Grown], parents: Sequence[object], smallest: int, made: Set[int]
+    grown_items: Sequence[Grown], parents: Sequence[object], smallest: int, new_ids: Set[int]
 ) -> Iterator[Grown]:
     """Yield the parents whose items have grown by ``smallest`` bytes together.
 
@@ -207,13 +207,13 @@ def with_grown_items(
         grown_items: items that have grown.
         parents: the objects that may refer to them.
         smallest: minimum bytes of the growth in one parent.
-        made: identities of the tracked objects made since: these have not grown.
+        new_ids: identities of the tracked objects made since: these have not grown.
     """
     bytes_by_item = {id(grown.item): grown.size_bytes for grown in grown_items}
     if sum(bytes_by_item.values()) < smallest:
         return
     for parent in parents:
-        if id(parent) in made and type(parent) is not dict:  # a dict's age is uncertain
+        if id(parent) in new_ids and type(parent) is not dict:  # a dict's age is uncertain
             continue
         grown_ids = bytes_by_item.keys() & set(map(id, gc.get_referents(parent)))
         size_bytes = sum(map(bytes_by_item.__getitem__, grown_ids))

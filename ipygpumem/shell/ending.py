@@ -412,7 +412,7 @@ class ExperimentEnd:
             growth=HostGrowth(
                 size_bytes=ram_left - kept.new_bytes,
                 measured_bytes=ram_growth(self._after.usages) - kept.new_bytes,
-                kept_objects=functools.partial(baseline.contents.unknown_objects, namespace),
+                kept_objects=functools.partial(baseline.contents.unrecorded_objects, namespace),
                 names=self._before.names_by_object,
             ),
             first_cell=min(numbers, default=None),
@@ -435,7 +435,7 @@ class ExperimentEnd:
                 if array.device == "cpu" and not baseline.was_there(item, array):
                     new_bytes_of_name += array.size_bytes
             new_bytes += new_bytes_of_name
-            if baseline.contents.knows(value):
+            if baseline.contents.has_recorded(value):
                 new_bytes_in_older += new_bytes_of_name
         return _KeptArrays(storages, new_bytes, new_bytes_in_older)
 

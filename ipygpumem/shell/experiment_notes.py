@@ -160,7 +160,7 @@ class ExperimentNotes:
             return notes
         named_bytes = {
             "still alive": sum(row.size_bytes for row in after.alive if row.device == "cpu"),
-            "kept": leftover.ram_of(contents.unknown_objects(namespace))
+            "kept": leftover.ram_of(contents.unrecorded_objects(namespace))
             + after.kept_in_older_bytes,
             "in what grew": sum(row.size_bytes for row in grown_rows),
         }
