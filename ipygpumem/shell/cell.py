@@ -8,7 +8,7 @@ object.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import get_ident
 from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
@@ -25,14 +25,16 @@ HISTORY_LENGTH = 10_000
 
 
 class SeenCode:
-    """Code that runs in a cell.
+    """Code of a cell, analysed before it runs.
 
     Args:
         tree: its syntax tree.
-        is_final: no other transformer changes the tree, and we only add look-ups to it.
+        is_final: True if the tree runs as it is, apart from the look-ups that we add to it; False
+            if a user's transformer may still change it.
 
     Attributes:
-        reported: names whose bindings the instrumented code reports to the scopes.
+        reported: names whose bindings the instrumented code reports to the scopes; empty if it is
+            not instrumented.
     """
 
     def __init__(self, tree: ast.AST, *, is_final: bool) -> None:
@@ -42,7 +44,7 @@ class SeenCode:
         self.reported = frozenset[str]()
 
     def bindings(self) -> Bindings:
-        """Return the bindings of the code; of a final tree, its nodes are visited once."""
+        """Return the bindings of the code; those of a final tree are computed once."""
         if self._bindings is not None:
             return self._bindings
         bindings = bindings_of(self._tree)
@@ -56,17 +58,42 @@ class CellCode:
 
     def __init__(self) -> None:
         self.seen: list[SeenCode] = []
-        """The code that was analysed before it ran; several pieces if the cell runs code itself."""
+        """The code that was analysed before it ran; several pieces if the cell runs code itself, or
+        if a user's transformer changed the code after the first analysis.
+        """
         self.has_unseen = False
-        """True if some of its code was not analysed and may bind any name."""
+        """True if some of its code could not be analysed and may bind any name."""
         self.saved_early: list[str] = []
-        """Names that the open scope saved before the code was instrumented."""
-        self.maybe_bound: dict[str, object] = {}
+        """Names that the innermost scope saved when it saw code that a user's transformer may still
+        change. Instrumented code reports its bindings, and the scope drops these saves.
+        """
+        self.objects_before_statement: dict[str, object] = {}
         """The objects, by name, that its running statement may replace; noted while only scopes of
         other threads are open.
         """
-        self.names_before: set[str] | None = None
-        """The notebook's names when the cell, or a scope of another thread, began."""
+        self._names_before: set[str] | None = None
+
+    def note_names(self, namespace: Collection[str]) -> None:
+        """Note the notebook's names, with which ``names_added`` compares; only the first call for a
+        cell does so, at its start or when a scope of another thread opens.
+        """
+        if self._names_before is None:
+            self._names_before = set(namespace)
+
+    def names_added(self, namespace: Mapping[str, object]) -> set[str]:
+        """Return the notebook's names that are new since ``note_names``; none if that was never
+        called.
+        """
+        if self._names_before is None:
+            return set()
+        return namespace.keys() - self._names_before
+
+    def bound_without_report(self) -> set[str]:
+        """Return the names that the code binds without reporting it."""
+        names = set[str]()
+        for code in self.seen:
+            names |= code.bindings().bound - code.reported
+        return names
 
     def bindings(self) -> Bindings:
         """Return the bindings of the code that runs last."""
