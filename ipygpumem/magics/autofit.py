@@ -307,7 +307,7 @@ class CellFit:
         """
         if self._is_over:
             return False
-        if self._cell.interrupted_inside:
+        if self._cell.errors.interrupted_inside:
             raise KeyboardInterrupt
         if self._fit.tries:
             is_final = not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE

@@ -142,10 +142,35 @@ class CellMeasurement:
         """True if our cell magic in its first line was wrong, so that none of its code has run."""
 
 
+class GuardAction(NamedTuple):
+    """How the memory guard caused an error of a cell."""
+
+    text: str
+    """Continues a sentence about the guard: ``stopped the cell: ...``, ``refused 1 GiB: ...``."""
+    advice: str = ""
+    is_sure: bool = True
+    """False if the guard may not have caused the error."""
+
+
 class CellErrors:
-    """The memory that a cell's errors hold; set by the recovery."""
+    """The errors of a cell; set by the session, the recovery and the memory guard."""
 
     def __init__(self) -> None:
+        self.last_id_before = 0
+        """Identity of the last error that was shown before the cell."""
+        self.failed = False
+        """True if an error ended the cell, or was shown in it."""
+        self.signal_after_code: BaseException | None = None
+        """The exception of a signal that arrived after the cell's code had ended.
+
+        A Ctrl-C, or the exception of a user's signal handler.
+        """
+        self.interrupted_inside = False
+        """True if a signal's exception came after the code of a cell nested in it had ended, where
+        it could not be raised.
+        """
+        self.guard_action: GuardAction | None = None
+        """How the memory guard caused the cell's last error; None if it did not."""
         self.recovery: RecoveryRecord | None = None
         """A recovery during the cell or at its end."""
         self.refusals: dict[str, Cause | None] = {}
@@ -158,15 +183,10 @@ class CellErrors:
         Its frames are released at the cell's end.
         """
 
-
-class GuardAction(NamedTuple):
-    """How the memory guard caused an error of a cell."""
-
-    text: str
-    """Continues a sentence about the guard: ``stopped the cell: ...``, ``refused 1 GiB: ...``."""
-    advice: str = ""
-    is_sure: bool = True
-    """False if the guard may not have caused the error."""
+    @property
+    def is_from_guard(self) -> bool:
+        """True if the memory guard has surely caused the cell's last error."""
+        return self.guard_action is not None and self.guard_action.is_sure
 
 
 class CellChildren:
@@ -201,8 +221,6 @@ class Cell:
         self.measured = CellMeasurement()
         self.errors = CellErrors()
         self.children = CellChildren()
-        self.last_error_id = 0
-        """Identity of the last error that was shown before the cell."""
         self.at_code_end: list[Callable[[], list[Report]]] = []
         """Functions that are called once when its code has ended, before anything else, the last
         one first. Their reports are shown above its line.
@@ -217,26 +235,8 @@ class Cell:
         """Reports to show below its line."""
         self.fit: Any = None
         """The ``CellFit`` called by the loop around its body (see ``loop_over_body``), if any."""
-        self.failed = False
-        """True if an error ended it, or was shown in it."""
         self.is_over = False
         """True once its end event has arrived; other threads may no longer change it."""
-        self.signal_after_code: BaseException | None = None
-        """The exception of a signal that arrived after its code had ended.
-
-        A Ctrl-C, or the exception of a user's signal handler.
-        """
-        self.interrupted_inside = False
-        """True if a signal's exception came after the code of a cell nested in it had ended, where
-        it could not be raised.
-        """
-        self.guard_action: GuardAction | None = None
-        """How the memory guard caused its last error; None if it did not."""
-
-    @property
-    def is_stopped_by_guard(self) -> bool:
-        """True if the memory guard has surely caused its last error."""
-        return self.guard_action is not None and self.guard_action.is_sure
 
     def run_at_code_end(self) -> None:
         """Call the functions ``at_code_end``."""

@@ -126,7 +126,7 @@ class Recovery:
         experiment inside the cell has left it to the cell's end.
         """
         failure = self.note_error(error)
-        if failure.kind == "error" and cell.is_stopped_by_guard:
+        if failure.kind == "error" and cell.errors.is_from_guard:
             # CPython's SystemError for a deep recursion without memory
             failure = replace(failure, kind="oom")
         releases = cell.errors.error_id_to_release == id(error) or self._releases(failure)
@@ -376,7 +376,7 @@ class Recovery:
         """Return the reason why memory ran out, if it is clear: the memory guard, a limit, or the
         one to which the figures point.
         """
-        guard_action = None if cell is None else cell.guard_action
+        guard_action = None if cell is None else cell.errors.guard_action
         if guard_action is not None:
             if not guard_action.is_sure:
                 return None

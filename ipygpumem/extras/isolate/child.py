@@ -131,7 +131,7 @@ def _limit_memory(app: App, memory_bytes: int) -> None:
 
 def _is_limit_reached(app: App) -> bool:
     """Return True if the memory guard has refused memory to the cell, or to one inside it."""
-    return any(cell.is_stopped_by_guard for cell in app.context.cells.running())
+    return any(cell.errors.is_from_guard for cell in app.context.cells.running())
 
 
 def _peak_bytes(span: Span) -> int:
