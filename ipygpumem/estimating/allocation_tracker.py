@@ -322,7 +322,7 @@ class AllocationTracker(StorageFollower):
             return args, kwargs
 
         def fake_of(tensor: Any) -> Any:
-            """Return the fake copy of a real tensor; a fake one is its own."""
+            """Return the fake copy of a real tensor; a fake tensor itself."""
             if id(tensor) not in self._late_copies:
                 return tensor
             _, fake = self._late_copies[id(tensor)]
@@ -477,7 +477,7 @@ def _forget_values(results: Iterable[Any]) -> None:
 
 @contextmanager
 def _without_values(tensor: Any) -> Iterator[None]:
-    """Hide a tensor's known values during the block."""
+    """Hide the known values of a fake tensor from torch during the block."""
     constant = tensor.constant
     tensor.constant = None
     try:
@@ -487,7 +487,9 @@ def _without_values(tensor: Any) -> Iterator[None]:
 
 
 def _copies_values(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return True if an operation copies several known values to a device."""
+    """Return True if an operation copies a tensor of several known values to another device than
+    the CPU.
+    """
     if func is not _ATEN._to_copy.default:
         return False
     source = args[0]

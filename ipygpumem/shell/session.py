@@ -470,8 +470,8 @@ def digest_of(source: str) -> str:
 
 
 def describing_line(source: str) -> str:
-    """Return the line that stands for a cell in a table: the first one that is no import, magic or
-    comment, else the first one; cut to 80 characters.
+    """Return the line that stands for a cell in a table, cut to 80 characters: the first line that
+    is no import, magic or comment, or else the cell's first line.
     """
     head = source[:_HEAD_LENGTH]
     code = _NO_CODE.sub("", head)
