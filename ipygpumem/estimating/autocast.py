@@ -91,7 +91,9 @@ def _with_float32_result(operator: Any, *args: Any, dtype: Any = None, **kwargs:
 
 
 def _in_widest(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call an operator in float32 if one of its arguments is in it, otherwise in the lower type."""
+    """Call an operator in float32 if one of its arguments has this type, otherwise in autocast's
+    lower type.
+    """
     dtypes = {value.dtype for value in args if isinstance(value, torch.Tensor)}
     if torch.float32 in dtypes:
         return _in_float32(operator, *args, **kwargs)

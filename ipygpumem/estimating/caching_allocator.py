@@ -67,7 +67,7 @@ def unfollowed_settings() -> list[str]:
 
 
 class FreePieces:
-    """The free pieces of some segments.
+    """The free pieces of a pool's segments, from which the allocator cuts blocks.
 
     A piece joins its free neighbours when it is freed, but never across the start of a segment.
     """

@@ -173,7 +173,8 @@ class CardFunctions:
         assume_unique: bool = False,
         invert: bool = False,
     ) -> Any:
-        """Return for each element if it is among some values.
+        """Return a mask of the elements that are among ``test_elements``, with a card's
+        allocations.
 
         torch compares each element with each of a few values, and sorts both if these are many.
         """

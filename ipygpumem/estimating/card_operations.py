@@ -120,8 +120,8 @@ class CardOperations:
 
 
 def _takes_more_than_results(name: str) -> bool:
-    """Return True if an operator on a card may allocate more than its results, or other blocks
-    before them.
+    """Return True if an operator's kernel on a card may allocate blocks besides its results, such
+    as a workspace.
     """
     return name in _MULTIPLY or name in _CONVOLVE or name in ORDERS or has_rule(name)
 

@@ -182,7 +182,9 @@ class Convolution:
             kernel.results()
 
     def _log_group(self, kernel: Kernel, pieces: ExitStack) -> None:
-        """Log the results of one group, which ``pieces`` keeps until they are joined."""
+        """Log the blocks of one group's results, which stay alive in ``pieces`` until all groups
+        are joined.
+        """
 
         def keep(*tensors: Any) -> None:
             sizes = [tensor.nbytes // self.groups for tensor in tensors]

@@ -42,7 +42,7 @@ def workspace_sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def _cublaslt_bytes(cublas_bytes: int) -> int:
-    """Return the bytes of cublasLt's own workspace; 0 if it takes that of cuBLAS."""
+    """Return the bytes of cublasLt's workspace; 0 if it uses the workspace of cuBLAS."""
     unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
     if unified == "1":
         return 0
@@ -170,7 +170,7 @@ def _blocks_like_workspaces() -> dict[str, dict[int, int]]:
 def _blocks_of_sizes(
     snapshots_by_device: Mapping[str, Snapshot], sizes: set[int]
 ) -> dict[str, list[SnapshotBlock]]:
-    """Return the blocks in use of each device for which the code requested one of some sizes."""
+    """Return each device's blocks in use whose requested bytes are among ``sizes``."""
     blocks_by_device = dict[str, list[SnapshotBlock]]()
     for device, snapshot in snapshots_by_device.items():
         blocks_in_use = snapshot.blocks_in_use

@@ -136,7 +136,9 @@ class Devices:
         return device
 
     def real_device_instead_of(self, value: Any) -> Any:
-        """Return the device that stands for another; other values unchanged."""
+        """Return the available device that stands for an assumed one, such as the CPU for
+        ``cuda:0``; return other values unchanged.
+        """
         if self.real_device is None:
             return value
         if isinstance(value, int) and not isinstance(value, bool):

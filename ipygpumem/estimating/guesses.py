@@ -152,7 +152,9 @@ class KnownValues:
         """Tensors of random numbers or positions, and their largest possible value."""
 
     def truth(self, value: Any) -> bool | None:
-        """Return the truth value that all elements of a tensor are known to have, or None."""
+        """Return the truth value that all elements of a tensor have; None if it does not follow
+        from the operations.
+        """
         if not self._truths or not isinstance(value, torch.Tensor):
             return None
         truth: bool | None = self._truths.get(value)

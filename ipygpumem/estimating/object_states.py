@@ -118,7 +118,7 @@ class ObjectStates:
         return saved
 
     def _save_leaf(self, get: Callable[[], Any], put: Callable[[Any], object]) -> list[Any]:
-        """Save a state that holds no other objects."""
+        """Save a state that consists of one value without further objects, such as a number."""
         self.save_state(get, put)
         return []
 
@@ -247,7 +247,9 @@ class ObjectStates:
     # -- data --------------------------------------------------------------------------------------
 
     def _save_tensor(self, value: Any) -> list[Any]:
-        """Save a tensor's gradient, and whether it requires one; return the gradient."""
+        """Save a tensor's gradient, whether it requires one, and its attributes; return the objects
+        in these.
+        """
         if is_instance(value, FakeTensor):
             return []
         gradient = None

@@ -117,7 +117,7 @@ def _numbers_above(values: list[int], stop: int) -> list[int]:
 
 
 class _Run(NamedTuple):
-    """Steps one after the other at which equally many sequences have not ended."""
+    """Successive steps of a packed batch at which equally many sequences have not ended yet."""
 
     first_step: int
     stop: int

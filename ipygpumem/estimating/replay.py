@@ -136,8 +136,8 @@ class Replay:
 
 
 def _no_limits_known() -> dict[bool, int]:
-    """Return the lowest limits that are known to be enough before a search, by the direction in
-    which segments are added: True for downwards.
+    """Return the lowest limits known to be enough, as they are before a search: no limit, for
+    segments added upwards (False) and downwards (True).
     """
     return {False: NO_LIMIT, True: NO_LIMIT}
 

@@ -322,7 +322,9 @@ class _ArgumentNumbers:
 
 
 def _tensor_recipe(value: Any, numbers: _ArgumentNumbers) -> _TensorRecipe:
-    """Return how to make one tensor of a result."""
+    """Return how to make one tensor of a result: it is an argument, a view of an argument, or a
+    tensor with a storage of its own.
+    """
     if value is None:
         return None
     if type(value) is not FakeTensor or value.constant is not None:

@@ -105,7 +105,9 @@ class Rollback(Walk):
         return "leading"
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
-        """Save the state of some objects, and yield the objects that they hold."""
+        """Save the state of each of ``objects``, and yield the objects that it holds, whose states
+        are saved next.
+        """
         for value in objects:
             try:
                 yield self._states.save(value), None

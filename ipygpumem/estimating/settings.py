@@ -99,7 +99,9 @@ def _set_mode_flags(flags: dict[str, bool]) -> None:
 
 
 def _setting_of_cudnn(name: str) -> _Setting:
-    """Return the getter and the setter of one of cuDNN's settings."""
+    """Return the getter and the setter of an attribute of ``torch.backends.cudnn``, such as
+    ``benchmark``.
+    """
     get = functools.partial(getattr, _CUDNN, name)
     put = functools.partial(setattr, _CUDNN, name)
     return get, put

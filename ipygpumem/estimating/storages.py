@@ -96,7 +96,7 @@ class StorageLog:
     def log_storage(
         self, storage: Any, size_bytes: int, device: str, *, existed_before: bool = False
     ) -> StorageLife:
-        """Log a new storage, and return its life."""
+        """Log a storage that has no life in the log yet, and return its life."""
         key = storage._cdata
         life = self._log_birth(size_bytes, device, existed_before=existed_before)
         # The Python object lives as long as the storage, even if only autograd's C++ code refers to
@@ -198,7 +198,7 @@ class StorageLog:
         return life
 
     def join(self, device: str, other: str) -> None:
-        """Log the storages of a device as those of another one."""
+        """Change the device of all logged storages of ``device`` to ``other``."""
         for life in self.lives:
             if life.device == device:
                 life.device = other

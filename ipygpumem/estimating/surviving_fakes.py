@@ -45,7 +45,9 @@ def names_of_holders(mode: FakeTensorMode) -> list[str]:
 
 
 def _name_of_holder(holder: Any) -> str:
-    """Return a module's name for a holder, or its type, or that of the object whose dict it is."""
+    """Return a text for an object that holds fake tensors: its name in a module, such as
+    ``cache.entries``, or the type of the object whose ``__dict__`` it is, or its own type.
+    """
     for module_name, module in list(sys.modules.items()):
         if not is_instance(module, types.ModuleType):
             continue

@@ -181,7 +181,9 @@ def _second_argument(args: Any, _: Any) -> int:
 
 @_rule_of("_pdist_backward")
 def _distances_of_pairs_backward(args: Any, _: Any) -> int:
-    """Return the bytes of a gradient of each row for each other row."""
+    """Return the bytes of the gradients of ``torch.pdist`` before they are added up: each row has
+    one for each other row.
+    """
     return _nbytes(args[1]) * (len(args[1]) - 1)
 
 
@@ -234,7 +236,9 @@ def _multinomial(args: Any, _: Any) -> list[int]:
 
 @_rule_of("normal")
 def _deviations(args: Any, result: Any) -> int:
-    """Return the bytes of one standard deviation for each of several means."""
+    """Return the bytes of the expanded standard deviation if ``normal`` gets several means and one
+    number as deviation; otherwise 0.
+    """
     means, *deviations = args
     if not isinstance(means, torch.Tensor) or result is means:
         return 0

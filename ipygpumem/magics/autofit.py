@@ -159,8 +159,8 @@ def _parsed_number(source: str, text: str) -> Number:
     return value
 
 
-class _OpenTry:
-    """A try of the cell's code with some values, in a scope of its own.
+class _CellTry:
+    """A try of the cell's code with some values, in a scope of its own, and its results.
 
     Args:
         namespace: the notebook's names.
@@ -188,16 +188,30 @@ class _OpenTry:
         for scope in enclosing:
             self._outer.append((scope, scope.outer_among(names) & namespace.keys()))
         self.depth = len(enclosing)
-        """Number of experiments that were open."""
-        self.last_error_id = last_error_id()
-        self.is_closing = False
+        """Number of experiments that were open before the try."""
+        self._last_error_id = last_error_id()
+        self.overwritten: list[str] = []
+        """Variables that the try's code has set itself; set once the code has ended."""
+        self.value: object = None
+        """The value of the body's last statement, which IPython shows after the loop if the try is
+        the last one.
+        """
+        self.estimate: object = None
+        """The estimate that a ``%%estimate`` in the cell has made."""
+        self._is_closing = False
         """True if ``close`` was interrupted; calling it again continues."""
         self.is_closed = False
 
-    def overwritten(self) -> list[str]:
-        """Return the variables that no longer have the values of the try."""
+    def note_overwritten(self) -> None:
+        """Note the variables that no longer have the values of the try."""
         values = self._values.items()
-        return [name for name, value in values if self._namespace.get(name) is not value]
+        self.overwritten = [
+            name for name, value in values if self._namespace.get(name) is not value
+        ]
+
+    def error_shown(self) -> BaseException | None:
+        """Return the error that a magic such as %run has shown in the try without raising it."""
+        return shown_since(self._last_error_id)
 
     def saved_bytes(self) -> int:
         """Return the bytes that the overwritten values of the cell's names hold."""
@@ -209,16 +223,21 @@ class _OpenTry:
         Args:
             enclosing: the scope of the innermost open experiment.
         """
-        self.is_closing = True
+        self._is_closing = True
         self._scope.close(enclosing)
         for scope, names in self._outer:
             scope.add_outer(names & self._namespace.keys())
-        self.is_closing = False
+        self._is_closing = False
         self.is_closed = True
 
-    def keep_names(self) -> None:
-        """End the try, whose names stay with their new objects: it is the last one."""
-        self._scope.saved.clear()
+    def end_as_last(self, enclosing: Scope | None) -> None:
+        """End the last try: its names stay with their new objects, unless ``close`` was interrupted
+        and continues here.
+        """
+        if self._is_closing:
+            self.close(enclosing)
+        elif not self.is_closed:
+            self._scope.saved.clear()
 
 
 def _source_of(cell: Cell) -> str:
@@ -259,9 +278,10 @@ class CellFit:
     """
 
     def __init__(self, app: App, cell: Cell, options: Options) -> None:
+        self._cell = cell
         self._context = app.context
         self._experiments = app.experiments
-        self._namespace = namespace = app.context.namespace
+        namespace = app.context.namespace
         plan = _plan_of(options, namespace)
         self._source = _source_of(cell)
         ran_out = self._experiments.ran_out_in_try
@@ -271,19 +291,12 @@ class CellFit:
             raise AutofitError(_SETS_ITSELF.format(name))
         self._before = {name: namespace.get(name, _MISSING) for name in plan.values}
         """The objects of the variables before the first try."""
-        self._try: _OpenTry | None = None
-        """The last try."""
-        self._overwritten: list[str] = []
-        """Variables that the last try's code has set itself."""
+        self._try: _CellTry | None = None
+        """The last try, running or ended; None before the first one."""
         self._saved_bytes = 0
         """Memory of the old values of the cell's names during the tries."""
-        self._value: object = None
-        """The value of the body's last statement, which IPython shows after the loop."""
-        self._estimate: object = None
-        """The estimate that a ``%%estimate`` of the cell has made in the last try."""
         self._reports: list[Report] = []
-        """The report of that estimate."""
-        self._cell = cell
+        """The report of the last estimate that a ``%%estimate`` of the cell has made."""
         self._is_over = False
         """True once the code has ended, or the extension was unloaded."""
         cell.at_code_end.append(self._code_ended)
@@ -307,7 +320,7 @@ class CellFit:
         """
         if self._is_over:
             return False
-        if self._cell.interrupted_inside:
+        if self._cell.errors.interrupted_inside:
             raise KeyboardInterrupt
         if self._fit.tries:
             is_final = not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE
@@ -321,7 +334,7 @@ class CellFit:
                 raise UsageError(clean(f"%%autofit: {error}")) from None
         scopes = [experiment.scope for experiment in self._experiments.here()]
         values = dict(self._fit.plan.values)
-        self._try = _OpenTry(self._namespace, self._bindings, values, scopes)
+        self._try = _CellTry(self._context.namespace, self._bindings, values, scopes)
         return True
 
     def __enter__(self) -> None:
@@ -339,11 +352,9 @@ class CellFit:
         """
         if self._is_over or self._try is None:
             return False
-        self._overwritten = self._try.overwritten()
-        # Magics such as %run show an error without raising it.
-        failure = error or shown_since(self._try.last_error_id)
-        estimate = self._estimate or self._value
-        self._estimate = None
+        self._try.note_overwritten()
+        failure = error or self._try.error_shown()
+        estimate = self._try.estimate or self._try.value
         try:
             return self._fit.end(failure, estimate)
         except AutofitError as mistake:
@@ -353,26 +364,30 @@ class CellFit:
         """Take the estimate of the cell's ``%%estimate`` as the outcome of the running try. Its
         ``reports`` are shown at the end if this is the last try.
         """
-        self._estimate = estimate
+        if self._try is not None:
+            self._try.estimate = estimate
         self._reports = reports
 
     def keep(self, value: object) -> None:
         """Store the value of the cell's last expression until a try fits."""
-        self._value = value
+        if self._try is not None:
+            self._try.value = value
 
     def take(self) -> object:
         """Return the value that ``keep`` has stored, for the cell to display, and forget it."""
-        value = self._value
-        self._value = None
+        if self._try is None:
+            return None
+        value = self._try.value
+        self._try.value = None
         return value
 
     # -- between tries ---------------------------------------------------------------------------
 
     def _undo_last_try(self) -> None:
         """Delete the last try's names, end the experiments that it opened, and free its memory."""
-        self._value = None
         last_try = self._try
         if last_try is not None:
+            last_try.value = None
             while len(self._experiments.here()) > last_try.depth:
                 self._experiments.end_experiment(self._experiments.here()[-1])
             if not last_try.is_closed:
@@ -382,16 +397,22 @@ class CellFit:
 
     def _raise_if_none_fits(self) -> None:
         """Restore the variables and raise an ``AutofitError`` if no further try can fit."""
-        if self._fit.more and not self._overwritten:
+        overwritten = self._overwritten_in_last_try()
+        if self._fit.more and not overwritten:
             return
+        namespace = self._context.namespace
         for name, value in self._before.items():
             if value is _MISSING:
-                self._namespace.pop(name, None)
+                namespace.pop(name, None)
             else:
-                self._namespace[name] = value
-        if self._overwritten:
-            raise AutofitError(_SETS_ITSELF.format(self._overwritten[0]))
+                namespace[name] = value
+        if overwritten:
+            raise AutofitError(_SETS_ITSELF.format(overwritten[0]))
         self._fit.check()
+
+    def _overwritten_in_last_try(self) -> list[str]:
+        """Return the variables that the last try's code has set itself."""
+        return [] if self._try is None else self._try.overwritten
 
     # -- at the end of the cell ------------------------------------------------------------------
 
@@ -403,11 +424,8 @@ class CellFit:
 
     def end(self) -> list[Report]:
         """Return the report at the end of the cell, even after an error."""
-        last_try = self._try
-        if last_try is not None and last_try.is_closing:
-            last_try.close(self._enclosing())
-        elif last_try is not None and not last_try.is_closed:
-            last_try.keep_names()
+        if self._try is not None:
+            self._try.end_as_last(self._enclosing())
         if not self._fit.tries:
             return self._reports
         return [*self._reports, autofit_report(self._fit.tries, self._notes(), self._fit.plan)]
@@ -419,7 +437,7 @@ class CellFit:
         unused = [name for name in self._before if not re.search(rf"\b{name}\b", self._source)]
         notes = [_IS_NOT_USED.format(name, name) for name in unused]
         if self._fit.tries[-1].outcome == FITS:
-            notes += [_HAS_SET_ITSELF.format(name) for name in self._overwritten]
+            notes += [_HAS_SET_ITSELF.format(name) for name in self._overwritten_in_last_try()]
         if self._saved_bytes >= self._context.config.min_held_bytes:
             size = format_bytes(self._saved_bytes)
             notes.append(

@@ -76,7 +76,7 @@ class SavedObjects:
         self.add(objects)
 
     def drop(self, name: str) -> None:
-        """Forget the object of a name, if there is one."""
+        """Forget the object saved for ``name``; do nothing if there is none."""
         self.by_name.pop(name, None)
 
     def is_unchanged(self, name: str, namespace: Namespace) -> bool:
@@ -175,7 +175,8 @@ class Scope:
 
     @functools.cached_property
     def _outer(self) -> dict[Any, None]:
-        """Names that are known to be older.
+        """The outer names: the names of the start, and names that other threads' scopes will
+        restore.
 
         Made when one is looked up, which an empty scope among 100,000 names never does. A dict
         without values is not examined by the collector.
@@ -200,8 +201,8 @@ class Scope:
         self._also_assigned |= imported & assigned
 
     def shadow(self, name: str, value: object) -> None:
-        """Save ``value``, the object of ``name`` before this scope binds it, if that is an outer
-        one and not saved yet.
+        """Save ``value``, the object that ``name`` had before this scope bound it, if ``name`` is
+        an outer name whose object is not saved yet.
         """
         if self._would_shadow(name):
             self._saved.add({name: value})
@@ -371,8 +372,8 @@ class Scope:
         return list(filterfalse(self._namespace.__contains__, list(self._outer)))
 
     def _begin_as_at_start(self, names: tuple[Any, ...]) -> bool:
-        """Return True if the first ``names`` are the names of the start, so that none of these was
-        deleted; dicts keep their order.
+        """Return True if ``names`` begins with the names of the start in their order: dicts keep
+        their order, so none of them was deleted.
         """
         return self._is_start_whole and begins_with(names, self.names_at_start)
 
@@ -388,7 +389,9 @@ class Scope:
         return [name for name in own_names if not self.stays(name)]
 
     def _is_own(self, name: str) -> bool:
-        """Return True if this scope has bound ``name``, which is either saved or new."""
+        """Return True if this scope has bound ``name``: its old object is saved, or the name did
+        not exist before the scope.
+        """
         if name in self._shared:
             return False
         is_bound_by_code = name in self._assigned or name in self._imported
@@ -496,7 +499,9 @@ class Scope:
                 self._outer[name] = None
 
     def _treat_as_new(self, name: str) -> None:
-        """Treat an outer name as a new one: its object is gone."""
+        """Treat an outer name as one that did not exist before the scope, because its old object is
+        gone.
+        """
         self._outer.pop(name, None)
         # Rebound, it may be at its old position with a new object.
         self._is_start_whole = False

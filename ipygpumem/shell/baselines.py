@@ -138,7 +138,7 @@ class Baseline:
         return remarks_on_grown(arrays, heap, new_ids, self._arrays.had_other_size, named)
 
     def note_new_containers(self) -> None:
-        """Note the NumPy arrays that only containers made since the start have.
+        """Note the NumPy arrays to which only containers made since the start refer.
 
         Call it before the end makes lists, which would be such containers. If all arrays of the
         start are known, nothing is noted.
@@ -160,8 +160,8 @@ class Baseline:
     def _in_older(
         self, arrays: set[int], older: list[Any], new: list[Any], new_ids: Set[int]
     ) -> set[int]:
-        """Return the ``arrays`` to which an older object refers, too, so that they may be older: an
-        older array may have got a new holder, such as a tuple.
+        """Return the identities of the ``arrays`` to which an object from before the start refers,
+        too: such an array may be old, although a new container, such as a tuple, also has it.
 
         Args:
             arrays: identities of the arrays in new containers.
@@ -184,8 +184,9 @@ class Baseline:
         return in_older
 
     def is_surely_new(self, place: Span) -> bool:
-        """Return True if the NumPy array at a place was made since: only new containers have it, a
-        known object has received it, or its memory was not mapped at the start.
+        """Return True if the NumPy array at a place was surely made since the start: only new
+        containers refer to it, a container of the start has received it, or its memory was not
+        mapped at the start.
         """
         identity, start, end = place
         return identity in self._received or self.is_new_memory(start, end)
@@ -197,15 +198,15 @@ class Baseline:
         return self._addresses is not None and not self._addresses.may_have_had(start, end)
 
     def is_in_new_container(self, array: object) -> bool:
-        """Return True if only containers made since had a NumPy array when the end began; False if
-        all older arrays are known.
+        """Return True if only containers made since the start referred to a NumPy array when the
+        end began; False if the baseline has all arrays of the start.
         """
         return id(array) in self._in_new_containers
 
     @functools.cached_property
     def _received(self) -> set[int]:
-        """The identities of the arrays in new containers alone, and of the objects that known ones
-        have received since, as of the end.
+        """The identities of the objects that containers of the start have received since, and of
+        the arrays that only new containers have, as of the end.
         """
         return self._in_new_containers | self.received(self._made_after(0))
 
@@ -268,8 +269,8 @@ class Baseline:
         return self._made_after(0)
 
     def _made_after(self, moment: int) -> set[int]:
-        """Return the identities of the tracked objects made since the start that were young at a
-        later moment, or made after it; none if unknown.
+        """Return the identities of the tracked objects made since the start, without objects that
+        the collector already counted as old at ``moment``; none if unknown.
         """
         return self._objects_since.identities(moment) or set()
 

@@ -8,7 +8,7 @@ object.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import get_ident
 from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
@@ -25,14 +25,16 @@ HISTORY_LENGTH = 10_000
 
 
 class SeenCode:
-    """Code that runs in a cell.
+    """Code of a cell, analysed before it runs.
 
     Args:
         tree: its syntax tree.
-        is_final: no other transformer changes the tree, and we only add look-ups to it.
+        is_final: True if the tree runs as it is, apart from the look-ups that we add to it; False
+            if a user's transformer may still change it.
 
     Attributes:
-        reported: names whose bindings the instrumented code reports to the scopes.
+        reported: names whose bindings the instrumented code reports to the scopes; empty if it is
+            not instrumented.
     """
 
     def __init__(self, tree: ast.AST, *, is_final: bool) -> None:
@@ -42,7 +44,7 @@ class SeenCode:
         self.reported = frozenset[str]()
 
     def bindings(self) -> Bindings:
-        """Return the bindings of the code; of a final tree, its nodes are visited once."""
+        """Return the bindings of the code; those of a final tree are computed once."""
         if self._bindings is not None:
             return self._bindings
         bindings = bindings_of(self._tree)
@@ -56,17 +58,42 @@ class CellCode:
 
     def __init__(self) -> None:
         self.seen: list[SeenCode] = []
-        """The code that was analysed before it ran; several pieces if the cell runs code itself."""
+        """The code that was analysed before it ran; several pieces if the cell runs code itself, or
+        if a user's transformer changed the code after the first analysis.
+        """
         self.has_unseen = False
-        """True if some of its code was not analysed and may bind any name."""
+        """True if some of its code could not be analysed and may bind any name."""
         self.saved_early: list[str] = []
-        """Names that the open scope saved before the code was instrumented."""
-        self.maybe_bound: dict[str, object] = {}
+        """Names that the innermost scope saved when it saw code that a user's transformer may still
+        change. Instrumented code reports its bindings, and the scope drops these saves.
+        """
+        self.objects_before_statement: dict[str, object] = {}
         """The objects, by name, that its running statement may replace; noted while only scopes of
         other threads are open.
         """
-        self.names_before: set[str] | None = None
-        """The notebook's names when the cell, or a scope of another thread, began."""
+        self._names_before: set[str] | None = None
+
+    def note_names(self, namespace: Collection[str]) -> None:
+        """Note the notebook's names, with which ``names_added`` compares; only the first call for a
+        cell does so, at its start or when a scope of another thread opens.
+        """
+        if self._names_before is None:
+            self._names_before = set(namespace)
+
+    def names_added(self, namespace: Mapping[str, object]) -> set[str]:
+        """Return the notebook's names that are new since ``note_names``; none if that was never
+        called.
+        """
+        if self._names_before is None:
+            return set()
+        return namespace.keys() - self._names_before
+
+    def bound_without_report(self) -> set[str]:
+        """Return the names that the code binds without reporting it."""
+        names = set[str]()
+        for code in self.seen:
+            names |= code.bindings().bound - code.reported
+        return names
 
     def bindings(self) -> Bindings:
         """Return the bindings of the code that runs last."""
@@ -115,10 +142,35 @@ class CellMeasurement:
         """True if our cell magic in its first line was wrong, so that none of its code has run."""
 
 
+class GuardAction(NamedTuple):
+    """How the memory guard caused an error of a cell."""
+
+    text: str
+    """Continues a sentence about the guard: ``stopped the cell: ...``, ``refused 1 GiB: ...``."""
+    advice: str = ""
+    is_sure: bool = True
+    """False if the guard may not have caused the error."""
+
+
 class CellErrors:
-    """The memory that a cell's errors hold; set by the recovery."""
+    """The errors of a cell; set by the session, the recovery and the memory guard."""
 
     def __init__(self) -> None:
+        self.last_id_before = 0
+        """Identity of the last error that was shown before the cell."""
+        self.failed = False
+        """True if an error ended the cell, or was shown in it."""
+        self.signal_after_code: BaseException | None = None
+        """The exception of a signal that arrived after the cell's code had ended.
+
+        A Ctrl-C, or the exception of a user's signal handler.
+        """
+        self.interrupted_inside = False
+        """True if a signal's exception came after the code of a cell nested in it had ended, where
+        it could not be raised.
+        """
+        self.guard_action: GuardAction | None = None
+        """How the memory guard caused the cell's last error; None if it did not."""
         self.recovery: RecoveryRecord | None = None
         """A recovery during the cell or at its end."""
         self.refusals: dict[str, Cause | None] = {}
@@ -131,15 +183,10 @@ class CellErrors:
         Its frames are released at the cell's end.
         """
 
-
-class GuardAction(NamedTuple):
-    """How the memory guard caused an error of a cell."""
-
-    text: str
-    """Continues a sentence about the guard: ``stopped the cell: ...``, ``refused 1 GiB: ...``."""
-    advice: str = ""
-    is_sure: bool = True
-    """False if the guard may not have caused the error."""
+    @property
+    def is_from_guard(self) -> bool:
+        """True if the memory guard has surely caused the cell's last error."""
+        return self.guard_action is not None and self.guard_action.is_sure
 
 
 class CellChildren:
@@ -174,8 +221,6 @@ class Cell:
         self.measured = CellMeasurement()
         self.errors = CellErrors()
         self.children = CellChildren()
-        self.last_error_id = 0
-        """Identity of the last error that was shown before the cell."""
         self.at_code_end: list[Callable[[], list[Report]]] = []
         """Functions that are called once when its code has ended, before anything else, the last
         one first. Their reports are shown above its line.
@@ -190,26 +235,8 @@ class Cell:
         """Reports to show below its line."""
         self.fit: Any = None
         """The ``CellFit`` called by the loop around its body (see ``loop_over_body``), if any."""
-        self.failed = False
-        """True if an error ended it, or was shown in it."""
         self.is_over = False
         """True once its end event has arrived; other threads may no longer change it."""
-        self.signal_after_code: BaseException | None = None
-        """The exception of a signal that arrived after its code had ended.
-
-        A Ctrl-C, or the exception of a user's signal handler.
-        """
-        self.interrupted_inside = False
-        """True if a signal's exception came after the code of a cell nested in it had ended, where
-        it could not be raised.
-        """
-        self.guard_action: GuardAction | None = None
-        """How the memory guard caused its last error; None if it did not."""
-
-    @property
-    def is_stopped_by_guard(self) -> bool:
-        """True if the memory guard has surely caused its last error."""
-        return self.guard_action is not None and self.guard_action.is_sure
 
     def run_at_code_end(self) -> None:
         """Call the functions ``at_code_end``."""

@@ -106,8 +106,8 @@ class CodeObserver:
         self._cells = context.cells
         self._open: OpenExperiments[HasScope] = experiments
         self.binding_recorder = BindingRecorder(self._record_binding)
-        self._missed: list[Cell] = []
-        """Stand-ins for the running cells whose start no hook has seen."""
+        self._stand_ins: dict[int, Cell] = {}
+        """The running cells whose start no hook has seen, by thread: a stand-in for each."""
 
     # -- events of instrumented code ---------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class CodeObserver:
             name: the name.
         """
         running = self._cells.running()
-        objects_before = running[-1].code.maybe_bound if running else {}
+        objects_before = running[-1].code.objects_before_statement if running else {}
         value = self._context.namespace.get(name, _NOT_BOUND)
         if word == MAY_BIND:
             objects_before[name] = value
@@ -162,8 +162,9 @@ class CodeObserver:
         """Save the objects of all names that the running code may bind, because one of its events
         was not recorded; return False, because the event is not settled.
         """
-        for experiment in self._open.here()[-1:]:
-            experiment.scope.event_lost(event)
+        here = self._open.here()
+        if here:
+            here[-1].scope.event_lost(event)
         return False
 
     # -- code that runs next -----------------------------------------------------------------------
@@ -182,37 +183,59 @@ class CodeObserver:
         here = self._open.here()
         if not running:
             self._code_without_cell(tree, here)
-            return
-        cell = running[-1]
-        if is_timed:
+        elif is_timed:
             for experiment in here:
                 experiment.scope.share(bindings_of(tree).shared)
-            return
-        opens_scope = _begins_with_experiment(tree)
-        code = SeenCode(tree, is_final=may_change)
-        if may_change:
-            names = self._names_to_report(code, here, cell, opens_scope=opens_scope)
-            if names:
-                instrument(tree, names)
-            code.reported = names
+        elif may_change:
+            self._final_code_seen(tree, here, running[-1])
+        else:
+            self._early_code_seen(tree, here, running[-1])
+
+    def _early_code_seen(self, tree: Any, here: list[HasScope], cell: Cell) -> None:
+        """Save all names that code may bind: a user's transformer may raise, and then the code runs
+        without being seen again.
+        """
+        code = SeenCode(tree, is_final=False)
         cell.code.seen.append(code)
-        if not here:
-            return
+        if here:
+            opens_scope = _begins_with_experiment(tree)
+            cell.code.saved_early = self._prepare_scopes(code, here, opens_scope=opens_scope)
+
+    def _final_code_seen(self, tree: Any, here: list[HasScope], cell: Cell) -> None:
+        """Instrument code, which runs next without further changes, and prepare the scopes."""
+        opens_scope = _begins_with_experiment(tree)
+        code = SeenCode(tree, is_final=True)
+        names = self._names_to_report(code, here, cell, opens_scope=opens_scope)
+        if names:
+            instrument(tree, names)
+        code.reported = names
+        cell.code.seen.append(code)
+        if here:
+            here[-1].scope.unsave(cell.code.saved_early)
+            cell.code.saved_early = []
+            self._prepare_scopes(code, here, opens_scope=opens_scope)
+
+    def _prepare_scopes(
+        self, code: SeenCode, here: list[HasScope], *, opens_scope: bool
+    ) -> list[str]:
+        """Prepare the scopes around code for its bindings; return the names that the innermost one
+        has saved, because the code does not report them.
+
+        Args:
+            code: the code that runs next.
+            here: the open experiments around it, at least one.
+            opens_scope: True if the code's first line opens a scope, which will own its names.
+        """
         bindings = code.bindings()
         for experiment in here:
             experiment.scope.share(bindings.shared)
-        innermost = here[-1].scope
-        if may_change:
-            innermost.unsave(cell.code.saved_early)
-        saved_names = list[str]()
-        if not opens_scope:  # else the rest of the cell runs in a new scope
-            saved_names = self._expect_bindings(innermost, bindings, code.reported)
-        cell.code.saved_early = [] if may_change else saved_names
+        if opens_scope:
+            return []
+        return self._expect_bindings(here[-1].scope, bindings, code.reported)
 
     def _code_without_cell(self, tree: Any, here: list[HasScope]) -> None:
-        """Prepare the scopes for a silent request, or for a cell whose start was missed.
-
-        Front-ends send silent requests after each cell.
+        """Prepare the scopes for the code of a silent request, which front-ends send after each
+        cell, or for that of a cell whose start no hook has seen.
         """
         if not is_in_cell():
             for experiment in self._open:
@@ -221,7 +244,7 @@ class CodeObserver:
             return
         self.code_missed()
         if self._open and not here:  # another thread's scopes leave these names to this code
-            self._missed_cell().code.seen.append(SeenCode(tree, is_final=False))
+            self._ensure_stand_in().code.seen.append(SeenCode(tree, is_final=False))
 
     def code_missed(self, *_: object, **__: object) -> None:
         """Prepare the scopes for code that could not be analysed and may bind any name; it takes
@@ -231,7 +254,7 @@ class CodeObserver:
         if running:
             running[-1].code.has_unseen = True
         elif self._open:
-            self._missed_cell()  # makes the stand-in, which notes the names before the code runs
+            self._ensure_stand_in()  # notes the notebook's names before the code runs
         here = self._open.here()
         if here:
             here[-1].scope.save_all()
@@ -291,7 +314,7 @@ class CodeObserver:
         if in_silent_request or has_unseen_code:
             experiment.scope.save_all()
         for cell in self._cells.outside(experiment.thread):
-            self._note_names(cell)
+            cell.code.note_names(self._context.namespace)
 
     def becomes_innermost(self, experiment: HasScope) -> None:
         """Prepare the scope that becomes the innermost for names that the running code may bind."""
@@ -309,23 +332,23 @@ class CodeObserver:
         ``global``.
         """
         self.binding_recorder.forget()
-        self._missed_cells_end(experiment.thread)
+        self._stand_in_ends(experiment.thread)
         experiment.scope.leave_names((), names_in_threads(self._context.namespace))
-        for cell in (*self._cells.outside(experiment.thread), *self._missed):
+        for cell in (*self._cells.outside(experiment.thread), *self._stand_ins.values()):
             self._leave_to(cell, experiment)
 
     # -- cells -------------------------------------------------------------------------------------
 
     def cell_begins(self, cell: Cell) -> None:
         """Prepare for a cell: note the names at its start if scopes of other threads are open."""
-        if self._missed and not cell.is_nested:
-            self._missed_cells_end(cell.thread)
+        if self._stand_ins and not cell.is_nested:
+            self._stand_in_ends(cell.thread)
         if not self._open:
             return
         # The cell's events are not those of the cells that run already.
         self.binding_recorder.forget()
         if len(self._open.here()) < len(self._open):  # names that appear may be the cell's
-            self._note_names(cell)
+            cell.code.note_names(self._context.namespace)
 
     def code_ended(self, cell: Cell) -> None:
         """Update all scopes after a cell's code: those of other threads leave it its names, and
@@ -341,55 +364,41 @@ class CodeObserver:
 
     def unseen_cell_ended(self) -> None:
         """Leave to the notebook the names of this thread's cell whose start no hook has seen."""
-        self._missed_cells_end(get_ident())
+        self._stand_in_ends(get_ident())
 
-    def _missed_cell(self) -> Cell:
-        """Return the stand-in for this thread's cell, whose start no hook has seen; made on the
-        first call.
+    def _ensure_stand_in(self) -> Cell:
+        """Return the stand-in for this thread's cell, whose start no hook has seen; the first call
+        creates it and notes the notebook's names.
         """
         thread = get_ident()
-        for earlier in self._missed:
-            if earlier.thread == thread:
-                return earlier
+        if thread in self._stand_ins:
+            return self._stand_ins[thread]
         cell = Cell(None, is_nested=False, thread=thread)
-        self._note_names(cell)
-        self._missed.append(cell)
+        cell.code.note_names(self._context.namespace)
+        self._stand_ins[thread] = cell
         return cell
 
-    def _missed_cells_end(self, thread: int) -> None:
-        """Leave to the notebook the names that missed cells of ``thread`` have added.
-
-        Their code is in no scope.
+    def _stand_in_ends(self, thread: int) -> None:
+        """Leave to the notebook the names added by the cell of ``thread`` that has a stand-in, if
+        there is one: its code is in no scope.
         """
-        ended = [cell for cell in self._missed if cell.thread == thread]
-        self._missed = [cell for cell in self._missed if cell.thread != thread]
-        for cell in ended:
-            for experiment in self._open:
-                if experiment.thread == thread:
-                    experiment.scope.leave_names(self._appeared(cell), ())
-                else:
-                    self._leave_to(cell, experiment)
-            forget_needless_saves([item.scope for item in self._open if item.thread == thread])
-
-    def _note_names(self, cell: Cell) -> None:
-        """Note the notebook's names, with which ``_appeared`` compares, once for each cell."""
-        if cell.code.names_before is None:
-            cell.code.names_before = set(self._context.namespace)
-
-    def _appeared(self, cell: Cell) -> set[str]:
-        """Return the names that are new since the cell, or a scope of another thread, began."""
-        if cell.code.names_before is None:
-            return set()
-        return self._context.namespace.keys() - cell.code.names_before
+        cell = self._stand_ins.pop(thread, None)
+        if cell is None:
+            return
+        for experiment in self._open:
+            if experiment.thread == thread:
+                names = cell.code.names_added(self._context.namespace)
+                experiment.scope.leave_names(names, ())
+            else:
+                self._leave_to(cell, experiment)
+        forget_needless_saves([item.scope for item in self._open if item.thread == thread])
 
     def _leave_to(self, cell: Cell, experiment: HasScope) -> None:
         """Let another thread's experiment leave the cell the names that the cell binds; it has left
         the reported ones already.
         """
-        bound = set[str]()
-        for code in cell.code.seen:
-            bound |= code.bindings().bound - code.reported
-        experiment.scope.leave_names(bound, self._appeared(cell))
+        names_added = cell.code.names_added(self._context.namespace)
+        experiment.scope.leave_names(cell.code.bound_without_report(), names_added)
 
 
 def _mentions_experiment(source: str, *, below_first_line: bool) -> bool:

@@ -207,8 +207,8 @@ class ExperimentEnd:
         return True
 
     def _do(self, step: EndStep, signals: list[BaseException]) -> None:
-        """Do a step; an ``AT_ONCE`` one that an interrupt stops is done once more, and the
-        interrupt is added to ``signals``.
+        """Do a step. If a signal's exception stops an ``AT_ONCE`` step, append the exception to
+        ``signals`` and do the step once more.
         """
         try:
             step.work()

@@ -153,7 +153,7 @@ class ExperimentManager:
         if not self.open:
             return
         for experiment in self.open:  # a user's callback may have failed between two cells
-            experiment.log.note_last_error(cell.last_error_id)
+            experiment.log.note_last_error(cell.errors.last_id_before)
         if cell.is_nested:
             return
         for experiment in self.here():
@@ -167,7 +167,7 @@ class ExperimentManager:
             return
         here = self.here()
         for experiment in here:
-            experiment.log.code_ended(failed=cell.failed)
+            experiment.log.code_ended(failed=cell.errors.failed)
         if here:
             cell.scopes.innermost = here[-1].name
         self.code.code_ended(cell)

@@ -302,7 +302,7 @@ class _UnnamedMemory(NamedTuple):
         )
 
     def rows_of_any_age(self, holders: Holders) -> Iterator[HeldRow]:
-        """Yield the rows of leaks that no experiment is known to have left."""
+        """Yield the rows of leaks of any age: no experiment has recorded them as left."""
         yield from self.arrays.rows(holders)
         yield from self.objects.rows(holders)
 
@@ -363,8 +363,8 @@ def _by_reach(rows: Iterable[HeldRow]) -> tuple[list[HeldRow], list[RetainedArra
 
 
 def _one_row_for_equal_words(rows: Iterable[ReclaimableItem]) -> list[ReclaimableItem]:
-    """Return one row for all rows with the same words: an output has one of its arrays, and one of
-    its other memory.
+    """Return one row for all rows with the same words: ``Out[5]`` has a row for its arrays and one
+    for its other memory.
     """
     by_words: dict[tuple[str, str, str], ReclaimableItem] = {}
     for row in rows:

@@ -182,7 +182,7 @@ class SurvivingObjects:
                 self._add(survivor, size)
 
     def _add(self, survivor: ReportedObjects, size: Size) -> None:
-        """Add the objects of one row, whose holders must be searched."""
+        """Add the objects of one row, whose holders ``%gpumem leaks`` must search."""
         items = survivor.items
         self._large_survivors.append((survivor, size))
         # The walk that measures them enters tracebacks and closures, and so does this one.
@@ -266,8 +266,8 @@ class Unlisted:
         return self._sizes.has_counted(item)
 
     def is_large(self, objects: Sequence[object]) -> bool:
-        """Return True if objects may be worth a row. It is quick, because it does not leave out the
-        objects to which names lead.
+        """Return True if objects may be large enough for a row. It is quick, because it counts
+        objects to which names lead, too.
         """
         return self.without_arrays().together(objects) >= self.notebook.smallest
 

@@ -73,7 +73,7 @@ def largest_names(
 
 
 def _with_places(rows: Iterable[NamedSize], places: Mapping[str, OtherPlace]) -> list[NamedSize]:
-    """Return the rows with those of ``places`` adapted; small places have no row.
+    """Return the rows, with the rows of ``places`` as tables show them; small places have no row.
 
     Args:
         rows: the rows of names and places.
@@ -102,7 +102,7 @@ def _outputs_in(names: Iterable[str]) -> set[str]:
 
 
 class _Named(NamedTuple):
-    """The objects of names, outputs and other places; nothing else of ours refers to them."""
+    """The objects of names, outputs and other places; no other container of ours refers to them."""
 
     objects: dict[str, object]
     references: Counter[int]
@@ -148,7 +148,8 @@ def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:
 
 
 def _remedy_of(shell: Any, elsewhere: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the line that deletes an object's names, with the advice for its other places.
+    """Return the line that deletes all names of an object, with the advice for each other place
+    that refers to it, such as an open figure.
 
     Args:
         shell: IPython's shell.

@@ -24,7 +24,9 @@ _MOST_BEHIND = 20_000
 
 
 class OlderObjects:
-    """Weak records of the nearest older objects behind the survivors of one shell."""
+    """Weak records of objects from before an experiment that hold its survivors: the nearest ones,
+    for one shell.
+    """
 
     def __init__(self, context: ShellContext) -> None:
         self._context = context

@@ -117,7 +117,9 @@ class Recovery:
             self._names_after_recovery = None  # the cell may have left garbage
 
     def _resize_spare(self, size: int) -> None:
-        """Change the size of the spare address space: 1 byte lets our own work use the rest."""
+        """Change the size of the reserved address space: at 1 byte, our own work may use all that
+        was reserved.
+        """
         with contextlib.suppress(OSError, MemoryError, SystemError):  # only Linux resizes it
             self._spare.resize(size)
 
@@ -126,7 +128,7 @@ class Recovery:
         experiment inside the cell has left it to the cell's end.
         """
         failure = self.note_error(error)
-        if failure.kind == "error" and cell.is_stopped_by_guard:
+        if failure.kind == "error" and cell.errors.is_from_guard:
             # CPython's SystemError for a deep recursion without memory
             failure = replace(failure, kind="oom")
         releases = cell.errors.error_id_to_release == id(error) or self._releases(failure)
@@ -376,7 +378,7 @@ class Recovery:
         """Return the reason why memory ran out, if it is clear: the memory guard, a limit, or the
         one to which the figures point.
         """
-        guard_action = None if cell is None else cell.guard_action
+        guard_action = None if cell is None else cell.errors.guard_action
         if guard_action is not None:
             if not guard_action.is_sure:
                 return None
@@ -424,7 +426,9 @@ class Recovery:
             return cause_search.find_cause(code, failure, figures, allowance)
 
     def _earlier_cell(self, name: str) -> str | None:
-        """Return the cell that bound a name, in words; None if it was the running one."""
+        """Return words on the earlier cell that bound a name, such as `` from cell 3``; empty if
+        that cell is unknown, None if it is the running one.
+        """
         number = cell_that_bound(self._shell, name)
         if number == running_cell(self._shell):
             return None

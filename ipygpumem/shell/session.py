@@ -86,7 +86,7 @@ class Session:
         cell = context.cells.push(info)
 
         def measure() -> None:
-            cell.last_error_id = last_error_id()
+            cell.errors.last_id_before = last_error_id()
             cell.children.ended_before = EndedChildren.now()
             cell.measured.span = context.meter.span()
 
@@ -171,7 +171,7 @@ class Session:
             if not interrupts.is_from_signal(error):
                 raise
             interrupts.stop_listening()
-            cell.signal_after_code = error
+            cell.errors.signal_after_code = error
             self._forget_cell(cell)
         steps = [
             (partial(self._show, cell, reports), "this cell's reports were not shown"),
@@ -202,7 +202,7 @@ class Session:
         an experiment's report must not contain what its error still held.
         """
         error = error_of(result)
-        cell.failed = error is not None or last_error_id() != cell.last_error_id
+        cell.errors.failed = error is not None or last_error_id() != cell.errors.last_id_before
         if error is not None:
             line = cells_line(error)
             if line is not None:
@@ -233,13 +233,13 @@ class Session:
 
     def _fix_usage_at_end(self, cell: Cell, result: Any) -> None:
         """Note the usage at the code's end, with its final peaks, if memory is freed after that."""
-        if cell.measured.span and (cell.scopes.ending or cell.failed):
+        if cell.measured.span and (cell.scopes.ending or cell.errors.failed):
             cell.measured.at_end = cell.measured.span.fix_peaks()
 
     def _recover(self, cell: Cell, result: Any) -> None:
         """Free the memory of the cell's error, if it has one."""
         # no variable: this frame must not keep the error while its memory is freed
-        self._recovery.cell_ended(cell, _error_of(cell, result) if cell.failed else None)
+        self._recovery.cell_ended(cell, _error_of(cell, result) if cell.errors.failed else None)
 
     def _report_recovery(self, cell: Cell, place: int) -> None:
         """Insert the report of the recovery, which needs the memory left by ended experiments."""
@@ -265,7 +265,7 @@ class Session:
         bytes_now = {usage.device: usage.after_bytes for usage in usages}
         if cell.children.peak_bytes is None:
             _note_ended_children(cell, usages)
-        error = error_of(result) if cell.failed else None
+        error = error_of(result) if cell.errors.failed else None
         source = cell.source
         recovery = cell.errors.recovery
         if recovery is not None:
@@ -308,7 +308,7 @@ class Session:
         except BaseException as error:
             if not interrupts.is_from_signal(error):
                 raise
-            cell.signal_after_code = error
+            cell.errors.signal_after_code = error
 
     def _has_advised_line(self, cell: Cell) -> bool:
         """Return True if a cell has a line of a report, which said how much it frees."""
@@ -336,7 +336,7 @@ class Session:
 
     def _remarks(self, cell: Cell, record: CellRecord, result: Any) -> list[str]:
         """Return the remarks below a cell's line."""
-        error = _error_of(cell, result) if cell.failed else None
+        error = _error_of(cell, result) if cell.errors.failed else None
         remarks = self._recovery.remarks(cell, error)
         if type(error) is NameError:
             from ipygpumem.shell import ended_names  # loading the extension must stay fast
@@ -362,8 +362,8 @@ class Session:
         long, show them once more, with a note on the Ctrl-C.
         """
         for _ in range(2):
-            if cell.signal_after_code is not None:
-                reports += self._set_error(cell.signal_after_code, result)
+            if cell.errors.signal_after_code is not None:
+                reports += self._set_error(cell.errors.signal_after_code, result)
             try:
                 is_shown = not (cell.is_nested or cell.measured.is_ours)
                 record = cell.measured.record if is_shown else None
@@ -372,7 +372,7 @@ class Session:
             except BaseException as error:
                 if not interrupts.is_from_signal(error):
                     raise
-                cell.signal_after_code = error
+                cell.errors.signal_after_code = error
 
     def _set_error(self, error: BaseException, result: Any) -> list[Report]:
         """Make a signal's exception the cell's error, which stops the next cells; return the note
@@ -381,7 +381,7 @@ class Session:
         It could not be raised in the cell's code, and IPython would only print it.
         """
         for outer in self._context.cells.running():
-            outer.interrupted_inside = True
+            outer.errors.interrupted_inside = True
         is_interrupt = type(error) is KeyboardInterrupt
         name = "Ctrl-C" if is_interrupt else f"{type_name(error)} of a signal handler"
         reports = [note(f"{name} arrived after the cell's code had ended")]
@@ -433,7 +433,7 @@ def _feature(observer: CellObserver) -> str:
 
 def _error_of(cell: Cell, result: Any) -> BaseException | None:
     """Return the error that ended a cell, or that was shown in it."""
-    return error_of(result) or shown_since(cell.last_error_id)
+    return error_of(result) or shown_since(cell.errors.last_id_before)
 
 
 _ERRORS_OF_COMMANDS = ("UsageError", "MissingPackageError")
@@ -470,8 +470,8 @@ def digest_of(source: str) -> str:
 
 
 def describing_line(source: str) -> str:
-    """Return the line that stands for a cell in a table: the first one that is no import, magic or
-    comment, else the first one; cut to 80 characters.
+    """Return the line that stands for a cell in a table, cut to 80 characters: the first line that
+    is no import, magic or comment, or else the cell's first line.
     """
     head = source[:_HEAD_LENGTH]
     code = _NO_CODE.sub("", head)

@@ -162,8 +162,8 @@ class SurvivorSearch:
             self._add_alive(self._arrays_within_reach(storages_of(self.alive)))
 
     def _leave_out_kept_objects(self) -> None:
-        """Leave out the memory of kept names: ``%%experiment --keep records`` may have made a
-        million objects.
+        """Exclude the objects of kept names from the search, and their bytes from the memory to
+        explain: ``%%experiment --keep records`` may have made a million objects.
         """
         from ipygpumem.inventory.kept_objects import kept_objects  # only if needed
 
@@ -208,7 +208,7 @@ class SurvivorSearch:
         return named
 
     def _may_be_older(self, watched: WatchedName) -> bool:
-        """Return True if a name's live NumPy arrays are not all surely new."""
+        """Return True if a live NumPy array of a name may have been made before the experiment."""
         is_new = self._ended.baseline.is_surely_new
         return not all(map(is_new, places_of_numpy([watched])))
 
@@ -225,7 +225,9 @@ class SurvivorSearch:
         return unnamed
 
     def received(self) -> set[int]:
-        """Return the identities of the new objects that older ones have received."""
+        """Return the identities of objects made in the experiment that containers from before it
+        have received.
+        """
         if self._new_ids is None:
             self._new_ids = self._ended.baseline.objects_since()
         return self._ended.baseline.received(self._new_ids, self._test_of_older_arrays())
@@ -287,8 +289,8 @@ class SurvivorSearch:
         return self._ended.baseline.is_complete
 
     def guesses_arrays(self) -> bool:
-        """Return True if each NumPy array that the baseline does not know may be one that the
-        experiment has left.
+        """Return True if NumPy arrays of which the baseline has no record count as the
+        experiment's: much memory has no name, or no other search can find new objects.
         """
         if self.unnamed_bytes < self.smallest:
             return False
@@ -303,8 +305,8 @@ class SurvivorSearch:
             return most_bytes(self._changes(self._ended.baseline.objects_at_end))
 
     def _changes(self, new_ids: set[int]) -> Changes:
-        """Return the notebook's names, and the objects that are new since the start, without kept
-        ones.
+        """Return the notebook's names, and the objects made since the start, without the objects of
+        kept names.
 
         Args:
             new_ids: identities of the tracked objects made since then.
@@ -329,7 +331,7 @@ class SurvivorSearch:
         return self._is_older_array if self._ended.baseline.is_complete else None
 
     def _is_older_array(self, item: object) -> bool:
-        """Return True for an array that the experiment has not made, or may not have made."""
+        """Return True for an array that existed before the experiment, or may have."""
         array = describe(item)
         return array is None or self._ended.is_known(item, array)
 

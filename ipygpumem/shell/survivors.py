@@ -174,7 +174,7 @@ class Survivors:
         return replace(self.roots(keepers), lines=lines)
 
     def keepers(self) -> set[str]:
-        """Return the names that still have the objects that experiments kept on purpose."""
+        """Return the names that still refer to the objects for which ``--keep`` kept them."""
         namespace = self._context.namespace
         names = set[str]()
         for name, kept_id in self._kept_ids.items():

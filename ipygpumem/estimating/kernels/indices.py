@@ -21,7 +21,7 @@ from ipygpumem.estimating.transients import (
 
 @order_of("count_nonzero")
 def _count_nonzero(kernel: Kernel, args: Any) -> None:
-    """Log the truth values, integers instead of them, and then the sums of these."""
+    """Log a mask of the values that are not zero, then its 8-byte integers, then their sums."""
     source, *dims = args
     count = source.numel()
     with kernel.blocks([count, 8 * count]):

@@ -39,7 +39,7 @@ def _solution(kernel: Kernel, args: Any) -> None:
 
 @order_of("linalg_lu_solve")
 def _solution_of_factors(kernel: Kernel, args: Any) -> None:
-    """Log how equations are solved whose factors are known."""
+    """Log the solution of equations from given factors (``torch.linalg.lu_solve``)."""
     kernel.results()
     is_right = not kernel.options.get("left", True)
     is_adjoint = bool(kernel.options.get("adjoint"))

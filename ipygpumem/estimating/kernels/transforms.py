@@ -132,7 +132,9 @@ def _log_call(kernel: Kernel, source: Any, shape: Sequence[int], dims: Sequence[
 
 
 def _is_read_by_cufft(rows: Any) -> bool:
-    """Return True if each stride is a multiple of that of the next dimension."""
+    """Return True if cuFFT can read the rows without a copy: the stride of each dimension is a
+    multiple of the stride of the dimension after it.
+    """
     batch_stride, *strides = rows.stride()
     if strides[-1] <= 0 or (batch_stride == 0 and len(rows) != 1):
         return False

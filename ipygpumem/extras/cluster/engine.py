@@ -34,7 +34,9 @@ _OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
 
 
 def answer(function: str, *words: Any) -> dict[str, Any]:
-    """Call one of the functions below; return its ``value``, or the ``error`` message."""
+    """Call the function of ``_REQUESTS`` with this name; return ``{"value": its result}``, or
+    ``{"error": message}`` if it fails.
+    """
     names = get_ipython().user_ns
     # ipyparallel binds names for its call; an experiment that ends in it would own them.
     last_names = list(islice(reversed(names), 4))

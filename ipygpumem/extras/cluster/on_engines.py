@@ -266,7 +266,9 @@ class ClusterExperiment:
         return end_experiment(app, self)
 
     def begin(self, function: str, line: str) -> None:
-        """Ask all engines; those that reply participate, and a busy one will not begin later."""
+        """Ask all engines to begin. The engines that reply in time participate; a busy one is told
+        to end the experiment, so that it does not begin later.
+        """
         asked = self.named_engines.ask(function, line)
         with interrupts.deferred() as struck:
             self.named_engines.wait(asked, seconds=_START_SECONDS)
@@ -390,8 +392,8 @@ class Engines:
                 asked[waiting[0]].wait(_POLL_SECONDS)
 
     def replies(self, asked: Asked) -> tuple[dict[int, Any], dict[int, str]]:
-        """Return the engines' results, and the reasons for missing ones; the client drops the
-        results.
+        """Return the values with which the engines replied, and for each other engine why there is
+        none, such as ``did not reply``; the client drops its copies.
         """
         replies: dict[int, Any] = {}
         failed: dict[int, str] = {}
@@ -459,7 +461,9 @@ def _unanswered(asked: Asked) -> list[int]:
 
 
 def _error_in_one_line(error: BaseException | None) -> str:
-    """Return an error in one line; a remote error has the name and text of the engine's."""
+    """Return an error in one line; for an engine's error, with the name and the text that it had
+    there.
+    """
     name = getattr(error, "ename", type(error).__name__)
     text = str(getattr(error, "evalue", error)).partition("\n")[0]
     if name in ("ModuleNotFoundError", "ImportError"):

@@ -229,7 +229,9 @@ def _loss_functions() -> list[str]:
 
 
 def _next_level(level: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the objects one step inside some named objects, with the code that leads to each."""
+    """Return the objects one step inside named objects, each with its code: ``model.layers`` and
+    ``model.head`` for ``model``.
+    """
     inner_level: list[tuple[str, Any]] = []
     for name, value in level:
         inner_level += [(f"{name}{step}", inner) for step, inner in _objects_inside(value)]

@@ -240,7 +240,7 @@ def _results_of_parts(findings: Observed) -> list[str]:
 
 
 def _work_on_part(findings: Observed, name: str | None, passes: int, run: ChangedRun) -> None:
-    """Let a run work on one of the parts of its batch, as in accumulation."""
+    """Let a run work on one of ``passes`` equal parts of its batch, as in gradient accumulation."""
     split = _PartOfBatch(findings, passes, run)
     run.on(call=split.call, stepped=split.stepped)
     if not findings.batch.is_size:

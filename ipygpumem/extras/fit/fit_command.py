@@ -185,7 +185,8 @@ class Search:
         return None
 
     def _note_first_fitting(self, base: Trial, changes: Sequence[Change]) -> None:
-        """Note the first of some changes with which the code fits; if it fits with none, the last.
+        """Note the trial of the first of ``changes`` with which the code fits; if it fits with none
+        of them, that of the last one.
 
         Each of them needs less memory than the one before, so that the search bisects.
         """
@@ -231,8 +232,8 @@ class Search:
         return best
 
     def _without_unnecessary(self, best: Trial) -> Trial:
-        """Return a combination without the changes that it does not need to fit, the last but one
-        first.
+        """Return a combination whose changes are milder, or fewer, if the code still fits: from the
+        last but one change back to the first. The last change made it fit, and stays.
         """
         for change in best.changes[-2::-1]:
             for replacement in self._milder_replacements(change):
@@ -312,7 +313,9 @@ class Search:
 
 
 def _combinable(changes: Sequence[Change], change: Change) -> list[Change]:
-    """Return the changes that can be combined with another one."""
+    """Return the items of ``changes`` that can be combined with ``change``: of two changes of one
+    kind, such as two numbers of parts, one excludes the other.
+    """
     return [other for other in changes if not change.excludes or other.excludes != change.excludes]
 
 
@@ -395,7 +398,9 @@ def _fitting_text(trials: Sequence[Trial], trial_with: str) -> str:
 
 
 def _effects_on_results(changes: Sequence[Change]) -> str:
-    """Return all effects of changes on the code's results; "equal" only if there is no other."""
+    """Return the effects of changes on the code's results, joined by semicolons; "equal" only if
+    there is no other effect.
+    """
     effects = dict.fromkeys(part for change in changes for part in change.results.split("; "))
     if len(effects) > 1:
         effects.pop(EQUAL, None)

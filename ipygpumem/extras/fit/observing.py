@@ -309,7 +309,9 @@ class _FirstRunHooks:
             blocks.refuse("they change attributes, buffers or inputs")
 
     def _refuse_unrepeatable(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Refuse to run blocks twice that run an operation with other results the second time."""
+        """Exclude the entered blocks from running twice if an operation in them would have other
+        results the second time: one with a random generator of its own, or a BatchNorm in training.
+        """
         name = operator_name(func)
         if self._depth and any(word in name for word in ("dropout", "bernoulli", "rand")):
             self._findings.draws = True
@@ -466,7 +468,9 @@ def _note_repeated_modules(
 
 
 def _is_block(module: Any) -> bool:
-    """Return True for a module of several parts with parameters that is more than a list."""
+    """Return True for a module that has children and parameters, such as a transformer's layer, and
+    is no ``Sequential`` or ``ModuleList``.
+    """
     if next(module.children(), None) is None or next(module.parameters(), None) is None:
         return False
     return not is_exactly(module, torch.nn.Sequential, torch.nn.ModuleList)
@@ -532,8 +536,8 @@ def _generator_states() -> Any:
 
 
 def _changeable_state(module: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Return marks of all that a run of a module could change: the attributes of its modules, and
-    tensors among these and its arguments.
+    """Return marks of all that a run of a module could change: the tensors among its arguments, and
+    the attributes of the module and of those inside it.
     """
     state: list[Any] = []
     with torch._C.DisableTorchFunction():

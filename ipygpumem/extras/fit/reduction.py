@@ -88,7 +88,9 @@ class LossGraph:
         return paths_of[root]
 
     def _bottom_up(self, root: Any) -> Iterator[Any]:
-        """Yield the nodes from the layers to the root, each after those that it leads to."""
+        """Yield the nodes from the layers up to ``root``: each node after the nodes to which it
+        leads.
+        """
         waiting = [(root, False)]
         done: set[Any] = set()
         while waiting:
@@ -176,7 +178,9 @@ class LossGraph:
         return any(self._is_count(number) for number in (value, 1 / value if value else 0.0))
 
     def _is_count(self, value: float) -> bool:
-        """Return True for a multiple of the number of rows, such as the number of all tokens."""
+        """Return True if ``value`` is a multiple of the batch's number of rows, such as the number
+        of all tokens by which a loss is divided.
+        """
         whole = round(value)
         return whole > 0 and whole % self.rows == 0 and math.isclose(value, whole, rel_tol=1e-6)
 

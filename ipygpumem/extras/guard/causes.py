@@ -24,7 +24,7 @@ class Causes:
         self._last = None
 
     def note(self, action: GuardAction | None) -> None:
-        """Keep an explanation; None replaces no earlier one."""
+        """Keep an explanation of the cell's last error; None leaves an earlier one in place."""
         if action is not None:
             self._last = action
 
@@ -34,7 +34,9 @@ class Causes:
         return action
 
     def explain(self, error: BaseException | None) -> GuardAction | None:
-        """Return how the guard caused an error, or one that led to it; None if it did not."""
+        """Return how the guard caused an error, or an error in its chain of causes; None if it did
+        not.
+        """
         if error is None:
             return None
         errors = list(chain(error))

@@ -147,7 +147,9 @@ class MemoryGuard:
         self._watch.wake()
 
     def _guards(self, cell: Cell) -> bool:
-        """Return True for a cell that runs alone."""
+        """Return True for a cell to guard: it has more than our commands, no cell around it, and no
+        other guarded cell is running.
+        """
         if cell.is_nested or not self._watch.is_on:
             return False
         if self._watch.cell is not None and not self._watch.cell.is_over:

@@ -99,7 +99,9 @@ def _asked_for(options: Options) -> tuple[str, int | None]:
 
 
 def _size_alone(text: str) -> object:
-    """Return the bytes of a size that stands alone."""
+    """Return the bytes of a size such as ``8GiB`` without ``on`` before it; a UsageError if it is
+    none.
+    """
     if not text.lstrip("-.")[:1].isdigit():
         hint = f"{did_you_mean(text, ('on', 'off'))}; use on, off, or a size such as 8GiB"
         raise UsageError(clean(f"%gpumem guard: invalid choice: {quoted(text)}{hint}"))

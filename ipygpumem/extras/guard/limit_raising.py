@@ -141,8 +141,8 @@ class _Started(threading.Event):
 
 
 def _run_thread(bootstrap: Callable[[], None], limit: AllocationLimit) -> None:
-    """Run a thread. Its stack goes back to the system afterwards, and other threads must not use as
-    much instead.
+    """Run a thread, then lower the limit by its stack's bytes: the stack goes back to the system,
+    and other threads must not allocate as much instead.
     """
     limit.threads.begin()
     try:

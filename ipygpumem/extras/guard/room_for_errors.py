@@ -164,7 +164,7 @@ class ErrorRoom:
             action = self._causes.explain(error)
             self._causes.note(action)
             if self._watch.cell is not None:
-                self._watch.cell.guard_action = action
+                self._watch.cell.errors.guard_action = action
         except MemoryError:
             self._causes.note(_STOP_WITHOUT_FIGURES)
         except Exception as failure:  # IPython must show the user's error

@@ -12,8 +12,8 @@ LAST_ROOM_BYTES = 4 * MIB
 
 
 class Shares:
-    """The shares of the memory left. Those of a cell are fixed when it begins; all other shares
-    follow the figures.
+    """The bytes of memory left at which the guard refuses allocations or interrupts the cell. Those
+    of a cell are fixed when it begins; all other shares follow the figures.
 
     Args:
         left: the memory that this process can use.

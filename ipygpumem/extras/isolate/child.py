@@ -122,7 +122,9 @@ def _run_cell_here(task: Task, pid: int) -> None:
 
 
 def _limit_memory(app: App, memory_bytes: int) -> None:
-    """Let the memory guard refuse more than so many bytes above this process's private ones."""
+    """Let the memory guard refuse allocations once this process has ``memory_bytes`` more private
+    memory than now.
+    """
     private_bytes = figure(Path("/proc/self/status").read_bytes(), b"\nRssAnon:")
     line = f"guard on --limit {private_bytes + memory_bytes}B"
     guard, options = parse(app.commands, "%gpumem", line)
@@ -131,7 +133,7 @@ def _limit_memory(app: App, memory_bytes: int) -> None:
 
 def _is_limit_reached(app: App) -> bool:
     """Return True if the memory guard has refused memory to the cell, or to one inside it."""
-    return any(cell.is_stopped_by_guard for cell in app.context.cells.running())
+    return any(cell.errors.is_from_guard for cell in app.context.cells.running())
 
 
 def _peak_bytes(span: Span) -> int:
@@ -190,7 +192,9 @@ def _names_to_keep(task: Task, before: dict[str, Any]) -> list[str]:
 
 
 class _Errors:
-    """The errors that the cell shows; the kernel's process raises the one that ends it."""
+    """The errors that the isolated cell shows. The one that ends it is not shown here, because the
+    kernel's process raises it.
+    """
 
     def __init__(self, task: Task) -> None:
         self._send = task.connection.send
@@ -200,8 +204,8 @@ class _Errors:
         self._depth = len(self._cells.running()) + 1
 
     def show(self, error: BaseException, lines: list[str]) -> None:
-        """Show an error of an inner cell now, and any other when the next one comes: it may end the
-        cell.
+        """Show an error of a cell run inside the isolated one at once. An error of the isolated
+        cell itself may end it, so it is shown when the next error comes.
         """
         errors = [*self._waiting, (error, lines)]
         self._waiting = []
@@ -212,7 +216,9 @@ class _Errors:
             self._send("traceback", *_described(earlier, its_lines))
 
     def end(self, error: BaseException | None) -> DescribedError:
-        """Return the error that ended the cell; show the last one before, if it is another."""
+        """Return the description of the error that ended the cell; show the waiting error first if
+        that is another one.
+        """
         for waiting, lines in self._waiting:
             if waiting is error:
                 return _described(error, lines)

@@ -342,7 +342,9 @@ class IsolatedCell:
             self.notes.append(note(f"%%isolate: the limit of {limit} (--memory) was reached"))
 
     def _on_kept(self, names: list[str], lost: dict[str, str]) -> None:
-        """Load the kept names; if one fails, the child process writes the rest again."""
+        """Load the names to keep. If one cannot be loaded, ask the child process to write the other
+        names again.
+        """
         failing, error = self._load_kept_names(names)
         if isinstance(error, MemoryError) and not self._is_given_up:
             self._names_to_load_later = [*(name for name in names if name != failing), failing]
@@ -355,7 +357,9 @@ class IsolatedCell:
             self._connection.send(failing or None, bool(self._names_to_load_later))
 
     def _load_kept_names(self, names: list[str]) -> tuple[str, BaseException | None]:
-        """Load the kept names; return the one that fails, and its error."""
+        """Load the values of ``names`` from the file. Return the first name that cannot be loaded,
+        with its error; ``"", None`` if all were loaded.
+        """
         self._kept_values = {}
         try:
             self._is_loading = True

@@ -18,8 +18,8 @@ _THREADED = ("polars", "jax", "tensorflow")
 
 
 def why_unusable(shell: Any, source: str) -> str:
-    """Return why the cell cannot run in a forked child process; empty if nothing is known against
-    it.
+    """Return why the cell cannot run in a forked child process, such as ``cuda is in use in this
+    kernel, ...``; empty if no reason is found.
     """
     libraries = {"cupy", *_THREADED} & sys.modules.keys()
     devices = [backend for backend in ("cuda", "xpu") if initialized_backend(backend) is not None]

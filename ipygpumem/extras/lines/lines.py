@@ -44,7 +44,9 @@ class LineCost:
     """The highest peak above the line's start, per device, over all runs."""
 
     def add(self, visit: _Visit, after: dict[str, int], seconds: float) -> None:
-        """Count one run, or one piece of a run that is suspended in between."""
+        """Add the seconds, the kept bytes and the peak of one run of the line, or of a part of a
+        run between two suspensions of its function.
+        """
         self.seconds += seconds
         for device, size in after.items():
             start = visit.before.get(device, 0)
@@ -101,7 +103,7 @@ class _Visit:
     began: float = 0.0
 
     def raise_peaks(self, peaks: dict[str, int]) -> None:
-        """Raise the peaks of the line to higher ones."""
+        """Raise the line's peak on each device to that in ``peaks`` if it is higher."""
         for device, peak in peaks.items():
             self.peaks[device] = max(peak, self.peaks.get(device, 0))
 

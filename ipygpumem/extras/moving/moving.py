@@ -309,7 +309,9 @@ class Offload:
     def _refuse_unmovable(
         self, own_tensors: list[Any], tensors_by_storage: dict[int, list[Any]], reader: Reader
     ) -> None:
-        """Raise GpuMemError if a tensor on a device cannot be pointed to other memory."""
+        """Raise GpuMemError if a tensor to move, or one that shares its storage, is of a kind that
+        cannot be pointed to other memory, such as a sparse one.
+        """
         on_accelerators = [
             tensor for tensor in own_tensors if reader.memory(tensor).device not in ("cpu", "meta")
         ]
@@ -424,7 +426,7 @@ class _Piece:
         _as_bytes(self.storage).copy_(_as_bytes(self.host))
 
     def empty(self) -> None:
-        """Free the memory on the device, unless other code uses it."""
+        """Free the memory on the device, unless code outside the moved objects uses the storage."""
         if not self.is_shared:
             self.storage.resize_(0)
 
@@ -640,7 +642,7 @@ def _note_on_staying(pieces: Iterable[_Piece], error: RuntimeError) -> str:
 
 
 def _synchronize(pieces: Iterable[_Piece]) -> None:
-    """Wait until the devices have made all copies."""
+    """Wait until the pieces' devices have finished all copies."""
     torch: Any = sys.modules["torch"]
     for device in {piece.storage.device for piece in pieces}:
         if device.type != "cpu":

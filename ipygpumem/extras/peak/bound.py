@@ -162,8 +162,8 @@ def _unused_arena_bytes(rows: Iterable[PeakRow]) -> int:
 
 
 def _sizes_of_lines(unused_parts: Sequence[int]) -> set[int]:
-    """Return the bytes that lines may have allocated without using them: one part, or all parts of
-    one size, as of a loop.
+    """Return the sizes of rows that may consist of unused memory: the bytes of one unused part, or
+    of all parts of one size, which a loop may have allocated on one line.
     """
     counts = Counter(unused_parts)
     return {*counts, *(size * count for size, count in counts.items())}

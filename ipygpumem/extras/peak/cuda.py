@@ -62,7 +62,7 @@ class BackwardOperations:
         return len(self._operations)
 
     def begin(self, origin: Origin) -> BackwardOperation:
-        """Return a new operation that starts now."""
+        """Add an operation of a backward pass that starts now, and return it."""
         operation = BackwardOperation(origin, now_us())
         self._operations.append(operation)
         return operation

@@ -175,8 +175,8 @@ class FollowedGraph:
 
 @functools.lru_cache(4096)
 def _can_have_made(operation: str, node: str) -> bool:
-    """Return True if an operation can have made a node, by their names: ``nll_loss_forward`` makes
-    ``NllLossBackward0``.
+    """Return True if autograd can have made a node for an operation, judged by their names: for
+    ``nll_loss_forward`` it makes ``NllLossBackward0``.
     """
     if node == _COPY_SLICES:
         return True

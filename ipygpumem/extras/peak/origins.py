@@ -111,7 +111,9 @@ class Modules:
         """Modules and their paths, by identity."""
 
     def note_modules(self, whole: Any, label: str) -> None:
-        """Note a module and those inside it; of several paths to one, the first counts."""
+        """Note a module and the modules inside it by their paths, such as ``model.layers.0``; a
+        module with several paths gets the first one.
+        """
         for path, module in reversed(_modules_in(whole, label)):
             self._paths[id(module)] = weakref.ref(module), path
             self._note_module(path, module)
@@ -230,7 +232,8 @@ def _users_line(frame: FrameType | None) -> Line | None:
 
 
 def _modules_in(whole: Any, label: str) -> list[tuple[str, Any]]:
-    """Return a module and those inside it with their paths.
+    """Return the paths of a module and of all modules inside it, such as ``model.layers.0``, each
+    with its module.
 
     torch's own method would hash the modules, which not all of them allow.
     """

@@ -83,7 +83,7 @@ class _PeakOfCell:
 
     def finish(self) -> list[Report]:
         """Stop following, show the picture, and return the report."""
-        error = shown_since(self._cell.last_error_id)
+        error = shown_since(self._cell.errors.last_id_before)
         record = self._peak.stop(self._inventory, error)
         has_curves = any(map(_has_changed_tensors, record.devices))
         if self._app.context.display.has_images and has_curves:

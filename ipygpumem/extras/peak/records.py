@@ -35,7 +35,7 @@ class PeakRow(Record):
 
 @dataclass(frozen=True)
 class PeakPoint(Record):
-    """Bytes by role at one time."""
+    """Bytes in use for each role, such as gradients, at one time."""
 
     seconds: float
     parts: Mapping[str, int]

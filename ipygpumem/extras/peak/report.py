@@ -78,7 +78,9 @@ def _(record: PeakRecord) -> Any:
 
 
 def _missed_facts(device: DevicePeak) -> list[Fact]:
-    """Return how much more the process used at another moment, which no row lists."""
+    """Return the fact that the process used more RAM at another moment, which memray has not
+    recorded; none if it did not.
+    """
     if device.missed_bytes < LEAST_MISSED_BYTES:
         return []
     size = format_bytes(device.missed_bytes)
@@ -254,7 +256,7 @@ def _parts_of_layer(rows: Sequence[PeakRow], key: Key) -> dict[Key, list[PeakRow
 
 
 def _bytes_beyond(groups: Mapping[Key, Sequence[PeakRow]], most: int) -> int:
-    """Return the bytes of all groups beyond the ``most`` largest ones."""
+    """Return the bytes of all groups but the ``most`` largest ones."""
     sizes = sorted(map(_bytes_of_rows, groups.values()), reverse=True)
     return sum(sizes[most:])
 

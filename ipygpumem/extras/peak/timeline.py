@@ -31,14 +31,16 @@ class SizedBlock(NamedTuple):
 
 
 class Clock:
-    """Converts ticks of a log's clock to seconds: those of the last note before it."""
+    """Converts ticks of a log's clock to seconds: a tick gets the seconds noted at it, or last
+    before.
+    """
 
     def __init__(self) -> None:
         self._ticks: list[int] = []
         self._seconds: list[float] = []
 
     def note(self, tick: int, seconds: float) -> None:
-        """Note the time of a tick, unless it is known."""
+        """Note the seconds of a tick; ignored unless the tick is later than all noted ones."""
         if not self._ticks or tick > self._ticks[-1]:
             self._ticks.append(tick)
             self._seconds.append(seconds)
