@@ -537,3 +537,39 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
         if not interrupted:
             break
     assert line > 20
+
+
+def test_an_interrupted_search_for_instances_misses_none() -> None:
+    """A Ctrl-C in a walk over the heap leaves no older instances with a later mark."""
+
+    class Other(Made):
+        pass
+
+    for line in itertools.count(1):
+        collector = Garbage()
+        collector.instances(Made)
+        held = Made()
+        gc.collect()
+        searching = functools.partial(collector.instances, Other)
+        interrupted = interrupted_at(
+            line, searching, lambda frame: frame.f_code.co_filename == garbage.__file__
+        )
+        stop_listening()
+        assert [item is held for item in collector.instances(Made)] == [True], line
+        del held
+        if not interrupted:
+            break
+    assert line > 5
+
+
+def test_instances_made_by_finalisers_are_listed() -> None:
+    class Saving(Made):
+        def __del__(self) -> None:
+            saved.append(Made())
+
+    saved = list[Made]()
+    collector = Garbage()
+    collector.instances(Made)
+    Saving()
+    collector.collect()
+    assert [item is saved[0] for item in collector.instances(Made)] == [True]

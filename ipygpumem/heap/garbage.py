@@ -170,13 +170,13 @@ class _OldInstances(NamedTuple):
 
     @classmethod
     def of(cls, bases: tuple[type, ...], instances: Sequence[object]) -> _OldInstances | None:
-        """Return these instances; None if they are too many."""
+        """Return a list of weak references to the instances; None if they are too many."""
         if len(instances) > _MOST_OLD_INSTANCES:
             return None
         return cls(bases, list(map(Known, instances)))
 
     def are_of(self, bases: tuple[type, ...]) -> bool:
-        """Return True if the instances are those of exactly these classes."""
+        """Return True if they are the instances of the classes ``bases`` and no other ones."""
         return len(bases) == len(self.bases) and all(map(is_, bases, self.bases))
 
     def with_young(self, young_instances: Sequence[object]) -> _OldInstances | None:
@@ -256,10 +256,8 @@ class Garbage:
     # -- objects made since a mark ---------------------------------------------------------------
 
     def mark(self) -> GcMark | None:
-        """Collect young garbage and return this moment; None if objects made from now on could not
-        be told from older ones.
-
-        That is so if the user has disabled the collector, and where it has no young generations.
+        """Collect young garbage and return this moment; None if later objects could not be told
+        from older ones: the user has disabled the collector, or it has no young generations.
         """
         self._collect_young()
         return self.last
@@ -276,23 +274,30 @@ class Garbage:
         self._saver.remove(new_objects)
 
     def _collect_young(self) -> int:
-        """Collect young garbage, which makes all other objects old, and record which instances
-        are old then; return the number of objects that died.
+        """Collect young garbage, which makes all other objects old; return the number of objects
+        that died.
         """
         if not _YOUNG or not gc.isenabled():
             self.last = self._old_instances = None
             return 0
+        died = self._collect_with_instances(_YOUNG[-1])
+        self.last = GcMark(self._watch)
+        self._collections = 0
+        return died
+
+    def _collect_with_instances(self, generation: int) -> int:
+        """Collect a generation, and record which instances are old then; return the number of
+        objects that died.
+        """
         last = self.last
         progress = _progress_of_other_threads() if self._old_instances is not None else {}
         instances = self._old_and_young_instances()
-        died = _collect_generation(_YOUNG[-1], self._decreases)
+        died = _collect_generation(generation, self._decreases)
         if self.last is not last:  # another thread has collected, too
             instances = None
         elif instances is not None and _progress_of_other_threads() != progress:
             instances = None  # another thread may have made instances that were not listed
         self._old_instances = instances
-        self.last = GcMark(self._watch)
-        self._collections = 0
         return died
 
     # -- instances of classes --------------------------------------------------------------------
@@ -321,6 +326,7 @@ class Garbage:
         """
         last = GcMark(self._watch)
         instances = live_instances(*bases)
+        self._old_instances = None  # an interrupt must leave none that are older than ``last``
         self.last = last
         self._old_instances = _OldInstances.of(bases, instances)
         return instances
@@ -394,8 +400,11 @@ class Garbage:
         return total
 
     def _collect_old(self) -> int:
-        """Collect all generations once; return the number of objects that died."""
-        died = _collect_generation(2, self._decreases)
+        """Collect all generations once; return the number of objects that died.
+
+        It also makes the objects old that finalisers have made in a collection of young garbage.
+        """
+        died = self._collect_with_instances(2)
         if self.last is not None:
             self.last = GcMark(self._watch)  # objects made by finalisers are young
         return died
