@@ -19,7 +19,9 @@ def is_known(tensor: Any) -> bool:
 
 
 def _nonzero(tensor: Any, *, share: float = 1.0) -> Any:
-    """Return the positions of all elements, or of a share of them; the true ones if known."""
+    """Return the positions of a tensor's nonzero elements if its values are known; otherwise as
+    many positions as the assumed share of its elements, all by default.
+    """
     if is_known(tensor):
         return _ATEN.nonzero.default(tensor)
     shape = (tensor.dim(), _rounded_share(tensor.numel(), share))
@@ -40,7 +42,9 @@ def _masked_select(tensor: Any, mask: Any, *, share: float = 1.0) -> Any:
 
 
 def _index(tensor: Any, indices: Any, *, share: float = 1.0) -> Any:
-    """Return the elements at some indices; a mask among them counts as true, for a share of it."""
+    """Return the elements at ``indices``; of a mask among them, the assumed share of elements
+    counts as true.
+    """
     positions: list[Any] = []
     for index in indices:
         if is_mask(index):
@@ -79,7 +83,9 @@ _MOST_DIFFERENT = {torch.bool: 2, torch.uint8: 256, torch.int8: 256}
 
 
 def _number_of_different(tensor: Any, number: int, share: float) -> int:
-    """Return how many of ``number`` values are different: at least one, if there are any."""
+    """Return how many different values ``number`` values are assumed to have: the share of them, at
+    most as many as the type can represent, and at least one unless there are none.
+    """
     count = _rounded_share(number, share)
     count = min(count, _MOST_DIFFERENT.get(tensor.dtype, count))
     return max(count, min(1, number))

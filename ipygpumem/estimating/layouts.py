@@ -70,7 +70,7 @@ def with_layout_of_card(func: Any, args: Any, result: Any) -> Any:
 
 
 def _with_strides(tensor: Any, strides: Strides) -> Any:
-    """Return a tensor itself if it has the strides, otherwise a new one with them."""
+    """Return the tensor if it has these strides; otherwise an empty one of its shape with them."""
     if tensor.stride() == strides:
         return tensor
     return tensor.new_empty_strided(tensor.shape, strides)

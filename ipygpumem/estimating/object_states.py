@@ -383,7 +383,9 @@ def _pandas_copies_on_write() -> bool:
 
 
 def _are_same(now: list[Any], saved: list[Any]) -> bool:
-    """Return True if two lists have the same objects; equal ones are not enough."""
+    """Return True if two lists have the identical objects in the same order; equal objects are not
+    enough.
+    """
     if len(now) != len(saved):
         return False
     return all(map(operator.is_, now, saved))

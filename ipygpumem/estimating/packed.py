@@ -151,7 +151,9 @@ def values_of(tensor: Any) -> list[int] | None:
 
 
 def real_values(tensor: Any) -> Any:
-    """Return the real tensor with a fake tensor's values; None if they are not known."""
+    """Return a real tensor with the values of a tensor, which may be fake; None if its values are
+    not known.
+    """
     if is_known(tensor):
         return tensor.constant
     if hasattr(tensor, "fake_mode"):
@@ -160,7 +162,7 @@ def real_values(tensor: Any) -> Any:
 
 
 def _with_values(values: list[int]) -> Any:
-    """Return a fake tensor on the host whose values are known."""
+    """Return a fake tensor on the host that has these integers as its known values."""
     with torch._C._DisableTorchDispatch():
         real = torch.tensor(values)
     made = torch.empty(len(values), dtype=torch.long, device="cpu")

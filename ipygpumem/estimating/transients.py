@@ -154,7 +154,7 @@ def _partial_results(name: str, args: Any, result: Any, processors: int) -> int:
 
 
 def _rule_of(*names: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that makes a function the rule of some operators."""
+    """Return a decorator that registers a function as the rule for operators with these names."""
 
     def register(rule: Rule) -> Rule:
         _RULES.update(dict.fromkeys(names, rule))

@@ -160,7 +160,8 @@ def _parsed_number(source: str, text: str) -> Number:
 
 
 class _CellTry:
-    """A try of the cell's code with some values, in a scope of its own, and its results.
+    """One try of the cell's code with the values of ``values``, in a scope of its own, and its
+    results.
 
     Args:
         namespace: the notebook's names.

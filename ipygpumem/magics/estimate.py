@@ -53,8 +53,8 @@ _CALL_OF_MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
     ),
 )
 def of_cell(app: App, options: Options, cell: str) -> list[Report]:
-    """Return the report of a cell's estimate; none below ``%%autofit``, which shows that of its
-    last try.
+    """Return the report of a cell's estimate. Below ``%%autofit`` return none, because the autofit
+    shows the report of its last try.
     """
     __tracebackhide__ = True  # of the user's errors
 

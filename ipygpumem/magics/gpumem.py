@@ -126,7 +126,9 @@ def history(app: App, options: Options) -> list[Report]:
 
 
 def _of_experiments(app: App, cells: Iterable[CellRecord], pattern: str) -> list[CellRecord]:
-    """Return the cells of experiments whose names match, with those of inner experiments."""
+    """Return the cells of experiments whose names match ``pattern``, and the cells of experiments
+    inside these.
+    """
     experiments = [(item.name, item.cells) for item in app.experiments.finished]
     experiments += [(item.name, item.cells) for item in app.experiments.open]
     matching = [parts for name, parts in experiments if fnmatchcase(name, pattern)]

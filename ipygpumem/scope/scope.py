@@ -303,10 +303,10 @@ class Scope:
         return set(filter(is_ownable, filter(self._outer.__contains__, names)))
 
     def outer_or_imported(self, names: set[str]) -> set[str]:
-        """Return the ``names`` of which this scope must know when its code binds them.
+        """Return the ``names`` whose bindings this scope's code must report.
 
-        The object of an outer name is saved then, and an imported name no longer counts as an
-        import. A new name is the scope's own in any case.
+        The scope then saves the object of an outer name, and no longer counts an imported name as
+        an import. Any other name is the scope's own, reported or not.
         """
         return self.outer_among(names) | names & self._imported
 

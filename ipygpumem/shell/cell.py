@@ -174,8 +174,8 @@ class CellErrors:
         self.recovery: RecoveryRecord | None = None
         """A recovery during the cell or at its end."""
         self.refusals: dict[str, Cause | None] = {}
-        """Messages of its out-of-memory errors → the limit that refused the memory; None if the
-        device did.
+        """The limit that refused the memory of each of its out-of-memory errors, by the error's
+        message; None if the device refused it.
         """
         self.error_id_to_release = 0
         """Identity of the error that ended an experiment inside the cell.
@@ -230,7 +230,9 @@ class Cell:
         reports are shown below its line.
         """
         self.above: list[Report] = []
-        """Reports above its line, then the line, and in the end those ``below`` it, too."""
+        """The reports to show, in their order: at first those above its line. At its end the
+        session appends the line, and then the reports ``below``.
+        """
         self.below: list[Report] = []
         """Reports to show below its line."""
         self.fit: Any = None

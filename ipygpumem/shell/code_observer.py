@@ -38,7 +38,7 @@ _MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
 
 
 class HasScope(Protocol):
-    """An open experiment, as far as the observer of code knows it."""
+    """The part of an open experiment that the observer of code uses."""
 
     thread: int
     """The thread whose cells belong to it."""
@@ -75,8 +75,8 @@ class OpenExperiments(list[T]):
         return [item for item in self if item.thread == thread and item.client == client]
 
     def saved_elsewhere(self, thread: int, client: str | None) -> list[dict[str, Any]]:
-        """Return the objects saved by the scopes of other threads than ``thread``, or of other
-        clients; one mapping from names to objects for each scope.
+        """Return the objects that scopes of other threads or other clients will restore: for each
+        such scope, its saved objects by name.
         """
         return [item.scope.saved for item in self if item.thread != thread or item.client != client]
 
@@ -262,7 +262,8 @@ class CodeObserver:
     def _names_to_report(
         self, code: SeenCode, here: list[HasScope], cell: Cell, *, opens_scope: bool
     ) -> frozenset[str]:
-        """Return the names whose bindings the code must report, because a scope may need that.
+        """Return the names whose bindings the code must report: a scope then saves the object that
+        the name had, or leaves the name to the code.
 
         Args:
             code: the code that runs next.

@@ -128,7 +128,9 @@ ORDERS: dict[str, Order] = {}
 
 
 def order_of(*names: str) -> Callable[[Order], Order]:
-    """Return a decorator that makes a function the order of some operators."""
+    """Return a decorator that registers a function in ``ORDERS`` for the operators with these
+    names.
+    """
 
     def register(order: Order) -> Order:
         ORDERS.update(dict.fromkeys(names, order))

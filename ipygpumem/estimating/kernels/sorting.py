@@ -167,7 +167,9 @@ def _log_different_slices(
 
 @order_of("roll")
 def _rolled(kernel: Kernel, args: Any) -> None:
-    """Log a result for each dimension that is rolled; all stay until the last one is there."""
+    """Log one block for each rolled dimension, as large as the source. The last block is the
+    result; the earlier ones stay alive until it is computed.
+    """
     source, _, dims = (*args, ())[:3]
     before_last = [source.nbytes] * (len(dims) - 1)
     with kernel.blocks(before_last):

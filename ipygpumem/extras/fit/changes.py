@@ -123,7 +123,9 @@ def _untried_8_bits(findings: Observed, parts_at_peak: Mapping[str, int]) -> tup
 
 
 def _optimizers_of_torch(names: Iterable[str]) -> list[Any]:
-    """Return torch's optimizers of some names, except those that this version does not have."""
+    """Return torch's optimizers of these names, such as ``SGD``, as far as this version of torch
+    has them.
+    """
     return [getattr(torch.optim, name) for name in names if hasattr(torch.optim, name)]
 
 
@@ -477,7 +479,9 @@ class _Replacement:
         """Parameters, and their gradients, which the code's optimizer must not find."""
 
     def step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Step with the other optimizer; return arguments that hide the closure."""
+        """Step with the replacing optimizer; return arguments for the code's own optimizer whose
+        closure only returns the loss, because the code's closure has run already.
+        """
         if is_instance(optimizer, self._kind):
             return args, kwargs
         other = self._stand_in_for(optimizer)

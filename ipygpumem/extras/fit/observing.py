@@ -110,7 +110,7 @@ class LargestModel:
 
 
 class Observed:
-    """Findings of the first run, from which the changes are made.
+    """Findings of the first, unchanged run, from which the changes to try are chosen.
 
     Args:
         batch: the name that the user gave for a batch or its size.
@@ -355,8 +355,8 @@ class _FirstRunHooks:
                 graph.record_kind(self._findings.loss, tensor)
 
     def _note_backward(self, tensors: Any) -> None:
-        """Note the losses, and the path of the layer that ran last, unless other layers share its
-        weights.
+        """Note the tensors from which a backward pass starts as losses; note the path of the layer
+        that ran last, unless it shares its weights with another layer.
         """
         self._note_losses(tensors)
         self._findings.trains = True

@@ -79,7 +79,9 @@ class LossGraph:
         loss.kinds.add(_kind_of(paths))
 
     def _paths_from(self, root: Any) -> set[Path]:
-        """Return the paths from a node to layers, without those that lead to weights alone."""
+        """Return the paths from a node to layers, without paths that end at weights and pass no
+        layer.
+        """
         paths_of: dict[Any, set[Path]] = {}
         for number, node in enumerate(self._bottom_up(root)):
             if number > _MOST_NODES:

@@ -67,7 +67,7 @@ class CodeBlock:
 
 @dataclass
 class LinesRecord:
-    """Costs of the lines of some code."""
+    """Costs of the lines of a cell, or of functions."""
 
     blocks: list[CodeBlock]
     costs: dict[Key, LineCost] = field(default_factory=dict)
@@ -250,7 +250,7 @@ class Tracer:
             self._visits[-1].kept_before_suspension = kept_before_suspension
 
     def _next_line(self, now: float, frame: FrameType, line: int) -> None:
-        """End the measurement of the line before, and begin that of a new line."""
+        """End the measurement of the frame's previous line, and begin to measure ``line``."""
         if not self._unwind_to(frame):
             return
         key = self._visits[-1].block, line
@@ -369,7 +369,9 @@ class Tracer:
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    """Yield code, and that of functions, classes and comprehensions in it."""
+    """Yield a code object and the code of all functions, classes and comprehensions defined inside
+    it.
+    """
     yield code
     for constant in code.co_consts:
         if type(constant) is CodeType:

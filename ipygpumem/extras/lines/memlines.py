@@ -242,8 +242,8 @@ def _table_of_block(record: LinesRecord, number: int, devices: list[str], order:
 
 
 def _figure_to_sort_by(cost: LineCost, order: str) -> float:
-    """Return the figure of a line that ``--sort`` asks for: of memory, that of the device where it
-    is highest.
+    """Return the figure of a line by which ``--sort`` orders the lines; for a kind of memory, its
+    figure on the device where this is highest.
     """
     match order:
         case "kept":

@@ -59,8 +59,8 @@ class Cost:
         return list(devices)
 
     def usages(self, device: str) -> list[Usage]:
-        """Return the runs' usages of a device: kept is memory held by names that the statement
-        bound.
+        """Return the runs' usages of a device; ``kept`` is the memory of objects to which the
+        statement has bound names.
         """
         usages = list[Usage]()
         for run in self.runs:

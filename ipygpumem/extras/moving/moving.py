@@ -195,7 +195,9 @@ class Offload:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Move everything back; if it does not fit, it stays on the host with a warning."""
+        """Move everything back to its device. If that has too little memory, leave the rest on the
+        host and warn.
+        """
         _warn_if_any(self.move_back())
 
     def move_to_host(self) -> str:
@@ -447,7 +449,9 @@ class _Piece:
                 weakref.finalize(tensor, id, self.host).atexit = False
 
     def drop_replaced(self) -> None:
-        """Drop tensors to which other memory was assigned while the bytes were on the host."""
+        """Drop the tensors that got another storage while the bytes were on the host, as by
+        ``x.data = y``.
+        """
         base: Any = sys.modules["torch"].Tensor
         key = self.host._cdata
         self.tensors = [item for item in self.tensors if base.untyped_storage(item)._cdata == key]

@@ -64,7 +64,7 @@ _SAYS = "_ipygpumem_says"
 
 @dataclass(frozen=True)
 class ReleaseRecord(Record):
-    """Result of a release: the memory that was freed, and the rest with its holders."""
+    """Result of a release: the memory that was freed, and the memory still alive, with holders."""
 
     names: tuple[str, ...]
     where: str

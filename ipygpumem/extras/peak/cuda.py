@@ -84,7 +84,9 @@ class BackwardOperations:
 
 
 class DeviceBlocks:
-    """The blocks of one device: those of ``segments``, and those of the events that follow."""
+    """The blocks of one device: at first those in ``segments``, then as each event of the allocator
+    changes them.
+    """
 
     def __init__(
         self,
@@ -231,7 +233,7 @@ class AllocationHistory:
         self._blocks_of(storage.device).note_storage(storage)
 
     def _blocks_of(self, device: str) -> DeviceBlocks:
-        """Return the blocks of a device, none of which existed if it is new."""
+        """Return the blocks of a device; add an empty record if the device has none yet."""
         if device not in self.devices:
             self.devices[device] = DeviceBlocks(device, (), self._began_us, self._operations)
         return self.devices[device]

@@ -412,7 +412,7 @@ class Follower(StorageFollower):
             life.recorded = any(item.requires_grad for item in tensors_in(arguments))
 
     def _log_storage(self, tensor: Any, *, existed_before: bool = False) -> StorageLife | None:
-        """Log a tensor's storage, and return its life if it is new."""
+        """Log a tensor's storage unless the log has it; return its life if it was logged."""
         is_strided = tensor.layout is _STRIDED
         if is_strided:
             storage = tensor.untyped_storage()
@@ -489,12 +489,12 @@ class Follower(StorageFollower):
 
     @_ends_following_on_failure
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        """Mark the optimizer's state after its step, which may have made it."""
+        """Mark the tensors of the optimizer's state after its step, which may have created them."""
         if not torch.compiler.is_compiling():
             self.mark_state(optimizer)
 
     def owner(self, parameter: Any) -> Origin | None:
-        """Return the origin of a parameter's module, if it is known."""
+        """Return the origin of a parameter, which names its module; None if it is not known."""
         is_plain = is_exactly(parameter, torch.nn.Parameter, torch.Tensor)
         if not is_plain or parameter.layout is not torch.strided:
             return None

@@ -67,7 +67,7 @@ class Node(NamedTuple):
 
 
 class FollowedGraph:
-    """The nodes that the followed code has made."""
+    """The autograd nodes that operations of the followed code have created."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -79,8 +79,8 @@ class FollowedGraph:
         """The number of each thread's next node, at its last operation."""
 
     def has_new_node(self, func: Any) -> bool:
-        """Return True if this thread has made a node since its last operation, whose backward pass
-        may allocate memory.
+        """Return True if autograd has created a node in this thread since the thread's last
+        operation; its backward pass may allocate memory.
         """
         number, thread = _next_number(), _this_thread()
         last_number = self._numbers.get(thread)
@@ -90,7 +90,9 @@ class FollowedGraph:
         return last_number is not None
 
     def record_node(self, operation: str, call: CallingCode) -> None:
-        """Record the origin of the last node that this thread has made, for an operation."""
+        """Record the origin of the node that autograd has created last in this thread, for an
+        operation.
+        """
         node = self._record_of_operation(operation, call)
         if len(self._nodes) >= _MOST_NODES:
             self._drop_older_half()
@@ -136,7 +138,9 @@ class FollowedGraph:
         return Origin("", "", operation, node.line)
 
     def _line_in_backward(self, call: CallingCode) -> Line | None:
-        """Return the line that made the running node, or that started the backward pass."""
+        """Return the line whose operation created the running node, or the line that started the
+        backward pass.
+        """
         node = self._running_node_record(call)
         return self._backward_line(call) if node is None else node.line
 

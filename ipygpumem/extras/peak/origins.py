@@ -119,7 +119,7 @@ class Modules:
             self._note_module(path, module)
 
     def _known_path(self, module: Any) -> str | None:
-        """Return the path of a module; None if it is new."""
+        """Return the path of a module that was noted before; None for any other module."""
         entry = self._paths.get(id(module))
         if entry is None:
             return None
@@ -127,7 +127,8 @@ class Modules:
         return path if reference() is module else None
 
     def _find_path(self, module: Any, whole: Any) -> str:
-        """Search ``whole`` for a new module that runs inside it, and return the module's path.
+        """Note the modules inside ``whole``, and return the path of ``module`` among them; its type
+        if it is not there.
 
         Hooks of modules would tell it too, but torch's compiler cannot compile them.
         """

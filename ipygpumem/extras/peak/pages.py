@@ -55,7 +55,9 @@ def _whole_bytes(life: StorageLife) -> int:
 
 
 def _note_pages(life: StorageLife, resident: int) -> None:
-    """Split the bytes of a storage into those with a page in RAM and those that are reserved."""
+    """Split the bytes of a storage: used bytes are those with a page in RAM, all other bytes are
+    reserved.
+    """
     whole = _whole_bytes(life)
     rounding = whole % PAGE_BYTES  # the log rounds sizes up to 512 bytes, beyond the last page
     life.size_bytes = min(whole, resident + rounding)

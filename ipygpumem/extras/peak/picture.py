@@ -55,9 +55,7 @@ def draw(record: PeakRecord) -> Picture:
 
 
 def _draw_roles(axes: Axes, device: DevicePeak) -> int:
-    """Draw the bytes of each role over time, one on top of the other; return the most of their
-    sum.
-    """
+    """Draw the bytes of each role over time, stacked on each other; return the highest sum."""
     roles = [role for role in _ROLE_COLOURS if any(point.parts.get(role) for point in device.curve)]
     times = [point.seconds for point in device.curve]
     sizes = [[point.parts.get(role, 0) for point in device.curve] for role in roles]

@@ -285,5 +285,5 @@ def _path_of_row(row: PeakRow) -> Key:
 
 
 def _bytes_of_rows(rows: Sequence[PeakRow]) -> int:
-    """Return the bytes in use of some rows."""
+    """Return the sum of the rows' bytes in use."""
     return sum(row.size_bytes for row in rows)

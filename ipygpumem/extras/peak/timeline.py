@@ -23,7 +23,7 @@ RowKey = tuple[str, str, str, str, "tuple[str, int] | None"]
 
 
 class SizedBlock(NamedTuple):
-    """A block at one moment; code that runs later may use more of its bytes."""
+    """A block as it is at one moment: later code may still use more of its bytes."""
 
     life: Any
     size_bytes: int

@@ -200,7 +200,7 @@ duration = _converter(lambda text: finite(number_in(text)))
 
 
 def one_of(*choices: str) -> Callable[[str], object]:
-    """Return a converter that accepts only these words."""
+    """Return a converter that accepts only the words given, such as ``full`` and ``none``."""
 
     def choose(text: str) -> object:
         if text not in choices:
@@ -247,7 +247,9 @@ class Command:
 
     @property
     def code(self) -> Argument | None:
-        """The argument that is the rest of the line."""
+        """The argument that takes the end of the line as Python code, such as ``x = f(y)``; None if
+        the command has none.
+        """
         return next((item for item in self.arguments if item.is_code), None)
 
     @property

@@ -109,7 +109,7 @@ def _add_description(descriptions: list[str], description: str, command: str) ->
 
 
 def _commands(table: CommandTable, group: CommandGroup) -> Iterator[Command]:
-    """Yield all commands of a group, and those of the groups in it."""
+    """Yield all commands of a group, including the commands of the groups inside it."""
     for name in group.names:
         named = group.load(name)
         if isinstance(named, CommandGroup):

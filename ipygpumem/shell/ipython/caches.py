@@ -227,7 +227,7 @@ class LatestOutput(NamedTuple):
 
 
 class OutputMark(NamedTuple):
-    """The extent of the outputs at some moment, without the outputs of the cache."""
+    """The extent of the outputs at a moment, without the objects in the output cache."""
 
     numbers: set[int]
     """The numbers of the cells with outputs."""
@@ -397,7 +397,7 @@ _CACHES_OF_SOURCES = ("__source_cache", "__source_cache_with_lines", "__executin
 
 
 def _forget_syntax_trees() -> None:
-    """Drop the syntax trees that IPython's traceback has made of the files in it.
+    """Drop the syntax trees of files that were cached for IPython's tracebacks.
 
     executing and stack_data, which mark the code that failed, keep them until the kernel ends: 20
     MiB for torch/nn/functional.py. The next traceback parses a file again.

@@ -65,7 +65,8 @@ def release_stored(error: BaseException, shell: Any | None) -> int:
 
 
 def forget_older_shown(shell: Any | None) -> None:
-    """Drop the traceback that IPython has shown if it is that of an older error.
+    """Drop the traceback that IPython has shown last if it is that of none of the stored errors, so
+    of an older one.
 
     IPython shows an ExceptionGroup in another way, and its own class keeps the traceback before.
     """

@@ -29,7 +29,7 @@ _TEXT_TYPES = {id(str), id(bytes)}
 
 
 class Length(NamedTuple):
-    """The extent of a cell's printed output at some moment."""
+    """The extent of a cell's printed output at a moment."""
 
     outputs: int
     """Number of its outputs: IPython joins texts printed one after another."""
@@ -38,7 +38,7 @@ class Length(NamedTuple):
 
 
 class PrintedMark(NamedTuple):
-    """The extent of all printed output at some moment, without the output itself."""
+    """The extent of all cells' printed output at a moment, without the output itself."""
 
     numbers: dict[str, set[int]]
     """For each of the history manager's dicts, the numbers of the cells in it."""
@@ -86,7 +86,9 @@ class Printed:
             del mark.lengths[number]
 
     def forget_since(self, mark: PrintedMark) -> None:
-        """Drop the output added after ``mark``, also that of a cell that had printed before."""
+        """Drop the output that was added after ``mark``, including output that older cells have
+        added since.
+        """
         for name, numbers in mark.numbers.items():
             entries = self._entries[name]
             for number in entries.keys() - numbers:
@@ -98,7 +100,7 @@ class Printed:
     # -- all output ------------------------------------------------------------------------------
 
     def forget(self) -> int:
-        """Drop all output, and return the number of cells that had printed or displayed some."""
+        """Drop all output; return the number of cells that had printed or displayed anything."""
         number_of_cells = len(self._outputs)
         for entries in self._entries.values():
             entries.clear()
