@@ -15,6 +15,11 @@ NodeKey = int | PieceKey
 node of an autograd graph: ``("graph", id(node))``.
 """
 
+NodeSpan = tuple[int, int, NodeKey]
+"""The start and end of host memory, and the node that shows it. A plain tuple: each small tensor
+has several.
+"""
+
 
 class Graph:
     """Nodes and the references between them. Nodes are objects with several references, and pieces
@@ -109,14 +114,6 @@ class Reading:
     def __init__(self) -> None:
         self.added: list[NodeKey] = []
         self.revisited: set[NodeKey] = set()
-
-
-class NodeSpan(NamedTuple):
-    """The addresses of host memory, and the node that shows it."""
-
-    start: int
-    end: int
-    key: NodeKey
 
 
 class Overlap(NamedTuple):

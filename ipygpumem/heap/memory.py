@@ -54,13 +54,16 @@ class MemoryReader:
         graph: the graph.
         types: the types of its objects.
         keeps_arrays: fill ``graph.arrays``.
+
+    Attributes:
+        reading: receives the pieces that are added.
     """
 
     def __init__(self, graph: Graph, types: SortedTypes, *, keeps_arrays: bool) -> None:
+        self.reading = Reading()
         self._graph = graph
         self._types = types
         self._keeps_arrays = keeps_arrays
-        self._reading = Reading()
         self._spans = Spans()
         self._small_pieces = SmallPieces()
         """Small memory of libraries that is part of no large memory so far."""
@@ -70,10 +73,6 @@ class MemoryReader:
         """
         self._small_excluded: set[int] = set()
         """The small NumPy arrays among them, by identity."""
-
-    def begin(self, reading: Reading) -> None:
-        """Begin with a new reading, which receives the pieces."""
-        self._reading = reading
 
     def add(self, pieces: Sequence[Piece]) -> None:
         """Add pieces of a library's memory to which no object leads yet."""
@@ -204,7 +203,7 @@ class MemoryReader:
         memory has a reference to the array that no Python object contains. A small piece may be
         part of a large block that it keeps alive, such as ``frame.head()`` in polars.
         """
-        added = self._reading.added
+        added = self.reading.added
         for start, end, key in self._large_spans(added):
             for overlap in self._spans.claim(start, end, key):
                 self._count_once(key, overlap.owner, overlap.size_bytes)
@@ -293,10 +292,10 @@ class MemoryReader:
         for piece in pieces:
             edges[piece.key] = None
             if piece.key in graph.pieces:
-                self._reading.revisited.add(piece.key)
+                self.reading.revisited.add(piece.key)
                 continue
             graph.pieces[piece.key] = piece
-            self._reading.added.append(piece.key)
+            self.reading.added.append(piece.key)
             size = piece.size_bytes
             note = piece.note
             if piece.address and size >= _LARGE:
@@ -333,7 +332,7 @@ class MemoryReader:
             piece, sharer = key, owner
         is_added = self._lead_from_piece(piece, sharer)
         if is_added:
-            self._reading.revisited.add(owner)
+            self.reading.revisited.add(owner)
 
     def _subtract_bytes(self, key: NodeKey, size_bytes: int) -> None:
         """Subtract bytes from a node's RAM; a leaf, such as a long text, has none stored yet."""
@@ -367,10 +366,10 @@ class MemoryReader:
         spans = self._spans_of_arrays(objects)
         if library_type("numpy", "ndarray") is not None:
             for data, start, end in places_of_buffers(objects, _LARGE):
-                spans.append(NodeSpan(start, end, id(data)))
+                spans.append((start, end, id(data)))
         for piece in self._pieces_with_address(nodes):
             if piece.size_bytes >= _LARGE:
-                spans.append(_span_of_piece(piece))
+                spans.append((piece.address, piece.address + piece.size_bytes, piece.key))
         return sorted(spans, key=_order_of_span)
 
     def _spans_of_arrays(self, objects: Sequence[object]) -> list[NodeSpan]:
@@ -383,7 +382,7 @@ class MemoryReader:
             is_folded = owner is not array and id(owner) not in self._graph.objects
             if is_array(owner) and (owner is array or is_folded) and _owns_much(owner):
                 _, start, end = place_of(owner)
-                spans.append(NodeSpan(start, end, id(array)))
+                spans.append((start, end, id(array)))
         return spans
 
     def _spans_of_small_pieces(self, nodes: Sequence[NodeKey]) -> list[NodeSpan]:
@@ -391,7 +390,7 @@ class MemoryReader:
         spans = list[NodeSpan]()
         for piece in self._pieces_with_address(nodes):
             if 0 < piece.size_bytes < _LARGE:
-                spans.append(_span_of_piece(piece))
+                spans.append((piece.address, piece.address + piece.size_bytes, piece.key))
         return spans
 
     def _pieces_with_address(self, keys: Sequence[NodeKey]) -> Iterator[Piece]:
@@ -413,15 +412,11 @@ def _owns_much(array: Any) -> bool:
     return read_array("base", array) is None and read_array("nbytes", array) >= _LARGE
 
 
-def _span_of_piece(piece: Piece) -> NodeSpan:
-    """Return the addresses of a piece of host memory."""
-    return NodeSpan(piece.address, piece.address + piece.size_bytes, piece.key)
-
-
 def _order_of_span(span: NodeSpan) -> tuple[int, int, bool]:
     """Return the sort key of ``_large_spans``."""
-    is_piece = type(span.key) is tuple
-    return span.start, -span.end, is_piece
+    start, end, key = span
+    is_piece = type(key) is tuple
+    return start, -end, is_piece
 
 
 def _pieces_of_unusual(reader: Reader, tensor: object) -> list[Piece]:

@@ -150,7 +150,7 @@ class GraphReader:
         """Begin with a new reading."""
         self.reading = Reading()
         self._frontier.begin(self.reading)
-        self.memory.begin(self.reading)
+        self.memory.reading = self.reading
         self.limits.begin()
 
     def _read_waiting(self) -> Reading:

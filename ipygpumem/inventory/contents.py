@@ -82,15 +82,6 @@ class _NamedObjects(NamedTuple):
     """The objects in the order of ``names``."""
 
 
-class _OldObject(NamedTuple):
-    """A parent or long container that was within reach at the start, and is within reach now."""
-
-    chain: Chain
-    """The objects from a named one to this one, which is the last."""
-    contents: list[object]
-    """The objects in a parent now; empty for a long container."""
-
-
 class Contents:
     """The objects within a few steps of a notebook's names, by identity; keeps none of them alive.
 
@@ -275,8 +266,8 @@ class Contents:
     def _received_in_each(
         self, namespace: dict[str, Any], new_ids: Set[int]
     ) -> Generator[Received, None, list[Chain]]:
-        """Yield the new objects in each object that was within reach; return the chains to the long
-        containers.
+        """Yield the new objects in each object that was within reach, level by level from names;
+        return the chains to the long containers, which do not lead to the next level.
 
         Its variables, such as the contents of the last object, end with it: objects to which they
         still refer would seem to have further holders.
@@ -287,62 +278,50 @@ class Contents:
         """
         named = self._named_now(namespace)
         long_chains = list[Chain]()
-        for chain, contents in self._old_objects(named.objects, new_ids):
-            item = chain[-1]
-            if id(item) in self._long.ends:
-                long_chains.append(chain)
-            new_objects = self._new_in(item, contents, new_ids)
-            if new_objects:
-                yield Received(named.names[id(chain[0])], chain, new_objects)
-        return long_chains
-
-    def _old_objects(self, named: Sequence[object], new_ids: Set[int]) -> Iterator[_OldObject]:
-        """Yield each parent and long container, level by level from the names. Parents lead to the
-        next level, and long containers do not.
-
-        Args:
-            named: the named objects now.
-            new_ids: as for ``received``.
-        """
-        chains = self._chains_from(named)
+        chains = self._chains_from(named.objects)
         level = [chain[-1] for key, chain in chains.items() if key in self._recorded]
         for _ in range(_LEVELS):
-            level = yield from self._old_objects_of_level(level, chains, new_ids)
+            next_level = list[object]()
+            for item, contents, cells in self._old_objects(level):
+                chain = chains[id(item)]
+                if id(item) in self._long.ends:
+                    long_chains.append(chain)
+                new_objects = self._new_in(item, contents, new_ids)
+                if new_objects:
+                    yield Received(named.names[id(chain[0])], chain, new_objects)
+                if not contents:
+                    continue
+                leading = leading_objects([*contents, *cells] if cells else contents)
+                for child in self._old_among(leading, new_ids):
+                    if id(child) not in chains:
+                        chains[id(child)] = (*chain, child)
+                        next_level.append(child)
+            level = next_level
+        return long_chains
 
-    def _old_objects_of_level(
-        self, level: Sequence[object], chains: dict[int, Chain], new_ids: Set[int]
-    ) -> Generator[_OldObject, None, list[object]]:
-        """Yield each parent and long container of a level; return the objects of the next level.
+    def _old_objects(
+        self, level: Sequence[object]
+    ) -> Iterator[tuple[object, list[object], list[object]]]:
+        """Yield each parent and long container of a level, with the objects in the parent now (none
+        of a long container), and the arrays that the cells of a data frame are in.
 
         Args:
-            level: the objects that are equally far from names.
-            chains: the chain to each object by its identity; gets those of the next level.
-            new_ids: as for ``received``.
+            level: objects that are equally far from names.
         """
         parents = self._parents
-        next_level = list[object]()
         kinds = Kinds(level)
         arrays = by_identity(arrays_of_objects(kinds))
         frames = by_identity(data_frames(kinds))
         for item in level:
-            chain = chains[id(item)]
             if id(item) not in parents:
                 if id(item) in self._long.ends:
-                    yield _OldObject(chain, [])
+                    yield item, [], []
                 continue
             contents = self._contents_of(item)
             if id(item) in arrays:
                 contents += elements_of(item)
-            yield _OldObject(chain, contents)
-            if id(item) in frames:
-                contents = [*contents, *arrays_of_cells(item)]
-            if not contents:
-                continue
-            for child in self._old_among(leading_objects(contents), new_ids):
-                if id(child) not in chains:
-                    chains[id(child)] = (*chain, child)
-                    next_level.append(child)
-        return next_level
+            cells = arrays_of_cells(item) if id(item) in frames else []
+            yield item, contents, cells
 
     def _chains_from(self, named: Sequence[object]) -> dict[int, Chain]:
         """Return the chains at which a search for old objects begins, by the identity of the object
