@@ -170,13 +170,13 @@ class _OldInstances(NamedTuple):
 
     @classmethod
     def of(cls, bases: tuple[type, ...], instances: Sequence[object]) -> _OldInstances | None:
-        """Return these instances; None if they are too many."""
+        """Return a list of weak references to the instances; None if they are too many."""
         if len(instances) > _MOST_OLD_INSTANCES:
             return None
         return cls(bases, list(map(Known, instances)))
 
     def are_of(self, bases: tuple[type, ...]) -> bool:
-        """Return True if the instances are those of exactly these classes."""
+        """Return True if they are the instances of the classes ``bases`` and no other ones."""
         return len(bases) == len(self.bases) and all(map(is_, bases, self.bases))
 
     def with_young(self, young_instances: Sequence[object]) -> _OldInstances | None:
@@ -256,10 +256,8 @@ class Garbage:
     # -- objects made since a mark ---------------------------------------------------------------
 
     def mark(self) -> GcMark | None:
-        """Collect young garbage and return this moment; None if objects made from now on could not
-        be told from older ones.
-
-        That is so if the user has disabled the collector, and where it has no young generations.
+        """Collect young garbage and return this moment; None if later objects could not be told
+        from older ones: the user has disabled the collector, or it has no young generations.
         """
         self._collect_young()
         return self.last

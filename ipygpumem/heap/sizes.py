@@ -191,8 +191,8 @@ class Sizes:
         return ""
 
     def not_counted(self, identities: Set[int]) -> set[int]:
-        """Return the identities that are not those of counted objects. Of the objects with one
-        reference, it is not known which ones were counted.
+        """Return the identities without those of counted objects. An object with one reference
+        stays among them, though it may have been counted with the object that refers to it.
         """
         counted = self.region.objects.keys() - self._waiting
         return set(identities - counted)

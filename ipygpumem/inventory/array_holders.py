@@ -103,7 +103,7 @@ class _Search:
     """One search for the nearest holder of each name's arrays.
 
     Attributes:
-        alive: the names with live arrays, and these, the name with most bytes first.
+        alive: the names with live arrays, each with its live arrays; the largest first.
     """
 
     def __init__(

@@ -273,7 +273,9 @@ class BaselineSnapshot:
         return 0 < 2 * size_before < array.size_bytes
 
     def had_other_size(self, array: Array) -> bool:
-        """Return True if an array of another size was at the place of a NumPy array."""
+        """Return True if an array of another size had the identity of a NumPy array: the array has
+        got new memory since, as by ``array.resize(...)``, or has replaced a dead one.
+        """
         _, key = array.storage
         sizes = [end - start for identity, start, end in self._large if identity == key]
         if key in self._small:
@@ -282,8 +284,8 @@ class BaselineSnapshot:
 
     @property
     def is_certain(self) -> bool:
-        """True if it tells each old NumPy array from each new one, but for a new one in the memory
-        of a dead one.
+        """True if all old NumPy arrays are recorded, so that an array which is not is new. A new
+        array in the memory of a dead one still counts as old.
         """
         return self.complete and not self._unreached
 

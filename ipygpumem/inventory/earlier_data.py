@@ -52,7 +52,7 @@ class EarlierData:
         return not self._samples
 
     def add(self, kinds: Kinds) -> None:
-        """Remember the data among objects by samples."""
+        """Record a sample of each piece of untracked data among objects."""
         data = _recognisable(kinds)
         if not data:
             return
@@ -63,8 +63,8 @@ class EarlierData:
             self._samples.update(zip(map(id, of_type), samples, strict=True))
 
     def new_data_among(self, items: Sequence[object]) -> list[object]:
-        """Return the untracked data among the items that is new; nothing if there was too much
-        earlier data to remember.
+        """Return the untracked data among the items that was made since, such as a text that was
+        read from a file; nothing if there was too much earlier data to remember.
         """
         return self.new_among(_untracked_data(items))
 
@@ -103,7 +103,9 @@ class EarlierData:
         return earlier
 
     def earlier_among(self, items: Sequence[object]) -> list[object]:
-        """Return the items that were there; a dict may have more entries now."""
+        """Return the items that are data of that moment. A dict is recognised by its first keys, so
+        it may have got more, as by ``row["score"] = 3``.
+        """
         candidates = self._at_recorded_addresses(items)
         earlier = list[object]()
         if not candidates:

@@ -18,12 +18,12 @@ _MOST_NODES = 1_000_000
 
 
 class NodesBehind(NamedTuple):
-    """The nodes that a search from some nodes has met."""
+    """The nodes that a search through autograd graphs has reached."""
 
     followed: list[Any]
     """The nodes whose inputs were followed, those at the start included."""
-    known: list[Any]
-    """The known nodes, at which the search stopped."""
+    boundary: list[Any]
+    """The nodes at which the search stopped, because an earlier search had followed them."""
 
 
 class GraphNodes:
@@ -67,24 +67,24 @@ class GraphNodes:
         """
         return self._nodes.first(tensor)
 
-    def behind(self, first: Iterable[Any], known: Collection[int]) -> NodesBehind:
+    def behind(self, first: Iterable[Any], followed_before: Collection[int]) -> NodesBehind:
         """Return the nodes reachable from ``first``, inclusive.
 
         Args:
             first: nodes at which the search starts; None stands for no node.
-            known: identities of nodes at which it stops.
+            followed_before: identities of the nodes at which it stops.
         """
         followed = dict[int, Any]()
-        known_nodes = list[Any]()
+        boundary = list[Any]()
         waiting = [node for node in first if node is not None]
         while waiting:
             node = waiting.pop()
-            if id(node) in known:
-                known_nodes.append(node)
+            if id(node) in followed_before:
+                boundary.append(node)
             elif id(node) not in followed:
                 followed[id(node)] = node
                 waiting += self._nodes.following(node)
-        return NodesBehind(list(followed.values()), known_nodes)
+        return NodesBehind(list(followed.values()), boundary)
 
     def saved(self) -> Iterator[tuple[Any, Any]]:
         """Yield each node with each tensor that it has saved; a leaf with its gradient."""
@@ -124,7 +124,7 @@ class GraphNodes:
                 waiting += summands
             elif not is_leaf(node):
                 term = self.behind([node], nodes_of_terms)
-                if not all(map(is_leaf, term.known)):
+                if not all(map(is_leaf, term.boundary)):
                     return False  # two results of one computation
                 number_of_terms += 1
                 nodes_of_terms.update(map(id, term.followed))

@@ -101,11 +101,11 @@ class Extents:
 
     @property
     def _lengths(self) -> Mapping[int, int]:
-        """The known lengths by identity."""
+        """The length that each recorded container had, by identity."""
         return self._known_lengths.by_identity()
 
     def long_among(self, items: Sequence[object]) -> list[object]:
-        """Return the items that are containers which were long."""
+        """Return the containers among the items that were long when they were added."""
         lengths = self._lengths
         return [item for item in items if lengths.get(id(item), 0) > _SHORT]
 

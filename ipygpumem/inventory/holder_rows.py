@@ -63,7 +63,8 @@ class _Row:
         root: the name, module or thread at which the paths to the objects begin.
         of_single: the holder with the line that frees one object.
         of_many: the holder with the line that frees several objects.
-        more: number of further references of the same root to one object.
+        further_references: number of references of the same root to one object for which there was
+            no further row.
         is_whole: True if the line of ``of_many`` frees all to which the root leads.
         keys: the nodes of the objects.
         places: where the root holds the objects, by the identity of the object that refers to them.
@@ -73,7 +74,7 @@ class _Row:
     root: Root
     of_single: Holder
     of_many: Holder
-    more: int
+    further_references: int
     is_whole: bool
     keys: set[NodeKey] = field(default_factory=set)
     places: dict[int, _Place] = field(default_factory=dict)
@@ -113,7 +114,9 @@ class _Row:
                 holder = replace(holder, remedy=Remedy(line, cuts=tuple(cuts_of_all)))
             elif not self.is_whole:
                 holder = replace(holder, remedy=REMOVE_THEM)
-        return holder if self.more == 0 else holder.with_more(f"{self.more:,}")
+        if self.further_references == 0:
+            return holder
+        return holder.with_more(f"{self.further_references:,}")
 
 
 @dataclass(frozen=True)
@@ -365,7 +368,7 @@ class HolderRows:
             if key not in row.keys:
                 return row
         if len(rows) == _MOST_PLACES:
-            rows[-1].more += references
+            rows[-1].further_references += references
             return None
         new_row = self._new_row(roots, steps, references)
         if new_row.of_single.remedy.deletes:

@@ -1,5 +1,5 @@
-"""Finds the objects that an experiment keeps on purpose, with all that their names lead to: a look
-for leaks need neither measure nor search them.
+"""Finds the objects that an experiment keeps on purpose, with all that their names lead to: after
+``%%experiment --keep model``, the model. A look for leaks need neither measure nor search them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ MOST_ITEMS = 50_000
 
 
 def leading_objects(items: Sequence[Any]) -> list[Any]:
-    """Return the items, each once, that may refer to more and do not lead to everything."""
+    """Return the items from which a search goes on, each once: without numbers and texts, and
+    without objects that lead to everything, such as modules, classes and event loops.
+    """
     return leading_among(Kinds(items))
 
 

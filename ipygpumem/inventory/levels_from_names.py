@@ -1,4 +1,4 @@
-"""Finds the chain of references from a name to an object that a search level by level has met.
+"""Finds the chain of references from a name to an object that a search by levels has listed.
 
 Such a search lists a million objects without the way to each. Chains are wanted of the few
 containers that have grown: they are found afterwards, by a search for parents in the levels.
@@ -57,7 +57,7 @@ class LevelsFromNames:
         return self._levels[-2] if len(self._levels) > 1 else ()
 
     def add(self, level: Sequence[Any]) -> None:
-        """Add the objects that are one reference further away."""
+        """Add the objects to which the last ones refer, as the level furthest from names."""
         self._levels.append(level)
 
     def containers_in_last(self, containers: Iterable[Grown]) -> Iterator[GrownContainer]:

@@ -133,8 +133,9 @@ class LongContainers:
         return new_arrays
 
     def new_containers(self, containers: Iterable[Any], new_ids: Set[int]) -> list[object]:
-        """Return the new containers in long ones, and in their older records; the arguments are
-        those of ``new_data``.
+        """Return the new containers in long ones, and in their older records: ``[1, 2]`` after
+        ``rows[3] = [1, 2]`` or ``rows[3]["tags"] = [1, 2]``. The arguments are those of
+        ``new_data``.
 
         A new list or dict is in ``new_ids``; a tuple of numbers may be untracked.
         """

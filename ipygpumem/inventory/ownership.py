@@ -205,7 +205,9 @@ def _parts_by_holder(region: Region, other_holders: OtherHolders) -> _Parts:
 
 
 class _AdvisedParts(NamedTuple):
-    """The memory that other holders keep, with lines that free it."""
+    """The parts of an object's memory that its other holders keep, each with the line that frees
+    it.
+    """
 
     parts: tuple[HeldPart, ...]
     remark_on_all: str

@@ -26,7 +26,9 @@ from ipygpumem.inventory.remaining_rows import Remaining, RemainingRows
 
 
 class Changes(NamedTuple):
-    """The notebook's names, and all that has come since the start of an experiment."""
+    """The notebook's names, their contents at the start of an experiment, and the objects that are
+    new since.
+    """
 
     names: Mapping[str, object]
     """The names and their objects."""
@@ -61,7 +63,7 @@ class Changes(NamedTuple):
 
 
 def _received_without_name(items: Sequence[object]) -> list[Received]:
-    """Return new objects, if there are any, as received by unknown older ones."""
+    """Return new objects, if there are any, as objects that an unknown older one has received."""
     return [Received("", (), list(items))] if items else []
 
 
@@ -77,7 +79,7 @@ def find_remaining(
 
     Args:
         heap: the live objects.
-        changes: what has come since the start.
+        changes: the names and the new objects.
         counted: has measured everything that is named already.
         smallest: minimum bytes of a row.
         size_bytes: the memory to find; once so much has been found, the search ends.
@@ -171,7 +173,7 @@ def _older_behind(
     Args:
         new_objects: the new objects.
         received: new objects that the collector may not track.
-        changes: all that has come.
+        changes: the names and the new objects.
     """
     earlier_data = changes.contents.earlier
     older = by_identity(earlier_data.earlier_behind(received))

@@ -203,7 +203,7 @@ class GraphGroups:
         """
         behind = self._nodes.behind([graph.node], self._owners)
         sharing_groups = []
-        for node in behind.known:
+        for node in behind.boundary:
             name = self._owners[id(node)]
             # Several graphs may end in one leaf: that does not make them a group.
             if name != _MAY_BE_NEEDED and not is_leaf(node):

@@ -169,7 +169,9 @@ class Processes(NamedTuple):
 
 
 class FirstLook(NamedTuple):
-    """The memory of all names, and what else may grow."""
+    """The memory of all names, and of other things that each run may add to: arrays without a name,
+    large objects, and free pages of malloc.
+    """
 
     names: LargestNames
     arrays: Inventory
