@@ -537,3 +537,26 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
         if not interrupted:
             break
     assert line > 20
+
+
+def test_an_interrupted_search_for_instances_misses_none() -> None:
+    """A Ctrl-C in a walk over the heap leaves no older instances with a later mark."""
+
+    class Other(Made):
+        pass
+
+    for line in itertools.count(1):
+        collector = Garbage()
+        collector.instances(Made)
+        held = Made()
+        gc.collect()
+        searching = functools.partial(collector.instances, Other)
+        interrupted = interrupted_at(
+            line, searching, lambda frame: frame.f_code.co_filename == garbage.__file__
+        )
+        stop_listening()
+        assert [item is held for item in collector.instances(Made)] == [True], line
+        del held
+        if not interrupted:
+            break
+    assert line > 5

@@ -319,6 +319,7 @@ class Garbage:
         """
         last = GcMark(self._watch)
         instances = live_instances(*bases)
+        self._old_instances = None  # an interrupt must leave none that are older than ``last``
         self.last = last
         self._old_instances = _OldInstances.of(bases, instances)
         return instances
