@@ -560,3 +560,16 @@ def test_an_interrupted_search_for_instances_misses_none() -> None:
         if not interrupted:
             break
     assert line > 5
+
+
+def test_instances_made_by_finalisers_are_listed() -> None:
+    class Saving(Made):
+        def __del__(self) -> None:
+            saved.append(Made())
+
+    saved = list[Made]()
+    collector = Garbage()
+    collector.instances(Made)
+    Saving()
+    collector.collect()
+    assert [item is saved[0] for item in collector.instances(Made)] == [True]

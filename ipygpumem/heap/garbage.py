@@ -274,23 +274,30 @@ class Garbage:
         self._saver.remove(new_objects)
 
     def _collect_young(self) -> int:
-        """Collect young garbage, which makes all other objects old, and record which instances
-        are old then; return the number of objects that died.
+        """Collect young garbage, which makes all other objects old; return the number of objects
+        that died.
         """
         if not _YOUNG or not gc.isenabled():
             self.last = self._old_instances = None
             return 0
+        died = self._collect_with_instances(_YOUNG[-1])
+        self.last = GcMark(self._watch)
+        self._collections = 0
+        return died
+
+    def _collect_with_instances(self, generation: int) -> int:
+        """Collect a generation, and record which instances are old then; return the number of
+        objects that died.
+        """
         last = self.last
         progress = _progress_of_other_threads() if self._old_instances is not None else {}
         instances = self._old_and_young_instances()
-        died = _collect_generation(_YOUNG[-1], self._decreases)
+        died = _collect_generation(generation, self._decreases)
         if self.last is not last:  # another thread has collected, too
             instances = None
         elif instances is not None and _progress_of_other_threads() != progress:
             instances = None  # another thread may have made instances that were not listed
         self._old_instances = instances
-        self.last = GcMark(self._watch)
-        self._collections = 0
         return died
 
     # -- instances of classes --------------------------------------------------------------------
@@ -393,8 +400,11 @@ class Garbage:
         return total
 
     def _collect_old(self) -> int:
-        """Collect all generations once; return the number of objects that died."""
-        died = _collect_generation(2, self._decreases)
+        """Collect all generations once; return the number of objects that died.
+
+        It also makes the objects old that finalisers have made in a collection of young garbage.
+        """
+        died = self._collect_with_instances(2)
         if self.last is not None:
             self.last = GcMark(self._watch)  # objects made by finalisers are young
         return died
