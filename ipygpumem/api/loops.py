@@ -206,7 +206,9 @@ def _search_growth_in_names(growing: Growing, frame: FrameType, meter: Meter) ->
 
 
 def _note_processes(growing: Growing, frame: FrameType) -> None:
-    """Find the child processes that grew in the last iteration of the loop at ``frame``."""
+    """Note in ``growing`` which child processes grew in the last iteration of the loop at
+    ``frame``, with lines that end them, as ``pool.terminate()`` for a local name ``pool``.
+    """
     frame = _outside_tqdm(frame)
     note_processes(growing, lambda: names_at(frame), "iteration")
 

@@ -373,6 +373,7 @@ def _needed_bytes(last: Try, usage: Usage | None) -> int | None:
     """Return the memory that a try needed, or at least needed; None if it is unknown."""
     if last.required_bytes is not None:
         return last.required_bytes
+    # A try with too little headroom has run to its end: its peak is all that it needed.
     if last.outcome != CROWDED and last.requested_bytes is None:
         return None
     peak_bytes = 0 if usage is None else usage.peak_bytes

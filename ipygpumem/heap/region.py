@@ -310,16 +310,11 @@ class Region:
         """Correct the numbers of references from outside to tensors for those of C++ code, such as
         autograd's nodes.
         """
-        example = torch.empty(0, device="meta")
-        alone = sys.getrefcount(example)
-        view = example[:]
-        # from torch 2.10 on, the object has one for all of C++
-        shows_one = sys.getrefcount(example) - alone
-        del view
+        counted_by_python = _counted_references_of_torch(torch)
         for tensor in tensors:
             in_torch = torch.Tensor._use_count(tensor) - 1
             if in_torch:
-                from_outside[id(tensor)] -= shows_one
+                from_outside[id(tensor)] -= counted_by_python
             from_outside[id(tensor)] += self._from_outside_in_torch(tensor, in_torch)
 
     def _from_outside_in_torch(self, tensor: Any, in_torch: int) -> int:
@@ -374,3 +369,15 @@ class Region:
                 first_tensor = tensors_of_storage[0]
                 is_node = key in self.graph.pieces and has_graph(first_tensor)
                 from_outside[key if is_node else id(first_tensor)] = 1
+
+
+def _counted_references_of_torch(torch: Any) -> int:
+    """Return the references that Python counts for all uses of a tensor in C++: 1 from torch 2.10
+    on, else 0. A view such as ``tensor[:]`` uses its tensor there.
+    """
+    example = torch.empty(0, device="meta")
+    without_view = sys.getrefcount(example)
+    view = example[:]
+    with_view = sys.getrefcount(example)
+    del view
+    return with_view - without_view

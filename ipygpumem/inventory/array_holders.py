@@ -82,13 +82,18 @@ def explained(
         to_search = []
         may_divide = number < _MOST_PLACES - 1
         for item, arrays in search.alive:
-            nearest, *remaining = search.parts(item, arrays, smallest) if may_divide else [item]
+            parts = [item]
+            if may_divide:
+                parts = search.parts(item, arrays, smallest)
+            nearest, *remaining = parts
             to_search += remaining
             holder = search.holder(arrays)
-            if holder is not None and not remaining and not search.is_whole(arrays):
-                scattered.append((nearest, holder))
+            if holder is None:
+                with_one_holder.append((nearest, NOT_REACHED))
+            elif remaining or search.is_whole(arrays):
+                with_one_holder.append((nearest, holder))
             else:
-                with_one_holder.append((nearest, holder or NOT_REACHED))
+                scattered.append((nearest, holder))
         if not to_search:
             break
     rows = list[Explained]()

@@ -139,6 +139,9 @@ class PoolProbe(Probe):
 
     @property
     def sampled(self) -> bool:
+        """True once a device is in use: a pool's high-water mark cannot be reset, so that a peak
+        below an earlier one is only seen by sampling.
+        """
         return bool(self._highest_ever)
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:

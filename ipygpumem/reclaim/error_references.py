@@ -128,7 +128,9 @@ def _item_at(container: Any, key: object) -> Any:
 
 
 def _code_of_name(name: str) -> str:
-    """Return the code for a named object or an output."""
+    """Return the code for an output, such as ``_3``, or for a name: ``results``, but
+    ``globals()["my results"]`` for one that is no identifier.
+    """
     if cell_of_output(name) is not None:
         return name
     return target_of(name)

@@ -88,7 +88,7 @@ def unfinished_frames(candidates: Sequence[FrameType]) -> set[int]:
     coroutine.
     """
     if sys.version_info >= (3, 11):
-        return {id(frame) for frame in candidates if not _refers_to_its_code(frame)}
+        return {id(frame) for frame in candidates if not _has_ended(frame)}
     busy = running_ids()
     generators_frames = list[FrameType]()
     for frame in candidates:
@@ -107,11 +107,9 @@ def unfinished_frames(candidates: Sequence[FrameType]) -> set[int]:
     return busy
 
 
-def _refers_to_its_code(frame: FrameType) -> bool:
-    """Return True for a frame that has ended, from Python 3.11 on.
-
-    Only then it refers to its code, as the collector sees it: before, its generator or its thread
-    does.
+def _has_ended(frame: FrameType) -> bool:
+    """Return True for a frame that has ended, from Python 3.11 on: then the frame refers to its
+    code. Before, its generator or its thread does.
     """
     code = frame.f_code
     for item in gc.get_referents(frame):  # noqa: SIM110  # a generator would make this loop five times as slow

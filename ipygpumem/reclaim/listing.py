@@ -239,13 +239,17 @@ class _PlaceSearch:
     # -- other memory ---------------------------------------------------------------------------
 
     def _add_other_memory(self, graphs: list[list[Any]]) -> None:
-        """Add the memory of places that is no array, and that the notebook's names do not hold."""
+        """Add the memory of places that is no array, and that the notebook's names do not hold.
+
+        Args:
+            graphs: the tensors that each autograd graph keeps; graphs have rows of their own.
+        """
         candidates = self._positions_of_large()
         if not candidates:
             return
         allowance = self.allowance.share(2)
         sizes = self._new_sizes(allowance)
-        sizes.together([graphs, self.notebook_values])
+        sizes.together([graphs, self.notebook_values])  # counted: later measurements leave it out
         if not sizes.complete:  # some of the places' memory may be the notebook's
             for position in candidates:
                 self._note_cut(position, allowance)

@@ -110,10 +110,11 @@ class GpuMemMagics(Magics):
             sys.stdout.write(help_text)
         elif cell is not None and name in REWRITTEN and not is_for_engines(line):
             self._run_as_plain_cell(name, line, cell)
-        elif cell is not None:
+        elif cell is not None:  # a magic with a body, such as %%estimate
             self._run(magic, line, cell)
-        elif name in REWRITTEN and is_first_line(line):
-            if hasattr(self.shell.compile, "_filename_map"):  # else cells are found by their lines
+        elif name in REWRITTEN and is_first_line(line):  # the first line of %%peak
+            # This is ipykernel's map of cells' files; without it, cells are found by their lines.
+            if hasattr(self.shell.compile, "_filename_map"):
                 show_as_written(name, line)
             self._run(f"%%{name}", words_of(line))
         elif magic not in self.commands.magics:

@@ -37,7 +37,7 @@ class Shares:
         self.least_left_bytes = 0
         """Memory left at which the cell is interrupted: less than the reserve if the cell began
         with little memory."""
-        self._most_private_bytes = 0
+        self._interrupted_at_bytes = 0
         """Private pages at which the cell is interrupted; allocations should reach ``--limit``
         before."""
         self._floor_bytes = 0
@@ -55,7 +55,7 @@ class Shares:
         least_left = max(left // 2, left - 2 * room)
         self.least_left_bytes = min(self.reserve_bytes, least_left)
         above_limit = (self._most_bytes or 0) + LEAST_ROOM_BYTES // 2
-        self._most_private_bytes = max(above_limit, figures.private_bytes + room)
+        self._interrupted_at_bytes = max(above_limit, figures.private_bytes + room)
         self._floor_bytes = (figures.data_bytes or 0) + room
 
     def left_bytes(self, figures: Figures) -> int:
@@ -119,7 +119,8 @@ class Shares:
         """
         left = figures.available_bytes - self.reserve_bytes // 2
         if self._most_bytes is not None:
-            left = min(left, self._most_private_bytes + self._refusal_bytes - figures.private_bytes)
+            until_interrupt = self._interrupted_at_bytes - figures.private_bytes
+            left = min(left, until_interrupt + self._refusal_bytes)
         return max(0, left // 2)
 
     def until_interrupt_bytes(self, figures: Figures) -> int:
@@ -129,4 +130,4 @@ class Shares:
         left = figures.available_bytes - self.least_left_bytes
         if self._most_bytes is None:
             return left
-        return min(left, self._most_private_bytes - figures.private_bytes)
+        return min(left, self._interrupted_at_bytes - figures.private_bytes)

@@ -81,6 +81,8 @@ class FollowedGraph:
     def has_new_node(self, func: Any) -> bool:
         """Return True if autograd has created a node in this thread since the thread's last
         operation; its backward pass may allocate memory.
+
+        This operation is the last one then: ask once for each, and before ``record_node``.
         """
         number, thread = _next_number(), _this_thread()
         last_number = self._numbers.get(thread)
