@@ -157,6 +157,19 @@ def _look_in_child() -> None:
     assert gc.isenabled()
 
 
+def test_the_collector_that_another_thread_enables_stays_on() -> None:
+    """The user's code has disabled it for a while: ``gc.disable(); work(); gc.enable()``."""
+    gc.disable()
+    try:
+        with undisturbed():
+            thread = threading.Thread(target=gc.enable)
+            thread.start()
+            thread.join()
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+
+
 def test_a_ctrl_c_does_not_leave_the_collector_off() -> None:
     def examine() -> None:
         with undisturbed():

@@ -91,15 +91,16 @@ def undisturbed() -> Iterator[None]:
     with _TURN.lock:
         was_on = gc.isenabled()
         _TURN.was_on = was_on
-        restore = gc.enable if was_on else gc.disable
         try:
             try:
                 gc.disable()
                 yield
             finally:
-                restore()
+                if was_on:  # else another thread may have enabled it for the user
+                    gc.enable()
         finally:
-            restore()  # a Ctrl-C may have come just before the first call
+            if was_on:  # a Ctrl-C may have come just before the first call
+                gc.enable()
 
 
 def refuse_while_traced(what: str) -> None:
