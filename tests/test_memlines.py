@@ -440,7 +440,8 @@ def test_a_statement_costs_the_same_when_the_heap_has_free_pages(shared: Kernel)
     )
     for _ in range(4):
         (report,) = ok(shared, "%gpumemit -r 2 np.ones(2**20)").reports("gpumemit")
-        peak = re.search(r"np\.ones\(2\*\*20\) +RAM +\+0 +\+([\d.]+ MiB)", report)
+        # What is kept is noise of a few KiB.
+        peak = re.search(r"np\.ones\(2\*\*20\) +RAM +\S+(?: KiB)? +\+([\d.]+ MiB)", report)
         assert peak is not None, report
         # the kernel's count may be behind by 256 KiB for each thread
         assert parse_bytes(peak[1]) == pytest.approx(8 * MIB, abs=MIB)
