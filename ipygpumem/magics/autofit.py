@@ -218,6 +218,13 @@ class _CellTry:
         """Return the bytes that the overwritten values of the cell's names hold."""
         return sum(row.size_bytes for row in arrays_of_names(self._scope.saved))
 
+    def leave_names_of_other_threads(self) -> None:
+        """Leave the new names that the try's code does not bind to the cells of other threads, such
+        as a subshell's.
+        """
+        appeared = self._namespace.keys() - set(self._scope.names_at_start)
+        self._scope.leave_names((), appeared)
+
     def close(self, enclosing: Scope | None) -> None:
         """Delete the names of the try, or restore their old objects.
 
@@ -393,6 +400,8 @@ class CellFit:
                 self._experiments.end_experiment(self._experiments.here()[-1])
             if not last_try.is_closed:
                 self._saved_bytes = last_try.saved_bytes()
+                if self._context.cells.in_several_threads:
+                    last_try.leave_names_of_other_threads()
                 last_try.close(self._enclosing())
         self._fit.free_memory()
 
