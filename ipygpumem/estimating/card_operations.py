@@ -116,7 +116,7 @@ class CardOperations:
         else:
             convolution = Convolution.of(operation.name, operation.args, kernel.first_result)
             convolution.log(kernel)
-        kernel.results()
+        kernel.log_results()
 
 
 def _takes_more_than_results(name: str) -> bool:
@@ -133,9 +133,9 @@ def _log_in_order(kernel: Kernel, operation: Operation) -> None:
     order = ORDERS.get(operation.name)
     if order is not None:
         order(kernel, operation.args)
-    kernel.results()
+    kernel.log_results()
     if operation.name in _MULTIPLY:
-        kernel.workspace()
+        kernel.log_workspaces()
     sizes = transient_sizes(
         operation.name, operation.args, kernel.first_result, kernel.card.processors
     )
