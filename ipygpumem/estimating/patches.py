@@ -228,7 +228,7 @@ class Patches:
         """Return the replacements of operators, such as ``torch.softmax``, which torch's compiler
         looks up by their identities.
         """
-        if self._devices.on_cpu:
+        if self._devices.all_on_cpu:
             return [*self._card_patches(), *self._autocast_patches()]
         return self._card_patches()
 
@@ -421,7 +421,7 @@ class Patches:
         ``STAND_IN``. torch would return a new device, of which that is not known.
         """
         device, *further = original(*args, **kwargs)
-        if device is None or device.type != "cpu" or not self._devices.has_places:
+        if device is None or device.type != "cpu" or not self._devices.cpu_is_ambiguous:
             return device, *further
         named = kwargs.get("device", kwargs.get("tensor"))
         if args:

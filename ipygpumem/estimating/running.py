@@ -287,7 +287,7 @@ class Estimation:
                 f"{line}: memory of a card's kernels for a recurrent layer, such as cuDNN's, is "
                 f"not counted"
             )
-            self._operations.unknown.setdefault("_cudnn_rnn")
+            self._operations.unknown_operators.setdefault("_cudnn_rnn")
 
     def _figures_of_device(self, device_name: str, unfollowed: tuple[str, ...]) -> DeviceFigures:
         """Return the figures of one device of the log.
@@ -304,7 +304,7 @@ class Estimation:
             originals_bytes = self.copies.originals_bytes.get(estimate.device, 0)
             already_held_bytes = originals_bytes + self._existing_workspaces_bytes(device_name)
         if estimate.device.startswith("cuda"):
-            unknown_operators = tuple(self._operations.unknown)
+            unknown_operators = tuple(self._operations.unknown_operators)
             estimate = replace(estimate, unknown_operators=unknown_operators)
         estimate = replace(estimate, unfollowed=unfollowed)
         return DeviceFigures(estimate, already_held_bytes)
@@ -428,7 +428,7 @@ def _fake_mode(devices: Devices) -> FakeTensorMode:
     torch itself keeps the values of small tensors everywhere.
     """
     # As a fallback torch runs an operation on zeros; on a device, that would allocate memory there.
-    allows_fallback = devices.on_cpu
+    allows_fallback = devices.all_on_cpu
     # The first mode imports torch's compiler, 800 modules.
     with imports_undone(), growth_for(FOR_FAKES):
         mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=allows_fallback)
