@@ -331,7 +331,7 @@ class CellFit:
         if self._cell.errors.interrupted_inside:
             raise KeyboardInterrupt
         if self._fit.tries:
-            is_final = not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE
+            is_final = not self._fit.has_next and self._fit.tries[-1].outcome not in TOO_LARGE
             if is_final:
                 return False
             try:
@@ -408,7 +408,7 @@ class CellFit:
     def _raise_if_none_fits(self) -> None:
         """Restore the variables and raise an ``AutofitError`` if no further try can fit."""
         overwritten = self._overwritten_in_last_try()
-        if self._fit.more and not overwritten:
+        if self._fit.has_next and not overwritten:
             return
         namespace = self._context.namespace
         for name, value in self._before.items():
@@ -418,7 +418,7 @@ class CellFit:
                 namespace[name] = value
         if overwritten:
             raise AutofitError(_SETS_ITSELF.format(overwritten[0]))
-        self._fit.check()
+        self._fit.raise_if_nothing_fits()
 
     def _overwritten_in_last_try(self) -> list[str]:
         """Return the variables that the last try's code has set itself."""
