@@ -105,6 +105,18 @@ def test_the_tightest_of_the_groups_and_the_machine_counts(tmp_path: Path) -> No
     left.close()
 
 
+def test_a_group_whose_limit_is_lifted_hides_no_outer_group(tmp_path: Path) -> None:
+    system = v2_system(tmp_path, "/a/b")
+    write_memory(system.root, available=800 * MIB)
+    system.v2("a", 400 * MIB, 350 * MIB, "")
+    system.v2("a/b", 300 * MIB, 100 * MIB, "")
+    left = MemoryLeft(system.root)
+    assert left.now().available_bytes == 50 * MIB
+    system.v2("a/b", "max", 100 * MIB, "")
+    assert left.now().available_bytes == 50 * MIB
+    left.close()
+
+
 def test_without_linux_psutil_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = MemoryLeft(tmp_path)
     assert left.now().data_bytes is None

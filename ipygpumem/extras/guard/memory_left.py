@@ -82,8 +82,9 @@ class MemoryLeft:
         machine = _read(self._meminfo)
         available_kib = _figure(machine, b"\nMemAvailable:") + _figure(machine, b"\nSwapFree:")
         free = [available_kib * KIB]
-        with contextlib.suppress(OSError, ValueError):  # a group without its limit now
-            for version, limit, used, stat in self._groups:
+        for version, limit, used, stat in self._groups:
+            # "max", since the limit was lifted: the outer groups still count.
+            with contextlib.suppress(OSError, ValueError):
                 caches = b"\n" + _read(stat)
                 cache_bytes = 0
                 for name in version.cache:
