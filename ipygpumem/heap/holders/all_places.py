@@ -42,7 +42,7 @@ class Places(NamedTuple):
 
     ways: list[Way]
     """The ways to these places, one for each line."""
-    unwritten: int
+    number_unwritten: int
     """The number of further places, which are too many to write."""
 
 
@@ -187,10 +187,11 @@ class AllPlaces:
             found_chain: the chain through the holder.
             object_id: identity of the object of the row; 0 if there is none.
         """
-        root, steps, left_out = self._figures.inside_older(
-            found_chain.roots[0], found_chain.steps, object_id
-        )
-        to_holder = steps[: max(0, found_chain.holder_at + 1 - left_out)]
+        in_figure = self._figures.inside_older(found_chain.roots[0], found_chain.steps, object_id)
+        root, steps = in_figure.root, in_figure.steps
+        # The holder may be before the figure, as pyplot's dict of figures is: then the root holds.
+        number_to_holder = found_chain.holder_at + 1 - in_figure.number_left_out
+        to_holder = steps[: max(0, number_to_holder)]
         record = self._records.removal(root, steps, steps[-1:])
         if record is not None and record.way.step_ids[-1] in map(id, to_holder):
             # The list in ``history["epoch 1"]["losses"]`` is in the record, which goes as a whole.

@@ -15,7 +15,7 @@ from ipygpumem.heap.bulk import by_identity, chunks, of_types, types_of, without
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 
-_MOST_VISITED = 2_000_000
+_MOST_VISITS = 2_000_000
 """Maximum number of objects to look at for all rows of a report: a second of work."""
 _MOST_PARTS = 10_000
 """Maximum number of objects in an item that is removed as a whole."""
@@ -45,7 +45,7 @@ class LimitedWalk:
 
     def __init__(self, namespaces: Iterable[int], objects_of_rows: Sequence[object]) -> None:
         self._references = ReferenceReader(Barriers(namespaces), has_text_keys=False)
-        self._visits_left = _MOST_VISITED
+        self._visits_left = _MOST_VISITS
         self._noted_types = _DATA & types_of(objects_of_rows)
         """Types of the numbers and texts that are objects of rows."""
         self._noted_ids = set(map(id, of_types(self._noted_types, objects_of_rows)))

@@ -12,7 +12,6 @@ from dataclasses import replace
 from types import FunctionType, ModuleType
 
 from ipygpumem.heap.arrays import holding_objects, is_array, is_of_library
-from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.holders.referrer_graph import Steps
 from ipygpumem.heap.holders.removal import Removal
@@ -52,7 +51,7 @@ class ReceivedRecords:
 
     def __init__(self, roots: Roots, writer: PathWriter) -> None:
         self._received = roots.lines.received
-        self._removed = roots.lines.removed.records
+        self._removed = roots.lines.removed
         self._writer = writer
 
     def removal(self, root: Root, steps: Steps, targets: Sequence[object]) -> Removal | None:
@@ -76,7 +75,7 @@ class ReceivedRecords:
             if not _may_be_record(item) or way.cut is None or not way.is_direct or way.cut.ending:
                 return None
             if way.cut.kind in _OF_CONTAINERS or not is_exactly(item, *_EMPTIED):
-                self._removed[id(item)] = item
+                self._removed.add_record(item)
                 return Removal.of(item, targets, way)
             # Code may need an attribute with a container.
             emptied = self._way_that_empties(root, to_item, way)
@@ -119,7 +118,8 @@ class ReceivedRecords:
         statement = statement_of(cuts)
         if not statement:
             return Way(Holder("", NO_REMEDY))
-        self._removed.update(by_identity(records))
+        for record in records:
+            self._removed.add_record(record)
         references = frozenset((id(container), id(item)) for item in leading)
         remedy = Remedy(statement, cuts=tuple(cuts))
         return Way(Holder("", remedy), removed_references=references)
@@ -145,7 +145,7 @@ class ReceivedRecords:
         statement = statement_of(cuts)
         if not statement:
             return None
-        self._removed[id(container)] = container
+        self._removed.add_record(container)
         remedy = Remedy(statement, cuts=tuple(cuts))
         references = frozenset((id(container), id(item)) for item in items)
         holder = replace(way.holder, remedy=remedy)

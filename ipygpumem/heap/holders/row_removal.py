@@ -4,7 +4,6 @@ library around them, or each array by itself.
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -88,7 +87,7 @@ class RowRemovals:
         self._records = records
         self._figures = figures
         self._ages = roots.lines.ages
-        self._removed_as_whole = roots.lines.removed.modules_and_figures
+        self._removed = roots.lines.removed
 
     def removal(self, row: Row, holder: HolderOfRow, chain: Chain, way: Way) -> Removal:
         """Return how to remove a row.
@@ -138,7 +137,7 @@ class RowRemovals:
             way_to_module = self._writer.way(root, steps[: position + 1])
             has_line = way_to_module.holder.remedy.is_simple
             if has_line and self._rows.has_little_else(item):
-                self._removed_as_whole.append(weakref.ref(item))
+                self._removed.add_module_or_figure(item)
                 return item, way_to_module
         return None
 
@@ -296,7 +295,7 @@ class RowRemovals:
             to_item = steps[: position + 1]
             if are_axes(item):  # figures["loss"] = ax
                 return self._figure_around(root, to_item, row)
-            if self._ages.is_older(item):
+            if self._ages.learn_if_older(item):
                 continue
             to_owner = steps[:position]
             if self._is_array_of_row(to_owner[-1], row):  # results["axes"] = plt.subplots(2, 2)[1]

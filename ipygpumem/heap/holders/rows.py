@@ -27,9 +27,9 @@ from ipygpumem.heap.holders.referrer_graph import Steps
 from ipygpumem.heap.paths.items_and_attributes import items_of
 from ipygpumem.introspect import instance_dict, is_atom, is_exactly, is_instance, type_name
 
-_LITTLE = 0.1
+_OTHER_SHARE = 0.1
 """Maximum share of other arrays in an object that is removed as a whole, by their bytes."""
-_SMALL = 0.01
+_SMALL_SHARE = 0.01
 """Share of a row's bytes that may stay alive in other places."""
 _OF_PANDAS = {"DataFrame", "Series", "Index"}
 """Names of pandas' classes that users know; a name ends in ``Index`` for the rest."""
@@ -211,7 +211,7 @@ class RowHolders:
         if not bytes_of_rows:  # a row of objects that are no arrays: it may have any of these
             return False
         other_bytes = sum(sizes.values()) - bytes_of_rows
-        return other_bytes <= _LITTLE * bytes_of_rows
+        return other_bytes <= _OTHER_SHARE * bytes_of_rows
 
     def removable_items(self, row: Row, items: Sequence[object]) -> list[object]:
         """Return the items of a container that lead to arrays of a row and may be removed with
@@ -314,7 +314,7 @@ def _without_small(objects: Sequence[object]) -> list[object]:
     for item, array in described(objects):
         storage_of[id(item)] = array.storage
         sizes[array.storage] = array.size_bytes
-    dispensable_bytes = _SMALL * sum(sizes.values())
+    dispensable_bytes = _SMALL_SHARE * sum(sizes.values())
     small_storages = set[StorageKey]()
     for storage in sorted(sizes, key=sizes.__getitem__):
         dispensable_bytes -= sizes[storage]

@@ -33,7 +33,7 @@ _MOST_COLUMNS = 20_000
 """Maximum number of columns of a frame whose labels are read."""
 _MOST_LABELS = 1000
 """Maximum number of columns of a frame whose labels are recorded."""
-_MOST_NAMED = 40
+_MOST_NAMED_COLUMNS = 40
 """Maximum number of columns that one array may have to be removed by their names."""
 _OLDER_COLUMN = "the column was there before"
 _FRAMES = {"DataFrame", "Series"}
@@ -95,13 +95,13 @@ def _advise_if_columns_are_older(path: Path, frame: object, way: _WayInside, age
 
     A new column makes new labels of all columns: if these are older, so are all columns.
     """
-    has_old_labels = ages.is_older(way.manager.items)  # learned for later searches in any case
+    has_old_labels = ages.learn_if_older(way.manager.items)  # for later searches in any case
     if not path.removal:
         return
     if has_old_labels:
         path.advise(path.removal, "", _OLDER_COLUMN)
     elif path.cut is not None and path.cut.owner_id == id(frame):
-        older = sorted(set(ages.columns_of_older(frame)).intersection(path.cut.columns))
+        older = sorted(set(ages.learn_columns(frame)).intersection(path.cut.columns))
         if older:
             verb = "was" if len(older) == 1 else "were"
             path.advise(path.removal, "", f"{', '.join(older)} {verb} there before")
@@ -305,7 +305,7 @@ def _append_columns(path: Path, frame: object, way: _WayInside, target: object) 
     if len(places) == len(way.manager.items):
         path.append_fixed("")  # all of the frame's data
         return
-    if not labels or len(places) > _MOST_NAMED:
+    if not labels or len(places) > _MOST_NAMED_COLUMNS:
         path.append_removable("", "", None)
         return
     names = tuple(labels[place] for place in places)

@@ -20,9 +20,9 @@ from ipygpumem.heap.paths.items_and_attributes import items_of
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, is_name
 
-_MOST_PASSED = 1000
+_MOST_PASSED_OBJECTS = 1000
 """Maximum number of objects to pass through on the way from an attribute to an array."""
-_MOST_FOLLOWED = 20_000
+_MOST_FOLLOWED_OBJECTS = 20_000
 """Maximum number of objects behind an array to follow, to find out if its cycle is ended."""
 _MOST_ITEMS = 100
 """Maximum number of items of a list or dict whose attributes are examined."""
@@ -99,7 +99,7 @@ class _Changes(NamedTuple):
         followed = set[int]()
         while level:
             followed.update(level)
-            if id(array) in level or len(followed) > _MOST_FOLLOWED:
+            if id(array) in level or len(followed) > _MOST_FOLLOWED_OBJECTS:
                 return False
             unchanged = [level[key] for key in level.keys() - self.attributes.keys()]
             below = by_identity(references.of(unchanged).of_python)
@@ -173,7 +173,7 @@ def _contains(value: object, array: Any) -> bool:
         is_entered = container_base(type(item)) is not None or is_of_pandas(item)
         if not is_entered or id(item) in passed:
             continue
-        if len(passed) == _MOST_PASSED:
+        if len(passed) == _MOST_PASSED_OBJECTS:
             return False
         passed.add(id(item))
         waiting += gc.get_referents(item)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, split, tuple_of, without_import
 from ipygpumem.heap.paths.loop_variables import variable_for
 
-MOST_ONE_BY_ONE = 4
+MOST_ITEMS_ONE_BY_ONE = 4
 """Maximum number of items that a statement names one by one."""
 _MOST_POSITIONS = 40
 """Maximum number of positions that a statement lists."""
@@ -40,7 +40,7 @@ def removal_at_positions(cut: Cut, positions: Sequence[int], *, is_alone: bool) 
     start, end = positions[0], positions[-1] + 1
     if end - start == len(positions):
         return _removal_of_span(cut, start, end, is_alone=is_alone)
-    is_listed = MOST_ONE_BY_ONE < len(positions) <= _MOST_POSITIONS
+    is_listed = MOST_ITEMS_ONE_BY_ONE < len(positions) <= _MOST_POSITIONS
     if cut.kind is Kind.ITEM and is_listed and not cut.ending:
         return _removal_of_listed(cut, positions, is_alone=is_alone)
     return _removal_of_spans(cut, positions)
@@ -54,9 +54,9 @@ def _replacement_by_none(cut: Cut, positions: Sequence[int]) -> str:
     spans = _spans(positions)
     if len(positions) == cut.size:
         return f"{imports}{owner}[:] = [None] * len({owner})"
-    if len(spans) > 1 and len(positions) <= MOST_ONE_BY_ONE:
+    if len(spans) > 1 and len(positions) <= MOST_ITEMS_ONE_BY_ONE:
         return ""
-    if len(spans) <= MOST_ONE_BY_ONE:
+    if len(spans) <= MOST_ITEMS_ONE_BY_ONE:
         statements = list[str]()
         for start, end in spans:
             assignment = f"[{start}:{end}] = [None] * {end - start}"
@@ -105,7 +105,7 @@ def _removal_of_spans(cut: Cut, positions: Sequence[int]) -> str:
     ``del rows[20:30]; del rows[:10]``; empty if the runs are too many, or the items too few.
     """
     spans = _spans(positions)
-    if len(spans) > MOST_ONE_BY_ONE or len(positions) <= MOST_ONE_BY_ONE:
+    if len(spans) > MOST_ITEMS_ONE_BY_ONE or len(positions) <= MOST_ITEMS_ONE_BY_ONE:
         return ""
     if cut.kind is Kind.ELEMENT:
         return _removal_from_set(cut, spans)
@@ -237,7 +237,7 @@ def _emptying_of_one_axis(array: str, positions: Sequence[int]) -> str:
     """
     imports, owner = split(array)
     spans = _spans(positions)
-    if len(spans) <= MOST_ONE_BY_ONE:
+    if len(spans) <= MOST_ITEMS_ONE_BY_ONE:
         places = [_index_of_span(range(*span)) for span in spans]
         return imports + in_sequence([f"{owner}[{place}] = None" for place in places])
     every = _equally_spaced(positions)

@@ -94,15 +94,15 @@ from ipygpumem.introspect import (
 _UNLESS_NEEDED = "if nothing needs it"
 _NAMED = {Kind.NAME, Kind.KEY, Kind.ATTRIBUTE, Kind.DELETED_ATTRIBUTE}
 """Kinds of references from a root that lead to the root's own object."""
-_MOST_REMOVED = 300_000
+_MOST_REMOVED_ITEMS = 300_000
 """Maximum number of items of one container to record as objects that a line removes."""
-_MOST_INSIDE = 1000
+_MOST_WRITTEN_PARTS = 1000
 """Maximum number of parts of a container's items for each of which a line is written: a second
 of work.
 """
 _MOST_FIELDS = 20
 """Maximum number of fields of a container's items to recognise in further items."""
-_MOST_WRITTEN = 10
+_MOST_WRITTEN_ITEMS = 10
 """Maximum number of items of one container whose code is written; of more, only the positions are
 needed.
 """
@@ -165,7 +165,7 @@ class PathWriter:
         self._cell_of = roots.cell_of
         self._names = roots.names
         self._root_of_name = roots.namespaces.get(id(roots.names))
-        self._removed_objects = roots.lines.removed.objects
+        self._removed = roots.lines.removed
         self._ages = roots.lines.ages
         self._of_leaks = of_leaks
 
@@ -258,19 +258,26 @@ class PathWriter:
                 if ended_object is None:
                     ended_object = parent
                 ended_id = id(ended_object)
-                self._removed_objects[ended_id] = ended_object
+                self._removed.add_object(ended_object)
             if is_last:
                 return ended_id
 
     def _is_replaced_by_clone(self, steps: Sequence[object]) -> bool:
-        """Return True if the line for an object replaces an older estimator by a clone, which has
-        no fit.
+        """Return True if the line for the last object of a chain replaces the estimator at its
+        beginning by a clone, which has no fit: ``clf = sklearn.base.clone(clf)``.
+
+        Only an older estimator is replaced. A new one is deleted with its fit.
 
         Args:
-            steps: the estimator, and the objects from it to the object.
+            steps: the estimator, and the objects from it to the last one.
         """
-        is_fit = is_forgotten_by_clone(steps) or (self._of_leaks and is_estimator(steps[-1]))
-        return is_fit and has_only_parameters_and_fit(steps[0]) and self._ages.is_older(steps[0])
+        estimator = steps[0]
+        is_lost_by_clone = is_forgotten_by_clone(steps)
+        # In a search for leaks, a fitted estimator is itself what is to be freed.
+        is_unwanted_estimator = self._of_leaks and is_estimator(steps[-1])
+        if not is_lost_by_clone and not is_unwanted_estimator:
+            return False
+        return has_only_parameters_and_fit(estimator) and self._ages.learn_if_older(estimator)
 
     def _other_names(self, path: Path, item: object) -> list[Cut]:
         """Return the references of further variables to the object of a variable, which is the
@@ -297,13 +304,13 @@ class PathWriter:
             or not has_plain_assignment(parent)
         ):
             return
-        if cut.owner_id == id(parent) and self._ages.is_as_long_as_before(parent):
+        if cut.owner_id == id(parent) and self._ages.learn_length(parent):
             path.cut = replace(cut, is_replaced=True)
 
     def _record_removed(self, path: Path, item: object) -> None:
         """Record an object as removed by the path's line, if the line has a reference to remove."""
         if path.cut is not None:
-            self._removed_objects[id(item)] = item
+            self._removed.add_object(item)
             path.cut = replace(path.cut, removed_id=id(item))
 
     def _advise_to_end(self, path: Path, item: object) -> None:
@@ -396,12 +403,13 @@ class PathWriter:
         number_written = 0
         for position, item, part in _wanted_parts(items, wanted):
             cut = cut_by_field(fields, position, item, part)
-            if cut is not None and number_written >= _MOST_WRITTEN:  # runs[10].model and later ones
-                self._removed_objects[id(part)] = part
+            needs_no_code = number_written >= _MOST_WRITTEN_ITEMS
+            if cut is not None and needs_no_code:  # runs[10].model and later ones
+                self._removed.add_object(part)
                 inside.add([cut], part, {(id(item), id(part))})
                 continue
             number_written += 1
-            if number_written > _MOST_INSIDE:  # too many that are by no common field
+            if number_written > _MOST_WRITTEN_PARTS:  # too many that are by no common field
                 return CutsInside.empty()
             way = self.way(root, (*chain, item, part))
             inside.add_way(way, item, part)
@@ -429,15 +437,15 @@ class PathWriter:
             return self._cuts_of_elements(root, chain, unique)
         cuts = list[Cut]()
         # Of very many items, the code of the first few shows if they can be removed.
-        for item in list(unique.values())[:_MOST_WRITTEN]:
+        for item in list(unique.values())[:_MOST_WRITTEN_ITEMS]:
             way = self.way(root, (*chain, item))
             if way.cut is None or not way.is_direct:
                 return []
             cuts += cuts_of_repeated(way.cut, container, item)
-        if len(unique) <= _MOST_WRITTEN:
+        if len(unique) <= _MOST_WRITTEN_ITEMS:
             return cuts
-        if len(unique) <= _MOST_REMOVED:
-            self._removed_objects.update(unique)
+        if len(unique) <= _MOST_REMOVED_ITEMS:
+            self._removed.objects.update(unique)
         cuts_without_code = list[Cut]()
         for position, item in enumerate(items_of(container)):
             if id(item) in unique:
@@ -455,12 +463,12 @@ class PathWriter:
             chain: the objects up to the array.
             wanted: the elements by identity.
         """
-        if len(wanted) > _MOST_REMOVED:
+        if len(wanted) > _MOST_REMOVED_ITEMS:
             return []
         way = self.way(root, (*chain, next(iter(wanted.values()))))
         if way.cut is None or not way.is_direct or way.cut.owner_id != id(chain[-1]):
             return []
-        self._removed_objects.update(wanted)
+        self._removed.objects.update(wanted)
         return cuts_of_elements(way.cut, chain[-1], wanted, places_in_frame(chain))
 
     def removal_of_items(

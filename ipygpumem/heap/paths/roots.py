@@ -279,7 +279,11 @@ RootOf = Callable[[object], Root | None]
 
 @dataclass(frozen=True)
 class RemovedByLines:
-    """The objects that lines of a report may remove."""
+    """Collects the objects that the lines of a report may remove, while these are written.
+
+    The report reads them when all lines are written. It has to know which other data the lines
+    drop, and which cycles they end. A later report recognises the records, modules and figures.
+    """
 
     objects: dict[int, object] = field(default_factory=dict)
     """The objects to which the removed references lead, and objects that a call ends, by identity.
@@ -289,17 +293,30 @@ class RemovedByLines:
     modules_and_figures: list[weakref.ref[Any]] = field(default_factory=list)
     """The new modules of torch and figures that lines remove as a whole."""
 
+    def add_object(self, item: object) -> None:
+        """Add an object to which a removed reference leads, or which a call ends."""
+        self.objects[id(item)] = item
+
+    def add_record(self, record: object) -> None:
+        """Add a record that a line removes as a whole."""
+        self.records[id(record)] = record
+
+    def add_module_or_figure(self, item: object) -> None:
+        """Add a new module of torch, or figure, that a line removes as a whole."""
+        self.modules_and_figures.append(weakref.ref(item))
+
 
 @dataclass(frozen=True)
 class LinesOfReport:
-    """The objects that the lines of one report must keep, and those that they remove.
+    """The objects that the lines of one report must keep, and a collector for those that they
+    remove.
 
     Attributes:
         ages: tells which objects are older than the memory to free: a line keeps them.
         received: returns the identities of the records that older objects have received since, such
             as ``checkpoints["epoch 1"]``: a line removes each as a whole.
-        removed: the result. Each search for holders, and each ``PathWriter``, adds the objects that
-            its lines may remove.
+        removed: collects the objects of all lines. The caller passes an empty one, and
+            reads it at the end.
     """
 
     ages: Ages = field(default_factory=Ages)

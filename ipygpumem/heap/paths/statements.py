@@ -19,7 +19,7 @@ from ipygpumem.heap.paths.cuts import (
     without_import,
 )
 from ipygpumem.heap.paths.item_statements import (
-    MOST_ONE_BY_ONE,
+    MOST_ITEMS_ONE_BY_ONE,
     detachment_of_values,
     emptying_of_elements,
     removal_at_positions,
@@ -36,7 +36,7 @@ _ORDERED = {Kind.ITEM, Kind.KEY, Kind.ELEMENT}
 """References of containers with positions, several of which one statement can remove."""
 
 
-def statement_of(cuts: Sequence[Cut], *, most_owners: int = MOST_ONE_BY_ONE) -> str:
+def statement_of(cuts: Sequence[Cut], *, most_owners: int = MOST_ITEMS_ONE_BY_ONE) -> str:
     """Return one statement that removes all of the references; empty if there is none.
 
     Args:
@@ -172,7 +172,7 @@ def _statement_for_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
         statement = _removal_of_alike(cuts, is_alone=is_alone)
         if statement:
             return statement
-    if len(cuts) <= MOST_ONE_BY_ONE or first.kind in (Kind.CALL, Kind.CLOSED):
+    if len(cuts) <= MOST_ITEMS_ONE_BY_ONE or first.kind in (Kind.CALL, Kind.CLOSED):
         return _one_by_one(cuts)
     return ""
 
@@ -193,7 +193,7 @@ def _replacement_by_copies(cuts: list[Cut]) -> str:
     """Return the statement that puts copies in the places of objects, one for each object; empty if
     the places are too many.
     """
-    if len(cuts) > MOST_ONE_BY_ONE:
+    if len(cuts) > MOST_ITEMS_ONE_BY_ONE:
         return ""
     object_ids = {cut.removed_id for cut in cuts}
     if len(object_ids) == 1 and 0 not in object_ids:
@@ -212,7 +212,7 @@ def _removal_of_alike(cuts: list[Cut], *, is_alone: bool) -> str:
     ``rows.clear()``, ``del rows[3:7]``, or a loop; empty if there is none.
     """
     first = cuts[0]
-    are_many = len(cuts) > MOST_ONE_BY_ONE
+    are_many = len(cuts) > MOST_ITEMS_ONE_BY_ONE
     if first.is_detached:
         return detachment_of_values(cuts) if first.kind is Kind.KEY and are_many else ""
     if first.kind is Kind.CALL:
@@ -358,7 +358,7 @@ def _statement_of_one_item(cuts: list[Cut]) -> str:
     keys of another item may have other positions, and in the order of the text, because the
     references come in the order of addresses.
     """
-    if len(cuts) <= MOST_ONE_BY_ONE and all(cut.kind is Kind.KEY for cut in cuts):
+    if len(cuts) <= MOST_ITEMS_ONE_BY_ONE and all(cut.kind is Kind.KEY for cut in cuts):
         return in_sequence(sorted(cut.statement for cut in cuts))
     return _statement_for_one_owner(cuts, is_alone=False)
 
