@@ -93,7 +93,7 @@ class BackwardSearch:
         self._find_ways()
 
     def search_for_all(self, targets: Sequence[object], max_visits: int = MOST_VISITS) -> None:
-        """Go on with the search until it has found all holders of some objects, and find the ways
+        """Continue the search until it has found all holders of some objects, and find the ways
         again.
 
         After ``runs.append(x); cache["x"] = x``, the search has ended at the dict ``cache``, which
@@ -109,7 +109,7 @@ class BackwardSearch:
         self._add_own_dicts(unseen_targets)
         self.graph.objects.update((id(target), target) for target in unseen_targets)
         self._search_levels(list(map(id, targets)), max_visits)
-        # The first search has found the nearest holders: a limit only costs some of the others.
+        # The first search has found the nearest holders: a limit costs further ones only.
         self.is_limited = was_limited
         self._find_ways()
 
@@ -246,8 +246,8 @@ class BackwardSearch:
     def _owned_by(self, referrer: object, children: list[int]) -> list[int]:
         """Return the children of a referrer that count as kept by it.
 
-        Others are left out, because a better holder of them is known, or because they outlive the
-        referrer.
+        Further children are left out, because a better holder of them is known, or because they
+        outlive the referrer.
 
         Args:
             referrer: the object that refers.
@@ -269,7 +269,7 @@ class BackwardSearch:
 
     def _is_ours(self, referrer: object) -> bool:
         """Return True for a referrer to ignore, because it exists only while we search or belongs
-        to this package: a running frame, a hidden object of ``Roots``, or a signal handler of ours.
+        to this package: a running frame, a hidden object of ``Roots``, or our signal handler.
         """
         is_hidden = id(referrer) in self._roots.hidden or id(referrer) in self._running
         return is_hidden or is_listener(referrer)

@@ -58,7 +58,8 @@ class ReferrerGraph:
 
         Args:
             keys: the objects.
-            without: objects that are left out, with all that lead to the others only through them.
+            without: objects that are left out, and so are those that lead to ``keys`` only through
+                them.
         """
         leading = list(keys)
         visited = {*leading, *without}
