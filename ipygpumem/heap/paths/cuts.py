@@ -141,35 +141,39 @@ class Cut:
     That of ``runs[3]["x"]`` to an array has the dict as its owner, with the code ``runs[3]``; its
     target is ``runs[3]["x"]``, and its outer reference is that of the list to the dict.
 
+    Most cuts only have the first four attributes, the reference itself. ``position`` to ``items``
+    tell where it is among the references of a container, so that one statement can remove several.
+    ``ending`` to ``is_replaced`` tell if the line does anything else than deleting it. The last
+    three are identities and findings for the search, which the line does not show.
+
     Attributes:
         kind: its kind.
         owner_id: identity of the owner, the object that refers.
         owner: code of the owner; empty for a variable.
         target: code of the object to which the owner refers, or the call that removes the
             reference.
-        position: position among the references of a container.
-        size: number of references of the container; 0 if its object has other references.
         outer: the reference to the owner itself, if that is an item of a container.
-        all_of: the statement that removes all references of a registry; empty if there is none.
-        ending: the call of a method that ends the object first, such as ``cancel()`` of a task.
+        repeated: the owner's further references to the same object, such as those of its other
+            attributes: the object dies only without all of them.
+        position: position among the references of a container.
+        size: number of references of the container; 0 if the owner is no container.
         columns: the code of the label of each column.
         listing: how code lists the keys of a dict by their positions.
         has_slices: False for a deque, whose items are deleted one at a time.
-        repeated: the owner's other references to the same object, such as those of its other
-            attributes: the object dies only without all of them.
-        items: the code of the container, if another object owns it.
-        protocol: the calls by which that owner removes items.
+        all_of: the statement that removes all references of a registry; empty if there is none.
+        protocol: the calls by which the owner of a container removes items, if nothing else may.
+        items: the code of that container.
+        ending: the call of a method that ends the object first, such as ``cancel()`` of a task.
         is_detached: True if the line replaces a tensor by one without its graph instead of removing
             it.
         copied_by: the code of a function whose copy of the object takes its place, such as
             ``sklearn.base.clone``; empty if the reference is removed.
-        also_removed: other references that a call removes, as the identities of both objects.
-        is_only_there: True if all other items of the list around the owner have none in this
-            place.
-        removed_id: identity of the object to which the reference leads; 0 if it is unknown, or if
-            a call ends the owner, which then refers to nothing.
         is_replaced: True for an item of a list that is as long as it was before: it has the place
             of an older item, and later ones would move up if it were deleted.
+        also_removed: further references that a call removes, as the identities of both objects.
+        removed_id: identity of the object to which the reference leads; 0 if it is unknown, or if
+            a call ends the owner, which then refers to nothing.
+        is_only_there: True if all other items of the list around the owner have no such reference.
     """
 
     kind: Kind
@@ -179,20 +183,20 @@ class Cut:
     position: int = 0
     size: int = 0
     outer: Cut | None = None
-    all_of: str = ""
-    ending: str = ""
+    repeated: tuple[Cut, ...] = ()
     columns: tuple[str, ...] = ()
     listing: Listing = Listing.PLAIN
     has_slices: bool = True
-    repeated: tuple[Cut, ...] = ()
-    items: str = ""
+    all_of: str = ""
     protocol: Protocol | None = None
+    items: str = ""
+    ending: str = ""
     is_detached: bool = False
     copied_by: str = ""
-    also_removed: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False)
-    is_only_there: bool = field(default=False, compare=False)
-    removed_id: int = field(default=0, compare=False)
     is_replaced: bool = field(default=False, compare=False)
+    also_removed: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False)
+    removed_id: int = field(default=0, compare=False)
+    is_only_there: bool = field(default=False, compare=False)
 
     def __hash__(self) -> int:
         """Return a hash of few attributes: a set of a million references takes half the time."""
