@@ -19,9 +19,9 @@ class RootFinder:
     """Finds the roots by which an object is held: names in namespaces, threads, running functions.
 
     Attributes:
-        values: the roots of objects that no other object need refer to, by identity: the
-            objects of registries, the values of context variables, and those of the local names of
-            running functions.
+        values: the roots of objects to which no visible object refers, by identity. These are
+            the objects of registries, the values of context variables, and those of the local names
+            of running functions.
     """
 
     def __init__(self, roots: Roots) -> None:
@@ -46,23 +46,23 @@ class RootFinder:
         for frame, thread in running_frames():
             for name, value in peek(frame).items():
                 if is_waiting_thread_timer(value):
-                    continue  # it has a line that ends it
+                    continue  # a registry has it, with the line that ends it
                 if id(value) in self._threads:
                     self.values[id(value)] = _of_thread(value)
                 else:
                     self.values[id(value)] = Root.of_running(frame, thread, name)
 
     def is_namespace(self, item: object) -> bool:
-        """Return True for a dict of a notebook's or a module's names: each name is a root, so the
-        dict is no holder.
+        """Return True for the dict of a notebook's or a module's names. Each name is a root, so the
+        search ends there: nothing above such a dict matters.
         """
         return id(item) in self._roots.namespaces or id(item) in self._modules
 
     def roots_in(self, referrer: object, child: object) -> list[Root]:
-        """Return the roots by which ``referrer`` holds ``child``; none if it is an ordinary object,
-        which has holders of its own.
+        """Return the roots by which ``referrer`` holds ``child``.
 
-        In a namespace, each name of the child is a root.
+        In a namespace, there is one for each name of the child, such as the variables ``x`` and
+        ``y`` after ``x = y = []``. An ordinary object is no root: it has holders of its own.
         """
         key = id(referrer)
         if key in self._roots.namespaces:
@@ -80,7 +80,7 @@ class RootFinder:
         if id(referrer) in self._threads and not is_waiting_thread_timer(referrer):
             return [_of_thread(referrer)]
         if is_of_library(referrer, "asyncio", "AbstractEventLoop"):
-            # Every task refers to the loop, and owns no other one.
+            # Every task refers to the loop: above it, each would count as a holder of all of them.
             return [Root(EVENT_LOOP, Rank.PLACE, "let its tasks end, or cancel them")]
         return []
 

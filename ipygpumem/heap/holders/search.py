@@ -71,13 +71,17 @@ def explain(
     is_limited = explanation.is_limited
     without_root = wanted - from_roots.keys()
     if without_root and heap.tensors:
+        # A gradient dies with its tensor: where a line already removes that, it is the holder.
+        holders_that_free = dict[StorageKey, Holder]()
+        if all_places:
+            holders_that_free = _holders_that_free(from_roots, rows or {})
         by_graphs, is_limited = search_graph_holders(
             without_root,
             heap,
             roots,
             max_visits,
             is_limited=is_limited,
-            holders_that_free=_holders_that_free(from_roots, rows or {}) if all_places else {},
+            holders_that_free=holders_that_free,
         )
     saving_graphs = holders_of_saving_graphs(wanted - without_root, heap, roots, max_visits)
     by_both = {
@@ -85,7 +89,7 @@ def explain(
         for key, graph_holders in saving_graphs.items()
     }
     in_words = _holders_in_words(wanted, items_by_key.keys() - wanted, is_limited=is_limited)
-    # Of several holders of a key, the last one counts.
+    # In the reverse order of the docstring: of several holders of a key, the last one counts.
     return {**in_words, **explanation.unnamed, **by_graphs, **from_roots, **by_both}
 
 
@@ -121,16 +125,18 @@ def _holders_in_words(
 def _holders_that_free(
     holders: Mapping[StorageKey, Holder], rows: Mapping[StorageKey, Row]
 ) -> dict[StorageKey, Holder]:
-    """Return the holder of each storage that one line frees, by the storage.
+    """Return each storage that the line of a holder frees, with this holder.
+
+    These are more storages than ``holders`` has. A row of 40 tensors is searched by its first one,
+    and the line ``runs.clear()`` frees all of them.
 
     Args:
         holders: the holder of each storage that was searched.
-        rows: the rows by the storage that was searched for each: the line of its holder frees all
-            storages of the row to which the holder leads.
+        rows: the rows, each by the storage that was searched for it.
     """
     holders_that_free = dict[StorageKey, Holder]()
     for key, holder in holders.items():
-        if not holder.remedy.is_simple:
+        if not holder.remedy.is_simple:  # words, which free nothing by themselves
             continue
         freed_storages = rows[key].removed_storages() if key in rows else {key}
         holders_that_free.update(dict.fromkeys(freed_storages, holder))

@@ -32,7 +32,8 @@ def is_estimator(item: object) -> bool:
 
 def is_forgotten_by_clone(steps: Sequence[object]) -> bool:
     """Return True if a clone of an estimator does not lead to a chain's last object: the chain
-    leads through an attribute that fitting has set, or ends at the list of a pipeline's steps.
+    leads through an attribute that fitting has set, such as ``model.coef_``, or ends at the list of
+    a pipeline's steps, which are cloned, too.
 
     Args:
         steps: the estimator, and the objects after it.

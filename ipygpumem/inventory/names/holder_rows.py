@@ -492,7 +492,7 @@ def _steps_through_each_attribute(found_chain: FoundChain) -> list[tuple[Sequenc
     to_holder = found_chain.to_holder
     if to_holder and found_chain.has_all_steps() and _are_attributes(to_holder):
         return [(steps, 1) for steps in found_chain.steps_through_items()]
-    return [(found_chain.steps, found_chain.references)]
+    return [(found_chain.steps, found_chain.number_of_references)]
 
 
 def _are_attributes(steps: Sequence[object]) -> bool:
