@@ -619,7 +619,7 @@ def test_a_cell_runs_even_if_its_lines_variables_stay_unreplaced(
         raise RuntimeError("no frame")
 
     shell.run_cell("%load_ext ipygpumem\nname = 'e'")
-    monkeypatch.setattr("ipygpumem.shell.dispatch._expanded", fail)
+    monkeypatch.setattr("ipygpumem.shell.dispatch._with_values_of_variables", fail)
     shell.run_cell("%%experiment {name}\nnew = 42\nprint(new)\n")
     captured = capsys.readouterr()
     assert "42" in captured.out.splitlines()

@@ -1,4 +1,4 @@
-"""``ipygpumem.track``."""
+"""``ipygpumem.track``: measures each iteration of a loop, and shows what grows in it."""
 
 from __future__ import annotations
 
