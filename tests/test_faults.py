@@ -235,7 +235,7 @@ with ipygpumem.peak():
 CELLS = tuple(PROGRAMS)
 PROGRAMS |= BLOCKS
 EDGES = ("<module>", "error_isolation.py call", "extension.py visit", "dispatch.py __call__")
-EDGES += (" __missing__", " needs_no", " __del__", " __enter__", " __exit__")
+EDGES += (" __missing__", " record_loop", " __del__", " __enter__", " __exit__")
 """Called first by Python or by instrumented code: the very call is before any ``try``."""
 EDGES += ("options.py checked_patterns",)  # of a cell's own call of ``keep``, which may raise
 EDGES += tuple(f"loops.py {name}" for name in ("begins", "ended", "show", "close"))
