@@ -298,7 +298,7 @@ class World:
         ):
             run(cell)
         self.app = app_of(self.shell)
-        where.tell_unshown_report.cache_clear()
+        where.tell_why_not_shown.cache_clear()
         self.out.readouterr()
 
     def calls(self, name: str) -> Iterator[Call]:

@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any
 
 from ipygpumem.errors import AutofitError, UnitError, quoted
-from ipygpumem.units import whole
+from ipygpumem.units import checked_integer
 
 Number = int | float
 Values = dict[str, Number]
@@ -218,7 +218,7 @@ class Plan:
         self._reduction_factor = _reduction_factor(step)
         self._searches = type(step) is str and step == "search"
         try:
-            self._tries_left = 10 if max_tries is None else whole(max_tries, least=0)
+            self._tries_left = 10 if max_tries is None else checked_integer(max_tries, minimum=0)
         except UnitError as error:
             raise AutofitError(f"max_tries (--max-tries): {error}") from None
         self.headroom = _HEADROOM_OF_SEARCH if self._searches else 0.0
