@@ -67,7 +67,7 @@ _SETS_ITSELF = "the cell sets {} itself, which replaces the value to try: delete
         offers=("halve", "search", "0.9"),
     ),
     option("--headroom", "5%", "share of the device's memory that must stay free at the peak"),
-    option("--max-tries", "10", "maximum number of tries after the first", to=integer(least=0)),
+    option("--max-tries", "10", "maximum number of tries after the first", to=integer(minimum=0)),
     details=(
         "Followed by a line ``%%estimate``, it finds the largest value that fits from estimates "
         "alone, without the device.\n``ipygpumem.autofit`` does the same for a function."

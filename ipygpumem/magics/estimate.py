@@ -32,7 +32,7 @@ _CALL_OF_MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
         "--device-memory",
         "SIZE",
         "check that it fits in this much, instead of the free memory",
-        to=byte_size(least=MIB),
+        to=byte_size(minimum=MIB),
     ),
     option(
         "--device",

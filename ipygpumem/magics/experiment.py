@@ -50,7 +50,7 @@ _OPTIONS = (
         "--seed",
         "N",
         "seed Python's, NumPy's and torch's random generators first",
-        to=integer(least=-(2**63), most=2**64 - 1),
+        to=integer(minimum=-(2**63), maximum=2**64 - 1),
     ),
     option("--report", "", "level of detail of the report", choices=("full", "compact", "none")),
     option(
