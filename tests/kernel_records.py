@@ -82,6 +82,16 @@ def left_by_experiment(kernel: Kernel) -> list[tuple[int, str, str]]:
     return [tuple(row) for row in json.loads(kernel.value("left_by_experiment()"))]
 
 
+def parts_at_the_end(kernel: Kernel) -> dict[str, int]:
+    """Return the parts of the only row of the last experiment."""
+    return dict(kernel.value("app.experiments.finished[-1].survivors[0].parts"))
+
+
+def parts_later(kernel: Kernel) -> dict[str, int]:
+    """Return the parts of the only row of the last ``left``."""
+    return dict(kernel.value("last_rows[0].parts"))
+
+
 def alive(kernel: Kernel) -> int:
     """Return the number of arrays that are still alive."""
     works(kernel, "import asyncio, gc; await asyncio.sleep(0); gc.collect();")

@@ -1,0 +1,542 @@
+"""Data that an experiment leaves in containers has one row, and its line frees all of it."""
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.kernel import Kernel
+from tests.kernel_records import (
+    ASK,
+    LEFT,
+    alive,
+    left,
+    left_by_experiment,
+    parts_at_the_end,
+    parts_later,
+)
+from tests.process_memory import linux
+from tests.steps import needs, tidied_kernel, works
+
+MIB = 1 << 20
+shared_kernel, kernel = tidied_kernel("%reset -f", ASK, hides_libraries=True)
+"""A kernel without the names of earlier tests, and without sight of what they have imported: with
+pandas and torch a look takes a second longer.
+"""
+
+
+@pytest.mark.parametrize(
+    ("setup", "code"),
+    [
+        ("outer = np.empty(4, object)", "outer[1] = np.ones(2**18)"),
+        ("outer = {}; exec('data = None', outer)", "outer['data'] = np.ones(2**18)"),
+    ],
+)
+def test_an_array_without_a_name_is_left(kernel: Kernel, setup: str, code: str) -> None:
+    works(kernel, LEFT, setup, f"%%experiment e\n{code}")
+    assert [row[0] for row in left_by_experiment(kernel)] == [pytest.approx(2**21, rel=0.02)]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "error",
+        "(error, error.__cause__)",
+        "{'e': [error]}['e']",
+        "[{'of': {'one': error}}]",
+        "Holder(error)",
+        pytest.param(
+            "ExceptionGroup('several', [error])",
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="new in Python 3.11"),
+        ),
+    ],
+)
+def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
+    works(
+        kernel,
+        LEFT,
+        """
+        def work():
+            data = np.ones(2**20)
+            try:
+                1 / 0
+            except ZeroDivisionError as error:
+                raise ValueError(1) from error
+        class Holder:
+            def __init__(self, value):
+                self.value = [value]
+        outer = []
+        """,
+        f"%%experiment e\ntry:\n    work()\nexcept ValueError as error:\n    outer.append({kept})",
+    )
+    ((at_the_end, _, _),) = left_by_experiment(kernel)
+    ((later, _, line),) = left(kernel)
+    assert at_the_end == pytest.approx(2**23, rel=0.02)
+    assert later == pytest.approx(2**23, rel=0.02)
+    works(kernel, line)
+    assert left(kernel) == []
+
+
+def test_one_line_frees_arrays_of_a_name_in_several_places(kernel: Kernel) -> None:
+    experiment = """%%experiment e
+made = [np.ones(70_000) for _ in range(4)]
+Store.cache = made[0]
+outer["k"] = made[1]
+store.append(made[2])
+other.append(made[3])
+"""
+    works(kernel, LEFT, "outer, store, other = {}, [], []\nclass Store: pass", experiment)
+    ((size, path, line),) = left_by_experiment(kernel)
+    assert size == 4 * 70_000 * 8
+    assert path == "notebook variable other[0], and 3 more"
+    assert left(kernel) == [(size, path, line)]
+    works(kernel, line)
+    assert left(kernel) == []
+
+
+def test_lines_that_remove_the_same_tuple_are_one(kernel: Kernel) -> None:
+    experiment = """%%experiment e
+inner = [bytearray(2**20) for _ in range(3)]
+made = np.ones(2**18)
+outer["k"] = (made, (inner, []))
+store.append(inner)
+"""
+    works(kernel, LEFT, "outer, store = {}, []", experiment)
+    for _, _, line in left_by_experiment(kernel):
+        works(kernel, line)
+    assert left(kernel) == []
+    assert kernel.value("[outer, store]") == [{}, []]
+
+
+@pytest.mark.parametrize(
+    ("runs", "code"),
+    [
+        (
+            "[{'id': 0}, {'id': 1}]",
+            "for n in (0, 1): runs[n]['a'], runs[n]['b'] = large(), large()",
+        ),
+        (
+            "deque([{'id': 0}, {'id': 1}, {'id': 2}])",
+            "for n in (1, 2): runs[n]['a'], runs[n]['b'] = large(), large()",
+        ),
+    ],
+)
+def test_a_loop_removes_the_same_keys_of_each_item(kernel: Kernel, runs: str, code: str) -> None:
+    works(kernel, LEFT, f"from collections import deque; runs = {runs}; watched = []")
+    works(
+        kernel,
+        """
+        def large():
+            watched.append(weakref.ref(made := np.ones(2**18)))
+            return made
+        """,
+    )
+    works(kernel, f"%%experiment e\n{code}")
+    ((_, _, line),) = left(kernel)
+    assert line.startswith("for _item in ")
+    works(kernel, line)
+    assert alive(kernel) == 0
+    assert kernel.value("[row['id'] for row in runs][:2]") == [0, 1]
+
+
+def test_a_new_cache_with_many_small_items_is_cleared(kernel: Kernel) -> None:
+    works(kernel, LEFT, "import functools")
+    works(
+        kernel,
+        """
+        @functools.lru_cache(None)
+        def load(number):
+            return bytes(1000)
+        """,
+        "%%experiment e\nfor number in range(5000): load(number)",
+    )
+    ((_, _, line),) = left_by_experiment(kernel)
+    assert line == "load.cache_clear()"
+    works(kernel, line)
+    assert left(kernel) == []
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "np.array([f'text number {number}' for number in range(200_000)], dtype=object)",
+        "{'weights': np.ones(200_000), 'words': [str(n) for n in range(100_000)]}",
+        "Model()",
+    ],
+    ids=["an object array", "a dict", "an object"],
+)
+def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None:
+    works(
+        kernel,
+        LEFT,
+        """
+        class Model:
+            def __init__(self):
+                self.weights = np.ones(200_000)
+                self.words = [str(number) for number in range(100_000)]
+        outer = {}
+        """,
+        f"%%experiment e\nx = {made}\nouter['a'] = x",
+    )
+    (at_the_end,) = left_by_experiment(kernel)
+    (later,) = left(kernel)
+    assert at_the_end[1:] == later[1:] == ('notebook variable outer["a"]', 'del outer["a"]')
+    assert later[0] == pytest.approx(at_the_end[0], rel=0.02)
+    assert later[0] > 7_000_000
+    for parts in (parts_at_the_end(kernel), parts_later(kernel)):
+        if "array" not in made.partition("(")[0]:  # its elements are no parts
+            assert sum(parts.values()) == pytest.approx(later[0], rel=0.02)
+            assert min(parts.values()) > 1_000_000
+    works(kernel, later[2])
+    assert left(kernel) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "expected_line"),
+    [
+        ("outer['a'] = x; outer['t'] = torch.from_numpy(x)", "outer.clear()"),
+        (
+            "outer['a'] = x; y = torch.as_tensor(x)[5:]; keep['t'] = y",
+            'del outer["a"]; del keep["t"]',
+        ),
+        ("outer['t'] = torch.from_numpy(x)", 'del outer["t"]'),
+        ("outer['t'] = torch.from_numpy(x[:9])", 'del outer["t"]'),
+        (
+            "outer['t'] = torch.from_numpy(x[:9]); keep['t'] = [torch.from_numpy(x[:20])]",
+            'del keep["t"]; del outer["t"]',
+        ),
+        ("outer['a'] = x[5:9]; outer['t'] = torch.from_numpy(x[:9])", "outer.clear()"),
+        (
+            "outer['a'] = x[5:9]; keep['t'] = torch.from_numpy(x[20:29])",
+            'del outer["a"]; del keep["t"]',
+        ),
+    ],
+)
+def test_an_array_and_a_tensor_on_its_memory_are_one_row(
+    kernel: Kernel, code: str, expected_line: str
+) -> None:
+    needs("torch")
+    works(kernel, LEFT, "import torch; outer, keep = {}, {}")
+    works(kernel, f"%%experiment e\nx = np.ones(2**20); watched.append(weakref.ref(x))\n{code}")
+    for rows in (left_by_experiment(kernel), left(kernel)):
+        ((size, _, line),) = rows
+        assert size == 8 << 20
+        assert line == expected_line
+    assert alive(kernel) == 1
+    works(kernel, line)
+    assert alive(kernel) == 0
+    assert left(kernel) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "size"),
+    [
+        ("outer.append(np.ones(2**20))", 8 << 20),
+        ("outer.append([np.ones(2**18), np.ones(2**18)])", 4 << 20),
+        ("outer.append({'data': np.ones(2**19), 'n': 1})", 4 << 20),
+        ("made = np.ones(2**20); keep['k'] = made; del made", 8 << 20),
+        ("for row in table.values(): row['w'] = np.ones(2**18)", 8 << 20),
+        ("holder.data = np.ones(2**20)", 8 << 20),
+    ],
+    ids=["a list", "a list in a list", "a dict in a list", "a key", "keys of rows", "an attribute"],
+)
+def test_leaks_list_the_arrays_that_an_experiment_has_listed(
+    kernel: Kernel, code: str, size: int
+) -> None:
+    works(
+        kernel,
+        LEFT,
+        """
+        class Holder:
+            pass
+        outer, keep, holder = ["first"], {}, Holder()
+        table = {number: {"n": number} for number in range(4)}
+        """,
+        f"%%experiment e\n{code}",
+    )
+    at_the_end = left_by_experiment(kernel)
+    later = left(kernel)
+    assert sum(row[0] for row in at_the_end) == pytest.approx(size, rel=0.02)
+    assert {row[1:] for row in later} == {row[1:] for row in at_the_end}
+    assert sum(row[0] for row in later) == pytest.approx(size, rel=0.02)
+    for _, _, advice in later:
+        works(kernel, advice)
+    assert left(kernel) == []
+
+
+@pytest.mark.parametrize(
+    ("setup", "code", "left_over"),
+    [
+        (
+            """
+            errors = []
+            def fail(number):
+                data = np.ones(number)
+                raise ValueError(number)
+            """,
+            """
+            for number in (2**18, 1, 2**18, 2):
+                try:
+                    fail(number)
+                except ValueError as error:
+                    errors.append(error)
+            """,
+            "[error.args[0] for error in errors] == [1, 2]",
+        ),
+        (
+            """
+            from collections import deque
+            class Callback:
+                def __init__(self, data):
+                    self.data = data
+                def call(self):
+                    pass
+            calls = deque(["first"])
+            """,
+            """
+            for number in range(3):
+                calls.append(Callback(np.ones(2**18)).call)
+                calls.append(number)
+            """,
+            "list(calls) == ['first', 0, 1, 2]",
+        ),
+        (
+            """
+            import threading
+            threads = []
+            """,
+            """
+            thread = threading.Thread(target=int)
+            threads.append(thread)
+            thread.big = np.ones(2**18)
+            thread.start()
+            thread.join()
+            """,
+            "threads == []",
+        ),
+    ],
+    ids=["errors", "bound methods", "a thread that has ended"],
+)
+def test_lines_free_all_and_nothing_else(
+    kernel: Kernel, setup: str, code: str, left_over: str
+) -> None:
+    works(kernel, LEFT, setup, f"%%experiment e\n{textwrap.dedent(code)}")
+    for _, _, advice in left(kernel):
+        works(kernel, advice)
+    assert left(kernel) == []
+    assert kernel.value(left_over) is True
+
+
+@linux
+def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
+    works(
+        kernel,
+        LEFT,
+        "outer = [0]; table = {'kept': 1}",
+        """
+        def fill():
+            for number in range(6):
+                made = np.ones(200_000)
+                watched.append(weakref.ref(made))
+                outer.append(made)
+                table[number] = made
+        """,
+        "%%experiment e\nfill()",
+    )
+    assert alive(kernel) == 6
+    for _, _, advice in left_by_experiment(kernel):
+        works(kernel, advice)
+    assert alive(kernel) == 0
+    assert kernel.value("(outer, table)") == ([0], {"kept": 1})
+
+
+def test_all_attributes_of_a_librarys_objects_are_removed(kernel: Kernel) -> None:
+    """Each of them leads to an array of the row, as the layers of a cache of keys and values."""
+    works(kernel, LEFT, "import argparse\nkept = [{'text': 1}]")
+    works(
+        kernel,
+        """
+        %%experiment e
+        parts = [np.ones(2**18) for _ in range(5)]
+        watched += map(weakref.ref, parts)
+        layers = [
+            argparse.Namespace(keys=parts[number], values=parts[number + 1]) for number in (0, 2)
+        ]
+        kept[0]["logits"] = parts[4]
+        kept[0]["cache"] = argparse.Namespace(layers=layers)
+        """,
+    )
+    ((_, _, line),) = left_by_experiment(kernel)
+    assert alive(kernel) == 5
+    works(kernel, line)
+    assert alive(kernel) == 0, line
+
+
+@pytest.mark.parametrize(
+    ("setup", "code"),
+    [
+        (
+            "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]); kept = optimizer",
+            "optimizer.history = [torch.zeros(2**19) for _ in range(2)]",
+        ),
+        (
+            "weight = torch.nn.Parameter(torch.ones(1)); kept = [(0, (weight * 2).sum())]",
+            "kept += [(n, (torch.ones(2**19) * weight).sum()) for n in range(3)]",
+        ),
+    ],
+)
+def test_lines_for_items_of_one_list_are_one_line(kernel: Kernel, setup: str, code: str) -> None:
+    needs("torch")
+    works(kernel, LEFT, f"import torch; {setup}", f"%%experiment e\n{code}")
+    for rows in (left_by_experiment(kernel), left(kernel)):
+        large = [row for row in rows if row[0] >= 2**20]
+        assert len(large) == 1, rows
+        ((_, _, line),) = large
+    works(kernel, line)
+    assert [row for row in left(kernel) if row[0] >= 2**20] == []
+    assert kernel.value("len(kept) if type(kept) is list else 1") == 1
+
+
+_LISTS_WITH_A_LENGTH = """
+class Rows(list):
+    def __len__(self):
+        calls.append("len")
+        return 1000
+
+calls = []
+rows = Rows()
+"""
+
+
+def test_a_list_is_not_asked_for_its_length(kernel: Kernel) -> None:
+    works(kernel, _LISTS_WITH_A_LENGTH)
+    works(kernel, "%%experiment e\nrows.append(bytearray(8 << 20))")
+    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    assert "to free it: del rows[0]" in leaks
+    works(kernel, "assert calls == []")
+
+
+def test_a_leak_of_many_small_arrays_has_at_least_their_data(kernel: Kernel) -> None:
+    """The objects of small arrays take more memory beside the data."""
+    works(kernel, "import numpy as np\nkept = {}")
+    for number, shape in ((3_000, 100), (3, 100_000)):
+        leaving = f"%%experiment e\nx = [np.ones({shape}) for _ in range({number})]\nkept['x'] = x"
+        (report,) = works(kernel, leaving).reports("experiment")
+        assert "2.3 MiB" in report
+        assert ("at least 2.3 MiB" in report) is (number == 3_000), report
+
+
+def test_objects_that_imported_libraries_make_are_no_row(tmp_path: Path) -> None:
+    for number in range(60):
+        (tmp_path / f"part{number}.py").write_text(
+            textwrap.dedent(
+                """\
+                import abc
+                class Part: pass
+                parts = [Part() for _ in range(20)]
+                for part in parts: part.numbers = list(range(1000, 1400))
+                abc.table += parts
+                """
+            )
+        )
+    code = "for number in range({}, {}): importlib.import_module(f'part{{number}}')"
+    with Kernel() as fresh:  # without free memory that the objects would fill
+        works(
+            fresh,
+            "%load_ext ipygpumem",
+            f"import abc, importlib, sys; abc.table = []; sys.path.insert(0, {str(tmp_path)!r})",
+        )
+        few, many = (
+            works(fresh, f"%%experiment e\n{code.format(*numbers)}").reports("experiment")[0]
+            for numbers in ((0, 10), (10, 60))
+        )
+    assert "objects (" in few, few
+    assert "objects (" not in many
+    assert "50 modules were imported" in many
+
+
+def test_arrays_beyond_the_limit_of_a_search_have_a_holder_too(kernel: Kernel) -> None:
+    works(
+        kernel,
+        LEFT,
+        """
+        from ipygpumem.inventory import array_holders
+        most = array_holders.MOST_EXPLAINED
+        array_holders.MOST_EXPLAINED = 5
+        hold = []
+        """,
+        "%%experiment e\nhold.extend(np.ones(150_000) for _ in range(8))",
+    )
+    rows = left_by_experiment(kernel)
+    works(kernel, "array_holders.MOST_EXPLAINED = most; hold.clear()")
+    assert {(path, line) for _, path, line in rows} == {
+        ("notebook variable hold", "del hold[3:]"),
+        (
+            "something that the search did not reach within its limits",
+            "free something, then ask %gpumem leaks again",
+        ),
+    }
+
+
+_WATCH = "    watched.append(weakref.ref(array))"
+
+_CYCLES = {
+    "an attribute": """
+        array = np.empty(1, object)
+        owner = Owner()
+        owner.data = np.ones(1 << 20)
+        owner.array = array
+        array[0] = owner
+    """,
+    "a list": """
+        array = np.empty(1, object)
+        array[0] = [np.ones(1 << 20), array]
+    """,
+    "a dict": """
+        array = np.empty((2, 2), object)
+        array[1, 1] = {"data": [np.ones(1 << 20)], "array": array}
+    """,
+}
+
+
+@linux
+def test_an_experiment_names_cycles_through_arrays(kernel: Kernel) -> None:
+    works(
+        kernel,
+        LEFT,
+        """
+        class Owner: pass
+        def make():
+            for _ in range(3):
+                owner = Owner()
+                owner.data = b"x" * (4 << 20)
+                owner.array = np.array([owner, None], dtype=object)
+                watched.append(weakref.ref(owner))
+        """,
+        "%%experiment e\nmake()",
+    )
+    rows = left_by_experiment(kernel)
+    assert sum(row[0] for row in rows) == pytest.approx(12 * MIB, rel=0.1)
+    assert {row[1] for row in rows} == {
+        "a cycle through an array of objects, which Python never frees"
+    }
+    works(kernel, "for owner in watched: owner().array.fill(None)\nowner = None")
+    assert alive(kernel) == 0
+
+
+@linux
+@pytest.mark.parametrize("code", _CYCLES.values(), ids=_CYCLES)
+def test_a_cycle_through_an_array_is_called_one(kernel: Kernel, code: str) -> None:
+    works(kernel, LEFT, f"class Owner: pass\ndef make():{code.rstrip()}\n    {_WATCH}")
+    works(kernel, "%%experiment e\nmake()")
+    rows = left(kernel)
+    assert len(rows) == 1, rows
+    (row,) = rows
+    assert row[0] == pytest.approx(8 * MIB, rel=0.1)
+    assert row[1:] == (
+        "a cycle through an array of objects, which Python never frees",
+        "set the array's elements to None before you delete it",
+    )
+    works(kernel, "watched[-1]().fill(None)")
+    assert left(kernel) == []
