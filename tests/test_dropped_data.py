@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import kernel_with, works
+from tests.steps import kernel_with, run_cells
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
@@ -50,7 +50,7 @@ kernel = kernel_with("%load_ext ipygpumem", "%config IPyGpuMem.quiet = True", _D
 def survivors(kernel: Kernel, before: str, experiment: str) -> list[tuple[float, str]]:
     """Return the MiB and the line of each row after an experiment."""
     # Garbage of earlier tests, freed by the experiment's end, would hide what that leaves.
-    works(kernel, before, "gc.collect();", "%%experiment e\n" + textwrap.dedent(experiment))
+    run_cells(kernel, before, "gc.collect();", "%%experiment e\n" + textwrap.dedent(experiment))
     rows = json.loads(kernel.value("rows()"))
     return [(size, line) for size, line in rows]
 
@@ -274,7 +274,7 @@ def test_older_text_that_moves_is_not_new(
     assert size == pytest.approx(16, rel=0.01)
     remark = re.escape(f"{line}  # also drops ") + r"8(\.\d)? MiB of "
     assert re.fullmatch(f"{remark}older data", line_with_remark)
-    (text,) = works(kernel, "%gpumem leaks").leaks()
+    (text,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert re.search(rf"  16(\.\d)? MiB · .* · to free it: {remark}older data", text)
 
 
@@ -359,8 +359,8 @@ def test_leaks_says_that_a_line_drops_an_older_list_in_a_new_one(kernel: Kernel)
 
 def rows_of_leaks(kernel: Kernel, before: str, experiment: str) -> list[tuple[str, str]]:
     """Return the size and the line of each row of ``%gpumem leaks`` after an experiment."""
-    works(kernel, before, "%%experiment e\n" + experiment)
-    (text,) = works(kernel, "%gpumem leaks").leaks()
+    run_cells(kernel, before, "%%experiment e\n" + experiment)
+    (text,) = run_cells(kernel, "%gpumem leaks").leaks()
     return re.findall(r"^  (.*?) · .* · to free it: (.*)$", text, re.MULTILINE)
 
 
@@ -401,6 +401,7 @@ def test_a_line_says_that_an_array_is_older_than_its_memory(
 ) -> None:
     found = [line for _, line in survivors(kernel, f"kept = []\n{before}", experiment)]
     assert found == lines
-    (text,) = works(kernel, "%gpumem leaks").leaks()
+    (text,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert all(line in text for line in lines)
-    works(kernel, *lines, "%gpumem leaks")  # which forgets the arrays, whose places are free now
+    # ``leaks`` forgets the arrays, whose places are free now.
+    run_cells(kernel, *lines, "%gpumem leaks")

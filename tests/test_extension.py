@@ -22,7 +22,7 @@ from ipygpumem.shell import extension as hooks
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.config import IPyGpuMem, config_of
 from tests.alone import alone, printed
-from tests.steps import works
+from tests.steps import run_cells
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 PACKAGE = Path(ipygpumem.__file__).parent
@@ -252,7 +252,7 @@ def test_an_interrupt_while_services_are_built_stops_the_cell(
 
 def test_the_first_use_may_be_in_the_cell_that_loads(bare_kernel: Kernel) -> None:
     for first in ("%experiment start a", "ipygpumem.history()", "%gpumem guard on"):
-        reply = works(
+        reply = run_cells(
             bare_kernel,
             f"""
             import ipygpumem
@@ -370,7 +370,7 @@ inner("two")
 
 
 def test_functions_know_the_notebook_in_the_cell_that_loads(bare_kernel: Kernel) -> None:
-    works(
+    run_cells(
         bare_kernel,
         """
         %load_ext ipygpumem

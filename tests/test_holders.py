@@ -11,27 +11,27 @@ from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.records import ReferencePath
 from ipygpumem.report.why import why_report
 from tests.alone import alone
-from tests.kernel_records import ASK, alive, holders, why
+from tests.kernel_records import READ_WHY, lines_by_holder, number_alive, why_record
 from tests.process_memory import linux
-from tests.steps import tidied_kernel, works
+from tests.steps import run_cells, tidied_kernel
 
 MIB = 1 << 20
-shared_kernel, kernel = tidied_kernel("%reset -f", ASK, hides_libraries=True)
+shared_kernel, kernel = tidied_kernel("%reset -f", READ_WHY, hides_libraries=True)
 """A kernel without the names of earlier tests, and without sight of what they have imported: with
 pandas and torch a look takes a second longer.
 """
 
 
 def test_a_dict_holds_its_text_keys(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
         """
         table = {str(number) * 20: number for number in range(50_000)}
         keys = list(table)
         """,
     )
-    answer = why(kernel, "keys")
-    ((path, line),) = holders(answer).items()
+    answer = why_record(kernel, "keys")
+    ((path, line),) = lines_by_holder(answer).items()
     assert path == "notebook variable table.keys()"
     assert re.fullmatch(r"del table  # also drops [\d.]+ MiB of other data", line)
 
@@ -48,7 +48,7 @@ def test_a_dict_holds_its_text_keys(kernel: Kernel) -> None:
     ],
 )
 def test_keys_of_every_dict_are_held_by_it(kernel: Kernel, make: str) -> None:
-    works(
+    run_cells(
         kernel,
         f"""
         import collections, types
@@ -57,7 +57,7 @@ def test_keys_of_every_dict_are_held_by_it(kernel: Kernel, make: str) -> None:
         table = {make}
         """,
     )
-    paths = list(holders(why(kernel, "texts")))
+    paths = list(lines_by_holder(why_record(kernel, "texts")))
     assert len(paths) == 1
     assert paths[0].startswith("notebook variable table")
 
@@ -77,7 +77,7 @@ def test_keys_of_every_dict_are_held_by_it(kernel: Kernel, make: str) -> None:
     ],
 )
 def test_del_frees_a_dict_with_its_keys(kernel: Kernel, make: str) -> None:
-    works(
+    run_cells(
         kernel,
         f"""
         import collections
@@ -85,8 +85,8 @@ def test_del_frees_a_dict_with_its_keys(kernel: Kernel, make: str) -> None:
         table = {make}
         """,
     )
-    answer = why(kernel, "table")
-    assert holders(answer) == {}
+    answer = why_record(kernel, "table")
+    assert lines_by_holder(answer) == {}
     assert sum(answer["freed_bytes"].values()) >= 0.98 * sum(answer["device_bytes"].values())
 
 
@@ -102,38 +102,38 @@ def fill(connection):
 
 
 def test_connections_with_a_shared_cache_are_its_joint_holders(kernel: Kernel) -> None:
-    works(kernel, _SHARED_DATABASE, "first = connect(); second = connect(); fill(first)")
-    answer = why(kernel, "first")
+    run_cells(kernel, _SHARED_DATABASE, "first = connect(); second = connect(); fill(first)")
+    answer = why_record(kernel, "first")
     assert sum(answer["device_bytes"].values()) > 19 * MIB
     assert sum(answer["freed_bytes"].values()) < MIB
-    assert holders(answer) == {"notebook variable second": "del second"}
-    works(kernel, "second.close(); del second")
-    answer = why(kernel, "first")
+    assert lines_by_holder(answer) == {"notebook variable second": "del second"}
+    run_cells(kernel, "second.close(); del second")
+    answer = why_record(kernel, "first")
     assert sum(answer["freed_bytes"].values()) > 19 * MIB
-    works(kernel, "first.close(); del first")
+    run_cells(kernel, "first.close(); del first")
 
 
 def test_three_connections_of_one_cache_hold_it(kernel: Kernel) -> None:
-    works(kernel, _SHARED_DATABASE, "first = connect(); fill(first)")
-    works(kernel, "several = [connect(), connect()]")
-    assert set(holders(why(kernel, "first")).values()) == {"del several"}
-    works(kernel, "for one in [first, *several]: one.close()", "del first, several, one")
+    run_cells(kernel, _SHARED_DATABASE, "first = connect(); fill(first)")
+    run_cells(kernel, "several = [connect(), connect()]")
+    assert set(lines_by_holder(why_record(kernel, "first")).values()) == {"del several"}
+    run_cells(kernel, "for one in [first, *several]: one.close()", "del first, several, one")
 
 
 def test_connections_of_two_databases_are_apart(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
         _SHARED_DATABASE,
         "first = connect(); second = sqlite3.connect(':memory:'); fill(first); fill(second)",
     )
     for name in ("first", "second"):
-        answer = why(kernel, name)
+        answer = why_record(kernel, name)
         assert sum(answer["freed_bytes"].values()) > 19 * MIB
-        assert holders(answer) == {}
+        assert lines_by_holder(answer) == {}
 
 
 def test_a_widget_is_closed_by_its_name(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
         "from tests.stand_ins import install; install('ipywidgets')",
         """
@@ -143,14 +143,14 @@ def test_a_widget_is_closed_by_its_name(kernel: Kernel) -> None:
         watched = weakref.ref(w)
         """,
     )
-    ((path, advice),) = holders(why(kernel, "w")).items()
+    ((path, advice),) = lines_by_holder(why_record(kernel, "w")).items()
     assert path.startswith("the registry of widgets, Image ")
     assert advice == "w.close(); del w"
-    works(kernel, advice, "assert watched() is None")
+    run_cells(kernel, advice, "assert watched() is None")
 
 
 def test_a_reference_that_a_thread_has_removed_counts_once(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
         """
         x = [bytearray(8 << 20)]
@@ -160,8 +160,8 @@ def test_a_reference_that_a_thread_has_removed_counts_once(kernel: Kernel) -> No
         HolderChains._number_of_references = lambda *arguments: 0
         """,
     )
-    line_by_path = holders(why(kernel, "x"))
-    works(kernel, "HolderChains._number_of_references = real; del kept, x")
+    line_by_path = lines_by_holder(why_record(kernel, "x"))
+    run_cells(kernel, "HolderChains._number_of_references = real; del kept, x")
     assert line_by_path == {'notebook variable kept["a"]': 'del kept["a"]'}
 
 
@@ -270,7 +270,7 @@ IN_ONE_VARIABLE = {
 def test_one_line_removes_objects_from_all_places_of_a_variable(kernel: Kernel, case: str) -> None:
     code, line = IN_ONE_VARIABLE[case]
     count = {"twenty keys": 20, "twenty attributes": 20, "a list and a dict": 5}.get(case, 2)
-    works(
+    run_cells(
         kernel,
         f"""
         import gc, weakref, numpy as np
@@ -280,15 +280,15 @@ def test_one_line_removes_objects_from_all_places_of_a_variable(kernel: Kernel, 
         """,
         code,
     )
-    assert list(holders(why(kernel, "x")).values()) == [line]
+    assert list(lines_by_holder(why_record(kernel, "x")).values()) == [line]
     if not line.startswith("remove"):
-        works(kernel, line, "del x")
-        assert alive(kernel) == 1
+        run_cells(kernel, line, "del x")
+        assert number_alive(kernel) == 1
         assert kernel.value("watched[0]() is old")
 
 
 def test_no_line_names_data_that_another_holder_keeps(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
         """
         import numpy as np
@@ -300,17 +300,17 @@ def test_no_line_names_data_that_another_holder_keeps(kernel: Kernel) -> None:
         del pair
         """,
     )
-    lines = holders(why(kernel, "x"))
+    lines = lines_by_holder(why_record(kernel, "x"))
     assert lines
     assert not any("also drops" in line for line in lines.values()), lines
-    works(kernel, "del rows[0]")
-    assert holders(why(kernel, "x")).popitem()[1] == (
+    run_cells(kernel, "del rows[0]")
+    assert lines_by_holder(why_record(kernel, "x")).popitem()[1] == (
         "app.first = None; app.second = None  # also drops 2 MiB of other data"
     )
 
 
 def test_each_attribute_that_leads_to_an_object_has_a_row(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
         """
         import weakref, numpy as np
@@ -322,17 +322,19 @@ def test_each_attribute_that_leads_to_an_object_has_a_row(kernel: Kernel) -> Non
     (report,) = kernel.run("%gpumem why x").reports("why")
     lines = ["app.rows = None", "app.pair = None"]
     assert all(line in report for line in lines), report
-    works(kernel, *lines, "del x")
+    run_cells(kernel, *lines, "del x")
     assert kernel.value("ref() is None") is True
 
 
 def test_a_key_with_thousands_of_digits_is_named_by_its_type(kernel: Kernel) -> None:
-    works(kernel, "table = {}")
-    works(kernel, "%%experiment e\ntable[10 ** 5000] = bytearray(8 << 20)")
-    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    run_cells(kernel, "table = {}")
+    run_cells(kernel, "%%experiment e\ntable[10 ** 5000] = bytearray(8 << 20)")
+    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert "notebook variable table (under a key of type int)" in leaks
-    works(kernel, "x = table[10 ** 5000]")
-    assert "notebook variable table (under a key of type int)" in holders(why(kernel, "x"))
+    run_cells(kernel, "x = table[10 ** 5000]")
+    assert "notebook variable table (under a key of type int)" in lines_by_holder(
+        why_record(kernel, "x")
+    )
 
 
 _TIMERS = """
@@ -351,23 +353,23 @@ def timer(kind, data):
 
 @pytest.mark.parametrize("kind", ["thread", "loop"])
 def test_a_timer_with_a_name_is_cancelled_by_it(kernel: Kernel, kind: str) -> None:
-    works(kernel, _TIMERS)
-    works(kernel, f"t = timer({kind!r}, bytearray(8 << 20))")
-    assert set(holders(why(kernel, "t")).values()) == {"t.cancel(); del t"}
-    works(kernel, f"t.cancel(); x = bytearray(8 << 20); t = timer({kind!r}, x)")
-    lines = holders(why(kernel, "x"))
+    run_cells(kernel, _TIMERS)
+    run_cells(kernel, f"t = timer({kind!r}, bytearray(8 << 20))")
+    assert set(lines_by_holder(why_record(kernel, "t")).values()) == {"t.cancel(); del t"}
+    run_cells(kernel, f"t.cancel(); x = bytearray(8 << 20); t = timer({kind!r}, x)")
+    lines = lines_by_holder(why_record(kernel, "x"))
     assert "t.cancel(); del t" in lines.values()
     assert "del t" not in lines.values()
-    works(kernel, "t.cancel(); del t, x")
+    run_cells(kernel, "t.cancel(); del t, x")
 
 
 @pytest.mark.parametrize("kind", ["thread", "loop"])
 def test_a_timer_in_an_attribute_is_cancelled(kernel: Kernel, kind: str) -> None:
-    works(kernel, _TIMERS)
-    works(kernel, f"x = bytearray(8 << 20); box = Box(); box.t = timer({kind!r}, x)")
-    lines = holders(why(kernel, "x"))
+    run_cells(kernel, _TIMERS)
+    run_cells(kernel, f"x = bytearray(8 << 20); box = Box(); box.t = timer({kind!r}, x)")
+    lines = lines_by_holder(why_record(kernel, "x"))
     assert "box.t.cancel(); box.t = None" in lines.values()
-    works(kernel, "box.t.cancel(); del box, x")
+    run_cells(kernel, "box.t.cancel(); del box, x")
 
 
 @pytest.mark.parametrize(
@@ -387,7 +389,7 @@ def test_a_timer_in_an_attribute_is_cancelled(kernel: Kernel, kind: str) -> None
     ],
 )
 def test_a_line_names_other_data_that_it_drops(kernel: Kernel, code: str, line: str) -> None:
-    works(
+    run_cells(
         kernel,
         f"""
         import numpy as np
@@ -400,19 +402,23 @@ def test_a_line_names_other_data_that_it_drops(kernel: Kernel, code: str, line: 
         {code}
         """,
     )
-    assert list(holders(why(kernel, "x")).values()) == [line]
+    assert list(lines_by_holder(why_record(kernel, "x")).values()) == [line]
 
 
 def test_no_line_frees_all_if_a_holder_has_more_references(kernel: Kernel) -> None:
-    works(kernel, "import numpy as np; p = np.ones(2**20); views = {'a': p, 'b': p[1:], 'n': 1}")
-    answer = why(kernel, "p")
-    assert holders(answer) == {'notebook variable views["a"], and 1 more there': 'del views["a"]'}
-    (report,) = works(kernel, "%gpumem why p").reports()
+    run_cells(
+        kernel, "import numpy as np; p = np.ones(2**20); views = {'a': p, 'b': p[1:], 'n': 1}"
+    )
+    answer = why_record(kernel, "p")
+    assert lines_by_holder(answer) == {
+        'notebook variable views["a"], and 1 more there': 'del views["a"]'
+    }
+    (report,) = run_cells(kernel, "%gpumem why p").reports()
     assert "in one line" not in report
 
 
 def test_no_line_changes_the_lists_of_threads(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
         """
         import threading
@@ -426,8 +432,11 @@ def test_no_line_changes_the_lists_of_threads(kernel: Kernel) -> None:
         """,
     )
     try:
-        of_thread, of_pool = holders(why(kernel, "t")), holders(why(kernel, "pool"))
+        of_thread, of_pool = (
+            lines_by_holder(why_record(kernel, "t")),
+            lines_by_holder(why_record(kernel, "pool")),
+        )
         assert of_thread['thread "worker"'] == "let it end, then join() it"
         assert "remove it from there" not in {*of_thread.values(), *of_pool.values()}
     finally:
-        works(kernel, "go_on.set(); t.join(); pool.shutdown()")
+        run_cells(kernel, "go_on.set(); t.join(); pool.shutdown()")

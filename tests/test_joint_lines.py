@@ -6,10 +6,10 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.kernel_records import ASK, holders, why
-from tests.steps import needs, tidied_kernel, works
+from tests.kernel_records import READ_WHY, lines_by_holder, why_record
+from tests.steps import needs, run_cells, tidied_kernel
 
-shared_kernel, kernel = tidied_kernel("%reset -f", ASK, hides_libraries=True)
+shared_kernel, kernel = tidied_kernel("%reset -f", READ_WHY, hides_libraries=True)
 """A kernel without the names of earlier tests, and without sight of what they have imported: with
 pandas and torch a look takes a second longer.
 """
@@ -49,14 +49,14 @@ def one_line(kernel: Kernel, name: str) -> str:
     ],
 )
 def test_one_line_has_the_lines_of_all_holders(kernel: Kernel, code: str, line: str) -> None:
-    works(
+    run_cells(
         kernel,
         "import weakref\nclass Data(bytearray): pass\nx = Data(8 << 20); ref = weakref.ref(x)",
         code,
     )
     shown = one_line(kernel, "x")
     assert shown == line
-    works(kernel, shown)
+    run_cells(kernel, shown)
     assert kernel.value("ref() is None") is True
 
 
@@ -69,7 +69,7 @@ def test_one_line_has_the_lines_of_all_holders(kernel: Kernel, code: str, line: 
     ],
 )
 def test_one_line_removes_outputs_too(kernel: Kernel, code: str, line: str) -> None:
-    works(
+    run_cells(
         kernel,
         """
         import weakref
@@ -81,16 +81,18 @@ def test_one_line_removes_outputs_too(kernel: Kernel, code: str, line: str) -> N
     )
     shown = one_line(kernel, "x")
     assert re.sub(r"_\d+", "_1", shown) == line  # the number of the output's cell
-    works(kernel, shown)
+    run_cells(kernel, shown)
     assert kernel.value("ref() is None") is True
 
 
 def test_the_line_for_an_output_deletes_it_once(kernel: Kernel) -> None:
-    works(kernel, "import numpy, weakref", "numpy.ones(1 << 20)", "same = _; ref = weakref.ref(_)")
+    run_cells(
+        kernel, "import numpy, weakref", "numpy.ones(1 << 20)", "same = _; ref = weakref.ref(_)"
+    )
     number = kernel.value("max(Out)")
     shown = one_line(kernel, f"_{number}")
     assert shown == f"del same\n%xdel _{number}"
-    works(kernel, shown)
+    run_cells(kernel, shown)
     assert kernel.value("ref() is None") is True
 
 
@@ -108,10 +110,10 @@ refs = [weakref.ref(parameter) for parameter in layers.parameters()]
 @pytest.mark.parametrize("name", ["layers", "optimizer"])
 def test_the_joint_line_omits_objects_freed_by_another_deletion(kernel: Kernel, name: str) -> None:
     needs("torch")
-    works(kernel, _GROWS + "del result")
+    run_cells(kernel, _GROWS + "del result")
     shown = one_line(kernel, name)
     assert sorted(shown.split("; ")) == ["del layer", "del layers", "del optimizer"]
-    works(kernel, shown, "import gc; gc.collect();")
+    run_cells(kernel, shown, "import gc; gc.collect();")
     assert kernel.value("[ref() for ref in refs if ref() is not None] == []") is True
 
 
@@ -166,16 +168,16 @@ SHARED_CONTAINERS = {
 @pytest.mark.parametrize("case", SHARED_CONTAINERS)
 def test_a_line_frees_an_object_in_a_shared_container(kernel: Kernel, case: str) -> None:
     code, line = SHARED_CONTAINERS[case]
-    works(kernel, "import functools, weakref, numpy as np, pandas as pd")
-    works(kernel, "class App: pass\napp = App()", code)
+    run_cells(kernel, "import functools, weakref, numpy as np, pandas as pd")
+    run_cells(kernel, "class App: pass\napp = App()", code)
     assert one_line(kernel, "x") == line
-    works(kernel, line)
+    run_cells(kernel, line)
     assert kernel.value("ref() is None") is True
 
 
 def test_the_line_for_all_holders_names_their_common_data(kernel: Kernel) -> None:
     """Each holder alone drops nothing else: the other one has it, too."""
-    works(
+    run_cells(
         kernel,
         """
         import numpy as np
@@ -184,13 +186,13 @@ def test_the_line_for_all_holders_names_their_common_data(kernel: Kernel) -> Non
         top = rows[:2]
         """,
     )
-    assert holders(why(kernel, "top")).popitem()[1] == "del rows"
+    assert lines_by_holder(why_record(kernel, "top")).popitem()[1] == "del rows"
     line = one_line(kernel, "top")
     assert line == "del rows; del table; del top  # also drops 8 MiB of other data"
 
 
 def test_a_line_tells_of_no_data_that_unused_lines_drop(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
         """
         import numpy as np
@@ -206,19 +208,19 @@ def test_a_line_tells_of_no_data_that_unused_lines_drop(kernel: Kernel) -> None:
 
 def test_a_graph_that_holds_parameters_has_a_row(kernel: Kernel) -> None:
     needs("torch")
-    works(kernel, _GROWS)
+    run_cells(kernel, _GROWS)
     (report,) = kernel.run("%gpumem why layers").reports("why")
     assert "notebook variable result: its autograd graph" in " ".join(report.split())
     assert one_line(kernel, "layers") == ""
-    works(kernel, "del optimizer; del layer; del layers")
+    run_cells(kernel, "del optimizer; del layer; del layers")
     assert kernel.value("refs[0]() is None") is False  # by the graph
-    works(kernel, "result = result.detach()")
+    run_cells(kernel, "result = result.detach()")
     assert kernel.value("refs[0]() is None") is True
 
 
 def test_a_tensor_with_a_graph_has_no_line_for_all(kernel: Kernel) -> None:
     needs("torch")
-    works(kernel, _GROWS + "total = result.sum()")
+    run_cells(kernel, _GROWS + "total = result.sum()")
     assert one_line(kernel, "result") == ""  # the nodes of its graph are those of the total, too
 
 
@@ -230,5 +232,5 @@ def test_a_tensor_with_a_graph_has_no_line_for_all(kernel: Kernel) -> None:
     ],
 )
 def test_no_line_is_shown_that_is_unsafe_to_paste(kernel: Kernel, code: str) -> None:
-    works(kernel, "x = bytearray(8 << 20)", code)
+    run_cells(kernel, "x = bytearray(8 << 20)", code)
     assert one_line(kernel, "x") == ""

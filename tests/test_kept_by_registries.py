@@ -10,10 +10,10 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.kernel_records import ASK, holders, why
-from tests.steps import SHOW_LIBRARIES, needs, ok, tidied_kernel, works
+from tests.kernel_records import READ_WHY, lines_by_holder, why_record
+from tests.steps import SHOW_LIBRARIES, needs, run_cells, run_quietly, tidied_kernel
 
-shared_kernel, notebook = tidied_kernel("%reset -f", ASK, hides_libraries=True)
+shared_kernel, notebook = tidied_kernel("%reset -f", READ_WHY, hides_libraries=True)
 
 MIB = 1 << 20
 _RECORDS = """
@@ -76,7 +76,7 @@ for _ in range(8):
 
 def left(kernel: Kernel, least: float = 3) -> list[tuple[float, str, str]]:
     """Return the MiB, the holder and the line of each large row of ``%gpumem leaks``."""
-    (text,) = ok(kernel, "%gpumem leaks").leaks()
+    (text,) = run_quietly(kernel, "%gpumem leaks").leaks()
     rows = re.findall(r"^ +([\d.]+) MiB · .* held by (.*) · to free it: (.*)$", text, re.MULTILINE)
     return [(float(row[0]), row[1], row[2]) for row in rows if float(row[0]) >= least]
 
@@ -84,18 +84,18 @@ def left(kernel: Kernel, least: float = 3) -> list[tuple[float, str, str]]:
 @pytest.mark.parametrize("case", CASES)
 def test_objects_of_a_registry_share_one_row(notebook: Kernel, case: str) -> None:
     setup, line = CASES[case]
-    ok(notebook, textwrap.dedent(setup))
+    run_quietly(notebook, textwrap.dedent(setup))
     rows = left(notebook)
     assert [row[2].removeprefix("import ipywidgets; ") for row in rows] == [
         line.removeprefix("import ipywidgets; ")
     ]
-    ok(notebook, rows[0][2])
+    run_quietly(notebook, rows[0][2])
     assert left(notebook) == []
 
 
 def test_a_widgets_connection_is_no_holder(notebook: Kernel) -> None:
-    works(notebook, SHOW_LIBRARIES)
-    ok(
+    run_cells(notebook, SHOW_LIBRARIES)
+    run_quietly(
         notebook,
         f"""{_WIDGETS}
 import numpy as np
@@ -113,7 +113,7 @@ del lost
     ((_, holder, line),) = left(notebook)
     assert re.fullmatch("the registry of widgets, Image [0-9a-f]+", holder)
     assert re.fullmatch(r'ipywidgets\.widgets\.widget\._instances\["[0-9a-f]+"\]\.close\(\)', line)
-    ok(
+    run_quietly(
         notebook,
         """
 for connection in list(get_ipython().kernel.comm_manager.comms.values()):
@@ -125,7 +125,7 @@ del connection, older
 
 
 def test_each_handler_has_a_row_and_a_line_that_keeps_the_rest(notebook: Kernel) -> None:
-    ok(
+    run_quietly(
         notebook,
         f"""
 {_RECORDS}
@@ -142,9 +142,9 @@ del handler
     rows = left(notebook)
     assert len(rows) == 3
     for _, _, line in rows:
-        ok(notebook, line)
+        run_quietly(notebook, line)
     assert left(notebook) == []
-    ok(
+    run_quietly(
         notebook,
         'assert [type(item).__name__ for item in logging.getLogger("several").handlers] == '
         '["NullHandler"]; logging.getLogger("several").handlers.clear()',
@@ -153,7 +153,7 @@ del handler
 
 def test_figures_of_pyplot_are_one_row(notebook: Kernel) -> None:
     needs("matplotlib")
-    ok(
+    run_quietly(
         notebook,
         """
 import matplotlib
@@ -170,14 +170,16 @@ for number in range(12):
     # The last one is not left: names refer to it.
     assert path == "11 matplotlib figures"
     assert line == "[plt.close(number) for number in range(1, 12)];"
-    ok(notebook, line, "assert plt.get_fignums() == [12]", "plt.close(12); del figure, axes")
+    run_quietly(
+        notebook, line, "assert plt.get_fignums() == [12]", "plt.close(12); del figure, axes"
+    )
     assert left(notebook) == []
 
 
 @pytest.mark.parametrize("name", ["figure", "axes"])
 def test_a_figure_that_a_name_refers_to_stays_open(name: str, notebook: Kernel) -> None:
     needs("matplotlib")
-    ok(
+    run_quietly(
         notebook,
         f"""
 import matplotlib
@@ -193,33 +195,35 @@ del number
     )
     ((_, path, line),) = left(notebook)
     assert path == "5 matplotlib figures"
-    ok(notebook, line, "assert plt.get_figlabels() == ['wanted']")
+    run_quietly(notebook, line, "assert plt.get_figlabels() == ['wanted']")
     assert left(notebook) == []
-    ok(notebook, f"plt.close(); del {name}")
+    run_quietly(notebook, f"plt.close(); del {name}")
 
 
 def test_a_logger_is_held_by_its_module(notebook: Kernel) -> None:
-    works(notebook, SHOW_LIBRARIES)
-    ok(notebook, _LOGGER, "other = logging.getLogger('mine.child')")
-    answer = why(notebook, "log")
+    run_cells(notebook, SHOW_LIBRARIES)
+    run_quietly(notebook, _LOGGER, "other = logging.getLogger('mine.child')")
+    answer = why_record(notebook, "log")
     assert sum(answer["device_bytes"].values()) > 4 * MIB
     assert sum(answer["freed_bytes"].values()) < MIB
     line = "log.handlers.clear()"
-    assert holders(answer) == {'the logging module, logger "mine"': line}
-    of_child = why(notebook, "other")
+    assert lines_by_holder(answer) == {'the logging module, logger "mine"': line}
+    of_child = why_record(notebook, "other")
     assert sum(of_child["device_bytes"].values()) < MIB, "each logger leads to all loggers"
-    ok(notebook, "handler = log.handlers[0]")
-    ((path, line),) = holders(why(notebook, "handler")).items()
+    run_quietly(notebook, "handler = log.handlers[0]")
+    ((path, line),) = lines_by_holder(why_record(notebook, "handler")).items()
     assert path == 'the logging module, logger "mine".handlers[0]'
     assert line == "log.removeHandler(log.handlers[0])"
-    ok(notebook, line, "import weakref; handler = weakref.ref(handler); assert handler() is None")
+    run_quietly(
+        notebook, line, "import weakref; handler = weakref.ref(handler); assert handler() is None"
+    )
 
 
 def test_an_object_reachable_from_a_name_is_no_leak(notebook: Kernel) -> None:
-    works(notebook, SHOW_LIBRARIES)
-    ok(notebook, _LOGGER, "handler = log.handlers[0]")
+    run_cells(notebook, SHOW_LIBRARIES)
+    run_quietly(notebook, _LOGGER, "handler = log.handlers[0]")
     assert left(notebook) == []
-    ok(notebook, _OF_MINE)
+    run_quietly(notebook, _OF_MINE)
 
 
 _AXES = """
@@ -243,13 +247,13 @@ numbers = np.arange(200_000)
 )
 def test_no_list_of_axes_keeps_a_removed_artist(notebook: Kernel, draw: str) -> None:
     needs("matplotlib")
-    ok(notebook, _AXES, f"%%experiment drawing\n{draw}")
+    run_quietly(notebook, _AXES, f"%%experiment drawing\n{draw}")
     lines = left(notebook, least=1)
     assert lines
     for _, _, line in lines:
-        ok(notebook, line)
+        run_quietly(notebook, line)
     assert [row for row in left(notebook, least=1) if "ax" in row[1]] == []
-    ok(notebook, "fig.canvas.draw(); plt.close('all')")
+    run_quietly(notebook, "fig.canvas.draw(); plt.close('all')")
 
 
 _OLDER = "kept, by_name, other = ax.plot([1, 2]), {'a': 1}, None"
@@ -271,12 +275,12 @@ def test_an_artist_that_users_keep_is_taken_out_of_its_axes_too(
     notebook: Kernel, draw: str
 ) -> None:
     needs("matplotlib")
-    ok(notebook, _AXES, _OLDER, "fig.canvas.draw()", f"%%experiment drawing\n{draw};")
+    run_quietly(notebook, _AXES, _OLDER, "fig.canvas.draw()", f"%%experiment drawing\n{draw};")
     rows = left(notebook, least=1)
     assert rows
     for line in {line: None for *_, line in rows}:
-        ok(notebook, line)
-    ok(notebook, "fig.canvas.draw()")
+        run_quietly(notebook, line)
+    run_quietly(notebook, "fig.canvas.draw()")
     assert left(notebook, least=1) == []
     assert notebook.value("[len(ax.lines), len(kept), list(by_name), line.axes is ax]") == [
         2,
@@ -284,13 +288,13 @@ def test_an_artist_that_users_keep_is_taken_out_of_its_axes_too(
         ["a"],
         True,
     ]
-    ok(notebook, "plt.close('all')")
+    run_quietly(notebook, "plt.close('all')")
 
 
 def test_the_only_artist_of_axes_is_removed_if_a_list_holds_it(notebook: Kernel) -> None:
     needs("matplotlib")
-    works(notebook, SHOW_LIBRARIES)
-    ok(
+    run_cells(notebook, SHOW_LIBRARIES)
+    run_quietly(
         notebook,
         """
         import matplotlib
@@ -303,6 +307,6 @@ def test_the_only_artist_of_axes_is_removed_if_a_list_holds_it(notebook: Kernel)
         "%%experiment drawing\nkept += ax.plot(np.arange(4e6))",
     )
     ((_, _, line),) = left(notebook, least=1)
-    ok(notebook, line)
+    run_quietly(notebook, line)
     assert left(notebook, least=1) == []
-    ok(notebook, "assert not kept and not ax.lines; plt.close('all')")
+    run_quietly(notebook, "assert not kept and not ax.lines; plt.close('all')")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.kernel_records import LEFT, alive, left, left_by_experiment
-from tests.steps import SharedKernel, needs, pairs, works
+from tests.kernel_records import READ_LEAKS, leak_rows, number_alive, survivor_rows
+from tests.steps import SharedKernel, needs, pairs, run_cells
 
 _PYPLOT = """
 import matplotlib
@@ -25,7 +25,7 @@ class Box: pass
 @pytest.fixture(scope="module")
 def shared_figure_kernel() -> Iterator[SharedKernel]:
     needs("matplotlib")
-    shared = SharedKernel("%reset -f", f"{LEFT}\n{_PYPLOT}", timeout=60, hides_libraries=True)
+    shared = SharedKernel("%reset -f", f"{READ_LEAKS}\n{_PYPLOT}", timeout=60, hides_libraries=True)
     yield shared
     shared.close()
 
@@ -36,12 +36,12 @@ def figure_kernel(shared_figure_kernel: SharedKernel) -> Kernel:
     matplotlib.
     """
     kernel = shared_figure_kernel.get()
-    works(kernel, "plt._pylab_helpers.Gcf.figs = type(plt._pylab_helpers.Gcf.figs)()")
+    run_cells(kernel, "plt._pylab_helpers.Gcf.figs = type(plt._pylab_helpers.Gcf.figs)()")
     return kernel
 
 
 def test_many_figures_are_one_row(figure_kernel: Kernel) -> None:
-    works(
+    run_cells(
         figure_kernel,
         """
         matplotlib.rcParams["figure.max_open_warning"] = 0
@@ -52,17 +52,17 @@ def test_many_figures_are_one_row(figure_kernel: Kernel) -> None:
         """,
         "%%experiment e\ndraw(40)",
     )
-    assert alive(figure_kernel) == 40
-    (row,) = [row for row in left_by_experiment(figure_kernel) if "matplotlib" in row[1]]
+    assert number_alive(figure_kernel) == 40
+    (row,) = [row for row in survivor_rows(figure_kernel) if "matplotlib" in row[1]]
     assert row[1:] == ("40 matplotlib figures", 'plt.close("all")')
     assert row[0] >= 40 * 1_600_000
-    assert {row[1:] for row in left(figure_kernel)} == {row[1:]}
-    works(figure_kernel, row[2])
-    assert alive(figure_kernel) == 0
+    assert {row[1:] for row in leak_rows(figure_kernel)} == {row[1:]}
+    run_cells(figure_kernel, row[2])
+    assert number_alive(figure_kernel) == 0
 
 
 def test_drawn_figures_are_one_row(figure_kernel: Kernel) -> None:
-    works(
+    run_cells(
         figure_kernel,
         """
         %%experiment e
@@ -73,12 +73,12 @@ def test_drawn_figures_are_one_row(figure_kernel: Kernel) -> None:
             fig.canvas.draw()
         """,
     )
-    assert alive(figure_kernel) == 2
-    (row,) = left_by_experiment(figure_kernel)
+    assert number_alive(figure_kernel) == 2
+    (row,) = survivor_rows(figure_kernel)
     assert row[1:] == ("2 matplotlib figures", 'plt.close("all")')
-    assert {row[1:] for row in left(figure_kernel)} == {row[1:]}
-    works(figure_kernel, row[2])
-    assert alive(figure_kernel) == 0
+    assert {row[1:] for row in leak_rows(figure_kernel)} == {row[1:]}
+    run_cells(figure_kernel, row[2])
+    assert number_alive(figure_kernel) == 0
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (2, 2)])
@@ -86,7 +86,7 @@ def test_the_array_of_a_figure_s_axes_is_removed(
     figure_kernel: Kernel, shape: tuple[int, int]
 ) -> None:
     """Each of the axes leads to the whole figure."""
-    works(
+    run_cells(
         figure_kernel,
         """
         kept = []
@@ -100,11 +100,11 @@ def test_the_array_of_a_figure_s_axes_is_removed(
         watched.append(weakref.ref(fig))
         """,
     )
-    ((_, _, line),) = left_by_experiment(figure_kernel)
+    ((_, _, line),) = survivor_rows(figure_kernel)
     assert line == "del kept[0]; plt.close(1)"
-    assert [row[2] for row in left(figure_kernel)] == [line]
-    works(figure_kernel, line)
-    assert alive(figure_kernel) == 0
+    assert [row[2] for row in leak_rows(figure_kernel)] == [line]
+    run_cells(figure_kernel, line)
+    assert number_alive(figure_kernel) == 0
 
 
 _AXES_KEPT = {
@@ -128,7 +128,7 @@ def test_all_axes_of_a_figure_are_removed_together(
     figure_kernel: Kernel, keep: str, *, is_open: bool
 ) -> None:
     """Each of the axes leads to the whole figure, wherever it is kept."""
-    works(
+    run_cells(
         figure_kernel,
         """
         kept, by_number, box = ["text"], {}, Box()
@@ -136,8 +136,9 @@ def test_all_axes_of_a_figure_are_removed_together(
         grid = np.array([["text", None], [None, None], [None, None]])
         """,
     )
-    left(figure_kernel)  # else a new array may be mistaken for that of an earlier case at its place
-    works(
+    # Otherwise a new array may be mistaken for that of an earlier case at its place.
+    leak_rows(figure_kernel)
+    run_cells(
         figure_kernel,
         f"""
         %%experiment e
@@ -149,12 +150,12 @@ def test_all_axes_of_a_figure_are_removed_together(
         """,
     )
     line = _AXES_KEPT[keep] + ("; plt.close(1)" if is_open else "")
-    ((_, _, of_report),) = left_by_experiment(figure_kernel)
+    ((_, _, of_report),) = survivor_rows(figure_kernel)
     assert of_report == line
-    assert [row[2] for row in left(figure_kernel)] == [line]
-    works(figure_kernel, line)
-    assert alive(figure_kernel) == 0
-    assert left(figure_kernel) == []
+    assert [row[2] for row in leak_rows(figure_kernel)] == [line]
+    run_cells(figure_kernel, line)
+    assert number_alive(figure_kernel) == 0
+    assert leak_rows(figure_kernel) == []
     assert figure_kernel.value("[kept[0], slots[2], grid[0, 0]]") == ["text"] * 3
 
 
@@ -175,15 +176,15 @@ def test_an_older_figure_stays_if_a_tuple_has_a_new_line(
     figure_kernel: Kernel, place: str, keep: str
 ) -> None:
     """The older axes in the tuple lead to all that their figure has."""
-    works(
+    run_cells(
         figure_kernel,
         """
         box, kept, by_name = Box(), [*plt.subplots(1, 2)[1]], {"axes": plt.subplots(1, 2)[1]}
         plt.close("all")
         """,
     )
-    left(figure_kernel)
-    works(
+    leak_rows(figure_kernel)
+    run_cells(
         figure_kernel,
         f"""
         %%experiment e
@@ -192,17 +193,17 @@ def test_an_older_figure_stays_if_a_tuple_has_a_new_line(
         {keep}
         """,
     )
-    lines = [row[2] for row in left_by_experiment(figure_kernel)]
-    assert [row[2] for row in left(figure_kernel)] == lines
-    works(figure_kernel, *lines)
-    assert alive(figure_kernel) == 0
+    lines = [row[2] for row in survivor_rows(figure_kernel)]
+    assert [row[2] for row in leak_rows(figure_kernel)] == lines
+    run_cells(figure_kernel, *lines)
+    assert number_alive(figure_kernel) == 0
     figures = "[len(axes.figure.axes) for axes in (*kept, *by_name['axes'])]"
     assert figure_kernel.value(figures) == [2, 2, 2, 2]
-    assert left(figure_kernel) == []
+    assert leak_rows(figure_kernel) == []
 
 
 def test_a_line_is_removed_from_an_older_figure_in_a_list(figure_kernel: Kernel) -> None:
-    works(
+    run_cells(
         figure_kernel,
         """
         kept = [plt.subplots(2, 2)[1], *plt.subplots(1, 2)[1]]
@@ -217,16 +218,16 @@ def test_a_line_is_removed_from_an_older_figure_in_a_list(figure_kernel: Kernel)
         del ax, line
         """,
     )
-    lines = [row[2] for row in left_by_experiment(figure_kernel)]
-    assert [row[2] for row in left(figure_kernel)] == lines
-    works(figure_kernel, *lines)
-    assert alive(figure_kernel) == 0
+    lines = [row[2] for row in survivor_rows(figure_kernel)]
+    assert [row[2] for row in leak_rows(figure_kernel)] == lines
+    run_cells(figure_kernel, *lines)
+    assert number_alive(figure_kernel) == 0
     assert figure_kernel.value("[figure() is not None for figure in figures]") == [True, True]
-    assert left(figure_kernel) == []
+    assert leak_rows(figure_kernel) == []
 
 
 def test_figures_of_an_experiment_leave_older_ones_open(figure_kernel: Kernel) -> None:
-    works(
+    run_cells(
         figure_kernel,
         """
         plt.figure()
@@ -234,10 +235,10 @@ def test_figures_of_an_experiment_leave_older_ones_open(figure_kernel: Kernel) -
         "%%experiment e\nplt.figure(); plt.plot(np.ones(400_000)); plt.figure(); "
         "plt.plot(np.ones(400_000))",
     )
-    (row,) = [row for row in left_by_experiment(figure_kernel) if "matplotlib figure" in row[1]]
-    works(figure_kernel, row[2])
+    (row,) = [row for row in survivor_rows(figure_kernel) if "matplotlib figure" in row[1]]
+    run_cells(figure_kernel, row[2])
     assert figure_kernel.value("plt.get_fignums()") == [1]
-    works(figure_kernel, "plt.close('all')")
+    run_cells(figure_kernel, "plt.close('all')")
 
 
 _PYPLOT_KEEPS = {
@@ -257,7 +258,7 @@ def test_an_older_figure_stays_open_without_a_new_artist(
     figure_kernel: Kernel, draw: str, older_length: int
 ) -> None:
     """Only pyplot keeps the figure."""
-    works(
+    run_cells(
         figure_kernel,
         f"""
         for number in (1, 2):
@@ -265,8 +266,8 @@ def test_an_older_figure_stays_open_without_a_new_artist(
             plt.plot(np.arange({older_length}.)); plt.title("older")
         """,
     )
-    left(figure_kernel)
-    works(
+    leak_rows(figure_kernel)
+    run_cells(
         figure_kernel,
         f"""
         %%experiment e
@@ -275,15 +276,17 @@ def test_an_older_figure_stays_open_without_a_new_artist(
         watched.append(weakref.ref(drawn if hasattr(drawn, "axes") else drawn[0]))
         """,
     )
-    ((_, _, line),) = left_by_experiment(figure_kernel)
-    assert line in [row[2] for row in left(figure_kernel)]  # next to the older data, without a name
-    works(figure_kernel, line)
-    assert alive(figure_kernel) == 0
+    ((_, _, line),) = survivor_rows(figure_kernel)
+    assert line in [
+        row[2] for row in leak_rows(figure_kernel)
+    ]  # next to the older data, without a name
+    run_cells(figure_kernel, line)
+    assert number_alive(figure_kernel) == 0
     assert "also drops" not in line
     assert figure_kernel.value("plt.get_fignums()") == [1, 2]
     figures = "[[len(plt.figure(n).axes[0].lines), plt.gca().get_title()] for n in (1, 2)]"
     assert figure_kernel.value(figures) == [[1, "older"], [1, "older"]]
-    works(figure_kernel, "[plt.figure(number).canvas.draw() for number in (1, 2)]")
+    run_cells(figure_kernel, "[plt.figure(number).canvas.draw() for number in (1, 2)]")
 
 
 _DRAWINGS = [
@@ -302,7 +305,7 @@ _FIGURES_KEPT = ["figure = plt.gcf()", "kept = plt.gca()", "plt.close('all')"]
 def test_an_image_leaves_an_older_figure_with_its_colorbar(
     figure_kernel: Kernel, draw: str, keeps: str
 ) -> None:
-    works(
+    run_cells(
         figure_kernel,
         f"""
         kept = plt.subplots(1, 2)[1][0]
@@ -310,8 +313,8 @@ def test_an_image_leaves_an_older_figure_with_its_colorbar(
         {keeps}
         """,
     )
-    left(figure_kernel)
-    works(
+    leak_rows(figure_kernel)
+    run_cells(
         figure_kernel,
         f"""
         %%experiment e
@@ -319,11 +322,11 @@ def test_an_image_leaves_an_older_figure_with_its_colorbar(
         watched.append(weakref.ref(drawn))
         """,
     )
-    lines = [row[2] for row in left_by_experiment(figure_kernel)]
-    assert [row[2] for row in left(figure_kernel)] == lines
-    works(figure_kernel, *lines)
-    assert alive(figure_kernel) == 0
-    works(figure_kernel, "older[0]().figure.canvas.draw()")
+    lines = [row[2] for row in survivor_rows(figure_kernel)]
+    assert [row[2] for row in leak_rows(figure_kernel)] == lines
+    run_cells(figure_kernel, *lines)
+    assert number_alive(figure_kernel) == 0
+    run_cells(figure_kernel, "older[0]().figure.canvas.draw()")
     assert figure_kernel.value("all(one() in older[0]().figure.axes for one in older)") is True
-    assert left(figure_kernel) == []
-    works(figure_kernel, "del kept; figure = None; plt.close('all')")
+    assert leak_rows(figure_kernel) == []
+    run_cells(figure_kernel, "del kept; figure = None; plt.close('all')")

@@ -5,17 +5,17 @@ from importlib.util import find_spec
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.kernel_records import ASK, LEFT, left, left_by_experiment
-from tests.steps import kernel_with, needs, tidied_kernel, works
+from tests.kernel_records import READ_LEAKS, READ_WHY, leak_rows, survivor_rows
+from tests.steps import kernel_with, needs, run_cells, tidied_kernel
 
-shared_kernel, kernel = tidied_kernel("%reset -f", ASK, hides_libraries=True)
+shared_kernel, kernel = tidied_kernel("%reset -f", READ_WHY, hides_libraries=True)
 """A kernel without the names of earlier tests, and without sight of what they have imported: with
 pandas and torch a look takes a second longer.
 """
 
 torch_kernel = kernel_with(
     "%load_ext ipygpumem",
-    LEFT,
+    READ_LEAKS,
     """
     import torch
     net = torch.nn.Linear(1, 1)
@@ -39,51 +39,53 @@ def test_state_of_an_optimizer_has_a_line(
     torch_kernel: Kernel, optimizer: str, is_safe: bool
 ) -> None:
     kernel = torch_kernel
-    works(kernel, f"net = torch.nn.Linear(700, 700); opt = torch.optim.{optimizer}")
-    works(kernel, "def step(): net(torch.ones(1, 700)).sum().backward(); opt.step()")
-    works(kernel, "%%experiment e\nstep()")
-    rows = left_by_experiment(kernel)
+    run_cells(kernel, f"net = torch.nn.Linear(700, 700); opt = torch.optim.{optimizer}")
+    run_cells(kernel, "def step(): net(torch.ones(1, 700)).sum().backward(); opt.step()")
+    run_cells(kernel, "%%experiment e\nstep()")
+    rows = survivor_rows(kernel)
     lines = {advice for _, path, advice in rows if ".state" in path}
     if not is_safe:
         assert lines <= {""}
         return
     assert lines == {"opt.state.clear()  # all its averages and momentum begin again"}
-    works(kernel, lines.pop(), "assert not opt.state; step(); opt.state.clear(); net.zero_grad()")
+    run_cells(
+        kernel, lines.pop(), "assert not opt.state; step(); opt.state.clear(); net.zero_grad()"
+    )
 
 
 def test_one_line_removes_a_part_that_a_cell_shows(kernel: Kernel) -> None:
     needs("torch")
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         "import torch; layers = torch.nn.Sequential(torch.nn.Linear(2, 2))",
         "%%experiment e\nlayers.append(torch.nn.Linear(1024, 1024))",
     )
-    ((_, _, line),) = left_by_experiment(kernel)
+    ((_, _, line),) = survivor_rows(kernel)
     assert line == "del layers[1]  # if nothing needs it"
-    works(kernel, line)
-    assert left(kernel) == []
+    run_cells(kernel, line)
+    assert leak_rows(kernel) == []
 
 
 def test_no_line_removes_an_older_module_with_its_new_parameter(kernel: Kernel) -> None:
     needs("torch")
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         "import torch; layers = torch.nn.Sequential(torch.nn.Linear(2, 2))",
         "%%experiment e\nlayers[0].weight = torch.nn.Parameter(torch.ones(1024, 1024))",
     )
-    ((_, _, line),) = left_by_experiment(kernel)
+    ((_, _, line),) = survivor_rows(kernel)
     assert line == ""
-    works(kernel, "del layers")
-    assert left(kernel) == []
+    run_cells(kernel, "del layers")
+    assert leak_rows(kernel) == []
 
 
 def test_no_line_takes_a_group_s_parameters_from_an_optimizer(kernel: Kernel) -> None:
     needs("torch")
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         """
         import torch
         model = torch.nn.Linear(2, 2)
@@ -95,10 +97,10 @@ def test_no_line_takes_a_group_s_parameters_from_an_optimizer(kernel: Kernel) ->
         optimizer.add_param_group({"params": net.parameters()})
         """,
     )
-    ((_, path, line),) = left_by_experiment(kernel)
+    ((_, path, line),) = survivor_rows(kernel)
     assert path.startswith('notebook variable optimizer.param_groups[1]["params"]')
     assert line == "make the optimizer again, without it"
-    works(kernel, "net = optimizer.param_groups[1]['params']; net[0].sum().backward()")
-    works(kernel, "%%experiment e\noptimizer.step()\ndel net")
-    lines = [line for _, path, line in left(kernel) if "param_groups" in path]
+    run_cells(kernel, "net = optimizer.param_groups[1]['params']; net[0].sum().backward()")
+    run_cells(kernel, "%%experiment e\noptimizer.step()\ndel net")
+    lines = [line for _, path, line in leak_rows(kernel) if "param_groups" in path]
     assert set(lines) == {"make the optimizer again, without it"}

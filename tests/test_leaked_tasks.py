@@ -3,12 +3,12 @@
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.kernel_records import ASK, LEFT, alive, left, left_by_experiment
+from tests.kernel_records import READ_LEAKS, READ_WHY, leak_rows, number_alive, survivor_rows
 from tests.process_memory import linux
-from tests.steps import tidied_kernel, works
+from tests.steps import run_cells, tidied_kernel
 
 MIB = 1 << 20
-shared_kernel, kernel = tidied_kernel("%reset -f", ASK, hides_libraries=True)
+shared_kernel, kernel = tidied_kernel("%reset -f", READ_WHY, hides_libraries=True)
 """A kernel without the names of earlier tests, and without sight of what they have imported: with
 pandas and torch a look takes a second longer.
 """
@@ -68,24 +68,24 @@ _MANY = 200
 def test_one_line_frees_a_container_of_tasks(
     kernel: Kernel, setup: str, code: str, line: str
 ) -> None:
-    works(kernel, LEFT, setup)
+    run_cells(kernel, READ_LEAKS, setup)
     code = "\n".join(part.strip() for part in code.replace("MANY", str(_MANY)).splitlines())
-    works(kernel, f"%%experiment e\n{code}\nawait asyncio.sleep(0)\nawait asyncio.sleep(0)")
-    assert alive(kernel) == _MANY
-    rows = left(kernel)
+    run_cells(kernel, f"%%experiment e\n{code}\nawait asyncio.sleep(0)\nawait asyncio.sleep(0)")
+    assert number_alive(kernel) == _MANY
+    rows = leak_rows(kernel)
     assert [advice for _, _, advice in rows] == [line]
     assert sum(size for size, _, _ in rows) >= _MANY * 80_000
-    works(kernel, line)
-    assert alive(kernel) == 0
-    assert left(kernel) == []
+    run_cells(kernel, line)
+    assert number_alive(kernel) == 0
+    assert leak_rows(kernel) == []
 
 
 @linux
 @pytest.mark.parametrize("number", [1, _MANY])
 def test_tasks_that_only_the_loop_keeps_are_cancelled(kernel: Kernel, number: int) -> None:
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         """
         import asyncio
         async def other():
@@ -99,20 +99,20 @@ def test_tasks_that_only_the_loop_keeps_are_cancelled(kernel: Kernel, number: in
         """,
         f"%%experiment e\nstart({number})\nawait asyncio.sleep(0)",
     )
-    assert alive(kernel) == number
-    for rows in (left_by_experiment(kernel), left(kernel)):
+    assert number_alive(kernel) == number
+    for rows in (survivor_rows(kernel), leak_rows(kernel)):
         assert [path.startswith("the event loop") for _, path, _ in rows] == [True]
         assert rows[0][0] == pytest.approx(40_000_000, rel=0.1)
-    works(kernel, rows[0][2])
-    assert alive(kernel) == 0
-    assert left(kernel) == []
+    run_cells(kernel, rows[0][2])
+    assert number_alive(kernel) == 0
+    assert leak_rows(kernel) == []
     assert kernel.value("kept.done()") is False
 
 
 def test_a_task_that_waits_for_a_condition_is_cancelled(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         """
         async def work():
             data = np.ones(2**20)
@@ -128,16 +128,16 @@ tasks[0].add_done_callback(lambda task: errors.append(task.cancelled()))
 await asyncio.sleep(0.01)
 """,
     )
-    ((_, _, line),) = left_by_experiment(kernel)
-    works(kernel, line, "await asyncio.sleep(0.01)")
+    ((_, _, line),) = survivor_rows(kernel)
+    run_cells(kernel, line, "await asyncio.sleep(0.01)")
     assert kernel.value("errors") == [True]
 
 
 def test_a_line_for_tasks_says_that_some_may_be_older(kernel: Kernel) -> None:
-    works(kernel, LEFT, "tasks = {asyncio.create_task(wait(np.ones(2**18)))}")
-    works(kernel, "%%experiment e\ntasks.add(asyncio.create_task(wait(np.ones(2**19))))")
-    ((size_bytes, _, line),) = left(kernel)
+    run_cells(kernel, READ_LEAKS, "tasks = {asyncio.create_task(wait(np.ones(2**18)))}")
+    run_cells(kernel, "%%experiment e\ntasks.add(asyncio.create_task(wait(np.ones(2**19))))")
+    ((size_bytes, _, line),) = leak_rows(kernel)
     assert size_bytes // MIB == 6
     assert line.endswith("  # 2 MiB of it may be older than the experiment")
-    works(kernel, line, "await asyncio.sleep(0)")
-    assert left(kernel) == []
+    run_cells(kernel, line, "await asyncio.sleep(0)")
+    assert leak_rows(kernel) == []

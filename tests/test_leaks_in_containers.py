@@ -8,19 +8,19 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.kernel_records import (
-    ASK,
-    LEFT,
-    alive,
-    left,
-    left_by_experiment,
-    parts_at_the_end,
-    parts_later,
+    READ_LEAKS,
+    READ_WHY,
+    leak_parts,
+    leak_rows,
+    number_alive,
+    survivor_parts,
+    survivor_rows,
 )
 from tests.process_memory import linux
-from tests.steps import needs, tidied_kernel, works
+from tests.steps import needs, run_cells, tidied_kernel
 
 MIB = 1 << 20
-shared_kernel, kernel = tidied_kernel("%reset -f", ASK, hides_libraries=True)
+shared_kernel, kernel = tidied_kernel("%reset -f", READ_WHY, hides_libraries=True)
 """A kernel without the names of earlier tests, and without sight of what they have imported: with
 pandas and torch a look takes a second longer.
 """
@@ -34,8 +34,8 @@ pandas and torch a look takes a second longer.
     ],
 )
 def test_an_array_without_a_name_is_left(kernel: Kernel, setup: str, code: str) -> None:
-    works(kernel, LEFT, setup, f"%%experiment e\n{code}")
-    assert [row[0] for row in left_by_experiment(kernel)] == [pytest.approx(2**21, rel=0.02)]
+    run_cells(kernel, READ_LEAKS, setup, f"%%experiment e\n{code}")
+    assert [row[0] for row in survivor_rows(kernel)] == [pytest.approx(2**21, rel=0.02)]
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_an_array_without_a_name_is_left(kernel: Kernel, setup: str, code: str) 
     ],
 )
 def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         """
         def work():
             data = np.ones(2**20)
@@ -70,12 +70,12 @@ def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
         """,
         f"%%experiment e\ntry:\n    work()\nexcept ValueError as error:\n    outer.append({kept})",
     )
-    ((at_the_end, _, _),) = left_by_experiment(kernel)
-    ((later, _, line),) = left(kernel)
+    ((at_the_end, _, _),) = survivor_rows(kernel)
+    ((later, _, line),) = leak_rows(kernel)
     assert at_the_end == pytest.approx(2**23, rel=0.02)
     assert later == pytest.approx(2**23, rel=0.02)
-    works(kernel, line)
-    assert left(kernel) == []
+    run_cells(kernel, line)
+    assert leak_rows(kernel) == []
 
 
 def test_one_line_frees_arrays_of_a_name_in_several_places(kernel: Kernel) -> None:
@@ -86,13 +86,13 @@ outer["k"] = made[1]
 store.append(made[2])
 other.append(made[3])
 """
-    works(kernel, LEFT, "outer, store, other = {}, [], []\nclass Store: pass", experiment)
-    ((size, path, line),) = left_by_experiment(kernel)
+    run_cells(kernel, READ_LEAKS, "outer, store, other = {}, [], []\nclass Store: pass", experiment)
+    ((size, path, line),) = survivor_rows(kernel)
     assert size == 4 * 70_000 * 8
     assert path == "notebook variable other[0], and 3 more"
-    assert left(kernel) == [(size, path, line)]
-    works(kernel, line)
-    assert left(kernel) == []
+    assert leak_rows(kernel) == [(size, path, line)]
+    run_cells(kernel, line)
+    assert leak_rows(kernel) == []
 
 
 def test_lines_that_remove_the_same_tuple_are_one(kernel: Kernel) -> None:
@@ -102,10 +102,10 @@ made = np.ones(2**18)
 outer["k"] = (made, (inner, []))
 store.append(inner)
 """
-    works(kernel, LEFT, "outer, store = {}, []", experiment)
-    for _, _, line in left_by_experiment(kernel):
-        works(kernel, line)
-    assert left(kernel) == []
+    run_cells(kernel, READ_LEAKS, "outer, store = {}, []", experiment)
+    for _, _, line in survivor_rows(kernel):
+        run_cells(kernel, line)
+    assert leak_rows(kernel) == []
     assert kernel.value("[outer, store]") == [{}, []]
 
 
@@ -123,8 +123,8 @@ store.append(inner)
     ],
 )
 def test_a_loop_removes_the_same_keys_of_each_item(kernel: Kernel, runs: str, code: str) -> None:
-    works(kernel, LEFT, f"from collections import deque; runs = {runs}; watched = []")
-    works(
+    run_cells(kernel, READ_LEAKS, f"from collections import deque; runs = {runs}; watched = []")
+    run_cells(
         kernel,
         """
         def large():
@@ -132,17 +132,17 @@ def test_a_loop_removes_the_same_keys_of_each_item(kernel: Kernel, runs: str, co
             return made
         """,
     )
-    works(kernel, f"%%experiment e\n{code}")
-    ((_, _, line),) = left(kernel)
+    run_cells(kernel, f"%%experiment e\n{code}")
+    ((_, _, line),) = leak_rows(kernel)
     assert line.startswith("for _item in ")
-    works(kernel, line)
-    assert alive(kernel) == 0
+    run_cells(kernel, line)
+    assert number_alive(kernel) == 0
     assert kernel.value("[row['id'] for row in runs][:2]") == [0, 1]
 
 
 def test_a_new_cache_with_many_small_items_is_cleared(kernel: Kernel) -> None:
-    works(kernel, LEFT, "import functools")
-    works(
+    run_cells(kernel, READ_LEAKS, "import functools")
+    run_cells(
         kernel,
         """
         @functools.lru_cache(None)
@@ -151,10 +151,10 @@ def test_a_new_cache_with_many_small_items_is_cleared(kernel: Kernel) -> None:
         """,
         "%%experiment e\nfor number in range(5000): load(number)",
     )
-    ((_, _, line),) = left_by_experiment(kernel)
+    ((_, _, line),) = survivor_rows(kernel)
     assert line == "load.cache_clear()"
-    works(kernel, line)
-    assert left(kernel) == []
+    run_cells(kernel, line)
+    assert leak_rows(kernel) == []
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_a_new_cache_with_many_small_items_is_cleared(kernel: Kernel) -> None:
     ids=["an object array", "a dict", "an object"],
 )
 def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None:
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         """
         class Model:
             def __init__(self):
@@ -179,17 +179,17 @@ def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None
         """,
         f"%%experiment e\nx = {made}\nouter['a'] = x",
     )
-    (at_the_end,) = left_by_experiment(kernel)
-    (later,) = left(kernel)
+    (at_the_end,) = survivor_rows(kernel)
+    (later,) = leak_rows(kernel)
     assert at_the_end[1:] == later[1:] == ('notebook variable outer["a"]', 'del outer["a"]')
     assert later[0] == pytest.approx(at_the_end[0], rel=0.02)
     assert later[0] > 7_000_000
-    for parts in (parts_at_the_end(kernel), parts_later(kernel)):
+    for parts in (survivor_parts(kernel), leak_parts(kernel)):
         if "array" not in made.partition("(")[0]:  # its elements are no parts
             assert sum(parts.values()) == pytest.approx(later[0], rel=0.02)
             assert min(parts.values()) > 1_000_000
-    works(kernel, later[2])
-    assert left(kernel) == []
+    run_cells(kernel, later[2])
+    assert leak_rows(kernel) == []
 
 
 @pytest.mark.parametrize(
@@ -217,16 +217,16 @@ def test_an_array_and_a_tensor_on_its_memory_are_one_row(
     kernel: Kernel, code: str, expected_line: str
 ) -> None:
     needs("torch")
-    works(kernel, LEFT, "import torch; outer, keep = {}, {}")
-    works(kernel, f"%%experiment e\nx = np.ones(2**20); watched.append(weakref.ref(x))\n{code}")
-    for rows in (left_by_experiment(kernel), left(kernel)):
+    run_cells(kernel, READ_LEAKS, "import torch; outer, keep = {}, {}")
+    run_cells(kernel, f"%%experiment e\nx = np.ones(2**20); watched.append(weakref.ref(x))\n{code}")
+    for rows in (survivor_rows(kernel), leak_rows(kernel)):
         ((size, _, line),) = rows
         assert size == 8 << 20
         assert line == expected_line
-    assert alive(kernel) == 1
-    works(kernel, line)
-    assert alive(kernel) == 0
-    assert left(kernel) == []
+    assert number_alive(kernel) == 1
+    run_cells(kernel, line)
+    assert number_alive(kernel) == 0
+    assert leak_rows(kernel) == []
 
 
 @pytest.mark.parametrize(
@@ -244,9 +244,9 @@ def test_an_array_and_a_tensor_on_its_memory_are_one_row(
 def test_leaks_list_the_arrays_that_an_experiment_has_listed(
     kernel: Kernel, code: str, size: int
 ) -> None:
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         """
         class Holder:
             pass
@@ -255,14 +255,14 @@ def test_leaks_list_the_arrays_that_an_experiment_has_listed(
         """,
         f"%%experiment e\n{code}",
     )
-    at_the_end = left_by_experiment(kernel)
-    later = left(kernel)
+    at_the_end = survivor_rows(kernel)
+    later = leak_rows(kernel)
     assert sum(row[0] for row in at_the_end) == pytest.approx(size, rel=0.02)
     assert {row[1:] for row in later} == {row[1:] for row in at_the_end}
     assert sum(row[0] for row in later) == pytest.approx(size, rel=0.02)
     for _, _, advice in later:
-        works(kernel, advice)
-    assert left(kernel) == []
+        run_cells(kernel, advice)
+    assert leak_rows(kernel) == []
 
 
 @pytest.mark.parametrize(
@@ -321,18 +321,18 @@ def test_leaks_list_the_arrays_that_an_experiment_has_listed(
 def test_lines_free_all_and_nothing_else(
     kernel: Kernel, setup: str, code: str, left_over: str
 ) -> None:
-    works(kernel, LEFT, setup, f"%%experiment e\n{textwrap.dedent(code)}")
-    for _, _, advice in left(kernel):
-        works(kernel, advice)
-    assert left(kernel) == []
+    run_cells(kernel, READ_LEAKS, setup, f"%%experiment e\n{textwrap.dedent(code)}")
+    for _, _, advice in leak_rows(kernel):
+        run_cells(kernel, advice)
+    assert leak_rows(kernel) == []
     assert kernel.value(left_over) is True
 
 
 @linux
 def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         "outer = [0]; table = {'kept': 1}",
         """
         def fill():
@@ -344,17 +344,17 @@ def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
         """,
         "%%experiment e\nfill()",
     )
-    assert alive(kernel) == 6
-    for _, _, advice in left_by_experiment(kernel):
-        works(kernel, advice)
-    assert alive(kernel) == 0
+    assert number_alive(kernel) == 6
+    for _, _, advice in survivor_rows(kernel):
+        run_cells(kernel, advice)
+    assert number_alive(kernel) == 0
     assert kernel.value("(outer, table)") == ([0], {"kept": 1})
 
 
 def test_all_attributes_of_a_librarys_objects_are_removed(kernel: Kernel) -> None:
     """Each of them leads to an array of the row, as the layers of a cache of keys and values."""
-    works(kernel, LEFT, "import argparse\nkept = [{'text': 1}]")
-    works(
+    run_cells(kernel, READ_LEAKS, "import argparse\nkept = [{'text': 1}]")
+    run_cells(
         kernel,
         """
         %%experiment e
@@ -367,10 +367,10 @@ def test_all_attributes_of_a_librarys_objects_are_removed(kernel: Kernel) -> Non
         kept[0]["cache"] = argparse.Namespace(layers=layers)
         """,
     )
-    ((_, _, line),) = left_by_experiment(kernel)
-    assert alive(kernel) == 5
-    works(kernel, line)
-    assert alive(kernel) == 0, line
+    ((_, _, line),) = survivor_rows(kernel)
+    assert number_alive(kernel) == 5
+    run_cells(kernel, line)
+    assert number_alive(kernel) == 0, line
 
 
 @pytest.mark.parametrize(
@@ -388,13 +388,13 @@ def test_all_attributes_of_a_librarys_objects_are_removed(kernel: Kernel) -> Non
 )
 def test_lines_for_items_of_one_list_are_one_line(kernel: Kernel, setup: str, code: str) -> None:
     needs("torch")
-    works(kernel, LEFT, f"import torch; {setup}", f"%%experiment e\n{code}")
-    for rows in (left_by_experiment(kernel), left(kernel)):
+    run_cells(kernel, READ_LEAKS, f"import torch; {setup}", f"%%experiment e\n{code}")
+    for rows in (survivor_rows(kernel), leak_rows(kernel)):
         large = [row for row in rows if row[0] >= 2**20]
         assert len(large) == 1, rows
         ((_, _, line),) = large
-    works(kernel, line)
-    assert [row for row in left(kernel) if row[0] >= 2**20] == []
+    run_cells(kernel, line)
+    assert [row for row in leak_rows(kernel) if row[0] >= 2**20] == []
     assert kernel.value("len(kept) if type(kept) is list else 1") == 1
 
 
@@ -410,19 +410,19 @@ rows = Rows()
 
 
 def test_a_list_is_not_asked_for_its_length(kernel: Kernel) -> None:
-    works(kernel, _LISTS_WITH_A_LENGTH)
-    works(kernel, "%%experiment e\nrows.append(bytearray(8 << 20))")
-    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    run_cells(kernel, _LISTS_WITH_A_LENGTH)
+    run_cells(kernel, "%%experiment e\nrows.append(bytearray(8 << 20))")
+    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert "to free it: del rows[0]" in leaks
-    works(kernel, "assert calls == []")
+    run_cells(kernel, "assert calls == []")
 
 
 def test_a_leak_of_many_small_arrays_has_at_least_their_data(kernel: Kernel) -> None:
     """The objects of small arrays take more memory beside the data."""
-    works(kernel, "import numpy as np\nkept = {}")
+    run_cells(kernel, "import numpy as np\nkept = {}")
     for number, shape in ((3_000, 100), (3, 100_000)):
         leaving = f"%%experiment e\nx = [np.ones({shape}) for _ in range({number})]\nkept['x'] = x"
-        (report,) = works(kernel, leaving).reports("experiment")
+        (report,) = run_cells(kernel, leaving).reports("experiment")
         assert "2.3 MiB" in report
         assert ("at least 2.3 MiB" in report) is (number == 3_000), report
 
@@ -442,13 +442,13 @@ def test_objects_that_imported_libraries_make_are_no_row(tmp_path: Path) -> None
         )
     code = "for number in range({}, {}): importlib.import_module(f'part{{number}}')"
     with Kernel() as fresh:  # without free memory that the objects would fill
-        works(
+        run_cells(
             fresh,
             "%load_ext ipygpumem",
             f"import abc, importlib, sys; abc.table = []; sys.path.insert(0, {str(tmp_path)!r})",
         )
         few, many = (
-            works(fresh, f"%%experiment e\n{code.format(*numbers)}").reports("experiment")[0]
+            run_cells(fresh, f"%%experiment e\n{code.format(*numbers)}").reports("experiment")[0]
             for numbers in ((0, 10), (10, 60))
         )
     assert "objects (" in few, few
@@ -457,9 +457,9 @@ def test_objects_that_imported_libraries_make_are_no_row(tmp_path: Path) -> None
 
 
 def test_arrays_beyond_the_limit_of_a_search_have_a_holder_too(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         """
         from ipygpumem.inventory import array_holders
         most = array_holders.MOST_EXPLAINED
@@ -468,8 +468,8 @@ def test_arrays_beyond_the_limit_of_a_search_have_a_holder_too(kernel: Kernel) -
         """,
         "%%experiment e\nhold.extend(np.ones(150_000) for _ in range(8))",
     )
-    rows = left_by_experiment(kernel)
-    works(kernel, "array_holders.MOST_EXPLAINED = most; hold.clear()")
+    rows = survivor_rows(kernel)
+    run_cells(kernel, "array_holders.MOST_EXPLAINED = most; hold.clear()")
     assert {(path, line) for _, path, line in rows} == {
         ("notebook variable hold", "del hold[3:]"),
         (
@@ -502,9 +502,9 @@ _CYCLES = {
 
 @linux
 def test_an_experiment_names_cycles_through_arrays(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         """
         class Owner: pass
         def make():
@@ -516,21 +516,21 @@ def test_an_experiment_names_cycles_through_arrays(kernel: Kernel) -> None:
         """,
         "%%experiment e\nmake()",
     )
-    rows = left_by_experiment(kernel)
+    rows = survivor_rows(kernel)
     assert sum(row[0] for row in rows) == pytest.approx(12 * MIB, rel=0.1)
     assert {row[1] for row in rows} == {
         "a cycle through an array of objects, which Python never frees"
     }
-    works(kernel, "for owner in watched: owner().array.fill(None)\nowner = None")
-    assert alive(kernel) == 0
+    run_cells(kernel, "for owner in watched: owner().array.fill(None)\nowner = None")
+    assert number_alive(kernel) == 0
 
 
 @linux
 @pytest.mark.parametrize("code", _CYCLES.values(), ids=_CYCLES)
 def test_a_cycle_through_an_array_is_called_one(kernel: Kernel, code: str) -> None:
-    works(kernel, LEFT, f"class Owner: pass\ndef make():{code.rstrip()}\n    {_WATCH}")
-    works(kernel, "%%experiment e\nmake()")
-    rows = left(kernel)
+    run_cells(kernel, READ_LEAKS, f"class Owner: pass\ndef make():{code.rstrip()}\n    {_WATCH}")
+    run_cells(kernel, "%%experiment e\nmake()")
+    rows = leak_rows(kernel)
     assert len(rows) == 1, rows
     (row,) = rows
     assert row[0] == pytest.approx(8 * MIB, rel=0.1)
@@ -538,5 +538,5 @@ def test_a_cycle_through_an_array_is_called_one(kernel: Kernel, code: str) -> No
         "a cycle through an array of objects, which Python never frees",
         "set the array's elements to None before you delete it",
     )
-    works(kernel, "watched[-1]().fill(None)")
-    assert left(kernel) == []
+    run_cells(kernel, "watched[-1]().fill(None)")
+    assert leak_rows(kernel) == []

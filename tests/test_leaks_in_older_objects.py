@@ -6,12 +6,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.kernel_records import ASK, LEFT, alive, holders, left, left_by_experiment, why
+from tests.kernel_records import (
+    READ_LEAKS,
+    READ_WHY,
+    leak_rows,
+    lines_by_holder,
+    number_alive,
+    survivor_rows,
+    why_record,
+)
 from tests.process_memory import linux
-from tests.steps import tidied_kernel, works
+from tests.steps import run_cells, tidied_kernel
 
 MIB = 1 << 20
-shared_kernel, kernel = tidied_kernel("%reset -f", ASK, hides_libraries=True)
+shared_kernel, kernel = tidied_kernel("%reset -f", READ_WHY, hides_libraries=True)
 """A kernel without the names of earlier tests, and without sight of what they have imported: with
 pandas and torch a look takes a second longer.
 """
@@ -32,32 +40,32 @@ made = [np.ones(2**18), np.ones(2**18)]
 watched.extend(map(weakref.ref, made))
 {code}
 """
-    works(kernel, LEFT, "outer, store = {'w': 1}, [0]; watched = []")
-    left(kernel)  # else a new array may be mistaken for that of an earlier case at its place
-    works(kernel, experiment, "store.append(array()); store += [{'d': [array(), array()]}]")
-    rows = left(kernel)
+    run_cells(kernel, READ_LEAKS, "outer, store = {'w': 1}, [0]; watched = []")
+    leak_rows(kernel)  # else a new array may be mistaken for that of an earlier case at its place
+    run_cells(kernel, experiment, "store.append(array()); store += [{'d': [array(), array()]}]")
+    rows = leak_rows(kernel)
     assert [line.partition("  # and ")[2] for _, _, line in rows] == [
         "delete kept when you no longer need it"
     ]
-    works(kernel, rows[0][2])
-    assert left(kernel) == []
-    works(kernel, "del kept")
-    assert alive(kernel) == 3  # those that came later
+    run_cells(kernel, rows[0][2])
+    assert leak_rows(kernel) == []
+    run_cells(kernel, "del kept")
+    assert number_alive(kernel) == 3  # those that came later
 
 
 def test_new_data_in_an_older_object_that_is_kept_is_no_leak(kernel: Kernel) -> None:
-    works(kernel, LEFT, "runs = [{}, {}, {}]")
+    run_cells(kernel, READ_LEAKS, "runs = [{}, {}, {}]")
     experiment = """%%experiment e --keep kept
 def fill():
     for run in runs: run["data"] = np.ones(2**20)
 fill()
 kept = runs[1]
 """
-    (report,) = works(kernel, experiment).reports("experiment")
+    (report,) = run_cells(kernel, experiment).reports("experiment")
     assert "not named" not in report
-    ((_, _, line),) = left_by_experiment(kernel)
-    works(kernel, line)
-    assert left(kernel) == []
+    ((_, _, line),) = survivor_rows(kernel)
+    run_cells(kernel, line)
+    assert leak_rows(kernel) == []
     assert kernel.value("[list(run) for run in runs]") == [[], ["data"], []]
 
 
@@ -87,28 +95,28 @@ def test_data_in_a_cache_of_the_user_s_module_is_left(
             """
         )
     )
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
         "sys.modules.pop('tables_of_the_user', None)",  # of another case
         "from tables_of_the_user import load",
         "%%experiment e\nfor number in range(5000): load(number)",
     )
-    ((size, path, line),) = left_by_experiment(kernel)
+    ((size, path, line),) = survivor_rows(kernel)
     assert size >= 5_000_000
     assert path.startswith(f"module tables_of_the_user, global {place}")
     assert line.startswith(f"import tables_of_the_user; tables_of_the_user.{place}")
-    works(kernel, line)
-    assert left(kernel) == []
-    works(kernel, "from tables_of_the_user import cache")
+    run_cells(kernel, line)
+    assert leak_rows(kernel) == []
+    run_cells(kernel, "from tables_of_the_user import cache")
     assert kernel.value("len(getattr(cache, 'rows', cache))") == 0
 
 
 def test_an_array_with_the_identity_of_a_freed_leak_is_a_leak(kernel: Kernel) -> None:
     """The next array often gets it: here, the record of the freed one is given that identity."""
-    works(kernel, LEFT, "box = []")
-    works(kernel, "%%experiment first\nmade = np.ones(2**18)\nbox.append(made)")
+    run_cells(kernel, READ_LEAKS, "box = []")
+    run_cells(kernel, "%%experiment first\nmade = np.ones(2**18)\nbox.append(made)")
     experiment = """%%experiment second
 made = np.ones(2**19)
 box.append(made)
@@ -119,19 +127,19 @@ def give_identity(made):
     known[-1] = dataclasses.replace(known[-1], arrays=((is_alive, same),))
 give_identity(made)
 """
-    works(kernel, "import dataclasses; box.clear()", experiment)
-    ((size_bytes, _, line),) = left(kernel)
+    run_cells(kernel, "import dataclasses; box.clear()", experiment)
+    ((size_bytes, _, line),) = leak_rows(kernel)
     assert (size_bytes // MIB, line) == (4, "del box[0]")
 
 
 def test_older_data_of_a_kept_name_hides_no_leak(kernel: Kernel) -> None:
-    works(kernel, LEFT, "runs = [{'old': np.ones(2**20)} for _ in range(4)]")
+    run_cells(kernel, READ_LEAKS, "runs = [{'old': np.ones(2**20)} for _ in range(4)]")
     experiment = """%%experiment e --keep top
 for number in (1, 3): runs[number]["new"] = np.ones(2**19)
 top = runs[:2]
 """
-    works(kernel, experiment)
-    assert [line for _, _, line in left_by_experiment(kernel)] == ['del runs[3]["new"]']
+    run_cells(kernel, experiment)
+    assert [line for _, _, line in survivor_rows(kernel)] == ['del runs[3]["new"]']
 
 
 OLDER_BEHIND_LINES = {
@@ -148,14 +156,14 @@ OLDER_BEHIND_LINES = {
 @pytest.mark.parametrize("case", OLDER_BEHIND_LINES)
 def test_a_line_says_which_other_data_it_drops(kernel: Kernel, case: str) -> None:
     make, put, line = OLDER_BEHIND_LINES[case]
-    works(kernel, LEFT, f"import functools; older = np.ones(2**19)\n{make}\ndel older")
-    works(kernel, f"%%experiment e --keep kept\ndata = np.ones(2**20)\n{put}\nkept = [data]")
+    run_cells(kernel, READ_LEAKS, f"import functools; older = np.ones(2**19)\n{make}\ndel older")
+    run_cells(kernel, f"%%experiment e --keep kept\ndata = np.ones(2**20)\n{put}\nkept = [data]")
     drops = "also drops 4 MiB of other data"
-    (advice,) = holders(why(kernel, "kept")).values()
+    (advice,) = lines_by_holder(why_record(kernel, "kept")).values()
     assert advice == f"{line}  # {drops}"
-    (report,) = works(kernel, "%gpumem why data").reports("why")
+    (report,) = run_cells(kernel, "%gpumem why data").reports("why")
     assert drops in " ".join(report.split())
-    ((_, _, advice),) = left(kernel)
+    ((_, _, advice),) = leak_rows(kernel)
     assert advice.startswith(f"{line}  # ")
     fields = ("arrays", "objects", "is_at_least")
     (of_row,) = kernel.value(f"[[getattr(row, name) for name in {fields}] for row in last_rows]")
@@ -167,14 +175,14 @@ def test_a_line_says_which_other_data_it_drops(kernel: Kernel, case: str) -> Non
 
 
 def test_older_arrays_in_new_tuples_are_no_leaks(kernel: Kernel) -> None:
-    works(kernel, LEFT, "runs = [{'data': np.ones(2**18)} for _ in range(3)]")
+    run_cells(kernel, READ_LEAKS, "runs = [{'data': np.ones(2**18)} for _ in range(3)]")
     experiment = """%%experiment e
 def change():
     for run in runs: run["data"] = (run["data"], np.ones(2**19))
 change()
 """
-    works(kernel, experiment)
-    rows = left(kernel)
+    run_cells(kernel, experiment)
+    rows = leak_rows(kernel)
     assert sum(size_bytes for size_bytes, _, _ in rows) // MIB == 3 * 4
     for _, _, line in rows:
         assert "also drops " in line
@@ -190,31 +198,31 @@ def test_a_kept_name_is_a_holder_that_the_line_spares(
 kept = {{"a": arr}}
 box.append(arr)
 """
-    works(kernel, LEFT, "box = []", experiment)
+    run_cells(kernel, READ_LEAKS, "box = []", experiment)
     place = 'notebook variable box[0], kept variable kept["a"]'
     advice = "del box[0]  # and delete kept when you no longer need it"
-    assert left_by_experiment(kernel) == [(pytest.approx(2**23, rel=0.02), place, advice)]
-    assert left(kernel) == [(pytest.approx(2**23, rel=0.02), place, advice)]
-    works(kernel, advice)
-    assert left(kernel) == []
-    works(kernel, "kept = [kept['a'], kept]")
-    ((_, place, _),) = left(kernel)
+    assert survivor_rows(kernel) == [(pytest.approx(2**23, rel=0.02), place, advice)]
+    assert leak_rows(kernel) == [(pytest.approx(2**23, rel=0.02), place, advice)]
+    run_cells(kernel, advice)
+    assert leak_rows(kernel) == []
+    run_cells(kernel, "kept = [kept['a'], kept]")
+    ((_, place, _),) = leak_rows(kernel)
     assert place.startswith("notebook variable kept[")
 
 
 @linux
 def test_an_array_with_a_new_holder_is_not_left(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
-        LEFT,
+        READ_LEAKS,
         "outer = {'old': np.ones(2_000_000)}",
         """%%experiment e
 outer["moved"] = (outer.pop("old"),)
 outer["texts"] = [str(n) * 9 for n in range(100_000)]""",
     )
-    rows = left_by_experiment(kernel)
+    rows = survivor_rows(kernel)
     assert [row[1:] for row in rows] == [('notebook variable outer["texts"]', 'del outer["texts"]')]
-    works(kernel, "del outer")
+    run_cells(kernel, "del outer")
 
 
 IN_OLD_OBJECTS = {
@@ -227,7 +235,7 @@ IN_OLD_OBJECTS = {
 
 @pytest.mark.parametrize("case", IN_OLD_OBJECTS)
 def test_many_new_objects_in_older_ones_are_held_by_these(kernel: Kernel, case: str) -> None:
-    works(
+    run_cells(
         kernel,
         "%gpumem free",  # else the data takes the free pages of an earlier test
         """
@@ -239,20 +247,20 @@ def test_many_new_objects_in_older_ones_are_held_by_these(kernel: Kernel, case: 
     )
     variable = "instances" if case == "instances" else "dicts"
     number = {"dicts": "4,000", "few dicts": "60", "instances": "5,000"}[case]
-    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     (row,) = [row for row in leaks.splitlines() if "× list" in row]
     assert f"{number} × list" in row, leaks
     assert f"held by notebook variable {variable}" in row, row
 
 
 def test_no_line_drops_many_older_dicts_with_their_new_items(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
         "%gpumem free",
         "docs = [{'number': number, 'text': f'text {number}'} for number in range(5_000)]",
         "%%experiment e\nfor each in docs[:1100]: each['words'] = list(range(1000, 1100))",
     )
-    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     (row,) = [row for row in leaks.splitlines() if "1,100 × list" in row]
     assert "docs" in row
     assert "del docs" not in row

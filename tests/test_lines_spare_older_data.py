@@ -11,7 +11,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.paths.ages import Ages, LearnedAges
 from tests.older_records import OLDER_RECORDS
-from tests.steps import tidied_kernel, works
+from tests.steps import run_cells, tidied_kernel
 
 # Freed, because the data of a test would take the free pages of an earlier one.
 shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", hides_libraries=True)
@@ -35,7 +35,7 @@ def test_an_older_array_deep_among_many_objects_is_in_no_row(notebook: Kernel, n
     object.
     """
     many, put_array = _MANY_OLDER[name]
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         f"import mmap; hold = []; many = {many}; {put_array}",
@@ -47,12 +47,12 @@ hold.append(block)
 """,
     )
     assert notebook.value("rows()") == [(1, "notebook variable hold[0]", "del hold[0]")]
-    works(notebook, "hold.clear(); del many")
+    run_cells(notebook, "hold.clear(); del many")
 
 
 def test_an_array_of_an_earlier_experiment_is_not_listed_again(notebook: Kernel) -> None:
     """The lists of our search referred to it, too: it seemed to be in a new container."""
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         "many = [[{'number': each}] for each in range(60_000)]; objects = instances(Document, 9)",
@@ -68,7 +68,7 @@ objects[8].words = np.ones(1 << 19)
     )
     ((_, path, _),) = notebook.value("rows()")
     assert path == "notebook variable objects[…].words"
-    works(notebook, "del many, objects")
+    run_cells(notebook, "del many, objects")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ objects[8].words = np.ones(1 << 19)
     ids=["instance", "tuple"],
 )
 def test_no_line_removes_an_older_array_that_has_a_new_holder(kernel: Kernel, code: str) -> None:
-    works(
+    run_cells(
         kernel,
         OLDER_RECORDS,
         """
@@ -90,7 +90,7 @@ def test_no_line_removes_an_older_array_that_has_a_new_holder(kernel: Kernel, co
         f"%%experiment e\n{code}",
     )
     for _, _, line in kernel.value("rows()"):
-        works(kernel, line)
+        run_cells(kernel, line)
     assert kernel.value("len(many[59_000]['words'])") == 1 << 20
 
 
@@ -110,14 +110,14 @@ def test_an_older_dict_that_gets_a_list_keeps_its_older_array(
     kernel: Kernel, records: str, older: str, new: str
 ) -> None:
     """The collector tracks the dict since then only, so that it seems to be new."""
-    works(
+    run_cells(
         kernel,
         OLDER_RECORDS,
         f"many = {records}\n{older} = np.ones(1 << 18)",
         f"%%experiment e\n{new} = [np.ones(1 << 20)]",
     )
     for _, _, line in kernel.value("rows()"):
-        works(kernel, line)
+        run_cells(kernel, line)
     assert kernel.value(f"len({older})") == 1 << 18
 
 
@@ -139,7 +139,7 @@ def test_an_older_item_that_changes_stays(
     notebook: Kernel, older: str, code: str, line: str
 ) -> None:
     """``del records[3]`` removed it with its older data."""
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         f"records = [{older} for _ in range(300)]",
@@ -162,7 +162,7 @@ def test_a_record_in_an_older_one_is_removed_as_a_whole(
     notebook: Kernel, number: int, record: str
 ) -> None:
     """The line removed the array alone, so that a broken record remained."""
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         f"large = lambda: np.ones(1 << 21)\nrecords = dicts({number})",
@@ -170,16 +170,16 @@ def test_a_record_in_an_older_one_is_removed_as_a_whole(
     )
     line = 'del records[3]["new"]'
     assert [row[2] for row in notebook.value("rows()")] == [line]
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert line in leaks
-    works(notebook, line)
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(notebook, line)
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak"), leaks
 
 
 def test_an_older_dict_in_an_older_record_keeps_its_older_data(notebook: Kernel) -> None:
     """The collector tracks it only since it has a list, so that it seems to be new."""
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         "records = [{'number': each, 'inner': {'older': np.ones(each)}} for each in range(1500)]",
@@ -221,12 +221,12 @@ def test_new_data_in_the_places_of_older_items_is_named(
     """It was "not named", but for that which the collector tracks. The line keeps the places of
     later items.
     """
-    works(notebook, OLDER_RECORDS, f"records = {older}", f"%%experiment e\n{code}")
+    run_cells(notebook, OLDER_RECORDS, f"records = {older}", f"%%experiment e\n{code}")
     assert [row[2] for row in notebook.value("rows()")] == [line]
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert line in leaks
-    works(notebook, line)
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(notebook, line)
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak"), leaks
 
 
@@ -277,7 +277,7 @@ def test_a_line_moves_no_later_item_of_a_list(
     notebook: Kernel, older: str, code: str, line: str
 ) -> None:
     """``del records[3]`` gave each later result the number of another step."""
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         """
@@ -288,10 +288,10 @@ def test_a_line_moves_no_later_item_of_a_list(
         f"%%experiment e\n{code}",
     )
     assert [row[2] for row in notebook.value("rows()")] == [line]
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert line[:40] in leaks
-    works(notebook, line)
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(notebook, line)
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak"), leaks
 
 
@@ -317,7 +317,7 @@ def test_memory_that_another_object_owns_has_all_of_its_holders(
     notebook: Kernel, owner: str
 ) -> None:
     """The line removed the NumPy array alone, which freed nothing."""
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         """
@@ -334,21 +334,21 @@ def test_memory_that_another_object_owns_has_all_of_its_holders(
     ((_, _, line),) = notebook.value("rows()")
     assert line == 'del records[4]["new"]; del records[3]["owner"]'
     # It said "del records", which drops the older ones, too.
-    (why,) = works(notebook, '%gpumem why records[4]["new"]').reports("why")
+    (why,) = run_cells(notebook, '%gpumem why records[4]["new"]').reports("why")
     assert line in why
 
 
 def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         "deep = [[{'inner': [Document()]}]]; deep[0][0]['inner'][0].all = [1]",
     )
-    works(notebook, "%%experiment e\ndeep[0][0]['inner'][0].all.append(np.ones(1 << 19))")
+    run_cells(notebook, "%%experiment e\ndeep[0][0]['inner'][0].all.append(np.ones(1 << 19))")
     ((_, path, line),) = notebook.value("rows()")
     assert path == 'notebook variable deep[0][0]["inner"][0].all[1]'
     assert line == 'del deep[0][0]["inner"][0].all[1]'
-    works(notebook, "del deep")
+    run_cells(notebook, "del deep")
 
 
 @pytest.mark.parametrize(
@@ -362,8 +362,8 @@ def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
 def test_one_line_removes_all_records_of_one_older_object(
     notebook: Kernel, older: str, first: str, second: str
 ) -> None:
-    works(notebook, OLDER_RECORDS, f"import types, weakref\nolder, refs = {older}, []")
-    works(
+    run_cells(notebook, OLDER_RECORDS, f"import types, weakref\nolder, refs = {older}, []")
+    run_cells(
         notebook,
         f"""
         %%experiment e
@@ -374,7 +374,7 @@ def test_one_line_removes_all_records_of_one_older_object(
         """,
     )
     ((_, _, line),) = notebook.value("rows()")
-    works(notebook, line)
+    run_cells(notebook, line)
     assert notebook.value("refs[-1]() is None") is True
 
 
@@ -433,7 +433,9 @@ MOVED = {
 def test_lines_spare_moved_data_or_mention_it(notebook: Kernel, name: str) -> None:
     case = MOVED[name]
     experiment = textwrap.dedent(case.experiment).strip()
-    works(notebook, OLDER_RECORDS, textwrap.dedent(case.before), f"%%experiment e\n{experiment}")
+    run_cells(
+        notebook, OLDER_RECORDS, textwrap.dedent(case.before), f"%%experiment e\n{experiment}"
+    )
     lines = [line for _, _, line in notebook.value("rows()")]
     assert len(lines) == 1, lines
     assert re.fullmatch(case.line, lines[0])
@@ -457,7 +459,7 @@ def test_lines_spare_moved_data_or_mention_it(notebook: Kernel, name: str) -> No
 def test_a_line_says_that_a_column_was_there_before(kernel: Kernel, code: str, line: str) -> None:
     """pandas makes a new array of a whole column of texts if one of them changes."""
     pytest.importorskip("pandas", "3")
-    works(
+    run_cells(
         kernel,
         OLDER_RECORDS,
         """
@@ -468,14 +470,14 @@ def test_a_line_says_that_a_column_was_there_before(kernel: Kernel, code: str, l
     )
     ((_, _, advice),) = kernel.value("rows()")
     assert advice.replace('"', "'").removesuffix(" before") == line
-    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert advice in leaks
 
 
 @pytest.mark.parametrize("part", ["frame[['a', 'old']]", "frame.groupby('stays')"])
 def test_a_line_removes_all_columns_that_a_deleted_name_had(kernel: Kernel, part: str) -> None:
     pytest.importorskip("pandas", "3")
-    works(
+    run_cells(
         kernel,
         OLDER_RECORDS,
         """
@@ -488,8 +490,8 @@ def test_a_line_removes_all_columns_that_a_deleted_name_had(kernel: Kernel, part
     line, _, remark = advice.partition("  # ")
     assert sorted(line.removeprefix("del ").split(", ")) == ['frame["a"]', 'frame["old"]']
     assert remark == '"old" was there before'
-    works(kernel, line)
-    assert works(kernel, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    run_cells(kernel, line)
+    assert run_cells(kernel, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
 IN_ARRAYS = {
@@ -553,16 +555,16 @@ def test_new_data_in_an_older_array_of_objects_is_named(notebook: Kernel, name: 
     older, code, line = IN_ARRAYS[name]
     if "pandas" in older:
         pytest.importorskip("pandas", "3")
-        works(notebook, "import pandas")
-    works(notebook, OLDER_RECORDS, older, f"%%experiment e\n{code}")
+        run_cells(notebook, "import pandas")
+    run_cells(notebook, OLDER_RECORDS, older, f"%%experiment e\n{code}")
     assert [row[2] for row in notebook.value("rows()")] == [line]
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("1 leak")
     assert line[:30] in leaks
-    works(notebook, line)
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(notebook, line)
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak"), leaks
-    works(notebook, "del box")
+    run_cells(notebook, "del box")
 
 
 @pytest.mark.parametrize(
@@ -589,10 +591,10 @@ def test_new_data_in_an_older_array_of_objects_is_named(notebook: Kernel, name: 
 def test_leaks_mentions_little_older_data_as_the_report_does(
     notebook: Kernel, older: str, code: str, line: str
 ) -> None:
-    works(notebook, OLDER_RECORDS, older, f"%%experiment e\n{code}")
+    run_cells(notebook, OLDER_RECORDS, older, f"%%experiment e\n{code}")
     ((_, _, advice),) = notebook.value("rows()")
     assert advice.startswith(line)
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     in_leaks = leaks.rpartition("to free it: ")[2]
     # A small text, by which the older data is recognised, stays alive.
     assert re.sub(r"\.\d", "", in_leaks) == re.sub(r"\.\d", "", advice)
@@ -602,6 +604,6 @@ def test_leaks_mentions_little_older_data_as_the_report_does(
 def test_leaks_has_no_default_argument_of_a_kept_function(notebook: Kernel, data: str) -> None:
     """The experiment's report has no row for it, either."""
     experiment = f"%%experiment e --keep function\ndata = {data}\ndef function(a=data): pass"
-    works(notebook, OLDER_RECORDS, experiment)
+    run_cells(notebook, OLDER_RECORDS, experiment)
     assert notebook.value("rows()") == []
-    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.older_records import OLDER_RECORDS
-from tests.steps import SHOW_LIBRARIES, tidied_kernel, works
+from tests.steps import SHOW_LIBRARIES, run_cells, tidied_kernel
 
 # Freed, because the data of a test would take the free pages of an earlier one.
 shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", hides_libraries=True)
@@ -168,7 +168,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_one_line_takes_new_data_out_of_older_records(notebook: Kernel, name: str) -> None:
     case = CASES[name]
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         f"records = {case.records}",
@@ -176,10 +176,10 @@ def test_one_line_takes_new_data_out_of_older_records(notebook: Kernel, name: st
         f"%%experiment e\n{case.experiment}",
     )
     assert notebook.value("rows()") == [(case.objects, "notebook variable records", case.line)]
-    works(notebook, case.line)
+    run_cells(notebook, case.line)
     assert not notebook.value("any(map(has_new, records))")
     assert notebook.value("[stays(each) for each in records] == before")
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak"), leaks
 
 
@@ -187,7 +187,7 @@ def test_one_line_takes_new_data_out_of_older_records(notebook: Kernel, name: st
     "made", ["({'kind': 'a', 'words': words(30)})", "((words(30), 'a'))"], ids=["dict", "tuple"]
 )
 def test_records_in_the_places_of_dead_ones_are_new(notebook: Kernel, made: str) -> None:
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         """
@@ -201,7 +201,7 @@ def test_records_in_the_places_of_dead_ones_are_new(notebook: Kernel, made: str)
 
 
 def test_an_older_value_under_the_same_key_stays(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         """
@@ -214,15 +214,15 @@ for each in records[::2]: each["words"], each[("a", "key")] = words(30), words(3
     )
     for _, _, line in notebook.value("rows()"):
         if line.startswith("for "):
-            works(notebook, line)
+            run_cells(notebook, line)
     assert notebook.value("all(each['words'] == ['older'] for each in records[1::20])")
 
 
 @pytest.mark.parametrize("slots", ["('words',)", "('__dict__',)"])
 def test_a_slot_of_some_records_is_removed_in_words(notebook: Kernel, slots: str) -> None:
     """``vars`` of a record has no slots."""
-    works(notebook, OLDER_RECORDS, f"class Part(Slotted): __slots__ = {slots}")
-    works(
+    run_cells(notebook, OLDER_RECORDS, f"class Part(Slotted): __slots__ = {slots}")
+    run_cells(
         notebook,
         "records = [Part() for _ in range(3000)]",
         "%%experiment e\nfor each in records[::2]: each.words = words(30)",
@@ -232,38 +232,38 @@ def test_a_slot_of_some_records_is_removed_in_words(notebook: Kernel, slots: str
 
 
 def test_lists_of_ipython_are_in_no_row(notebook: Kernel) -> None:
-    works(notebook, SHOW_LIBRARIES, OLDER_RECORDS, "records = instances(Document, 100)")
+    run_cells(notebook, SHOW_LIBRARIES, OLDER_RECORDS, "records = instances(Document, 100)")
     for number in range(3):  # IPython's history makes new lists as it goes
-        works(notebook, f"%%experiment e\nfor each in records: each.words{number} = words(600)")
+        run_cells(notebook, f"%%experiment e\nfor each in records: each.words{number} = words(600)")
         line = f"for _item in records: _item.words{number} = None; del _item"
         assert notebook.value("rows()") == [(100, "notebook variable records", line)]
 
 
 def test_older_elements_of_a_set_stay(notebook: Kernel) -> None:
     """A call that removes many elements gives the remaining ones other positions."""
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         "kept = {'alpha', 'beta'}",
         "%%experiment e\nkept.update(f's{number}' for number in range(50_000))",
     )
     ((_, _, line),) = notebook.value("rows()")
-    works(notebook, line)
+    run_cells(notebook, line)
     assert notebook.value("kept == {'alpha', 'beta'}")
 
 
 def test_a_large_array_in_one_older_record_is_named(notebook: Kernel) -> None:
-    works(notebook, OLDER_RECORDS, "records = [{'tags': [number]} for number in range(1000)]")
-    works(notebook, "%%experiment e\nrecords[7]['words'] = np.ones(1 << 20)")
+    run_cells(notebook, OLDER_RECORDS, "records = [{'tags': [number]} for number in range(1000)]")
+    run_cells(notebook, "%%experiment e\nrecords[7]['words'] = np.ones(1 << 20)")
     assert notebook.value("rows()") == [
         (1, 'notebook variable records[7]["words"]', 'del records[7]["words"]')
     ]
-    works(notebook, "del records")
+    run_cells(notebook, "del records")
 
 
 def test_a_row_s_holder_is_the_outermost_object(notebook: Kernel) -> None:
     """It was "notebook variable older, notebook variable older[1], and 2900 more there"."""
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         "older = [{'number': 1}]; items = []",
@@ -274,12 +274,12 @@ older.extend(items[each] for each in range(3000))
     )
     ((_, path, line),) = notebook.value("rows()")
     assert (path, line) == ("notebook variable older", "del older[1:]")
-    works(notebook, "older.clear()")
+    run_cells(notebook, "older.clear()")
 
 
 def test_a_leak_is_reached_after_twenty_thousand_arrays(notebook: Kernel) -> None:
     """The search asks about all of them at once, the largest rows first."""
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         "box, lists, dicts = [], [], {}",
@@ -289,14 +289,14 @@ for each in range(10_000): lists.append({"words": np.ones(500), "number": each})
 """,
         "%%experiment b\nfor each in range(10_000): dicts[each] = [np.ones(500), each]",
     )
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert "held by notebook variable box[0] · to free it: del box[0]" in leaks
-    works(notebook, "box.clear(); lists.clear(); dicts.clear()")
+    run_cells(notebook, "box.clear(); lists.clear(); dicts.clear()")
 
 
 def test_the_records_of_a_leak_are_listed_once(notebook: Kernel) -> None:
     """Once for each record took 15 s for 10,000 of them."""
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         """
@@ -311,9 +311,9 @@ def test_the_records_of_a_leak_are_listed_once(notebook: Kernel) -> None:
         """,
         "%%experiment e\nmade = [{'words': np.ones(2000)} for _ in range(300)]; box.extend(made)",
     )
-    works(notebook, "calls.clear()\n%gpumem leaks")
+    run_cells(notebook, "calls.clear()\n%gpumem leaks")
     assert 0 < notebook.value("len(calls)") < 10
-    works(notebook, "Survivors._identities_of_records = list_records; box.clear()")
+    run_cells(notebook, "Survivors._identities_of_records = list_records; box.clear()")
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_new_memory_in_one_of_many_older_records_is_named(
     kernel: Kernel, code: str, expected: tuple[int, str, str]
 ) -> None:
     """It was "not named: no known object and no free page accounts for them"."""
-    works(
+    run_cells(
         kernel,
         "%load_ext ipygpumem",
         OLDER_RECORDS,
@@ -350,11 +350,11 @@ def test_new_memory_in_one_of_many_older_records_is_named(
 
 def test_lists_in_few_older_objects_are_named(notebook: Kernel) -> None:
     """Each of them is too small for a row."""
-    works(notebook, OLDER_RECORDS, "records = instances(Document, 20)")
-    works(notebook, "%%experiment e\nfor each in records: each.words = words(2000)")
+    run_cells(notebook, OLDER_RECORDS, "records = instances(Document, 20)")
+    run_cells(notebook, "%%experiment e\nfor each in records: each.words = words(2000)")
     ((number, path, line),) = notebook.value("rows()")
     assert (number, path) == (20, "notebook variable records")
-    works(notebook, line)
+    run_cells(notebook, line)
     assert not notebook.value("any(map(has_new, records))")
 
 
@@ -366,17 +366,19 @@ sys.modules.update((f"made_{number + each}", types.ModuleType("made")) for each 
 
 
 def test_data_in_older_records_is_named_despite_an_import(notebook: Kernel) -> None:
-    works(notebook, OLDER_RECORDS, "import sys, types\nrecords = dicts(1500)")
+    run_cells(notebook, OLDER_RECORDS, "import sys, types\nrecords = dicts(1500)")
     inside = f"{_IMPORT}\nfor each in records: each['words'] = words(100)"
-    works(notebook, f"%%experiment e\n{inside}")
+    run_cells(notebook, f"%%experiment e\n{inside}")
     line = 'for _item in records: del _item["words"]; del _item'
     assert notebook.value("rows()") == [(1500, "notebook variable records", line)]
 
 
 def test_an_import_is_not_asked_for_its_many_small_objects(notebook: Kernel) -> None:
-    works(notebook, OLDER_RECORDS, "import sys, types, json\njson.JSONDecoder.kept = []\ndel json")
+    run_cells(
+        notebook, OLDER_RECORDS, "import sys, types, json\njson.JSONDecoder.kept = []\ndel json"
+    )
     inside = f"{_IMPORT}\nsys.modules['json'].JSONDecoder.kept += map(words, [3000] * 100)"
-    works(notebook, f"%%experiment e\n{inside}")
+    run_cells(notebook, f"%%experiment e\n{inside}")
     assert notebook.value("rows()") == []
 
 
@@ -407,21 +409,21 @@ append = appender()
 def test_small_arrays_far_from_a_name_are_left(
     notebook: Kernel, put: str, place: str, kept: str
 ) -> None:
-    works(notebook, OLDER_RECORDS, _FAR_FROM_NAMES)
+    run_cells(notebook, OLDER_RECORDS, _FAR_FROM_NAMES)
     code = (
         f"more = [np.ones(1 << 14) for _ in range(20)]\nfor _ in range(40): {put}(np.ones(1 << 14))"
     )
-    works(notebook, f"%%experiment e{kept}\n{code}")
+    run_cells(notebook, f"%%experiment e{kept}\n{code}")
     assert [(number, line) for number, _, line in notebook.value("rows()")] == [
         (40, f"{place}.clear()")
     ]
-    works(notebook, f"{place}.clear()")
-    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    run_cells(notebook, f"{place}.clear()")
+    assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
 def test_an_older_text_key_of_a_dict_stays(notebook: Kernel) -> None:
     """The collector lists it only once the dict has another kind of key."""
-    works(
+    run_cells(
         notebook,
         OLDER_RECORDS,
         "records = {'a': 1}",
@@ -429,7 +431,7 @@ def test_an_older_text_key_of_a_dict_stays(notebook: Kernel) -> None:
     )
     ((number, _, line),) = notebook.value("rows()")
     assert number == 30
-    works(notebook, line)
+    run_cells(notebook, line)
     assert notebook.value("records") == {"a": 1}
 
 
@@ -461,14 +463,14 @@ def test_an_older_text_key_of_a_dict_stays(notebook: Kernel) -> None:
 def test_a_loop_in_a_line_binds_no_variable_of_the_user(
     notebook: Kernel, older: str, code: str, line: str
 ) -> None:
-    works(notebook, OLDER_RECORDS, older, f"%%experiment e\n{code}")
+    run_cells(notebook, OLDER_RECORDS, older, f"%%experiment e\n{code}")
     assert [row[2] for row in notebook.value("rows()")] == [line]
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert line[:30] in leaks
     mine = "[globals().get(name) for name in ('_key', '_position', '_item')]"
     before = notebook.value(f"list(map(id, {mine}))")
-    works(notebook, line)
+    run_cells(notebook, line)
     assert notebook.value(f"list(map(id, {mine}))") == before
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak"), leaks
-    works(notebook, "_key = _position = _item = None; del _key, _position, _item")
+    run_cells(notebook, "_key = _position = _item = None; del _key, _position, _item")

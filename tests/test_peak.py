@@ -23,7 +23,7 @@ from ipygpumem.inventory.records import Inventory
 from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.alone import printed
-from tests.steps import kernel_with, needs, ok, works
+from tests.steps import kernel_with, needs, run_cells, run_quietly
 
 
 def outside(*rows: PeakRow, **more: Any) -> DevicePeak:
@@ -352,7 +352,7 @@ def peak_of(kernel: Kernel, code: str) -> DevicePeak:
     own figures.
     """
     needs("memray")
-    reply = works(kernel, "%%peak\n" + code)
+    reply = run_cells(kernel, "%%peak\n" + code)
     (display,) = [
         item
         for item in reply.displays
@@ -388,7 +388,7 @@ def test_memory_that_is_not_used_is_no_peak(
     notebook: Kernel, code: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     # A reserved mapping may use the pages of an array of an earlier test whose name it takes.
-    works(notebook, f"%cd -q {tmp_path_factory.mktemp('mapped')}", "held = None")
+    run_cells(notebook, f"%cd -q {tmp_path_factory.mktemp('mapped')}", "held = None")
     device = peak_of(notebook, code)
     # The kernel's own threads and free heap pages take a few MiB.
     assert device.size_bytes < 16 * MIB
@@ -409,7 +409,7 @@ def test_memory_that_is_not_used_is_no_peak(
 def test_memory_that_is_used_is_not_called_reserved(
     notebook: Kernel, before: str, code: str, mib: int
 ) -> None:
-    works(notebook, before)
+    run_cells(notebook, before)
     device = peak_of(notebook, code)
     assert mib * MIB <= device.size_bytes < (mib + 16) * MIB
     assert device.reserved_bytes < 8 * MIB
@@ -464,27 +464,29 @@ def test_a_profiler_runs_on_and_memory_is_not_followed(
     start: str, end: str, name: str, notebook: Kernel
 ) -> None:
     needs("memray")
-    ok(notebook, STARTS, start)
-    reply = ok(notebook, "%%peak\nx = called()")
+    run_quietly(notebook, STARTS, start)
+    reply = run_quietly(notebook, "%%peak\nx = called()")
     note = f"not followed: allocations in RAM, because {name} runs"
     (text,) = reply.reports("peak")
     takes_the_same_hook = name != "cProfile" or sys.version_info < (3, 12)
     assert (note in text) == takes_the_same_hook
-    ok(notebook, end)
+    run_quietly(notebook, end)
     if name == "cProfile":
-        ok(notebook, "assert any(item.code is called.__code__ for item in profiler.getstats())")
-    ok(notebook, "%%peak\nx = called()", "assert sys.getprofile() is None")
+        run_quietly(
+            notebook, "assert any(item.code is called.__code__ for item in profiler.getstats())"
+        )
+    run_quietly(notebook, "%%peak\nx = called()", "assert sys.getprofile() is None")
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="cProfile has another hook there")
 def test_a_profiler_that_the_code_starts_runs_on(notebook: Kernel) -> None:
     needs("memray")
-    ok(notebook, STARTS)
-    reply = ok(notebook, "%%peak\nprofiler.enable()\nx = called()")
+    run_quietly(notebook, STARTS)
+    reply = run_quietly(notebook, "%%peak\nprofiler.enable()\nx = called()")
     (text,) = reply.reports("peak")
     assert "cProfile was started: lines of RAM may be wrong from there" in text
-    ok(notebook, "def later(): pass", "later()", "profiler.disable()")
-    ok(notebook, "assert any(item.code is later.__code__ for item in profiler.getstats())")
+    run_quietly(notebook, "def later(): pass", "later()", "profiler.disable()")
+    run_quietly(notebook, "assert any(item.code is later.__code__ for item in profiler.getstats())")
 
 
 def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:
@@ -492,7 +494,7 @@ def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:
     been freed.
     """
     needs("memray")
-    reply = works(
+    reply = run_cells(
         notebook,
         """\
 %%peak
@@ -509,6 +511,6 @@ reserved = np.zeros(2**27)
 
 def test_a_pool_that_pandas_reserves_is_no_gibibyte(kernel: Kernel) -> None:
     needs("pyarrow")
-    works(kernel, "import pandas as pd")
+    run_cells(kernel, "import pandas as pd")
     device = peak_of(kernel, 'pd.DataFrame({"a": ["x", "y"]})')
     assert device.size_bytes <= 32 * MIB

@@ -5,11 +5,11 @@ import re
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import recovery, works
+from tests.steps import recovery_report, run_cells
 
 
 def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """\
 watched.clear()
@@ -21,7 +21,7 @@ def train(size):
     big = torch.empty(size, dtype=torch.uint8)
     return 'trained'""",
     )
-    text = recovery(notebook, "train(1 << 50)")
+    text = recovery_report(notebook, "train(1 << 50)")
     assert "out of memory (RuntimeError)" in text
     assert "asked for 1.00 PiB" in text
     rows = [" ".join(line.split()) for line in text.splitlines() if line.split()[2:3] == ["train"]]
@@ -30,7 +30,7 @@ def train(size):
     assert re.fullmatch(r"1 MiB train \d+ batch Tensor 256 × 1024 float32 cpu", rows[1])
     assert re.fullmatch(r"1 MiB train \d+ autograd graph of loss 1 array float32 cpu", rows[2])
     assert notebook.value("alive()") == []
-    assert works(notebook, "train(1 << 20)").result == "'trained'"
+    assert run_cells(notebook, "train(1 << 20)").result == "'trained'"
 
 
 @pytest.mark.usefixtures("small_heap")
@@ -63,7 +63,7 @@ out = out.detach()""",
 def test_memory_kept_by_autograd_has_rows_of_its_own(
     notebook: Kernel, code: str, rows: dict[str, int]
 ) -> None:
-    works(
+    run_cells(
         notebook,
         """
         def make():
@@ -75,7 +75,7 @@ def test_memory_kept_by_autograd_has_rows_of_its_own(
     )
     body = "".join(f"    {line}\n" for line in code.splitlines())
     head = "def train():\n    net, batch = make(), torch.ones(1024, 1024)\n"
-    text = recovery(notebook, f"{head}{body}    raise MemoryError\ntrain()")
+    text = recovery_report(notebook, f"{head}{body}    raise MemoryError\ntrain()")
     matches = [
         re.match(r" +(\S+) MiB +train +\d+ +(\S+(?: \S+)*)", line) for line in text.splitlines()
     ]
@@ -84,7 +84,7 @@ def test_memory_kept_by_autograd_has_rows_of_its_own(
 
 
 def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """\
 def step(optimizer, fails):
@@ -103,16 +103,16 @@ def made(kind):
 kept = made(torch.optim.AdamW)""",
     )
     advice = "Make a new optimizer, or call its state.clear()"
-    text = recovery(notebook, "step(kept, True)")
+    text = recovery_report(notebook, "step(kept, True)")
     assert (
         f"AdamW: optimizer state is incomplete; the next step() would raise KeyError. {advice}."
         in text
     )
     assert notebook.run("kept.step()").error == "KeyError"
-    works(notebook, "kept.state.clear(); kept.step()")
+    run_cells(notebook, "kept.state.clear(); kept.step()")
     # nobody can use that one again
-    assert advice not in recovery(notebook, "step(made(torch.optim.AdamW), True)")
-    assert advice not in recovery(notebook, "step(kept, False); torch.empty(1 << 50)")
+    assert advice not in recovery_report(notebook, "step(made(torch.optim.AdamW), True)")
+    assert advice not in recovery_report(notebook, "step(kept, False); torch.empty(1 << 50)")
 
 
 TRAIN = """
@@ -138,7 +138,7 @@ def train(batch_size, limit=40):
 
 
 def test_a_failed_trys_model_and_graph_die_before_the_next_try(notebook: Kernel) -> None:
-    reply = works(
+    reply = run_cells(
         notebook,
         TRAIN,
         """\
