@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from ipygpumem.heap.arrays import Array, StorageKey
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.explanation import NOT_REACHED
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import Array, StorageKey
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE_THEM, Holder
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.inventory.held_rows import HeldRow

@@ -15,7 +15,8 @@ from itertools import chain, compress
 from operator import not_
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.bulk import by_identity, instances_among, of_types, without_types
+from ipygpumem.heap.kinds.arrays import (
     Array,
     StorageKey,
     described,
@@ -23,15 +24,14 @@ from ipygpumem.heap.arrays import (
     is_array,
     library_type,
 )
-from ipygpumem.heap.bulk import by_identity, instances_among, of_types, without_types
-from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.frames import SUSPENDED
 from ipygpumem.heap.knowledge.references import ReferenceReader
-from ipygpumem.heap.parts import cached
 from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.statements import outermost
-from ipygpumem.heap.region import Region
+from ipygpumem.heap.sizes.graph import NodeKey
+from ipygpumem.heap.sizes.region import Region
+from ipygpumem.heap.walks.parts import cached
 from ipygpumem.introspect import NUMBERS, is_exactly
 from ipygpumem.inventory.earlier_data import EarlierData
 from ipygpumem.inventory.held_rows import HeldRow
