@@ -92,6 +92,13 @@ def survivor_rows(kernel: Kernel) -> list[Row]:
     return [Row(*fields) for fields in json.loads(kernel.value("survivor_rows()"))]
 
 
+def assert_lines_free_all(kernel: Kernel, rows: list[Row]) -> None:
+    """Run the lines of rows, after which ``%gpumem leaks`` has no row."""
+    for row in rows:
+        run_cells(kernel, row.line)
+    assert leak_rows(kernel) == []
+
+
 def survivor_parts(kernel: Kernel) -> dict[str, int]:
     """Return the parts of the only row of the last experiment."""
     return dict(kernel.value("app.experiments.finished[-1].survivors[0].parts"))

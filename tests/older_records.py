@@ -1,4 +1,11 @@
-"""A cell that makes older records, and reads the rows of the last experiment."""
+"""A cell that makes older records, and the rows of the last experiment."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from benchmarks.harness.kernel import Kernel
+from tests.steps import run_cells
 
 OLDER_RECORDS = """
 import numpy as np
@@ -29,3 +36,25 @@ def has_new(record):
     return getattr(record, "words", None) is not None
 """
 """Makes older records."""
+
+
+class RecordRow(NamedTuple):
+    """A row of an experiment's report."""
+
+    objects: int
+    """Number of new objects."""
+    path: str
+    """The holder, as the report writes it."""
+    line: str
+    """The line that frees the row; words if none can."""
+
+
+def record_rows(kernel: Kernel) -> list[RecordRow]:
+    """Return the rows of the last experiment, after OLDER_RECORDS has run."""
+    return [RecordRow(*fields) for fields in kernel.value("rows()")]
+
+
+def assert_no_leaks(kernel: Kernel) -> None:
+    """Assert that ``%gpumem leaks`` finds no leak."""
+    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
+    assert leaks.startswith("no leak"), leaks

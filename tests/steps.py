@@ -206,6 +206,12 @@ def dedented(text: str) -> str:
     return textwrap.dedent(text).strip() + "\n"
 
 
+def experiment(*blocks: str, name: str = "e", options: str = "") -> str:
+    """Return a cell that runs blocks of code, one after the other, in an experiment."""
+    first_line = f"%%experiment {name} {options}".rstrip()
+    return first_line + "\n" + "".join(map(dedented, blocks))
+
+
 def existing_names(kernel: Kernel, *names: str) -> list[str]:
     """Return the items of ``names`` that are names of the notebook."""
     existing: list[str] = kernel.value(f"[name for name in {list(names)} if name in globals()]")

@@ -13,7 +13,7 @@ from ipygpumem.report.why import why_report
 from tests.alone import alone
 from tests.kernel_records import READ_WHY, lines_by_holder, number_alive, why_record
 from tests.process_memory import linux
-from tests.steps import run_cells, tidied_kernel
+from tests.steps import experiment, run_cells, tidied_kernel
 
 MIB = 1 << 20
 shared_kernel, kernel = tidied_kernel("%reset -f", READ_WHY, hides_libraries=True)
@@ -328,7 +328,7 @@ def test_each_attribute_that_leads_to_an_object_has_a_row(kernel: Kernel) -> Non
 
 def test_a_key_with_thousands_of_digits_is_named_by_its_type(kernel: Kernel) -> None:
     run_cells(kernel, "table = {}")
-    run_cells(kernel, "%%experiment e\ntable[10 ** 5000] = bytearray(8 << 20)")
+    run_cells(kernel, experiment("table[10 ** 5000] = bytearray(8 << 20)"))
     (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert "notebook variable table (under a key of type int)" in leaks
     run_cells(kernel, "x = table[10 ** 5000]")

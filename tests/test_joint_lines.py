@@ -51,7 +51,11 @@ def one_line(kernel: Kernel, name: str) -> str:
 def test_one_line_has_the_lines_of_all_holders(kernel: Kernel, code: str, line: str) -> None:
     run_cells(
         kernel,
-        "import weakref\nclass Data(bytearray): pass\nx = Data(8 << 20); ref = weakref.ref(x)",
+        """
+        import weakref
+        class Data(bytearray): pass
+        x = Data(8 << 20); ref = weakref.ref(x)
+        """,
         code,
     )
     shown = one_line(kernel, "x")
@@ -169,7 +173,14 @@ SHARED_CONTAINERS = {
 def test_a_line_frees_an_object_in_a_shared_container(kernel: Kernel, case: str) -> None:
     code, line = SHARED_CONTAINERS[case]
     run_cells(kernel, "import functools, weakref, numpy as np, pandas as pd")
-    run_cells(kernel, "class App: pass\napp = App()", code)
+    run_cells(
+        kernel,
+        """
+        class App: pass
+        app = App()
+        """,
+        code,
+    )
     assert one_line(kernel, "x") == line
     run_cells(kernel, line)
     assert kernel.value("ref() is None") is True

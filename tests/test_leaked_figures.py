@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.kernel_records import READ_LEAKS, leak_rows, number_alive, survivor_rows
-from tests.steps import SharedKernel, needs, pairs, run_cells
+from tests.steps import SharedKernel, experiment, needs, pairs, run_cells
 
 _PYPLOT = """
 import matplotlib
@@ -50,14 +50,14 @@ def test_many_figures_are_one_row(figure_kernel: Kernel) -> None:
                 data = plt.figure().data = np.ones(200_000)
                 watched.append(weakref.ref(data))
         """,
-        "%%experiment e\ndraw(40)",
+        experiment("draw(40)"),
     )
     assert number_alive(figure_kernel) == 40
-    (row,) = [row for row in survivor_rows(figure_kernel) if "matplotlib" in row[1]]
-    assert row[1:] == ("40 matplotlib figures", 'plt.close("all")')
-    assert row[0] >= 40 * 1_600_000
-    assert {row[1:] for row in leak_rows(figure_kernel)} == {row[1:]}
-    run_cells(figure_kernel, row[2])
+    (row,) = [row for row in survivor_rows(figure_kernel) if "matplotlib" in row.path]
+    assert (row.path, row.line) == ("40 matplotlib figures", 'plt.close("all")')
+    assert row.size_bytes >= 40 * 1_600_000
+    assert {(row.path, row.line) for row in leak_rows(figure_kernel)} == {(row.path, row.line)}
+    run_cells(figure_kernel, row.line)
     assert number_alive(figure_kernel) == 0
 
 
@@ -75,9 +75,9 @@ def test_drawn_figures_are_one_row(figure_kernel: Kernel) -> None:
     )
     assert number_alive(figure_kernel) == 2
     (row,) = survivor_rows(figure_kernel)
-    assert row[1:] == ("2 matplotlib figures", 'plt.close("all")')
-    assert {row[1:] for row in leak_rows(figure_kernel)} == {row[1:]}
-    run_cells(figure_kernel, row[2])
+    assert (row.path, row.line) == ("2 matplotlib figures", 'plt.close("all")')
+    assert {(row.path, row.line) for row in leak_rows(figure_kernel)} == {(row.path, row.line)}
+    run_cells(figure_kernel, row.line)
     assert number_alive(figure_kernel) == 0
 
 
@@ -100,10 +100,10 @@ def test_the_array_of_a_figure_s_axes_is_removed(
         watched.append(weakref.ref(fig))
         """,
     )
-    ((_, _, line),) = survivor_rows(figure_kernel)
-    assert line == "del kept[0]; plt.close(1)"
-    assert [row[2] for row in leak_rows(figure_kernel)] == [line]
-    run_cells(figure_kernel, line)
+    (leak,) = survivor_rows(figure_kernel)
+    assert leak.line == "del kept[0]; plt.close(1)"
+    assert [row.line for row in leak_rows(figure_kernel)] == [leak.line]
+    run_cells(figure_kernel, leak.line)
     assert number_alive(figure_kernel) == 0
 
 
@@ -150,9 +150,9 @@ def test_all_axes_of_a_figure_are_removed_together(
         """,
     )
     line = _AXES_KEPT[keep] + ("; plt.close(1)" if is_open else "")
-    ((_, _, of_report),) = survivor_rows(figure_kernel)
-    assert of_report == line
-    assert [row[2] for row in leak_rows(figure_kernel)] == [line]
+    (leak,) = survivor_rows(figure_kernel)
+    assert leak.line == line
+    assert [row.line for row in leak_rows(figure_kernel)] == [line]
     run_cells(figure_kernel, line)
     assert number_alive(figure_kernel) == 0
     assert leak_rows(figure_kernel) == []
@@ -193,8 +193,8 @@ def test_an_older_figure_stays_if_a_tuple_has_a_new_line(
         {keep}
         """,
     )
-    lines = [row[2] for row in survivor_rows(figure_kernel)]
-    assert [row[2] for row in leak_rows(figure_kernel)] == lines
+    lines = [row.line for row in survivor_rows(figure_kernel)]
+    assert [row.line for row in leak_rows(figure_kernel)] == lines
     run_cells(figure_kernel, *lines)
     assert number_alive(figure_kernel) == 0
     figures = "[len(axes.figure.axes) for axes in (*kept, *by_name['axes'])]"
@@ -218,8 +218,8 @@ def test_a_line_is_removed_from_an_older_figure_in_a_list(figure_kernel: Kernel)
         del ax, line
         """,
     )
-    lines = [row[2] for row in survivor_rows(figure_kernel)]
-    assert [row[2] for row in leak_rows(figure_kernel)] == lines
+    lines = [row.line for row in survivor_rows(figure_kernel)]
+    assert [row.line for row in leak_rows(figure_kernel)] == lines
     run_cells(figure_kernel, *lines)
     assert number_alive(figure_kernel) == 0
     assert figure_kernel.value("[figure() is not None for figure in figures]") == [True, True]
@@ -232,11 +232,12 @@ def test_figures_of_an_experiment_leave_older_ones_open(figure_kernel: Kernel) -
         """
         plt.figure()
         """,
-        "%%experiment e\nplt.figure(); plt.plot(np.ones(400_000)); plt.figure(); "
-        "plt.plot(np.ones(400_000))",
+        experiment(
+            "plt.figure(); plt.plot(np.ones(400_000)); plt.figure(); plt.plot(np.ones(400_000))"
+        ),
     )
-    (row,) = [row for row in survivor_rows(figure_kernel) if "matplotlib figure" in row[1]]
-    run_cells(figure_kernel, row[2])
+    (row,) = [row for row in survivor_rows(figure_kernel) if "matplotlib figure" in row.path]
+    run_cells(figure_kernel, row.line)
     assert figure_kernel.value("plt.get_fignums()") == [1]
     run_cells(figure_kernel, "plt.close('all')")
 
@@ -276,13 +277,13 @@ def test_an_older_figure_stays_open_without_a_new_artist(
         watched.append(weakref.ref(drawn if hasattr(drawn, "axes") else drawn[0]))
         """,
     )
-    ((_, _, line),) = survivor_rows(figure_kernel)
-    assert line in [
-        row[2] for row in leak_rows(figure_kernel)
+    (leak,) = survivor_rows(figure_kernel)
+    assert leak.line in [
+        row.line for row in leak_rows(figure_kernel)
     ]  # next to the older data, without a name
-    run_cells(figure_kernel, line)
+    run_cells(figure_kernel, leak.line)
     assert number_alive(figure_kernel) == 0
-    assert "also drops" not in line
+    assert "also drops" not in leak.line
     assert figure_kernel.value("plt.get_fignums()") == [1, 2]
     figures = "[[len(plt.figure(n).axes[0].lines), plt.gca().get_title()] for n in (1, 2)]"
     assert figure_kernel.value(figures) == [[1, "older"], [1, "older"]]
@@ -322,8 +323,8 @@ def test_an_image_leaves_an_older_figure_with_its_colorbar(
         watched.append(weakref.ref(drawn))
         """,
     )
-    lines = [row[2] for row in survivor_rows(figure_kernel)]
-    assert [row[2] for row in leak_rows(figure_kernel)] == lines
+    lines = [row.line for row in survivor_rows(figure_kernel)]
+    assert [row.line for row in leak_rows(figure_kernel)] == lines
     run_cells(figure_kernel, *lines)
     assert number_alive(figure_kernel) == 0
     run_cells(figure_kernel, "older[0]().figure.canvas.draw()")

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.kernel_records import READ_LEAKS, READ_WHY, leak_rows, survivor_rows
-from tests.steps import kernel_with, needs, run_cells, tidied_kernel
+from tests.steps import experiment, kernel_with, needs, run_cells, tidied_kernel
 
 shared_kernel, kernel = tidied_kernel("%reset -f", READ_WHY, hides_libraries=True)
 """A kernel without the names of earlier tests, and without sight of what they have imported: with
@@ -41,9 +41,9 @@ def test_state_of_an_optimizer_has_a_line(
     kernel = torch_kernel
     run_cells(kernel, f"net = torch.nn.Linear(700, 700); opt = torch.optim.{optimizer}")
     run_cells(kernel, "def step(): net(torch.ones(1, 700)).sum().backward(); opt.step()")
-    run_cells(kernel, "%%experiment e\nstep()")
+    run_cells(kernel, experiment("step()"))
     rows = survivor_rows(kernel)
-    lines = {advice for _, path, advice in rows if ".state" in path}
+    lines = {row.line for row in rows if ".state" in row.path}
     if not is_safe:
         assert lines <= {""}
         return
@@ -59,11 +59,11 @@ def test_one_line_removes_a_part_that_a_cell_shows(kernel: Kernel) -> None:
         kernel,
         READ_LEAKS,
         "import torch; layers = torch.nn.Sequential(torch.nn.Linear(2, 2))",
-        "%%experiment e\nlayers.append(torch.nn.Linear(1024, 1024))",
+        experiment("layers.append(torch.nn.Linear(1024, 1024))"),
     )
-    ((_, _, line),) = survivor_rows(kernel)
-    assert line == "del layers[1]  # if nothing needs it"
-    run_cells(kernel, line)
+    (row,) = survivor_rows(kernel)
+    assert row.line == "del layers[1]  # if nothing needs it"
+    run_cells(kernel, row.line)
     assert leak_rows(kernel) == []
 
 
@@ -73,10 +73,10 @@ def test_no_line_removes_an_older_module_with_its_new_parameter(kernel: Kernel) 
         kernel,
         READ_LEAKS,
         "import torch; layers = torch.nn.Sequential(torch.nn.Linear(2, 2))",
-        "%%experiment e\nlayers[0].weight = torch.nn.Parameter(torch.ones(1024, 1024))",
+        experiment("layers[0].weight = torch.nn.Parameter(torch.ones(1024, 1024))"),
     )
-    ((_, _, line),) = survivor_rows(kernel)
-    assert line == ""
+    (row,) = survivor_rows(kernel)
+    assert row.line == ""
     run_cells(kernel, "del layers")
     assert leak_rows(kernel) == []
 
@@ -101,6 +101,13 @@ def test_no_line_takes_a_group_s_parameters_from_an_optimizer(kernel: Kernel) ->
     assert path.startswith('notebook variable optimizer.param_groups[1]["params"]')
     assert line == "make the optimizer again, without it"
     run_cells(kernel, "net = optimizer.param_groups[1]['params']; net[0].sum().backward()")
-    run_cells(kernel, "%%experiment e\noptimizer.step()\ndel net")
-    lines = [line for _, path, line in leak_rows(kernel) if "param_groups" in path]
+    run_cells(
+        kernel,
+        """
+        %%experiment e
+        optimizer.step()
+        del net
+        """,
+    )
+    lines = [row.line for row in leak_rows(kernel) if "param_groups" in row.path]
     assert set(lines) == {"make the optimizer again, without it"}

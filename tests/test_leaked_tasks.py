@@ -5,7 +5,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from tests.kernel_records import READ_LEAKS, READ_WHY, leak_rows, number_alive, survivor_rows
 from tests.process_memory import linux
-from tests.steps import run_cells, tidied_kernel
+from tests.steps import experiment, run_cells, tidied_kernel
 
 MIB = 1 << 20
 shared_kernel, kernel = tidied_kernel("%reset -f", READ_WHY, hides_libraries=True)
@@ -70,11 +70,19 @@ def test_one_line_frees_a_container_of_tasks(
 ) -> None:
     run_cells(kernel, READ_LEAKS, setup)
     code = "\n".join(part.strip() for part in code.replace("MANY", str(_MANY)).splitlines())
-    run_cells(kernel, f"%%experiment e\n{code}\nawait asyncio.sleep(0)\nawait asyncio.sleep(0)")
+    run_cells(
+        kernel,
+        f"""
+        %%experiment e
+        {code}
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        """,
+    )
     assert number_alive(kernel) == _MANY
     rows = leak_rows(kernel)
-    assert [advice for _, _, advice in rows] == [line]
-    assert sum(size for size, _, _ in rows) >= _MANY * 80_000
+    assert [row.line for row in rows] == [line]
+    assert sum(row.size_bytes for row in rows) >= _MANY * 80_000
     run_cells(kernel, line)
     assert number_alive(kernel) == 0
     assert leak_rows(kernel) == []
@@ -97,13 +105,17 @@ def test_tasks_that_only_the_loop_keeps_are_cancelled(kernel: Kernel, number: in
                 watched.append(weakref.ref(made))
                 asyncio.create_task(wait(made))
         """,
-        f"%%experiment e\nstart({number})\nawait asyncio.sleep(0)",
+        f"""
+        %%experiment e
+        start({number})
+        await asyncio.sleep(0)
+        """,
     )
     assert number_alive(kernel) == number
     for rows in (survivor_rows(kernel), leak_rows(kernel)):
-        assert [path.startswith("the event loop") for _, path, _ in rows] == [True]
-        assert rows[0][0] == pytest.approx(40_000_000, rel=0.1)
-    run_cells(kernel, rows[0][2])
+        assert [row.path.startswith("the event loop") for row in rows] == [True]
+        assert rows[0].size_bytes == pytest.approx(40_000_000, rel=0.1)
+    run_cells(kernel, rows[0].line)
     assert number_alive(kernel) == 0
     assert leak_rows(kernel) == []
     assert kernel.value("kept.done()") is False
@@ -128,16 +140,16 @@ tasks[0].add_done_callback(lambda task: errors.append(task.cancelled()))
 await asyncio.sleep(0.01)
 """,
     )
-    ((_, _, line),) = survivor_rows(kernel)
-    run_cells(kernel, line, "await asyncio.sleep(0.01)")
+    (row,) = survivor_rows(kernel)
+    run_cells(kernel, row.line, "await asyncio.sleep(0.01)")
     assert kernel.value("errors") == [True]
 
 
 def test_a_line_for_tasks_says_that_some_may_be_older(kernel: Kernel) -> None:
     run_cells(kernel, READ_LEAKS, "tasks = {asyncio.create_task(wait(np.ones(2**18)))}")
-    run_cells(kernel, "%%experiment e\ntasks.add(asyncio.create_task(wait(np.ones(2**19))))")
-    ((size_bytes, _, line),) = leak_rows(kernel)
-    assert size_bytes // MIB == 6
-    assert line.endswith("  # 2 MiB of it may be older than the experiment")
-    run_cells(kernel, line, "await asyncio.sleep(0)")
+    run_cells(kernel, experiment("tasks.add(asyncio.create_task(wait(np.ones(2**19))))"))
+    (row,) = leak_rows(kernel)
+    assert row.size_bytes // MIB == 6
+    assert row.line.endswith("  # 2 MiB of it may be older than the experiment")
+    run_cells(kernel, row.line, "await asyncio.sleep(0)")
     assert leak_rows(kernel) == []

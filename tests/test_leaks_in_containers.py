@@ -17,7 +17,7 @@ from tests.kernel_records import (
     survivor_rows,
 )
 from tests.process_memory import linux
-from tests.steps import needs, run_cells, tidied_kernel
+from tests.steps import experiment, needs, run_cells, tidied_kernel
 
 MIB = 1 << 20
 shared_kernel, kernel = tidied_kernel("%reset -f", READ_WHY, hides_libraries=True)
@@ -34,8 +34,8 @@ pandas and torch a look takes a second longer.
     ],
 )
 def test_an_array_without_a_name_is_left(kernel: Kernel, setup: str, code: str) -> None:
-    run_cells(kernel, READ_LEAKS, setup, f"%%experiment e\n{code}")
-    assert [row[0] for row in survivor_rows(kernel)] == [pytest.approx(2**21, rel=0.02)]
+    run_cells(kernel, READ_LEAKS, setup, experiment(code))
+    assert [row.size_bytes for row in survivor_rows(kernel)] == [pytest.approx(2**21, rel=0.02)]
 
 
 @pytest.mark.parametrize(
@@ -68,43 +68,59 @@ def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
                 self.value = [value]
         outer = []
         """,
-        f"%%experiment e\ntry:\n    work()\nexcept ValueError as error:\n    outer.append({kept})",
+        f"""
+        %%experiment e
+        try:
+            work()
+        except ValueError as error:
+            outer.append({kept})
+        """,
     )
-    ((at_the_end, _, _),) = survivor_rows(kernel)
-    ((later, _, line),) = leak_rows(kernel)
-    assert at_the_end == pytest.approx(2**23, rel=0.02)
-    assert later == pytest.approx(2**23, rel=0.02)
-    run_cells(kernel, line)
+    (row,) = survivor_rows(kernel)
+    (leak,) = leak_rows(kernel)
+    assert row.size_bytes == pytest.approx(2**23, rel=0.02)
+    assert leak.size_bytes == pytest.approx(2**23, rel=0.02)
+    run_cells(kernel, leak.line)
     assert leak_rows(kernel) == []
 
 
 def test_one_line_frees_arrays_of_a_name_in_several_places(kernel: Kernel) -> None:
-    experiment = """%%experiment e
-made = [np.ones(70_000) for _ in range(4)]
-Store.cache = made[0]
-outer["k"] = made[1]
-store.append(made[2])
-other.append(made[3])
-"""
-    run_cells(kernel, READ_LEAKS, "outer, store, other = {}, [], []\nclass Store: pass", experiment)
-    ((size, path, line),) = survivor_rows(kernel)
-    assert size == 4 * 70_000 * 8
-    assert path == "notebook variable other[0], and 3 more"
-    assert leak_rows(kernel) == [(size, path, line)]
-    run_cells(kernel, line)
+    experiment_cell = """
+    %%experiment e
+    made = [np.ones(70_000) for _ in range(4)]
+    Store.cache = made[0]
+    outer["k"] = made[1]
+    store.append(made[2])
+    other.append(made[3])
+    """
+    run_cells(
+        kernel,
+        READ_LEAKS,
+        """
+        outer, store, other = {}, [], []
+        class Store: pass
+        """,
+        experiment_cell,
+    )
+    (row,) = survivor_rows(kernel)
+    assert row.size_bytes == 4 * 70_000 * 8
+    assert row.path == "notebook variable other[0], and 3 more"
+    assert leak_rows(kernel) == [(row.size_bytes, row.path, row.line)]
+    run_cells(kernel, row.line)
     assert leak_rows(kernel) == []
 
 
 def test_lines_that_remove_the_same_tuple_are_one(kernel: Kernel) -> None:
-    experiment = """%%experiment e
-inner = [bytearray(2**20) for _ in range(3)]
-made = np.ones(2**18)
-outer["k"] = (made, (inner, []))
-store.append(inner)
-"""
-    run_cells(kernel, READ_LEAKS, "outer, store = {}, []", experiment)
-    for _, _, line in survivor_rows(kernel):
-        run_cells(kernel, line)
+    experiment_cell = """
+    %%experiment e
+    inner = [bytearray(2**20) for _ in range(3)]
+    made = np.ones(2**18)
+    outer["k"] = (made, (inner, []))
+    store.append(inner)
+    """
+    run_cells(kernel, READ_LEAKS, "outer, store = {}, []", experiment_cell)
+    for row in survivor_rows(kernel):
+        run_cells(kernel, row.line)
     assert leak_rows(kernel) == []
     assert kernel.value("[outer, store]") == [{}, []]
 
@@ -132,10 +148,10 @@ def test_a_loop_removes_the_same_keys_of_each_item(kernel: Kernel, runs: str, co
             return made
         """,
     )
-    run_cells(kernel, f"%%experiment e\n{code}")
-    ((_, _, line),) = leak_rows(kernel)
-    assert line.startswith("for _item in ")
-    run_cells(kernel, line)
+    run_cells(kernel, experiment(code))
+    (row,) = leak_rows(kernel)
+    assert row.line.startswith("for _item in ")
+    run_cells(kernel, row.line)
     assert number_alive(kernel) == 0
     assert kernel.value("[row['id'] for row in runs][:2]") == [0, 1]
 
@@ -149,11 +165,11 @@ def test_a_new_cache_with_many_small_items_is_cleared(kernel: Kernel) -> None:
         def load(number):
             return bytes(1000)
         """,
-        "%%experiment e\nfor number in range(5000): load(number)",
+        experiment("for number in range(5000): load(number)"),
     )
-    ((_, _, line),) = survivor_rows(kernel)
-    assert line == "load.cache_clear()"
-    run_cells(kernel, line)
+    (row,) = survivor_rows(kernel)
+    assert row.line == "load.cache_clear()"
+    run_cells(kernel, row.line)
     assert leak_rows(kernel) == []
 
 
@@ -177,18 +193,26 @@ def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None
                 self.words = [str(number) for number in range(100_000)]
         outer = {}
         """,
-        f"%%experiment e\nx = {made}\nouter['a'] = x",
+        f"""
+        %%experiment e
+        x = {made}
+        outer['a'] = x
+        """,
     )
     (at_the_end,) = survivor_rows(kernel)
     (later,) = leak_rows(kernel)
-    assert at_the_end[1:] == later[1:] == ('notebook variable outer["a"]', 'del outer["a"]')
-    assert later[0] == pytest.approx(at_the_end[0], rel=0.02)
-    assert later[0] > 7_000_000
+    assert (
+        (at_the_end.path, at_the_end.line)
+        == (later.path, later.line)
+        == ('notebook variable outer["a"]', 'del outer["a"]')
+    )
+    assert later.size_bytes == pytest.approx(at_the_end.size_bytes, rel=0.02)
+    assert later.size_bytes > 7_000_000
     for parts in (survivor_parts(kernel), leak_parts(kernel)):
         if "array" not in made.partition("(")[0]:  # its elements are no parts
-            assert sum(parts.values()) == pytest.approx(later[0], rel=0.02)
+            assert sum(parts.values()) == pytest.approx(later.size_bytes, rel=0.02)
             assert min(parts.values()) > 1_000_000
-    run_cells(kernel, later[2])
+    run_cells(kernel, later.line)
     assert leak_rows(kernel) == []
 
 
@@ -218,13 +242,20 @@ def test_an_array_and_a_tensor_on_its_memory_are_one_row(
 ) -> None:
     needs("torch")
     run_cells(kernel, READ_LEAKS, "import torch; outer, keep = {}, {}")
-    run_cells(kernel, f"%%experiment e\nx = np.ones(2**20); watched.append(weakref.ref(x))\n{code}")
+    run_cells(
+        kernel,
+        f"""
+        %%experiment e
+        x = np.ones(2**20); watched.append(weakref.ref(x))
+        {code}
+        """,
+    )
     for rows in (survivor_rows(kernel), leak_rows(kernel)):
-        ((size, _, line),) = rows
-        assert size == 8 << 20
-        assert line == expected_line
+        (row,) = rows
+        assert row.size_bytes == 8 << 20
+        assert row.line == expected_line
     assert number_alive(kernel) == 1
-    run_cells(kernel, line)
+    run_cells(kernel, row.line)
     assert number_alive(kernel) == 0
     assert leak_rows(kernel) == []
 
@@ -253,15 +284,15 @@ def test_leaks_list_the_arrays_that_an_experiment_has_listed(
         outer, keep, holder = ["first"], {}, Holder()
         table = {number: {"n": number} for number in range(4)}
         """,
-        f"%%experiment e\n{code}",
+        experiment(code),
     )
     at_the_end = survivor_rows(kernel)
     later = leak_rows(kernel)
-    assert sum(row[0] for row in at_the_end) == pytest.approx(size, rel=0.02)
-    assert {row[1:] for row in later} == {row[1:] for row in at_the_end}
-    assert sum(row[0] for row in later) == pytest.approx(size, rel=0.02)
-    for _, _, advice in later:
-        run_cells(kernel, advice)
+    assert sum(row.size_bytes for row in at_the_end) == pytest.approx(size, rel=0.02)
+    assert {(row.path, row.line) for row in later} == {(row.path, row.line) for row in at_the_end}
+    assert sum(row.size_bytes for row in later) == pytest.approx(size, rel=0.02)
+    for each_row in later:
+        run_cells(kernel, each_row.line)
     assert leak_rows(kernel) == []
 
 
@@ -321,9 +352,9 @@ def test_leaks_list_the_arrays_that_an_experiment_has_listed(
 def test_lines_free_all_and_nothing_else(
     kernel: Kernel, setup: str, code: str, left_over: str
 ) -> None:
-    run_cells(kernel, READ_LEAKS, setup, f"%%experiment e\n{textwrap.dedent(code)}")
-    for _, _, advice in leak_rows(kernel):
-        run_cells(kernel, advice)
+    run_cells(kernel, READ_LEAKS, setup, experiment(code))
+    for row in leak_rows(kernel):
+        run_cells(kernel, row.line)
     assert leak_rows(kernel) == []
     assert kernel.value(left_over) is True
 
@@ -342,18 +373,25 @@ def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
                 outer.append(made)
                 table[number] = made
         """,
-        "%%experiment e\nfill()",
+        experiment("fill()"),
     )
     assert number_alive(kernel) == 6
-    for _, _, advice in survivor_rows(kernel):
-        run_cells(kernel, advice)
+    for row in survivor_rows(kernel):
+        run_cells(kernel, row.line)
     assert number_alive(kernel) == 0
     assert kernel.value("(outer, table)") == ([0], {"kept": 1})
 
 
 def test_all_attributes_of_a_librarys_objects_are_removed(kernel: Kernel) -> None:
     """Each of them leads to an array of the row, as the layers of a cache of keys and values."""
-    run_cells(kernel, READ_LEAKS, "import argparse\nkept = [{'text': 1}]")
+    run_cells(
+        kernel,
+        READ_LEAKS,
+        """
+        import argparse
+        kept = [{'text': 1}]
+        """,
+    )
     run_cells(
         kernel,
         """
@@ -367,10 +405,10 @@ def test_all_attributes_of_a_librarys_objects_are_removed(kernel: Kernel) -> Non
         kept[0]["cache"] = argparse.Namespace(layers=layers)
         """,
     )
-    ((_, _, line),) = survivor_rows(kernel)
+    (row,) = survivor_rows(kernel)
     assert number_alive(kernel) == 5
-    run_cells(kernel, line)
-    assert number_alive(kernel) == 0, line
+    run_cells(kernel, row.line)
+    assert number_alive(kernel) == 0, row.line
 
 
 @pytest.mark.parametrize(
@@ -388,13 +426,13 @@ def test_all_attributes_of_a_librarys_objects_are_removed(kernel: Kernel) -> Non
 )
 def test_lines_for_items_of_one_list_are_one_line(kernel: Kernel, setup: str, code: str) -> None:
     needs("torch")
-    run_cells(kernel, READ_LEAKS, f"import torch; {setup}", f"%%experiment e\n{code}")
+    run_cells(kernel, READ_LEAKS, f"import torch; {setup}", experiment(code))
     for rows in (survivor_rows(kernel), leak_rows(kernel)):
-        large = [row for row in rows if row[0] >= 2**20]
+        large = [row for row in rows if row.size_bytes >= 2**20]
         assert len(large) == 1, rows
         ((_, _, line),) = large
     run_cells(kernel, line)
-    assert [row for row in leak_rows(kernel) if row[0] >= 2**20] == []
+    assert [row for row in leak_rows(kernel) if row.size_bytes >= 2**20] == []
     assert kernel.value("len(kept) if type(kept) is list else 1") == 1
 
 
@@ -411,7 +449,7 @@ rows = Rows()
 
 def test_a_list_is_not_asked_for_its_length(kernel: Kernel) -> None:
     run_cells(kernel, _LISTS_WITH_A_LENGTH)
-    run_cells(kernel, "%%experiment e\nrows.append(bytearray(8 << 20))")
+    run_cells(kernel, experiment("rows.append(bytearray(8 << 20))"))
     (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert "to free it: del rows[0]" in leaks
     run_cells(kernel, "assert calls == []")
@@ -419,7 +457,13 @@ def test_a_list_is_not_asked_for_its_length(kernel: Kernel) -> None:
 
 def test_a_leak_of_many_small_arrays_has_at_least_their_data(kernel: Kernel) -> None:
     """The objects of small arrays take more memory beside the data."""
-    run_cells(kernel, "import numpy as np\nkept = {}")
+    run_cells(
+        kernel,
+        """
+        import numpy as np
+        kept = {}
+        """,
+    )
     for number, shape in ((3_000, 100), (3, 100_000)):
         leaving = f"%%experiment e\nx = [np.ones({shape}) for _ in range({number})]\nkept['x'] = x"
         (report,) = run_cells(kernel, leaving).reports("experiment")
@@ -448,7 +492,7 @@ def test_objects_that_imported_libraries_make_are_no_row(tmp_path: Path) -> None
             f"import abc, importlib, sys; abc.table = []; sys.path.insert(0, {str(tmp_path)!r})",
         )
         few, many = (
-            run_cells(fresh, f"%%experiment e\n{code.format(*numbers)}").reports("experiment")[0]
+            run_cells(fresh, experiment(code.format(*numbers))).reports("experiment")[0]
             for numbers in ((0, 10), (10, 60))
         )
     assert "objects (" in few, few
@@ -466,11 +510,11 @@ def test_arrays_beyond_the_limit_of_a_search_have_a_holder_too(kernel: Kernel) -
         array_holders.MOST_EXPLAINED = 5
         hold = []
         """,
-        "%%experiment e\nhold.extend(np.ones(150_000) for _ in range(8))",
+        experiment("hold.extend(np.ones(150_000) for _ in range(8))"),
     )
     rows = survivor_rows(kernel)
     run_cells(kernel, "array_holders.MOST_EXPLAINED = most; hold.clear()")
-    assert {(path, line) for _, path, line in rows} == {
+    assert {(row.path, row.line) for row in rows} == {
         ("notebook variable hold", "del hold[3:]"),
         (
             "something that the search did not reach within its limits",
@@ -514,27 +558,41 @@ def test_an_experiment_names_cycles_through_arrays(kernel: Kernel) -> None:
                 owner.array = np.array([owner, None], dtype=object)
                 watched.append(weakref.ref(owner))
         """,
-        "%%experiment e\nmake()",
+        experiment("make()"),
     )
     rows = survivor_rows(kernel)
-    assert sum(row[0] for row in rows) == pytest.approx(12 * MIB, rel=0.1)
-    assert {row[1] for row in rows} == {
+    assert sum(row.size_bytes for row in rows) == pytest.approx(12 * MIB, rel=0.1)
+    assert {row.path for row in rows} == {
         "a cycle through an array of objects, which Python never frees"
     }
-    run_cells(kernel, "for owner in watched: owner().array.fill(None)\nowner = None")
+    run_cells(
+        kernel,
+        """
+        for owner in watched: owner().array.fill(None)
+        owner = None
+        """,
+    )
     assert number_alive(kernel) == 0
 
 
 @linux
 @pytest.mark.parametrize("code", _CYCLES.values(), ids=_CYCLES)
 def test_a_cycle_through_an_array_is_called_one(kernel: Kernel, code: str) -> None:
-    run_cells(kernel, READ_LEAKS, f"class Owner: pass\ndef make():{code.rstrip()}\n    {_WATCH}")
-    run_cells(kernel, "%%experiment e\nmake()")
+    run_cells(
+        kernel,
+        READ_LEAKS,
+        f"""
+        class Owner: pass
+        def make():{code.rstrip()}
+            {_WATCH}
+        """,
+    )
+    run_cells(kernel, experiment("make()"))
     rows = leak_rows(kernel)
     assert len(rows) == 1, rows
     (row,) = rows
-    assert row[0] == pytest.approx(8 * MIB, rel=0.1)
-    assert row[1:] == (
+    assert row.size_bytes == pytest.approx(8 * MIB, rel=0.1)
+    assert (row.path, row.line) == (
         "a cycle through an array of objects, which Python never frees",
         "set the array's elements to None before you delete it",
     )

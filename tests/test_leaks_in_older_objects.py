@@ -16,7 +16,7 @@ from tests.kernel_records import (
     why_record,
 )
 from tests.process_memory import linux
-from tests.steps import run_cells, tidied_kernel
+from tests.steps import experiment, run_cells, tidied_kernel
 
 MIB = 1 << 20
 shared_kernel, kernel = tidied_kernel("%reset -f", READ_WHY, hides_libraries=True)
@@ -35,19 +35,22 @@ pandas and torch a look takes a second longer.
     ],
 )
 def test_a_line_with_a_kept_name_removes_only_its_row(kernel: Kernel, code: str) -> None:
-    experiment = f"""%%experiment e --keep kept
-made = [np.ones(2**18), np.ones(2**18)]
-watched.extend(map(weakref.ref, made))
-{code}
-"""
+    experiment_cell = f"""
+    %%experiment e --keep kept
+    made = [np.ones(2**18), np.ones(2**18)]
+    watched.extend(map(weakref.ref, made))
+    {code}
+    """
     run_cells(kernel, READ_LEAKS, "outer, store = {'w': 1}, [0]; watched = []")
     leak_rows(kernel)  # else a new array may be mistaken for that of an earlier case at its place
-    run_cells(kernel, experiment, "store.append(array()); store += [{'d': [array(), array()]}]")
+    run_cells(
+        kernel, experiment_cell, "store.append(array()); store += [{'d': [array(), array()]}]"
+    )
     rows = leak_rows(kernel)
-    assert [line.partition("  # and ")[2] for _, _, line in rows] == [
+    assert [row.line.partition("  # and ")[2] for row in rows] == [
         "delete kept when you no longer need it"
     ]
-    run_cells(kernel, rows[0][2])
+    run_cells(kernel, rows[0].line)
     assert leak_rows(kernel) == []
     run_cells(kernel, "del kept")
     assert number_alive(kernel) == 3  # those that came later
@@ -55,16 +58,17 @@ watched.extend(map(weakref.ref, made))
 
 def test_new_data_in_an_older_object_that_is_kept_is_no_leak(kernel: Kernel) -> None:
     run_cells(kernel, READ_LEAKS, "runs = [{}, {}, {}]")
-    experiment = """%%experiment e --keep kept
-def fill():
-    for run in runs: run["data"] = np.ones(2**20)
-fill()
-kept = runs[1]
-"""
-    (report,) = run_cells(kernel, experiment).reports("experiment")
+    experiment_cell = """
+    %%experiment e --keep kept
+    def fill():
+        for run in runs: run["data"] = np.ones(2**20)
+    fill()
+    kept = runs[1]
+    """
+    (report,) = run_cells(kernel, experiment_cell).reports("experiment")
     assert "not named" not in report
-    ((_, _, line),) = survivor_rows(kernel)
-    run_cells(kernel, line)
+    (row,) = survivor_rows(kernel)
+    run_cells(kernel, row.line)
     assert leak_rows(kernel) == []
     assert kernel.value("[list(run) for run in runs]") == [[], ["data"], []]
 
@@ -101,13 +105,13 @@ def test_data_in_a_cache_of_the_user_s_module_is_left(
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
         "sys.modules.pop('tables_of_the_user', None)",  # of another case
         "from tables_of_the_user import load",
-        "%%experiment e\nfor number in range(5000): load(number)",
+        experiment("for number in range(5000): load(number)"),
     )
-    ((size, path, line),) = survivor_rows(kernel)
-    assert size >= 5_000_000
-    assert path.startswith(f"module tables_of_the_user, global {place}")
-    assert line.startswith(f"import tables_of_the_user; tables_of_the_user.{place}")
-    run_cells(kernel, line)
+    (row,) = survivor_rows(kernel)
+    assert row.size_bytes >= 5_000_000
+    assert row.path.startswith(f"module tables_of_the_user, global {place}")
+    assert row.line.startswith(f"import tables_of_the_user; tables_of_the_user.{place}")
+    run_cells(kernel, row.line)
     assert leak_rows(kernel) == []
     run_cells(kernel, "from tables_of_the_user import cache")
     assert kernel.value("len(getattr(cache, 'rows', cache))") == 0
@@ -116,30 +120,39 @@ def test_data_in_a_cache_of_the_user_s_module_is_left(
 def test_an_array_with_the_identity_of_a_freed_leak_is_a_leak(kernel: Kernel) -> None:
     """The next array often gets it: here, the record of the freed one is given that identity."""
     run_cells(kernel, READ_LEAKS, "box = []")
-    run_cells(kernel, "%%experiment first\nmade = np.ones(2**18)\nbox.append(made)")
-    experiment = """%%experiment second
-made = np.ones(2**19)
-box.append(made)
-def give_identity(made):
-    known = app.experiments.survivors.names_with_arrays
-    ((is_alive, array),) = known[-1].arrays
-    same = array._replace(storage=("numpy", id(made)))
-    known[-1] = dataclasses.replace(known[-1], arrays=((is_alive, same),))
-give_identity(made)
-"""
-    run_cells(kernel, "import dataclasses; box.clear()", experiment)
-    ((size_bytes, _, line),) = leak_rows(kernel)
-    assert (size_bytes // MIB, line) == (4, "del box[0]")
+    run_cells(
+        kernel,
+        """
+        %%experiment first
+        made = np.ones(2**18)
+        box.append(made)
+        """,
+    )
+    experiment_cell = """
+    %%experiment second
+    made = np.ones(2**19)
+    box.append(made)
+    def give_identity(made):
+        known = app.experiments.survivors.names_with_arrays
+        ((is_alive, array),) = known[-1].arrays
+        same = array._replace(storage=("numpy", id(made)))
+        known[-1] = dataclasses.replace(known[-1], arrays=((is_alive, same),))
+    give_identity(made)
+    """
+    run_cells(kernel, "import dataclasses; box.clear()", experiment_cell)
+    (row,) = leak_rows(kernel)
+    assert (row.size_bytes // MIB, row.line) == (4, "del box[0]")
 
 
 def test_older_data_of_a_kept_name_hides_no_leak(kernel: Kernel) -> None:
     run_cells(kernel, READ_LEAKS, "runs = [{'old': np.ones(2**20)} for _ in range(4)]")
-    experiment = """%%experiment e --keep top
-for number in (1, 3): runs[number]["new"] = np.ones(2**19)
-top = runs[:2]
-"""
-    run_cells(kernel, experiment)
-    assert [line for _, _, line in survivor_rows(kernel)] == ['del runs[3]["new"]']
+    experiment_cell = """
+    %%experiment e --keep top
+    for number in (1, 3): runs[number]["new"] = np.ones(2**19)
+    top = runs[:2]
+    """
+    run_cells(kernel, experiment_cell)
+    assert [row.line for row in survivor_rows(kernel)] == ['del runs[3]["new"]']
 
 
 OLDER_BEHIND_LINES = {
@@ -156,8 +169,24 @@ OLDER_BEHIND_LINES = {
 @pytest.mark.parametrize("case", OLDER_BEHIND_LINES)
 def test_a_line_says_which_other_data_it_drops(kernel: Kernel, case: str) -> None:
     make, put, line = OLDER_BEHIND_LINES[case]
-    run_cells(kernel, READ_LEAKS, f"import functools; older = np.ones(2**19)\n{make}\ndel older")
-    run_cells(kernel, f"%%experiment e --keep kept\ndata = np.ones(2**20)\n{put}\nkept = [data]")
+    run_cells(
+        kernel,
+        READ_LEAKS,
+        f"""
+        import functools; older = np.ones(2**19)
+        {make}
+        del older
+        """,
+    )
+    run_cells(
+        kernel,
+        f"""
+        %%experiment e --keep kept
+        data = np.ones(2**20)
+        {put}
+        kept = [data]
+        """,
+    )
     drops = "also drops 4 MiB of other data"
     (advice,) = lines_by_holder(why_record(kernel, "kept")).values()
     assert advice == f"{line}  # {drops}"
@@ -176,29 +205,30 @@ def test_a_line_says_which_other_data_it_drops(kernel: Kernel, case: str) -> Non
 
 def test_older_arrays_in_new_tuples_are_no_leaks(kernel: Kernel) -> None:
     run_cells(kernel, READ_LEAKS, "runs = [{'data': np.ones(2**18)} for _ in range(3)]")
-    experiment = """%%experiment e
-def change():
-    for run in runs: run["data"] = (run["data"], np.ones(2**19))
-change()
-"""
-    run_cells(kernel, experiment)
+    experiment_cell = """
+    %%experiment e
+    def change():
+        for run in runs: run["data"] = (run["data"], np.ones(2**19))
+    change()
+    """
+    run_cells(kernel, experiment_cell)
     rows = leak_rows(kernel)
-    assert sum(size_bytes for size_bytes, _, _ in rows) // MIB == 3 * 4
-    for _, _, line in rows:
-        assert "also drops " in line
+    assert sum(row.size_bytes for row in rows) // MIB == 3 * 4
+    for row in rows:
+        assert "also drops " in row.line
 
 
 @pytest.mark.parametrize(("line", "keeps"), [(" --keep kept", ""), ("", "global kept; ")])
 def test_a_kept_name_is_a_holder_that_the_line_spares(
     kernel: Kernel, line: str, keeps: str
 ) -> None:
-    experiment = f"""\
-%%experiment e{line}
-{keeps}arr = np.ones(2**20)
-kept = {{"a": arr}}
-box.append(arr)
-"""
-    run_cells(kernel, READ_LEAKS, "box = []", experiment)
+    experiment_cell = f"""
+    %%experiment e{line}
+    {keeps}arr = np.ones(2**20)
+    kept = {{"a": arr}}
+    box.append(arr)
+    """
+    run_cells(kernel, READ_LEAKS, "box = []", experiment_cell)
     place = 'notebook variable box[0], kept variable kept["a"]'
     advice = "del box[0]  # and delete kept when you no longer need it"
     assert survivor_rows(kernel) == [(pytest.approx(2**23, rel=0.02), place, advice)]
@@ -221,7 +251,9 @@ outer["moved"] = (outer.pop("old"),)
 outer["texts"] = [str(n) * 9 for n in range(100_000)]""",
     )
     rows = survivor_rows(kernel)
-    assert [row[1:] for row in rows] == [('notebook variable outer["texts"]', 'del outer["texts"]')]
+    assert [(row.path, row.line) for row in rows] == [
+        ('notebook variable outer["texts"]', 'del outer["texts"]')
+    ]
     run_cells(kernel, "del outer")
 
 
@@ -243,7 +275,7 @@ def test_many_new_objects_in_older_ones_are_held_by_these(kernel: Kernel, case: 
         dicts = [{"number": number, "text": f"text {number}"} for number in range(10_000)]
         instances = [Document() for _ in range(5000)]
         """,
-        f"%%experiment e\n{IN_OLD_OBJECTS[case]}",
+        experiment(IN_OLD_OBJECTS[case]),
     )
     variable = "instances" if case == "instances" else "dicts"
     number = {"dicts": "4,000", "few dicts": "60", "instances": "5,000"}[case]
@@ -258,7 +290,7 @@ def test_no_line_drops_many_older_dicts_with_their_new_items(kernel: Kernel) -> 
         kernel,
         "%gpumem free",
         "docs = [{'number': number, 'text': f'text {number}'} for number in range(5_000)]",
-        "%%experiment e\nfor each in docs[:1100]: each['words'] = list(range(1000, 1100))",
+        experiment("for each in docs[:1100]: each['words'] = list(range(1000, 1100))"),
     )
     (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     (row,) = [row for row in leaks.splitlines() if "1,100 × list" in row]

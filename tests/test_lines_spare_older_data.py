@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.paths.ages import Ages, LearnedAges
-from tests.older_records import OLDER_RECORDS
-from tests.steps import run_cells, tidied_kernel
+from tests.older_records import OLDER_RECORDS, assert_no_leaks, record_rows
+from tests.steps import experiment, run_cells, tidied_kernel
 
 # Freed, because the data of a test would take the free pages of an earlier one.
 shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", hides_libraries=True)
@@ -46,7 +46,7 @@ block.write(bytes(32 << 20))
 hold.append(block)
 """,
     )
-    assert notebook.value("rows()") == [(1, "notebook variable hold[0]", "del hold[0]")]
+    assert record_rows(notebook) == [(1, "notebook variable hold[0]", "del hold[0]")]
     run_cells(notebook, "hold.clear(); del many")
 
 
@@ -66,8 +66,8 @@ objects[7].words = np.ones(15 << 18)
 objects[8].words = np.ones(1 << 19)
 """,
     )
-    ((_, path, _),) = notebook.value("rows()")
-    assert path == "notebook variable objects[…].words"
+    (row,) = record_rows(notebook)
+    assert row.path == "notebook variable objects[…].words"
     run_cells(notebook, "del many, objects")
 
 
@@ -87,10 +87,10 @@ def test_no_line_removes_an_older_array_that_has_a_new_holder(kernel: Kernel, co
         many = [{'number': each, 'list': [each]} for each in range(60_000)]
         many[59_000]['words'] = np.ones(1 << 20)
         """,
-        f"%%experiment e\n{code}",
+        experiment(code),
     )
-    for _, _, line in kernel.value("rows()"):
-        run_cells(kernel, line)
+    for row in record_rows(kernel):
+        run_cells(kernel, row.line)
     assert kernel.value("len(many[59_000]['words'])") == 1 << 20
 
 
@@ -113,11 +113,14 @@ def test_an_older_dict_that_gets_a_list_keeps_its_older_array(
     run_cells(
         kernel,
         OLDER_RECORDS,
-        f"many = {records}\n{older} = np.ones(1 << 18)",
-        f"%%experiment e\n{new} = [np.ones(1 << 20)]",
+        f"""
+        many = {records}
+        {older} = np.ones(1 << 18)
+        """,
+        experiment(f"{new} = [np.ones(1 << 20)]"),
     )
-    for _, _, line in kernel.value("rows()"):
-        run_cells(kernel, line)
+    for row in record_rows(kernel):
+        run_cells(kernel, row.line)
     assert kernel.value(f"len({older})") == 1 << 18
 
 
@@ -143,9 +146,9 @@ def test_an_older_item_that_changes_stays(
         notebook,
         OLDER_RECORDS,
         f"records = [{older} for _ in range(300)]",
-        f"%%experiment e\n{code}",
+        experiment(code),
     )
-    assert [row[2] for row in notebook.value("rows()")] == ([line] if line else [])
+    assert [row.line for row in record_rows(notebook)] == ([line] if line else [])
 
 
 @pytest.mark.parametrize(
@@ -165,16 +168,18 @@ def test_a_record_in_an_older_one_is_removed_as_a_whole(
     run_cells(
         notebook,
         OLDER_RECORDS,
-        f"large = lambda: np.ones(1 << 21)\nrecords = dicts({number})",
-        f"%%experiment e\nrecords[3]['new'] = {record}",
+        f"""
+        large = lambda: np.ones(1 << 21)
+        records = dicts({number})
+        """,
+        experiment(f"records[3]['new'] = {record}"),
     )
     line = 'del records[3]["new"]'
-    assert [row[2] for row in notebook.value("rows()")] == [line]
+    assert [row.line for row in record_rows(notebook)] == [line]
     (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert line in leaks
     run_cells(notebook, line)
-    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
-    assert leaks.startswith("no leak"), leaks
+    assert_no_leaks(notebook)
 
 
 def test_an_older_dict_in_an_older_record_keeps_its_older_data(notebook: Kernel) -> None:
@@ -183,10 +188,10 @@ def test_an_older_dict_in_an_older_record_keeps_its_older_data(notebook: Kernel)
         notebook,
         OLDER_RECORDS,
         "records = [{'number': each, 'inner': {'older': np.ones(each)}} for each in range(1500)]",
-        "%%experiment e\nrecords[3]['inner']['new'] = [np.ones(1 << 21)]",
+        experiment("records[3]['inner']['new'] = [np.ones(1 << 21)]"),
     )
-    ((_, _, line),) = notebook.value("rows()")
-    assert line.startswith('del records[3]["inner"]["new"]')
+    (row,) = record_rows(notebook)
+    assert row.line.startswith('del records[3]["inner"]["new"]')
 
 
 @pytest.mark.parametrize(
@@ -221,13 +226,12 @@ def test_new_data_in_the_places_of_older_items_is_named(
     """It was "not named", but for that which the collector tracks. The line keeps the places of
     later items.
     """
-    run_cells(notebook, OLDER_RECORDS, f"records = {older}", f"%%experiment e\n{code}")
-    assert [row[2] for row in notebook.value("rows()")] == [line]
+    run_cells(notebook, OLDER_RECORDS, f"records = {older}", experiment(code))
+    assert [row.line for row in record_rows(notebook)] == [line]
     (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert line in leaks
     run_cells(notebook, line)
-    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
-    assert leaks.startswith("no leak"), leaks
+    assert_no_leaks(notebook)
 
 
 @pytest.mark.parametrize(
@@ -285,14 +289,13 @@ def test_a_line_moves_no_later_item_of_a_list(
             return np.ones(1 << 19) + number
         """,
         f"records = {older}",
-        f"%%experiment e\n{code}",
+        experiment(code),
     )
-    assert [row[2] for row in notebook.value("rows()")] == [line]
+    assert [row.line for row in record_rows(notebook)] == [line]
     (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert line[:40] in leaks
     run_cells(notebook, line)
-    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
-    assert leaks.startswith("no leak"), leaks
+    assert_no_leaks(notebook)
 
 
 def test_a_list_at_the_address_of_a_dead_one_is_not_that_list() -> None:
@@ -328,14 +331,17 @@ def test_memory_that_another_object_owns_has_all_of_its_holders(
             return owner
         records = dicts(10)
         """,
-        f"%%experiment e\nowner = records[3]['owner'] = {owner}\n"
-        "records[4]['new'] = np.frombuffer(owner, 'u1')",
+        f"""
+        %%experiment e
+        owner = records[3]['owner'] = {owner}
+        records[4]['new'] = np.frombuffer(owner, 'u1')
+        """,
     )
-    ((_, _, line),) = notebook.value("rows()")
-    assert line == 'del records[4]["new"]; del records[3]["owner"]'
+    (row,) = record_rows(notebook)
+    assert row.line == 'del records[4]["new"]; del records[3]["owner"]'
     # It said "del records", which drops the older ones, too.
     (why,) = run_cells(notebook, '%gpumem why records[4]["new"]').reports("why")
-    assert line in why
+    assert row.line in why
 
 
 def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
@@ -344,10 +350,10 @@ def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
         OLDER_RECORDS,
         "deep = [[{'inner': [Document()]}]]; deep[0][0]['inner'][0].all = [1]",
     )
-    run_cells(notebook, "%%experiment e\ndeep[0][0]['inner'][0].all.append(np.ones(1 << 19))")
-    ((_, path, line),) = notebook.value("rows()")
-    assert path == 'notebook variable deep[0][0]["inner"][0].all[1]'
-    assert line == 'del deep[0][0]["inner"][0].all[1]'
+    run_cells(notebook, experiment("deep[0][0]['inner'][0].all.append(np.ones(1 << 19))"))
+    (row,) = record_rows(notebook)
+    assert row.path == 'notebook variable deep[0][0]["inner"][0].all[1]'
+    assert row.line == 'del deep[0][0]["inner"][0].all[1]'
     run_cells(notebook, "del deep")
 
 
@@ -362,7 +368,14 @@ def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
 def test_one_line_removes_all_records_of_one_older_object(
     notebook: Kernel, older: str, first: str, second: str
 ) -> None:
-    run_cells(notebook, OLDER_RECORDS, f"import types, weakref\nolder, refs = {older}, []")
+    run_cells(
+        notebook,
+        OLDER_RECORDS,
+        f"""
+        import types, weakref
+        older, refs = {older}, []
+        """,
+    )
     run_cells(
         notebook,
         f"""
@@ -373,8 +386,8 @@ def test_one_line_removes_all_records_of_one_older_object(
         refs.append(weakref.ref(array))
         """,
     )
-    ((_, _, line),) = notebook.value("rows()")
-    run_cells(notebook, line)
+    (row,) = record_rows(notebook)
+    run_cells(notebook, row.line)
     assert notebook.value("refs[-1]() is None") is True
 
 
@@ -433,10 +446,8 @@ MOVED = {
 def test_lines_spare_moved_data_or_mention_it(notebook: Kernel, name: str) -> None:
     case = MOVED[name]
     experiment = textwrap.dedent(case.experiment).strip()
-    run_cells(
-        notebook, OLDER_RECORDS, textwrap.dedent(case.before), f"%%experiment e\n{experiment}"
-    )
-    lines = [line for _, _, line in notebook.value("rows()")]
+    run_cells(notebook, OLDER_RECORDS, textwrap.dedent(case.before), experiment(experiment))
+    lines = [row.line for row in record_rows(notebook)]
     assert len(lines) == 1, lines
     assert re.fullmatch(case.line, lines[0])
 
@@ -466,12 +477,12 @@ def test_a_line_says_that_a_column_was_there_before(kernel: Kernel, code: str, l
         import pandas
         frame = pandas.DataFrame({"number": range(1 << 18), "texts": ["a"] * (1 << 18)})
         """,
-        f"%%experiment e\n{code}",
+        experiment(code),
     )
-    ((_, _, advice),) = kernel.value("rows()")
-    assert advice.replace('"', "'").removesuffix(" before") == line
+    (row,) = record_rows(kernel)
+    assert row.line.replace('"', "'").removesuffix(" before") == line
     (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
-    assert advice in leaks
+    assert row.line in leaks
 
 
 @pytest.mark.parametrize("part", ["frame[['a', 'old']]", "frame.groupby('stays')"])
@@ -484,10 +495,14 @@ def test_a_line_removes_all_columns_that_a_deleted_name_had(kernel: Kernel, part
         import pandas
         frame = pandas.DataFrame({"stays": np.zeros(1 << 18), "old": np.zeros(1 << 18)})
         """,
-        f"%%experiment e\nfor each in ['old', 'a']: frame[each] = np.ones(1 << 18)\npart = {part}",
+        f"""
+        %%experiment e
+        for each in ['old', 'a']: frame[each] = np.ones(1 << 18)
+        part = {part}
+        """,
     )
-    ((_, _, advice),) = kernel.value("rows()")
-    line, _, remark = advice.partition("  # ")
+    (row,) = record_rows(kernel)
+    line, _, remark = row.line.partition("  # ")
     assert sorted(line.removeprefix("del ").split(", ")) == ['frame["a"]', 'frame["old"]']
     assert remark == '"old" was there before'
     run_cells(kernel, line)
@@ -556,14 +571,13 @@ def test_new_data_in_an_older_array_of_objects_is_named(notebook: Kernel, name: 
     if "pandas" in older:
         pytest.importorskip("pandas", "3")
         run_cells(notebook, "import pandas")
-    run_cells(notebook, OLDER_RECORDS, older, f"%%experiment e\n{code}")
-    assert [row[2] for row in notebook.value("rows()")] == [line]
+    run_cells(notebook, OLDER_RECORDS, older, experiment(code))
+    assert [row.line for row in record_rows(notebook)] == [line]
     (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("1 leak")
     assert line[:30] in leaks
     run_cells(notebook, line)
-    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
-    assert leaks.startswith("no leak"), leaks
+    assert_no_leaks(notebook)
     run_cells(notebook, "del box")
 
 
@@ -591,13 +605,13 @@ def test_new_data_in_an_older_array_of_objects_is_named(notebook: Kernel, name: 
 def test_leaks_mentions_little_older_data_as_the_report_does(
     notebook: Kernel, older: str, code: str, line: str
 ) -> None:
-    run_cells(notebook, OLDER_RECORDS, older, f"%%experiment e\n{code}")
-    ((_, _, advice),) = notebook.value("rows()")
-    assert advice.startswith(line)
+    run_cells(notebook, OLDER_RECORDS, older, experiment(code))
+    (row,) = record_rows(notebook)
+    assert row.line.startswith(line)
     (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     in_leaks = leaks.rpartition("to free it: ")[2]
     # A small text, by which the older data is recognised, stays alive.
-    assert re.sub(r"\.\d", "", in_leaks) == re.sub(r"\.\d", "", advice)
+    assert re.sub(r"\.\d", "", in_leaks) == re.sub(r"\.\d", "", row.line)
 
 
 @pytest.mark.parametrize("data", ["np.ones(1 << 19)", "[0.5 * each for each in range(300_000)]"])
@@ -605,5 +619,5 @@ def test_leaks_has_no_default_argument_of_a_kept_function(notebook: Kernel, data
     """The experiment's report has no row for it, either."""
     experiment = f"%%experiment e --keep function\ndata = {data}\ndef function(a=data): pass"
     run_cells(notebook, OLDER_RECORDS, experiment)
-    assert notebook.value("rows()") == []
+    assert record_rows(notebook) == []
     assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.older_records import OLDER_RECORDS
-from tests.steps import SHOW_LIBRARIES, run_cells, tidied_kernel
+from tests.older_records import OLDER_RECORDS, assert_no_leaks, record_rows
+from tests.steps import SHOW_LIBRARIES, experiment, run_cells, tidied_kernel
 
 # Freed, because the data of a test would take the free pages of an earlier one.
 shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", hides_libraries=True)
@@ -173,14 +173,13 @@ def test_one_line_takes_new_data_out_of_older_records(notebook: Kernel, name: st
         OLDER_RECORDS,
         f"records = {case.records}",
         "before = [stays(each) for each in records]",
-        f"%%experiment e\n{case.experiment}",
+        experiment(case.experiment),
     )
-    assert notebook.value("rows()") == [(case.objects, "notebook variable records", case.line)]
+    assert record_rows(notebook) == [(case.objects, "notebook variable records", case.line)]
     run_cells(notebook, case.line)
     assert not notebook.value("any(map(has_new, records))")
     assert notebook.value("[stays(each) for each in records] == before")
-    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
-    assert leaks.startswith("no leak"), leaks
+    assert_no_leaks(notebook)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +194,9 @@ def test_records_in_the_places_of_dead_ones_are_new(notebook: Kernel, made: str)
         inbox += [(each, "a") for each in range(3000)]
         out = []
         """,
-        f"%%experiment e\nwhile inbox: inbox.pop(); out.append{made}",
+        experiment(f"while inbox: inbox.pop(); out.append{made}"),
     )
-    assert notebook.value("rows()") == [(6000, "notebook variable out", "out.clear()")]
+    assert record_rows(notebook) == [(6000, "notebook variable out", "out.clear()")]
 
 
 def test_an_older_value_under_the_same_key_stays(notebook: Kernel) -> None:
@@ -212,9 +211,9 @@ def test_an_older_value_under_the_same_key_stays(notebook: Kernel) -> None:
 for each in records[::2]: each["words"], each[("a", "key")] = words(30), words(30)
 """,
     )
-    for _, _, line in notebook.value("rows()"):
-        if line.startswith("for "):
-            run_cells(notebook, line)
+    for row in record_rows(notebook):
+        if row.line.startswith("for "):
+            run_cells(notebook, row.line)
     assert notebook.value("all(each['words'] == ['older'] for each in records[1::20])")
 
 
@@ -225,18 +224,18 @@ def test_a_slot_of_some_records_is_removed_in_words(notebook: Kernel, slots: str
     run_cells(
         notebook,
         "records = [Part() for _ in range(3000)]",
-        "%%experiment e\nfor each in records[::2]: each.words = words(30)",
+        experiment("for each in records[::2]: each.words = words(30)"),
     )
-    ((_, _, line),) = notebook.value("rows()")
-    assert line == "remove it from all of these"
+    (row,) = record_rows(notebook)
+    assert row.line == "remove it from all of these"
 
 
 def test_lists_of_ipython_are_in_no_row(notebook: Kernel) -> None:
     run_cells(notebook, SHOW_LIBRARIES, OLDER_RECORDS, "records = instances(Document, 100)")
     for number in range(3):  # IPython's history makes new lists as it goes
-        run_cells(notebook, f"%%experiment e\nfor each in records: each.words{number} = words(600)")
+        run_cells(notebook, experiment(f"for each in records: each.words{number} = words(600)"))
         line = f"for _item in records: _item.words{number} = None; del _item"
-        assert notebook.value("rows()") == [(100, "notebook variable records", line)]
+        assert record_rows(notebook) == [(100, "notebook variable records", line)]
 
 
 def test_older_elements_of_a_set_stay(notebook: Kernel) -> None:
@@ -245,17 +244,17 @@ def test_older_elements_of_a_set_stay(notebook: Kernel) -> None:
         notebook,
         OLDER_RECORDS,
         "kept = {'alpha', 'beta'}",
-        "%%experiment e\nkept.update(f's{number}' for number in range(50_000))",
+        experiment("kept.update(f's{number}' for number in range(50_000))"),
     )
-    ((_, _, line),) = notebook.value("rows()")
-    run_cells(notebook, line)
+    (row,) = record_rows(notebook)
+    run_cells(notebook, row.line)
     assert notebook.value("kept == {'alpha', 'beta'}")
 
 
 def test_a_large_array_in_one_older_record_is_named(notebook: Kernel) -> None:
     run_cells(notebook, OLDER_RECORDS, "records = [{'tags': [number]} for number in range(1000)]")
-    run_cells(notebook, "%%experiment e\nrecords[7]['words'] = np.ones(1 << 20)")
-    assert notebook.value("rows()") == [
+    run_cells(notebook, experiment("records[7]['words'] = np.ones(1 << 20)"))
+    assert record_rows(notebook) == [
         (1, 'notebook variable records[7]["words"]', 'del records[7]["words"]')
     ]
     run_cells(notebook, "del records")
@@ -272,8 +271,8 @@ items = [{"words": np.ones(500)} for _ in range(3000)]
 older.extend(items[each] for each in range(3000))
 """,
     )
-    ((_, path, line),) = notebook.value("rows()")
-    assert (path, line) == ("notebook variable older", "del older[1:]")
+    (row,) = record_rows(notebook)
+    assert (row.path, row.line) == ("notebook variable older", "del older[1:]")
     run_cells(notebook, "older.clear()")
 
 
@@ -287,7 +286,7 @@ def test_a_leak_is_reached_after_twenty_thousand_arrays(notebook: Kernel) -> Non
 box.append({"words": np.ones(1 << 18)})
 for each in range(10_000): lists.append({"words": np.ones(500), "number": each})
 """,
-        "%%experiment b\nfor each in range(10_000): dicts[each] = [np.ones(500), each]",
+        experiment("for each in range(10_000): dicts[each] = [np.ones(500), each]", name="b"),
     )
     (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert "held by notebook variable box[0] · to free it: del box[0]" in leaks
@@ -309,9 +308,15 @@ def test_the_records_of_a_leak_are_listed_once(notebook: Kernel) -> None:
         Survivors._identities_of_records = list_and_note
         box = [{"number": 1}]
         """,
-        "%%experiment e\nmade = [{'words': np.ones(2000)} for _ in range(300)]; box.extend(made)",
+        experiment("made = [{'words': np.ones(2000)} for _ in range(300)]; box.extend(made)"),
     )
-    run_cells(notebook, "calls.clear()\n%gpumem leaks")
+    run_cells(
+        notebook,
+        """
+        calls.clear()
+        %gpumem leaks
+        """,
+    )
     assert 0 < notebook.value("len(calls)") < 10
     run_cells(notebook, "Survivors._identities_of_records = list_records; box.clear()")
 
@@ -343,18 +348,18 @@ def test_new_memory_in_one_of_many_older_records_is_named(
         ctypes.CDLL(None).mallopt(-3, 1 << 20)  # glibc maps each block of a megabyte
         many = [{'text': str(each), 'list': [each]} for each in range(60_000)]
         """,
-        f"%%experiment e\n{code}",
+        experiment(code),
     )
-    assert kernel.value("rows()") == [expected]
+    assert record_rows(kernel) == [expected]
 
 
 def test_lists_in_few_older_objects_are_named(notebook: Kernel) -> None:
     """Each of them is too small for a row."""
     run_cells(notebook, OLDER_RECORDS, "records = instances(Document, 20)")
-    run_cells(notebook, "%%experiment e\nfor each in records: each.words = words(2000)")
-    ((number, path, line),) = notebook.value("rows()")
-    assert (number, path) == (20, "notebook variable records")
-    run_cells(notebook, line)
+    run_cells(notebook, experiment("for each in records: each.words = words(2000)"))
+    (row,) = record_rows(notebook)
+    assert (row.objects, row.path) == (20, "notebook variable records")
+    run_cells(notebook, row.line)
     assert not notebook.value("any(map(has_new, records))")
 
 
@@ -366,20 +371,33 @@ sys.modules.update((f"made_{number + each}", types.ModuleType("made")) for each 
 
 
 def test_data_in_older_records_is_named_despite_an_import(notebook: Kernel) -> None:
-    run_cells(notebook, OLDER_RECORDS, "import sys, types\nrecords = dicts(1500)")
+    run_cells(
+        notebook,
+        OLDER_RECORDS,
+        """
+        import sys, types
+        records = dicts(1500)
+        """,
+    )
     inside = f"{_IMPORT}\nfor each in records: each['words'] = words(100)"
-    run_cells(notebook, f"%%experiment e\n{inside}")
+    run_cells(notebook, experiment(inside))
     line = 'for _item in records: del _item["words"]; del _item'
-    assert notebook.value("rows()") == [(1500, "notebook variable records", line)]
+    assert record_rows(notebook) == [(1500, "notebook variable records", line)]
 
 
 def test_an_import_is_not_asked_for_its_many_small_objects(notebook: Kernel) -> None:
     run_cells(
-        notebook, OLDER_RECORDS, "import sys, types, json\njson.JSONDecoder.kept = []\ndel json"
+        notebook,
+        OLDER_RECORDS,
+        """
+        import sys, types, json
+        json.JSONDecoder.kept = []
+        del json
+        """,
     )
     inside = f"{_IMPORT}\nsys.modules['json'].JSONDecoder.kept += map(words, [3000] * 100)"
-    run_cells(notebook, f"%%experiment e\n{inside}")
-    assert notebook.value("rows()") == []
+    run_cells(notebook, experiment(inside))
+    assert record_rows(notebook) == []
 
 
 _FAR_FROM_NAMES = """
@@ -413,10 +431,14 @@ def test_small_arrays_far_from_a_name_are_left(
     code = (
         f"more = [np.ones(1 << 14) for _ in range(20)]\nfor _ in range(40): {put}(np.ones(1 << 14))"
     )
-    run_cells(notebook, f"%%experiment e{kept}\n{code}")
-    assert [(number, line) for number, _, line in notebook.value("rows()")] == [
-        (40, f"{place}.clear()")
-    ]
+    run_cells(
+        notebook,
+        f"""
+        %%experiment e{kept}
+        {code}
+        """,
+    )
+    assert [(row.objects, row.line) for row in record_rows(notebook)] == [(40, f"{place}.clear()")]
     run_cells(notebook, f"{place}.clear()")
     assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
@@ -427,11 +449,11 @@ def test_an_older_text_key_of_a_dict_stays(notebook: Kernel) -> None:
         notebook,
         OLDER_RECORDS,
         "records = {'a': 1}",
-        "%%experiment e\nfor each in range(30): records[each] = np.ones(1 << 14)",
+        experiment("for each in range(30): records[each] = np.ones(1 << 14)"),
     )
-    ((number, _, line),) = notebook.value("rows()")
-    assert number == 30
-    run_cells(notebook, line)
+    (row,) = record_rows(notebook)
+    assert row.objects == 30
+    run_cells(notebook, row.line)
     assert notebook.value("records") == {"a": 1}
 
 
@@ -463,14 +485,13 @@ def test_an_older_text_key_of_a_dict_stays(notebook: Kernel) -> None:
 def test_a_loop_in_a_line_binds_no_variable_of_the_user(
     notebook: Kernel, older: str, code: str, line: str
 ) -> None:
-    run_cells(notebook, OLDER_RECORDS, older, f"%%experiment e\n{code}")
-    assert [row[2] for row in notebook.value("rows()")] == [line]
+    run_cells(notebook, OLDER_RECORDS, older, experiment(code))
+    assert [row.line for row in record_rows(notebook)] == [line]
     (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert line[:30] in leaks
     mine = "[globals().get(name) for name in ('_key', '_position', '_item')]"
     before = notebook.value(f"list(map(id, {mine}))")
     run_cells(notebook, line)
     assert notebook.value(f"list(map(id, {mine}))") == before
-    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
-    assert leaks.startswith("no leak"), leaks
+    assert_no_leaks(notebook)
     run_cells(notebook, "_key = _position = _item = None; del _key, _position, _item")
