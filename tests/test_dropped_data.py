@@ -3,12 +3,11 @@
 import json
 import re
 import sys
-import textwrap
 
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import kernel_with, run_cells
+from tests.steps import experiment, kernel_with, run_cells
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
@@ -47,22 +46,22 @@ def mib_of(value):
 kernel = kernel_with("%load_ext ipygpumem", "%config IPyGpuMem.quiet = True", _DEFINITIONS)
 
 
-def survivors(kernel: Kernel, before: str, experiment: str) -> list[tuple[float, str]]:
+def survivors(kernel: Kernel, before: str, code: str) -> list[tuple[float, str]]:
     """Return the MiB and the line of each row after an experiment."""
     # Garbage of earlier tests, freed by the experiment's end, would hide what that leaves.
-    run_cells(kernel, before, "gc.collect();", "%%experiment e\n" + textwrap.dedent(experiment))
+    run_cells(kernel, before, "gc.collect();", experiment(code))
     rows = json.loads(kernel.value("rows()"))
     return [(size, line) for size, line in rows]
 
 
-def line_of(kernel: Kernel, before: str, experiment: str) -> str:
+def line_of(kernel: Kernel, before: str, code: str) -> str:
     """Return the line of the only row after an experiment."""
-    ((_, line),) = survivors(kernel, before, experiment)
+    ((_, line),) = survivors(kernel, before, code)
     return line
 
 
 @pytest.mark.parametrize(
-    ("before", "experiment", "line"),
+    ("before", "code", "line"),
     [
         pytest.param(
             'box = {"top": (np.ones(4 * MIB), (np.ones(4 * MIB), None))}',
@@ -77,14 +76,23 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
             id="a key that looks like a comment",
         ),
         pytest.param(
-            'box = {"top": (np.ones(4 * MIB), None)}; second = [box["top"]]',
+            """
+            box = {"top": (np.ones(4 * MIB), None)}
+            second = [box["top"]]
+            """,
             'box["top"] = (np.ones(16 * MIB), box["top"])',
             'del box["top"]',
             id="an older tuple that has another holder",
         ),
         pytest.param(
-            "one, other = np.ones(4 * MIB), np.ones(4 * MIB); box = {}",
-            'box["all"] = (one, other, np.ones(16 * MIB)); del one',
+            """
+            one, other = np.ones(4 * MIB), np.ones(4 * MIB)
+            box = {}
+            """,
+            """
+            box["all"] = (one, other, np.ones(16 * MIB))
+            del one
+            """,
             'del box["all"]  # also drops 4 MiB of older data',
             id="an older array whose name the experiment deletes",
         ),
@@ -141,7 +149,11 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
         ),
         pytest.param(
             "fixed = NeverDeletes([np.ones(4 * MIB)])",
-            "x = np.ones(16 * MIB); fixed.append(x[1:]); fixed.append(x[2:])",
+            """
+            x = np.ones(16 * MIB)
+            fixed.append(x[1:])
+            fixed.append(x[2:])
+            """,
             "del fixed  # it deletes no items; also drops 4 MiB of older data",
             id="a list with two views of one new array",
         ),
@@ -166,20 +178,35 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
             id="an object in a cycle through an array",
         ),
         pytest.param(
-            "tree = Branch(None, None); o = np.ones(4 * MIB)",
-            "tree.branches.append(Branch(tree, (o, {'new': np.ones(16 * MIB)}))); del o",
+            """
+            tree = Branch(None, None)
+            o = np.ones(4 * MIB)
+            """,
+            """
+            tree.branches.append(Branch(tree, (o, {'new': np.ones(16 * MIB)})))
+            del o
+            """,
             "del tree.branches[0]  # also drops 4 MiB of older data",
             id="an older array in a child that refers to its parent",
         ),
         pytest.param(
             "fixed, o = NeverDeletes([[np.ones(4 * MIB)]]), [np.ones(2 * MIB)]",
-            "fixed.append((np.ones(16 * MIB), o)); del o",
+            """
+            fixed.append((np.ones(16 * MIB), o))
+            del o
+            """,
             "del fixed  # it deletes no items; also drops 6 MiB of older data",
             id="older data behind new data in an older list",
         ),
         pytest.param(
-            "from concurrent.futures import Future; done, o = Future(), [np.ones(4 * MIB)]",
-            "done.set_result((np.ones(16 * MIB), o)); del o",
+            """
+            from concurrent.futures import Future
+            done, o = Future(), [np.ones(4 * MIB)]
+            """,
+            """
+            done.set_result((np.ones(16 * MIB), o))
+            del o
+            """,
             "del done  # also drops 4 MiB of older data",
             id="the result of an older future",
         ),
@@ -189,13 +216,22 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
             done, o = Future(), [np.ones(4 * MIB)]
             assert vars(done)
             """,
-            "done.set_result((np.ones(16 * MIB), o)); del o",
+            """
+            done.set_result((np.ones(16 * MIB), o))
+            del o
+            """,
             "del done  # also drops 4 MiB of older data",
             id="the result of an older future with a dict of attributes",
         ),
         pytest.param(
-            "import sys; o = [np.ones(4 * MIB)]",
-            "sys.stash = (o, np.ones(16 * MIB)); del o",
+            """
+            import sys
+            o = [np.ones(4 * MIB)]
+            """,
+            """
+            sys.stash = (o, np.ones(16 * MIB))
+            del o
+            """,
             "del sys.stash  # also drops 4 MiB of older data",
             id="an attribute of a library's module",
         ),
@@ -208,9 +244,9 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
     ],
 )
 def test_a_line_names_the_older_data_that_it_drops(
-    kernel: Kernel, before: str, experiment: str, line: str | re.Pattern[str]
+    kernel: Kernel, before: str, code: str, line: str | re.Pattern[str]
 ) -> None:
-    printed_line = line_of(kernel, before, experiment)
+    printed_line = line_of(kernel, before, code)
     if isinstance(line, str):
         assert printed_line == line
     else:
@@ -266,11 +302,11 @@ _TEXTS = {
 }
 
 
-@pytest.mark.parametrize(("before", "experiment", "line"), _TEXTS.values(), ids=_TEXTS)
+@pytest.mark.parametrize(("before", "code", "line"), _TEXTS.values(), ids=_TEXTS)
 def test_older_text_that_moves_is_not_new(
-    kernel: Kernel, before: str, experiment: str, line: str
+    kernel: Kernel, before: str, code: str, line: str
 ) -> None:
-    ((size, line_with_remark),) = survivors(kernel, before, experiment)
+    ((size, line_with_remark),) = survivors(kernel, before, code)
     assert size == pytest.approx(16, rel=0.01)
     remark = re.escape(f"{line}  # also drops ") + r"8(\.\d)? MiB of "
     assert re.fullmatch(f"{remark}older data", line_with_remark)
@@ -328,7 +364,7 @@ def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> Non
 
 
 @pytest.mark.parametrize(
-    ("before", "experiment", "row"),
+    ("before", "code", "row"),
     [
         pytest.param(
             "b = NeverDeletes([np.ones(4 * MIB)])",
@@ -345,9 +381,9 @@ def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> Non
     ],
 )
 def test_leaks_says_which_other_data_a_line_drops(
-    kernel: Kernel, before: str, experiment: str, row: tuple[str, str]
+    kernel: Kernel, before: str, code: str, row: tuple[str, str]
 ) -> None:
-    assert row in rows_of_leaks(kernel, before, experiment)
+    assert row in rows_of_leaks(kernel, before, code)
 
 
 def test_leaks_says_that_a_line_drops_an_older_list_in_a_new_one(kernel: Kernel) -> None:
@@ -357,9 +393,9 @@ def test_leaks_says_that_a_line_drops_an_older_list_in_a_new_one(kernel: Kernel)
     assert (new, f"b[0] = None  # also drops {older} of older data") in rows
 
 
-def rows_of_leaks(kernel: Kernel, before: str, experiment: str) -> list[tuple[str, str]]:
+def rows_of_leaks(kernel: Kernel, before: str, code: str) -> list[tuple[str, str]]:
     """Return the size and the line of each row of ``%gpumem leaks`` after an experiment."""
-    run_cells(kernel, before, "%%experiment e\n" + experiment)
+    run_cells(kernel, before, experiment(code))
     (text,) = run_cells(kernel, "%gpumem leaks").leaks()
     return re.findall(r"^  (.*?) · .* · to free it: (.*)$", text, re.MULTILINE)
 
@@ -368,7 +404,7 @@ _ALSO_OLDER = "also drops an older array, which has grown"
 
 
 @pytest.mark.parametrize(
-    ("before", "experiment", "lines"),
+    ("before", "code", "lines"),
     [
         pytest.param(
             "n = np.arange(2000.)",
@@ -384,23 +420,29 @@ _ALSO_OLDER = "also drops an older array, which has grown"
         ),
         pytest.param(
             "n = np.arange(2000.)",
-            "n.resize(2 * MIB, refcheck=False); kept.append([n[:9]])",
+            """
+            n.resize(2 * MIB, refcheck=False)
+            kept.append([n[:9]])
+            """,
             [f"del kept[0]; del n  # {_ALSO_OLDER}"],
             id="an array with a new view",
         ),
         pytest.param(
             "n = Node(np.arange(2000.), None)",
-            "kept.append(np.ones(2 * MIB)); del n.data",
+            """
+            kept.append(np.ones(2 * MIB))
+            del n.data
+            """,
             ["del kept[0]"],
             id="an array in a list, after an older one has died",
         ),
     ],
 )
 def test_a_line_says_that_an_array_is_older_than_its_memory(
-    kernel: Kernel, before: str, experiment: str, lines: list[str]
+    kernel: Kernel, before: str, code: str, lines: list[str]
 ) -> None:
-    found = [line for _, line in survivors(kernel, f"kept = []\n{before}", experiment)]
-    assert found == lines
+    run_cells(kernel, "kept = []")
+    assert [line for _, line in survivors(kernel, before, code)] == lines
     (text,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert all(line in text for line in lines)
     # ``leaks`` forgets the arrays, whose places are free now.

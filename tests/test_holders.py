@@ -39,12 +39,12 @@ def test_a_dict_holds_its_text_keys(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        "collections.OrderedDict((key, 0) for key in texts)",
-        "collections.defaultdict(int, dict.fromkeys(texts, 0))",
-        "collections.Counter(texts)",
-        "dict.fromkeys(texts)",
-        "types.MappingProxyType(dict.fromkeys(texts))",
-        "Table(dict.fromkeys(texts))",
+        pytest.param("collections.OrderedDict((key, 0) for key in texts)", id="an OrderedDict"),
+        pytest.param("collections.defaultdict(int, dict.fromkeys(texts, 0))", id="a defaultdict"),
+        pytest.param("collections.Counter(texts)", id="a Counter"),
+        pytest.param("dict.fromkeys(texts)", id="a dict"),
+        pytest.param("types.MappingProxyType(dict.fromkeys(texts))", id="a mapping proxy"),
+        pytest.param("Table(dict.fromkeys(texts))", id="a subclass"),
     ],
 )
 def test_keys_of_every_dict_are_held_by_it(kernel: Kernel, make: str) -> None:
@@ -66,14 +66,30 @@ def test_keys_of_every_dict_are_held_by_it(kernel: Kernel, make: str) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        "collections.OrderedDict((str(n) * 20, [n]) for n in range(20_000))",
-        "collections.OrderedDict((n + 1000, [n]) for n in range(20_000))",
-        "collections.OrderedDict((str(n) * 9, n) for n in range(60_000))",
-        "collections.OrderedDict((n + 1000, n) for n in range(60_000))",
-        "Ordered((str(n) * 20, [n]) for n in range(20_000))",
-        "collections.OrderedDict([('x' * 8_000_000, 1)])",
-        "collections.UserDict(collections.OrderedDict((str(n) * 20, n) for n in range(20_000)))",
-        "collections.Counter({str(n) * 20: n for n in range(20_000)})",
+        pytest.param(
+            "collections.OrderedDict((str(n) * 20, [n]) for n in range(20_000))",
+            id="texts in an OrderedDict",
+        ),
+        pytest.param(
+            "collections.OrderedDict((n + 1000, [n]) for n in range(20_000))",
+            id="numbers in an OrderedDict",
+        ),
+        pytest.param(
+            "collections.OrderedDict((str(n) * 9, n) for n in range(60_000))", id="short texts"
+        ),
+        pytest.param(
+            "collections.OrderedDict((n + 1000, n) for n in range(60_000))", id="numbers alone"
+        ),
+        pytest.param("Ordered((str(n) * 20, [n]) for n in range(20_000))", id="a subclass"),
+        pytest.param("collections.OrderedDict([('x' * 8_000_000, 1)])", id="a long text"),
+        pytest.param(
+            "collections.UserDict("
+            "collections.OrderedDict((str(n) * 20, n) for n in range(20_000)))",
+            id="a UserDict",
+        ),
+        pytest.param(
+            "collections.Counter({str(n) * 20: n for n in range(20_000)})", id="a Counter"
+        ),
     ],
 )
 def test_del_frees_a_dict_with_its_keys(kernel: Kernel, make: str) -> None:
@@ -247,9 +263,18 @@ def test_every_holder_of_the_whole_has_a_row() -> None:
 
 
 IN_ONE_VARIABLE = {
-    "attributes": ("d.a, d.b = x; d.old = old", "d.b = None; d.a = None"),
+    "attributes": (
+        """
+        d.a, d.b = x
+        d.old = old
+        """,
+        "d.b = None; d.a = None",
+    ),
     "a list and a dict": (
-        "d.items = [old, *x[:3]]; d.table = {key: x[key] for key in (3, 4)}",
+        """
+        d.items = [old, *x[:3]]
+        d.table = {key: x[key] for key in (3, 4)}
+        """,
         "del d.items[1:]; d.table.clear()",
     ),
     "twenty keys": ("d.table = {f'k{key}': x[key] for key in range(20)}", "d.table.clear()"),
@@ -257,9 +282,20 @@ IN_ONE_VARIABLE = {
         "[setattr(d, f'a{key}', x[key]) for key in range(20)];",
         "remove them from there",
     ),
-    "tuples": ("d.pairs = [(0, one) for one in x]; d.pairs.append(old)", "del d.pairs[0:2]"),
+    "tuples": (
+        """
+        d.pairs = [(0, one) for one in x]
+        d.pairs.append(old)
+        """,
+        "del d.pairs[0:2]",
+    ),
     "default arguments": (
-        "def f(a=x[0], *, b=x[1]): pass\nd.call = f; del f; d.x = x",
+        """
+        def f(a=x[0], *, b=x[1]): pass
+        d.call = f
+        del f
+        d.x = x
+        """,
         "d.x = None; d.call = None",
     ),
 }
@@ -375,23 +411,55 @@ def test_a_timer_in_an_attribute_is_cancelled(kernel: Kernel, kind: str) -> None
 @pytest.mark.parametrize(
     ("code", "line"),
     [
-        ("pair = x, rest()", "del pair  # also drops 4 MiB of other data"),
-        ("d = {'t': (rest(), x)}", 'del d["t"]  # also drops 4 MiB of other data'),
-        ("n = Node((x, rest()))", "n.data = None  # also drops 4 MiB of other data"),
-        ("def f(a=x, b=rest()): pass", "del f  # also drops 4 MiB of other data"),
-        ("n = Node(Node((x, x))); n.rest = rest()", "n.data.data = None"),
-        ("pairs = (x, [x, rest()])", "del pairs  # also drops 4 MiB of other data"),
-        ("named = rest(); pair = x, named", "del pair"),
-        ("pair = x, x", "del pair"),
-        ("rows = [x, rest()]", "del rows[0]"),
-        ("rows = (x,) * 100_000", "del rows"),
-        ("rows = [x] * 100_000", "del rows"),
+        pytest.param(
+            "pair = x, rest()", "del pair  # also drops 4 MiB of other data", id="a tuple"
+        ),
+        pytest.param(
+            "d = {'t': (rest(), x)}",
+            'del d["t"]  # also drops 4 MiB of other data',
+            id="a tuple in a dict",
+        ),
+        pytest.param(
+            "n = Node((x, rest()))",
+            "n.data = None  # also drops 4 MiB of other data",
+            id="a tuple of an object",
+        ),
+        pytest.param(
+            "def f(a=x, b=rest()): pass",
+            "del f  # also drops 4 MiB of other data",
+            id="default arguments",
+        ),
+        pytest.param(
+            """
+            n = Node(Node((x, x)))
+            n.rest = rest()
+            """,
+            "n.data.data = None",
+            id="an object behind another",
+        ),
+        pytest.param(
+            "pairs = (x, [x, rest()])",
+            "del pairs  # also drops 4 MiB of other data",
+            id="a list in a tuple",
+        ),
+        pytest.param(
+            """
+            named = rest()
+            pair = x, named
+            """,
+            "del pair",
+            id="data with a name",
+        ),
+        pytest.param("pair = x, x", "del pair", id="the same object twice"),
+        pytest.param("rows = [x, rest()]", "del rows[0]", id="a list"),
+        pytest.param("rows = (x,) * 100_000", "del rows", id="a long tuple"),
+        pytest.param("rows = [x] * 100_000", "del rows", id="a long list"),
     ],
 )
 def test_a_line_names_other_data_that_it_drops(kernel: Kernel, code: str, line: str) -> None:
     run_cells(
         kernel,
-        f"""
+        """
         import numpy as np
         class Node:
             def __init__(self, data):
@@ -399,8 +467,8 @@ def test_a_line_names_other_data_that_it_drops(kernel: Kernel, code: str, line: 
         def rest():
             return np.ones(2**19)
         x = np.ones(2**20)
-        {code}
         """,
+        code,
     )
     assert list(lines_by_holder(why_record(kernel, "x")).values()) == [line]
 

@@ -30,21 +30,44 @@ def one_line(kernel: Kernel, name: str) -> str:
 @pytest.mark.parametrize(
     ("code", "line"),
     [
-        ('cache = {"first": x}', 'del cache["first"]; del x'),
-        ('cache = {"first": x}; rows = [x]', 'del cache["first"]; del rows[0]; del x'),
-        ("same = x", "del same; del x"),
-        ("class Model: pass\nm = Model(); m.data = x", "m.data = None; del x"),
-        ("def read(data=x): return data", "del read; del x"),
-        ("class Model: pass\nm = Model(); Model.data = x", "Model.data = None; del x"),
-        (
-            textwrap.dedent(
-                """\
-                import functools
-                @functools.cache
-                def load(): return x
-                load();"""
-            ),
+        pytest.param('cache = {"first": x}', 'del cache["first"]; del x', id="a dict"),
+        pytest.param(
+            """
+            cache = {"first": x}
+            rows = [x]
+            """,
+            'del cache["first"]; del rows[0]; del x',
+            id="a dict and a list",
+        ),
+        pytest.param("same = x", "del same; del x", id="another name"),
+        pytest.param(
+            """
+            class Model: pass
+            m = Model()
+            m.data = x
+            """,
+            "m.data = None; del x",
+            id="an attribute",
+        ),
+        pytest.param("def read(data=x): return data", "del read; del x", id="a default argument"),
+        pytest.param(
+            """
+            class Model: pass
+            m = Model()
+            Model.data = x
+            """,
+            "Model.data = None; del x",
+            id="an attribute of a class",
+        ),
+        pytest.param(
+            """
+            import functools
+            @functools.cache
+            def load(): return x
+            load();
+            """,
             "load.cache_clear(); del x",
+            id="a cached function",
         ),
     ],
 )
@@ -67,9 +90,16 @@ def test_one_line_has_the_lines_of_all_holders(kernel: Kernel, code: str, line: 
 @pytest.mark.parametrize(
     ("code", "line"),
     [
-        ("x", "%xdel x"),
-        ('cache = {"first": x}\nx', 'del cache["first"]\n%xdel x'),
-        ("(1, x)", "del x\n%xdel _1"),
+        pytest.param("x", "%xdel x", id="the object"),
+        pytest.param(
+            """
+            cache = {"first": x}
+            x
+            """,
+            'del cache["first"]\n%xdel x',
+            id="the object and a dict",
+        ),
+        pytest.param("(1, x)", "del x\n%xdel _1", id="a tuple with it"),
     ],
 )
 def test_one_line_removes_outputs_too(kernel: Kernel, code: str, line: str) -> None:
@@ -123,46 +153,91 @@ def test_the_joint_line_omits_objects_freed_by_another_deletion(kernel: Kernel, 
 
 SHARED_CONTAINERS = {
     "items of a dict": (
-        "table = {i: np.ones(1 << 18) for i in range(4)}; app.table = table; x = [table[1]]\n"
-        "ref = weakref.ref(x[0])",
+        """
+        table = {i: np.ones(1 << 18) for i in range(4)}
+        app.table = table
+        x = [table[1]]
+        ref = weakref.ref(x[0])
+        """,
         "del table[1]; del x",
     ),
     "two items of a list": (
-        "rows = [np.ones(1 << 18) for _ in range(6)]; app.rows = rows; x = [rows[0], rows[4]]\n"
-        "ref = weakref.ref(x[1])",
+        """
+        rows = [np.ones(1 << 18) for _ in range(6)]
+        app.rows = rows
+        x = [rows[0], rows[4]]
+        ref = weakref.ref(x[1])
+        """,
         "del rows[4]; del rows[0]; del x",
     ),
     "a list of one array alone": (
-        "rows = [np.ones(1 << 18)] * 2; app.rows = rows; x = [rows[0]]; ref = weakref.ref(x[0])",
+        """
+        rows = [np.ones(1 << 18)] * 2
+        app.rows = rows
+        x = [rows[0]]
+        ref = weakref.ref(x[0])
+        """,
         "rows.clear(); del x",
     ),
     "a data frame": (
-        "frame = pd.DataFrame(np.ones((1 << 16, 4))); app.frame = frame; x = frame[3]\n"
-        "ref = weakref.ref(frame)",
+        """
+        frame = pd.DataFrame(np.ones((1 << 16, 4)))
+        app.frame = frame
+        x = frame[3]
+        ref = weakref.ref(frame)
+        """,
         "app.frame = None; del frame; del x",
     ),
     "a tuple": (
-        "pair = (np.ones(1 << 18), 1); app.pairs = [pair]; x = pair[0]; ref = weakref.ref(x)",
+        """
+        pair = (np.ones(1 << 18), 1)
+        app.pairs = [pair]
+        x = pair[0]
+        ref = weakref.ref(x)
+        """,
         "del pair; del app.pairs[0]; del x",
     ),
     "a tuple that a shared dict has twice": (
-        "pair = (np.ones(1 << 18), 1); pairs = {'a': pair, 'b': pair}; app.pairs = pairs\n"
-        "x = pair[0]; ref = weakref.ref(x); del pair",
+        """
+        pair = (np.ones(1 << 18), 1)
+        pairs = {'a': pair, 'b': pair}
+        app.pairs = pairs
+        x = pair[0]
+        ref = weakref.ref(x)
+        del pair
+        """,
         "pairs.clear(); del x",
     ),
     "an array and its view in a shared dict": (
-        "x = [np.ones(1 << 18)]; table = {'a': x[0], 'b': x[0][:9]}; app.table = table\n"
-        "ref = weakref.ref(x[0])",
+        """
+        x = [np.ones(1 << 18)]
+        table = {'a': x[0], 'b': x[0][:9]}
+        app.table = table
+        ref = weakref.ref(x[0])
+        """,
         "table.clear(); del x",
     ),
     "a shared object in a list": (
-        "x = [np.ones(1 << 18)]; part = App(); part.all = part.rows = x; whole = [part, x[0]]\n"
-        "app.call = functools.partial(print, part); ref = weakref.ref(x[0]); del part",
+        """
+        x = [np.ones(1 << 18)]
+        part = App()
+        part.all = part.rows = x
+        whole = [part, x[0]]
+        app.call = functools.partial(print, part)
+        ref = weakref.ref(x[0])
+        del part
+        """,
         "whole[0].all = None; whole[0].rows = None; del whole[1]; del x",
     ),
     "keywords of a shared partial": (
-        "x = [np.ones(1 << 18)]; call = functools.partial(print, key=x); calls = [call]\n"
-        "app.call = call; ref = weakref.ref(x[0]); del call",
+        """
+        x = [np.ones(1 << 18)]
+        call = functools.partial(print, key=x)
+        calls = [call]
+        app.call = call
+        ref = weakref.ref(x[0])
+        del call
+        """,
         "del calls[0]; app.call = None; del x",
     ),
 }
@@ -238,8 +313,15 @@ def test_a_tensor_with_a_graph_has_no_line_for_all(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "pass",  # no other holder
-        "rows = [x, 1]; other = [rows]; rows.append([x])",  # positions of one list
+        pytest.param("pass", id="no other holder"),
+        pytest.param(
+            """
+            rows = [x, 1]
+            other = [rows]
+            rows.append([x])
+            """,
+            id="positions of one list",
+        ),
     ],
 )
 def test_no_line_is_shown_that_is_unsafe_to_paste(kernel: Kernel, code: str) -> None:

@@ -88,9 +88,7 @@ def test_the_array_of_a_figure_s_axes_is_removed(
     """Each of the axes leads to the whole figure."""
     run_cells(
         figure_kernel,
-        """
-        kept = []
-        """,
+        "kept = []",
         f"""
         %%experiment e
         fig, axes = plt.subplots(*{shape})
@@ -162,13 +160,23 @@ def test_all_axes_of_a_figure_are_removed_together(
 @pytest.mark.parametrize(
     ("place", "keep"),
     [
-        ("kept[0]", "box.pair = (line, kept[0])"),
-        ("kept[0]", "box.pair = (line, kept[1])"),
-        ("by_name['axes'][0]", "box.pair = (line, by_name['axes'][1])"),
-        (
+        pytest.param("kept[0]", "box.pair = (line, kept[0])", id="the same axes"),
+        pytest.param("kept[0]", "box.pair = (line, kept[1])", id="axes next to them"),
+        pytest.param(
+            "by_name['axes'][0]",
+            "box.pair = (line, by_name['axes'][1])",
+            id="axes of another figure",
+        ),
+        pytest.param(
             "kept[0]",
-            "figure, other = plt.subplots(); other.plot(np.arange(4e5)); box.pair = (line, other); "
-            "watched.append(weakref.ref(figure)); plt.close(figure)",
+            """
+            figure, other = plt.subplots()
+            other.plot(np.arange(4e5))
+            box.pair = (line, other)
+            watched.append(weakref.ref(figure))
+            plt.close(figure)
+            """,
+            id="new axes of a closed figure",
         ),
     ],
 )
@@ -186,12 +194,11 @@ def test_an_older_figure_stays_if_a_tuple_has_a_new_line(
     leak_rows(figure_kernel)
     run_cells(
         figure_kernel,
-        f"""
-        %%experiment e
-        line, = {place}.plot(np.arange(400_000.))
-        watched.append(weakref.ref(line))
-        {keep}
-        """,
+        experiment(
+            f"line, = {place}.plot(np.arange(400_000.))",
+            "watched.append(weakref.ref(line))",
+            keep,
+        ),
     )
     lines = [row.line for row in survivor_rows(figure_kernel)]
     assert [row.line for row in leak_rows(figure_kernel)] == lines
@@ -229,12 +236,13 @@ def test_a_line_is_removed_from_an_older_figure_in_a_list(figure_kernel: Kernel)
 def test_figures_of_an_experiment_leave_older_ones_open(figure_kernel: Kernel) -> None:
     run_cells(
         figure_kernel,
+        "plt.figure()",
         """
-        plt.figure()
+        %%experiment e
+        for _ in range(2):
+            plt.figure()
+            plt.plot(np.ones(400_000))
         """,
-        experiment(
-            "plt.figure(); plt.plot(np.ones(400_000)); plt.figure(); plt.plot(np.ones(400_000))"
-        ),
     )
     (row,) = [row for row in survivor_rows(figure_kernel) if "matplotlib figure" in row.path]
     run_cells(figure_kernel, row.line)

@@ -40,9 +40,10 @@ def test_a_frame_without_a_name_is_one_row_with_its_arrays(kernel: Kernel) -> No
         outer = {}
         texts = [str(number) for number in range(2**18)]
         """,
-        """%%experiment e
-outer["a"] = pd.DataFrame({"a": np.arange(2**18), "t": np.array(texts, dtype=object)})
-""",
+        """
+        %%experiment e
+        outer["a"] = pd.DataFrame({"a": np.arange(2**18), "t": np.array(texts, dtype=object)})
+        """,
     )
     for rows in (survivor_rows(kernel), leak_rows(kernel)):
         (row,) = rows

@@ -69,16 +69,8 @@ def test_one_line_frees_a_container_of_tasks(
     kernel: Kernel, setup: str, code: str, line: str
 ) -> None:
     run_cells(kernel, READ_LEAKS, setup)
-    code = "\n".join(part.strip() for part in code.replace("MANY", str(_MANY)).splitlines())
-    run_cells(
-        kernel,
-        f"""
-        %%experiment e
-        {code}
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        """,
-    )
+    two_turns = "await asyncio.sleep(0)\nawait asyncio.sleep(0)"
+    run_cells(kernel, experiment(code.replace("MANY", str(_MANY)), two_turns))
     assert number_alive(kernel) == _MANY
     rows = leak_rows(kernel)
     assert [row.line for row in rows] == [line]
@@ -134,11 +126,12 @@ def test_a_task_that_waits_for_a_condition_is_cancelled(kernel: Kernel) -> None:
         condition = asyncio.Condition()
         tasks, errors = [], []
         """,
-        """%%experiment e
-tasks.append(asyncio.ensure_future(work()))
-tasks[0].add_done_callback(lambda task: errors.append(task.cancelled()))
-await asyncio.sleep(0.01)
-""",
+        """
+        %%experiment e
+        tasks.append(asyncio.ensure_future(work()))
+        tasks[0].add_done_callback(lambda task: errors.append(task.cancelled()))
+        await asyncio.sleep(0.01)
+        """,
     )
     (row,) = survivor_rows(kernel)
     run_cells(kernel, row.line, "await asyncio.sleep(0.01)")

@@ -1,7 +1,6 @@
 """Data that an experiment leaves in containers has one row, and its line frees all of it."""
 
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from benchmarks.harness.kernel import Kernel
 from tests.kernel_records import (
     READ_LEAKS,
     READ_WHY,
+    assert_lines_free_all,
     leak_parts,
     leak_rows,
     number_alive,
@@ -29,8 +29,17 @@ pandas and torch a look takes a second longer.
 @pytest.mark.parametrize(
     ("setup", "code"),
     [
-        ("outer = np.empty(4, object)", "outer[1] = np.ones(2**18)"),
-        ("outer = {}; exec('data = None', outer)", "outer['data'] = np.ones(2**18)"),
+        pytest.param(
+            "outer = np.empty(4, object)", "outer[1] = np.ones(2**18)", id="an array of objects"
+        ),
+        pytest.param(
+            """
+            outer = {}
+            exec('data = None', outer)
+            """,
+            "outer['data'] = np.ones(2**18)",
+            id="a namespace of exec",
+        ),
     ],
 )
 def test_an_array_without_a_name_is_left(kernel: Kernel, setup: str, code: str) -> None:
@@ -80,8 +89,7 @@ def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
     (leak,) = leak_rows(kernel)
     assert row.size_bytes == pytest.approx(2**23, rel=0.02)
     assert leak.size_bytes == pytest.approx(2**23, rel=0.02)
-    run_cells(kernel, leak.line)
-    assert leak_rows(kernel) == []
+    assert_lines_free_all(kernel, [leak])
 
 
 def test_one_line_frees_arrays_of_a_name_in_several_places(kernel: Kernel) -> None:
@@ -105,9 +113,8 @@ def test_one_line_frees_arrays_of_a_name_in_several_places(kernel: Kernel) -> No
     (row,) = survivor_rows(kernel)
     assert row.size_bytes == 4 * 70_000 * 8
     assert row.path == "notebook variable other[0], and 3 more"
-    assert leak_rows(kernel) == [(row.size_bytes, row.path, row.line)]
-    run_cells(kernel, row.line)
-    assert leak_rows(kernel) == []
+    assert leak_rows(kernel) == [row]
+    assert_lines_free_all(kernel, [row])
 
 
 def test_lines_that_remove_the_same_tuple_are_one(kernel: Kernel) -> None:
@@ -119,22 +126,22 @@ def test_lines_that_remove_the_same_tuple_are_one(kernel: Kernel) -> None:
     store.append(inner)
     """
     run_cells(kernel, READ_LEAKS, "outer, store = {}, []", experiment_cell)
-    for row in survivor_rows(kernel):
-        run_cells(kernel, row.line)
-    assert leak_rows(kernel) == []
+    assert_lines_free_all(kernel, survivor_rows(kernel))
     assert kernel.value("[outer, store]") == [{}, []]
 
 
 @pytest.mark.parametrize(
     ("runs", "code"),
     [
-        (
+        pytest.param(
             "[{'id': 0}, {'id': 1}]",
             "for n in (0, 1): runs[n]['a'], runs[n]['b'] = large(), large()",
+            id="a list",
         ),
-        (
+        pytest.param(
             "deque([{'id': 0}, {'id': 1}, {'id': 2}])",
             "for n in (1, 2): runs[n]['a'], runs[n]['b'] = large(), large()",
+            id="a deque with a first item that stays",
         ),
     ],
 )
@@ -169,8 +176,7 @@ def test_a_new_cache_with_many_small_items_is_cleared(kernel: Kernel) -> None:
     )
     (row,) = survivor_rows(kernel)
     assert row.line == "load.cache_clear()"
-    run_cells(kernel, row.line)
-    assert leak_rows(kernel) == []
+    assert_lines_free_all(kernel, [row])
 
 
 @pytest.mark.parametrize(
@@ -201,39 +207,65 @@ def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None
     )
     (at_the_end,) = survivor_rows(kernel)
     (later,) = leak_rows(kernel)
-    assert (
-        (at_the_end.path, at_the_end.line)
-        == (later.path, later.line)
-        == ('notebook variable outer["a"]', 'del outer["a"]')
-    )
+    for row in (at_the_end, later):
+        assert row.path == 'notebook variable outer["a"]'
+        assert row.line == 'del outer["a"]'
     assert later.size_bytes == pytest.approx(at_the_end.size_bytes, rel=0.02)
     assert later.size_bytes > 7_000_000
     for parts in (survivor_parts(kernel), leak_parts(kernel)):
         if "array" not in made.partition("(")[0]:  # its elements are no parts
             assert sum(parts.values()) == pytest.approx(later.size_bytes, rel=0.02)
             assert min(parts.values()) > 1_000_000
-    run_cells(kernel, later.line)
-    assert leak_rows(kernel) == []
+    assert_lines_free_all(kernel, [later])
 
 
 @pytest.mark.parametrize(
     ("code", "expected_line"),
     [
-        ("outer['a'] = x; outer['t'] = torch.from_numpy(x)", "outer.clear()"),
-        (
-            "outer['a'] = x; y = torch.as_tensor(x)[5:]; keep['t'] = y",
-            'del outer["a"]; del keep["t"]',
+        pytest.param(
+            """
+            outer['a'] = x
+            outer['t'] = torch.from_numpy(x)
+            """,
+            "outer.clear()",
+            id="an array and a tensor",
         ),
-        ("outer['t'] = torch.from_numpy(x)", 'del outer["t"]'),
-        ("outer['t'] = torch.from_numpy(x[:9])", 'del outer["t"]'),
-        (
-            "outer['t'] = torch.from_numpy(x[:9]); keep['t'] = [torch.from_numpy(x[:20])]",
+        pytest.param(
+            """
+            outer['a'] = x
+            y = torch.as_tensor(x)[5:]
+            keep['t'] = y
+            """,
+            'del outer["a"]; del keep["t"]',
+            id="an array and a part as a tensor",
+        ),
+        pytest.param("outer['t'] = torch.from_numpy(x)", 'del outer["t"]', id="a tensor alone"),
+        pytest.param(
+            "outer['t'] = torch.from_numpy(x[:9])", 'del outer["t"]', id="a tensor of a part"
+        ),
+        pytest.param(
+            """
+            outer['t'] = torch.from_numpy(x[:9])
+            keep['t'] = [torch.from_numpy(x[:20])]
+            """,
             'del keep["t"]; del outer["t"]',
+            id="two tensors of parts",
         ),
-        ("outer['a'] = x[5:9]; outer['t'] = torch.from_numpy(x[:9])", "outer.clear()"),
-        (
-            "outer['a'] = x[5:9]; keep['t'] = torch.from_numpy(x[20:29])",
+        pytest.param(
+            """
+            outer['a'] = x[5:9]
+            outer['t'] = torch.from_numpy(x[:9])
+            """,
+            "outer.clear()",
+            id="a view and a tensor in it",
+        ),
+        pytest.param(
+            """
+            outer['a'] = x[5:9]
+            keep['t'] = torch.from_numpy(x[20:29])
+            """,
             'del outer["a"]; del keep["t"]',
+            id="a view and a tensor elsewhere",
         ),
     ],
 )
@@ -242,14 +274,7 @@ def test_an_array_and_a_tensor_on_its_memory_are_one_row(
 ) -> None:
     needs("torch")
     run_cells(kernel, READ_LEAKS, "import torch; outer, keep = {}, {}")
-    run_cells(
-        kernel,
-        f"""
-        %%experiment e
-        x = np.ones(2**20); watched.append(weakref.ref(x))
-        {code}
-        """,
-    )
+    run_cells(kernel, experiment("x = np.ones(2**20)", "watched.append(weakref.ref(x))", code))
     for rows in (survivor_rows(kernel), leak_rows(kernel)):
         (row,) = rows
         assert row.size_bytes == 8 << 20
@@ -266,7 +291,14 @@ def test_an_array_and_a_tensor_on_its_memory_are_one_row(
         ("outer.append(np.ones(2**20))", 8 << 20),
         ("outer.append([np.ones(2**18), np.ones(2**18)])", 4 << 20),
         ("outer.append({'data': np.ones(2**19), 'n': 1})", 4 << 20),
-        ("made = np.ones(2**20); keep['k'] = made; del made", 8 << 20),
+        (
+            """
+            made = np.ones(2**20)
+            keep['k'] = made
+            del made
+            """,
+            8 << 20,
+        ),
         ("for row in table.values(): row['w'] = np.ones(2**18)", 8 << 20),
         ("holder.data = np.ones(2**20)", 8 << 20),
     ],
@@ -291,9 +323,7 @@ def test_leaks_list_the_arrays_that_an_experiment_has_listed(
     assert sum(row.size_bytes for row in at_the_end) == pytest.approx(size, rel=0.02)
     assert {(row.path, row.line) for row in later} == {(row.path, row.line) for row in at_the_end}
     assert sum(row.size_bytes for row in later) == pytest.approx(size, rel=0.02)
-    for each_row in later:
-        run_cells(kernel, each_row.line)
-    assert leak_rows(kernel) == []
+    assert_lines_free_all(kernel, later)
 
 
 @pytest.mark.parametrize(
@@ -353,9 +383,7 @@ def test_lines_free_all_and_nothing_else(
     kernel: Kernel, setup: str, code: str, left_over: str
 ) -> None:
     run_cells(kernel, READ_LEAKS, setup, experiment(code))
-    for row in leak_rows(kernel):
-        run_cells(kernel, row.line)
-    assert leak_rows(kernel) == []
+    assert_lines_free_all(kernel, leak_rows(kernel))
     assert kernel.value(left_over) is True
 
 
@@ -414,24 +442,31 @@ def test_all_attributes_of_a_librarys_objects_are_removed(kernel: Kernel) -> Non
 @pytest.mark.parametrize(
     ("setup", "code"),
     [
-        (
-            "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]); kept = optimizer",
+        pytest.param(
+            """
+            optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
+            kept = optimizer
+            """,
             "optimizer.history = [torch.zeros(2**19) for _ in range(2)]",
+            id="tensors of an optimizer",
         ),
-        (
-            "weight = torch.nn.Parameter(torch.ones(1)); kept = [(0, (weight * 2).sum())]",
+        pytest.param(
+            """
+            weight = torch.nn.Parameter(torch.ones(1))
+            kept = [(0, (weight * 2).sum())]
+            """,
             "kept += [(n, (torch.ones(2**19) * weight).sum()) for n in range(3)]",
+            id="losses in a list",
         ),
     ],
 )
 def test_lines_for_items_of_one_list_are_one_line(kernel: Kernel, setup: str, code: str) -> None:
     needs("torch")
-    run_cells(kernel, READ_LEAKS, f"import torch; {setup}", experiment(code))
+    run_cells(kernel, READ_LEAKS, "import torch", setup, experiment(code))
     for rows in (survivor_rows(kernel), leak_rows(kernel)):
         large = [row for row in rows if row.size_bytes >= 2**20]
         assert len(large) == 1, rows
-        ((_, _, line),) = large
-    run_cells(kernel, line)
+    run_cells(kernel, large[0].line)
     assert [row for row in leak_rows(kernel) if row.size_bytes >= 2**20] == []
     assert kernel.value("len(kept) if type(kept) is list else 1") == 1
 
@@ -465,25 +500,24 @@ def test_a_leak_of_many_small_arrays_has_at_least_their_data(kernel: Kernel) -> 
         """,
     )
     for number, shape in ((3_000, 100), (3, 100_000)):
-        leaving = f"%%experiment e\nx = [np.ones({shape}) for _ in range({number})]\nkept['x'] = x"
-        (report,) = run_cells(kernel, leaving).reports("experiment")
+        cell = experiment(f"x = [np.ones({shape}) for _ in range({number})]", "kept['x'] = x")
+        (report,) = run_cells(kernel, cell).reports("experiment")
         assert "2.3 MiB" in report
         assert ("at least 2.3 MiB" in report) is (number == 3_000), report
 
 
+_MODULE_WITH_OBJECTS = """
+import abc
+class Part: pass
+parts = [Part() for _ in range(20)]
+for part in parts: part.numbers = list(range(1000, 1400))
+abc.table += parts
+"""
+
+
 def test_objects_that_imported_libraries_make_are_no_row(tmp_path: Path) -> None:
     for number in range(60):
-        (tmp_path / f"part{number}.py").write_text(
-            textwrap.dedent(
-                """\
-                import abc
-                class Part: pass
-                parts = [Part() for _ in range(20)]
-                for part in parts: part.numbers = list(range(1000, 1400))
-                abc.table += parts
-                """
-            )
-        )
+        (tmp_path / f"part{number}.py").write_text(_MODULE_WITH_OBJECTS)
     code = "for number in range({}, {}): importlib.import_module(f'part{{number}}')"
     with Kernel() as fresh:  # without free memory that the objects would fill
         run_cells(
@@ -491,13 +525,11 @@ def test_objects_that_imported_libraries_make_are_no_row(tmp_path: Path) -> None
             "%load_ext ipygpumem",
             f"import abc, importlib, sys; abc.table = []; sys.path.insert(0, {str(tmp_path)!r})",
         )
-        few, many = (
-            run_cells(fresh, experiment(code.format(*numbers))).reports("experiment")[0]
-            for numbers in ((0, 10), (10, 60))
-        )
-    assert "objects (" in few, few
-    assert "objects (" not in many
-    assert "50 modules were imported" in many
+        (report_of_10,) = run_cells(fresh, experiment(code.format(0, 10))).reports("experiment")
+        (report_of_50,) = run_cells(fresh, experiment(code.format(10, 60))).reports("experiment")
+    assert "objects (" in report_of_10, report_of_10
+    assert "objects (" not in report_of_50
+    assert "50 modules were imported" in report_of_50
 
 
 def test_arrays_beyond_the_limit_of_a_search_have_a_holder_too(kernel: Kernel) -> None:
@@ -523,25 +555,31 @@ def test_arrays_beyond_the_limit_of_a_search_have_a_holder_too(kernel: Kernel) -
     }
 
 
-_WATCH = "    watched.append(weakref.ref(array))"
-
 _CYCLES = {
     "an attribute": """
-        array = np.empty(1, object)
-        owner = Owner()
-        owner.data = np.ones(1 << 20)
-        owner.array = array
-        array[0] = owner
-    """,
+        class Owner: pass
+        def make():
+            array = np.empty(1, object)
+            owner = Owner()
+            owner.data = np.ones(1 << 20)
+            owner.array = array
+            array[0] = owner
+            watched.append(weakref.ref(array))
+        """,
     "a list": """
-        array = np.empty(1, object)
-        array[0] = [np.ones(1 << 20), array]
-    """,
+        def make():
+            array = np.empty(1, object)
+            array[0] = [np.ones(1 << 20), array]
+            watched.append(weakref.ref(array))
+        """,
     "a dict": """
-        array = np.empty((2, 2), object)
-        array[1, 1] = {"data": [np.ones(1 << 20)], "array": array}
-    """,
+        def make():
+            array = np.empty((2, 2), object)
+            array[1, 1] = {"data": [np.ones(1 << 20)], "array": array}
+            watched.append(weakref.ref(array))
+        """,
 }
+"""Functions that make a cycle through an array of objects."""
 
 
 @linux
@@ -578,19 +616,8 @@ def test_an_experiment_names_cycles_through_arrays(kernel: Kernel) -> None:
 @linux
 @pytest.mark.parametrize("code", _CYCLES.values(), ids=_CYCLES)
 def test_a_cycle_through_an_array_is_called_one(kernel: Kernel, code: str) -> None:
-    run_cells(
-        kernel,
-        READ_LEAKS,
-        f"""
-        class Owner: pass
-        def make():{code.rstrip()}
-            {_WATCH}
-        """,
-    )
-    run_cells(kernel, experiment("make()"))
-    rows = leak_rows(kernel)
-    assert len(rows) == 1, rows
-    (row,) = rows
+    run_cells(kernel, READ_LEAKS, code, experiment("make()"))
+    (row,) = leak_rows(kernel)
     assert row.size_bytes == pytest.approx(8 * MIB, rel=0.1)
     assert (row.path, row.line) == (
         "a cycle through an array of objects, which Python never frees",

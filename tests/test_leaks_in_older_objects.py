@@ -28,23 +28,50 @@ pandas and torch a look takes a second longer.
 @pytest.mark.parametrize(
     "code",
     [
-        "store += made; store.append({'d': made}); kept = [made[1]]",
-        "outer['p'] = outer['q'] = made[0]; outer['h'] = [made[1]]; kept = made",
-        "store.append((made[0], {'q': [made[1]]})); kept = (made[0],)",
-        "store.append(made[0]); outer['r'] = made; kept = {'x': made[1]}",
+        pytest.param(
+            """
+            store += made
+            store.append({'d': made})
+            kept = [made[1]]
+            """,
+            id="a list and a dict in it",
+        ),
+        pytest.param(
+            """
+            outer['p'] = outer['q'] = made[0]
+            outer['h'] = [made[1]]
+            kept = made
+            """,
+            id="keys of a dict",
+        ),
+        pytest.param(
+            """
+            store.append((made[0], {'q': [made[1]]}))
+            kept = (made[0],)
+            """,
+            id="a tuple with a dict",
+        ),
+        pytest.param(
+            """
+            store.append(made[0])
+            outer['r'] = made
+            kept = {'x': made[1]}
+            """,
+            id="a list and a key",
+        ),
     ],
 )
 def test_a_line_with_a_kept_name_removes_only_its_row(kernel: Kernel, code: str) -> None:
-    experiment_cell = f"""
-    %%experiment e --keep kept
-    made = [np.ones(2**18), np.ones(2**18)]
-    watched.extend(map(weakref.ref, made))
-    {code}
-    """
+    made = """
+        made = [np.ones(2**18), np.ones(2**18)]
+        watched.extend(map(weakref.ref, made))
+        """
     run_cells(kernel, READ_LEAKS, "outer, store = {'w': 1}, [0]; watched = []")
     leak_rows(kernel)  # else a new array may be mistaken for that of an earlier case at its place
     run_cells(
-        kernel, experiment_cell, "store.append(array()); store += [{'d': [array(), array()]}]"
+        kernel,
+        experiment(made, code, options="--keep kept"),
+        "store.append(array()); store += [{'d': [array(), array()]}]",
     )
     rows = leak_rows(kernel)
     assert [row.line.partition("  # and ")[2] for row in rows] == [
@@ -158,7 +185,11 @@ def test_older_data_of_a_kept_name_hides_no_leak(kernel: Kernel) -> None:
 OLDER_BEHIND_LINES = {
     "a tuple": ("pair = [(older,)]", "pair[0] = (*pair[0], data)", "pair[0] = None"),
     "a cached function": (
-        "@functools.lru_cache\ndef load(n): return np.ones(2**20) if n else older\nload(0);",
+        """
+        @functools.lru_cache
+        def load(n): return np.ones(2**20) if n else older
+        load(0);
+        """,
         "data = load(1)",
         "load.cache_clear()",
     ),
@@ -169,23 +200,10 @@ OLDER_BEHIND_LINES = {
 @pytest.mark.parametrize("case", OLDER_BEHIND_LINES)
 def test_a_line_says_which_other_data_it_drops(kernel: Kernel, case: str) -> None:
     make, put, line = OLDER_BEHIND_LINES[case]
+    run_cells(kernel, READ_LEAKS, "import functools; older = np.ones(2**19)", make, "del older")
     run_cells(
         kernel,
-        READ_LEAKS,
-        f"""
-        import functools; older = np.ones(2**19)
-        {make}
-        del older
-        """,
-    )
-    run_cells(
-        kernel,
-        f"""
-        %%experiment e --keep kept
-        data = np.ones(2**20)
-        {put}
-        kept = [data]
-        """,
+        experiment("data = np.ones(2**20)", put, "kept = [data]", options="--keep kept"),
     )
     drops = "also drops 4 MiB of other data"
     (advice,) = lines_by_holder(why_record(kernel, "kept")).values()
@@ -218,12 +236,18 @@ def test_older_arrays_in_new_tuples_are_no_leaks(kernel: Kernel) -> None:
         assert "also drops " in row.line
 
 
-@pytest.mark.parametrize(("line", "keeps"), [(" --keep kept", ""), ("", "global kept; ")])
+@pytest.mark.parametrize(
+    ("options", "keeps"),
+    [
+        pytest.param(" --keep kept", "", id="kept by an option"),
+        pytest.param("", "global kept; ", id="kept as a global"),
+    ],
+)
 def test_a_kept_name_is_a_holder_that_the_line_spares(
-    kernel: Kernel, line: str, keeps: str
+    kernel: Kernel, options: str, keeps: str
 ) -> None:
     experiment_cell = f"""
-    %%experiment e{line}
+    %%experiment e{options}
     {keeps}arr = np.ones(2**20)
     kept = {{"a": arr}}
     box.append(arr)
@@ -246,9 +270,11 @@ def test_an_array_with_a_new_holder_is_not_left(kernel: Kernel) -> None:
         kernel,
         READ_LEAKS,
         "outer = {'old': np.ones(2_000_000)}",
-        """%%experiment e
-outer["moved"] = (outer.pop("old"),)
-outer["texts"] = [str(n) * 9 for n in range(100_000)]""",
+        """
+        %%experiment e
+        outer["moved"] = (outer.pop("old"),)
+        outer["texts"] = [str(n) * 9 for n in range(100_000)]
+        """,
     )
     rows = survivor_rows(kernel)
     assert [(row.path, row.line) for row in rows] == [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from typing import NamedTuple
 
 import pytest
@@ -17,16 +16,20 @@ from tests.steps import experiment, run_cells, tidied_kernel
 shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", hides_libraries=True)
 
 _MANY_OLDER = {
-    "after many None": ("[None] * 100_000", "many[90_000] = ('t', [np.ones(1 << 21)])"),
-    "after many records": (
-        "[{'text': str(each), 'list': [each]} for each in range(60_000)]",
-        "many[59_000]['words'] = [np.ones(1 << 21)]",
-    ),
-    "behind many keys": (
-        "{(each, 'key'): None for each in range(100_000)}",
-        "many[(90_000, 'key')] = ('t', [np.ones(1 << 21)])",
-    ),
+    "after many None": """
+        many = [None] * 100_000
+        many[90_000] = ('t', [np.ones(1 << 21)])
+        """,
+    "after many records": """
+        many = [{'text': str(each), 'list': [each]} for each in range(60_000)]
+        many[59_000]['words'] = [np.ones(1 << 21)]
+        """,
+    "behind many keys": """
+        many = {(each, 'key'): None for each in range(100_000)}
+        many[(90_000, 'key')] = ('t', [np.ones(1 << 21)])
+        """,
 }
+"""Code that puts an older array deep among many objects."""
 
 
 @pytest.mark.parametrize("name", _MANY_OLDER)
@@ -34,17 +37,18 @@ def test_an_older_array_deep_among_many_objects_is_in_no_row(notebook: Kernel, n
     """Its line deleted it. The start of an experiment must not take long: it does not look at each
     object.
     """
-    many, put_array = _MANY_OLDER[name]
     run_cells(
         notebook,
         OLDER_RECORDS,
-        f"import mmap; hold = []; many = {many}; {put_array}",
+        "import mmap; hold = []",
+        _MANY_OLDER[name],
         "%gpumem free",  # free pages may hide that something has grown
-        """%%experiment e
-block = mmap.mmap(-1, 32 << 20)
-block.write(bytes(32 << 20))
-hold.append(block)
-""",
+        """
+        %%experiment e
+        block = mmap.mmap(-1, 32 << 20)
+        block.write(bytes(32 << 20))
+        hold.append(block)
+        """,
     )
     assert record_rows(notebook) == [(1, "notebook variable hold[0]", "del hold[0]")]
     run_cells(notebook, "hold.clear(); del many")
@@ -56,15 +60,17 @@ def test_an_array_of_an_earlier_experiment_is_not_listed_again(notebook: Kernel)
         notebook,
         OLDER_RECORDS,
         "many = [[{'number': each}] for each in range(60_000)]; objects = instances(Document, 9)",
-        """%%experiment first
-def make_function(array):
-    return lambda: array
-many[10][0]["function"] = make_function(np.ones(1 << 22))
-""",
-        """%%experiment second
-objects[7].words = np.ones(15 << 18)
-objects[8].words = np.ones(1 << 19)
-""",
+        """
+        %%experiment first
+        def make_function(array):
+            return lambda: array
+        many[10][0]["function"] = make_function(np.ones(1 << 22))
+        """,
+        """
+        %%experiment second
+        objects[7].words = np.ones(15 << 18)
+        objects[8].words = np.ones(1 << 19)
+        """,
     )
     (row,) = record_rows(notebook)
     assert row.path == "notebook variable objects[…].words"
@@ -74,7 +80,11 @@ objects[8].words = np.ones(1 << 19)
 @pytest.mark.parametrize(
     "code",
     [
-        "holder = Document(); holder.words = many[59_000]['words']; many[5]['new'] = holder",
+        """
+        holder = Document()
+        holder.words = many[59_000]['words']
+        many[5]['new'] = holder
+        """,
         "many[5]['new'] = (many[59_000]['words'], np.ones(1 << 20))",
     ],
     ids=["instance", "tuple"],
@@ -127,14 +137,33 @@ def test_an_older_dict_that_gets_a_list_keeps_its_older_array(
 @pytest.mark.parametrize(
     ("older", "code", "line"),
     [
-        ("{'buffer': bytearray(b'head')}", "records[3]['buffer'].extend(bytes(1 << 24))", ""),
-        ("bytearray(b'head')", "records[3].extend(bytes(1 << 24))", ""),
-        ("{}", "records[3]['new'] = np.ones(1 << 20)", 'del records[3]["new"]'),
-        ("{}", "records[3]['new'] = [np.ones(1 << 20)]", 'del records[3]["new"]'),
-        (
-            "{'new': None, 'id': 1, 'text': 'a'}",
-            "del records[3]['new']; records[3]['new'] = [np.ones(1 << 20)]",
+        pytest.param(
+            "{'buffer': bytearray(b'head')}",
+            "records[3]['buffer'].extend(bytes(1 << 24))",
+            "",
+            id="bytes of a dict",
+        ),
+        pytest.param("bytearray(b'head')", "records[3].extend(bytes(1 << 24))", "", id="bytes"),
+        pytest.param(
+            "{}",
+            "records[3]['new'] = np.ones(1 << 20)",
             'del records[3]["new"]',
+            id="an array in a dict",
+        ),
+        pytest.param(
+            "{}",
+            "records[3]['new'] = [np.ones(1 << 20)]",
+            'del records[3]["new"]',
+            id="a list in a dict",
+        ),
+        pytest.param(
+            "{'new': None, 'id': 1, 'text': 'a'}",
+            """
+            del records[3]['new']
+            records[3]['new'] = [np.ones(1 << 20)]
+            """,
+            'del records[3]["new"]',
+            id="a list in place of an older value",
         ),
     ],
 )
@@ -169,7 +198,7 @@ def test_a_record_in_an_older_one_is_removed_as_a_whole(
         notebook,
         OLDER_RECORDS,
         f"""
-        large = lambda: np.ones(1 << 21)
+        def large(): return np.ones(1 << 21)
         records = dicts({number})
         """,
         experiment(f"records[3]['new'] = {record}"),
@@ -197,26 +226,32 @@ def test_an_older_dict_in_an_older_record_keeps_its_older_data(notebook: Kernel)
 @pytest.mark.parametrize(
     ("older", "code", "line"),
     [
-        ("words(1000)", "records[500] = texts(1) * 1000", "records[500] = None"),
-        (
+        pytest.param(
+            "words(1000)", "records[500] = texts(1) * 1000", "records[500] = None", id="one item"
+        ),
+        pytest.param(
             "{each: each for each in words(1000)}",
             "records['1500'] = texts(1) * 1000",
             'del records["1500"]',
+            id="one key",
         ),
-        (
+        pytest.param(
             "words(1000)",
             "for each in range(100, 200): records[each] = texts(each) * 10",
             "records[100:200] = [None] * 100",
+            id="neighbours",
         ),
-        (
+        pytest.param(
             "dicts(1000)",
             "for each in range(100, 200): records[each] = {'words': texts(each) * 10}",
             "records[100:200] = [None] * 100",
+            id="dicts",
         ),
-        (
+        pytest.param(
             "dicts(1000)",
             "for each in range(100, 200): records[each] = {'words': [np.ones(1 << 13)]}",
             "records[100:200] = [None] * 100",
+            id="dicts of lists",
         ),
     ],
 )
@@ -237,44 +272,75 @@ def test_new_data_in_the_places_of_older_items_is_named(
 @pytest.mark.parametrize(
     ("older", "code", "line"),
     [
-        ("[None] * 10", "records[3] = large()", "records[3] = None"),
-        ("[None] * 10", "records[:] = map(large, range(10))", "records[:] = [None] * len(records)"),
-        (
+        pytest.param("[None] * 10", "records[3] = large()", "records[3] = None", id="one item"),
+        pytest.param(
+            "[None] * 10",
+            "records[:] = map(large, range(10))",
+            "records[:] = [None] * len(records)",
+            id="all items",
+        ),
+        pytest.param(
             "[None] * 10",
             "for each in (1, 2, 3, 5, 7, 8): records[each] = large()",
             "records[1:4] = [None] * 3; records[5] = None; records[7:9] = [None] * 2",
+            id="neighbours",
         ),
-        (
+        pytest.param(
             "dicts(40)",
             "for each in range(0, 40, 4): records[each] = large()",
             "records[0:37:4] = [None] * 10",
+            id="every fourth item",
         ),
-        (
+        pytest.param(
             "dicts(40)",
             "for each in (0, 3, 7, 9, 14, 22): records[each] = large()",
             "[records.__setitem__(place, None) for place in (0, 3, 7, 9, 14, 22)];",
+            id="any items",
         ),
-        (
+        pytest.param(
             "[None] * 300",
             "for each in range(0, 300, 3): records[each] = large()",
             "records[0:298:3] = [None] * 100",
+            id="every third item",
         ),
-        (
+        pytest.param(
             "[None] * 10",
             "records[2] = records[7] = large()",
             "records[7] = None; records[2] = None",
+            id="two places of one object",
         ),
-        (
+        pytest.param(
             "[None] * 300",
-            "one = large()\nfor each in range(300):\n"
-            "    if each % 7 in (1, 2, 4): records[each] = one",
+            """
+            one = large()
+            for each in range(300):
+                if each % 7 in (1, 2, 4): records[each] = one
+            """,
             "records[:] = [None if item is records[1] else item for item in records]",
+            id="many places of one object",
         ),
-        ("[1, [None] * 10]", "records[1][3] = large()", "records[1][3] = None"),
+        pytest.param(
+            "[1, [None] * 10]",
+            "records[1][3] = large()",
+            "records[1][3] = None",
+            id="a list in a list",
+        ),
         # These lists are longer than they were: nothing had the places of the new items.
-        ("[None] * 10", "records.append(large())", "del records[10]"),
-        ("dicts(300)", "records.append(large())", "del records[300]"),
-        ("[]", "records += map(large, range(10))", "records.clear()"),
+        pytest.param(
+            "[None] * 10", "records.append(large())", "del records[10]", id="an item at the end"
+        ),
+        pytest.param(
+            "dicts(300)",
+            "records.append(large())",
+            "del records[300]",
+            id="an item at the end of many",
+        ),
+        pytest.param(
+            "[]",
+            "records += map(large, range(10))",
+            "records.clear()",
+            id="all items of a list that was empty",
+        ),
     ],
 )
 def test_a_line_moves_no_later_item_of_a_list(
@@ -360,9 +426,11 @@ def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
 @pytest.mark.parametrize(
     ("older", "first", "second"),
     [
-        ("{'old': 1}", "older['first']", "older['second']"),
-        ("Slotted()", "older.number", "older.words"),
-        ("types.SimpleNamespace(old=1)", "older.first", "older.second"),
+        pytest.param("{'old': 1}", "older['first']", "older['second']", id="keys of a dict"),
+        pytest.param("Slotted()", "older.number", "older.words", id="slots"),
+        pytest.param(
+            "types.SimpleNamespace(old=1)", "older.first", "older.second", id="attributes"
+        ),
     ],
 )
 def test_one_line_removes_all_records_of_one_older_object(
@@ -395,7 +463,7 @@ class Moved(NamedTuple):
     """Code that moves older data, and a pattern of the row's line; empty if it leaves nothing."""
 
     before: str
-    experiment: str
+    code: str
     line: str
 
 
@@ -409,7 +477,10 @@ MOVED = {
         r"del archive\[4000:\]",
     ),
     "dicts into a filtered list": Moved(
-        "a = Document(); a.rows = dicts(4000)",
+        """
+        a = Document()
+        a.rows = dicts(4000)
+        """,
         """
         a.rows = [row for row in a.rows if row["number"] % 10]
         a.more = [words(30) for _ in range(1500)]
@@ -445,8 +516,7 @@ MOVED = {
 @pytest.mark.parametrize("name", MOVED)
 def test_lines_spare_moved_data_or_mention_it(notebook: Kernel, name: str) -> None:
     case = MOVED[name]
-    experiment = textwrap.dedent(case.experiment).strip()
-    run_cells(notebook, OLDER_RECORDS, textwrap.dedent(case.before), experiment(experiment))
+    run_cells(notebook, OLDER_RECORDS, case.before, experiment(case.code))
     lines = [row.line for row in record_rows(notebook)]
     assert len(lines) == 1, lines
     assert re.fullmatch(case.line, lines[0])
@@ -455,15 +525,24 @@ def test_lines_spare_moved_data_or_mention_it(notebook: Kernel, name: str) -> No
 @pytest.mark.parametrize(
     ("code", "line"),
     [
-        ("frame.loc[2, 'texts'] = 'w' * (1 << 24)", "del frame['texts']  # the column was there"),
-        (
+        pytest.param(
+            "frame.loc[2, 'texts'] = 'w' * (1 << 24)",
+            "del frame['texts']  # the column was there",
+            id="one text",
+        ),
+        pytest.param(
             "frame['texts'] = np.ones(1 << 18, complex)",
             "del frame['texts']  # the column was there",
+            id="a column",
         ),
-        ("frame['new'] = np.ones(1 << 18)", "del frame['new']"),
-        (
-            "frame['texts'] = np.ones(1 << 18, complex); frame['new'] = np.ones(1 << 18)",
+        pytest.param("frame['new'] = np.ones(1 << 18)", "del frame['new']", id="a new column"),
+        pytest.param(
+            """
+            frame['texts'] = np.ones(1 << 18, complex)
+            frame['new'] = np.ones(1 << 18)
+            """,
             "del frame['texts'], frame['new']  # 'texts' was there",
+            id="a column and a new one",
         ),
     ],
 )
@@ -511,17 +590,26 @@ def test_a_line_removes_all_columns_that_a_deleted_name_had(kernel: Kernel, part
 
 IN_ARRAYS = {
     "an array": (
-        "box = np.empty(50, object); box[0] = 'older'",
+        """
+        box = np.empty(50, object)
+        box[0] = 'older'
+        """,
         "for each in range(1, 41): box[each] = np.ones(100_000)",
         "box[1:41] = None",
     ),
     "an array with an older list": (
-        "box = np.empty(50, object); box[49] = [1, 2]",
+        """
+        box = np.empty(50, object)
+        box[49] = [1, 2]
+        """,
         "for each in range(1, 41): box[each] = words(2000)",
         "box[1:41] = None",
     ),
     "rows of a table": (
-        "box = np.empty((10, 10), object); box[0, 0] = 'older'",
+        """
+        box = np.empty((10, 10), object)
+        box[0, 0] = 'older'
+        """,
         "for each in range(20): box[2 + each // 10, each % 10] = np.ones(100_000)",
         "box[2:4, 0:10] = None",
     ),
@@ -541,7 +629,10 @@ IN_ARRAYS = {
         'box["f"][0:20] = None',
     ),
     "an array in an older dict": (
-        "box = {'older': [np.empty(30, object)]}; box['older'][0][20:] = 'older'",
+        """
+        box = {'older': [np.empty(30, object)]}
+        box['older'][0][20:] = 'older'
+        """,
         "for each in range(20): box['older'][0][each] = np.ones(100_000)",
         'box["older"][0][0:20] = None',
     ),
@@ -584,21 +675,34 @@ def test_new_data_in_an_older_array_of_objects_is_named(notebook: Kernel, name: 
 @pytest.mark.parametrize(
     ("older", "code", "line"),
     [
-        (
+        pytest.param(
             "records, older = {}, [np.ones(90_000)]",
             "records['new'] = np.ones(1 << 19), older.pop()",
             'del records["new"]  # also drops 703.2 KiB of older data',
+            id="an array of a list",
         ),
-        (
-            "records, older = {}, Document(); older.small = np.ones(40_000)",
-            "made = Document(); made.data, made.small = np.ones(1 << 19), older.small\n"
-            "records['new'] = made; del older.small",
+        pytest.param(
+            """
+            records, older = {}, Document()
+            older.small = np.ones(40_000)
+            """,
+            """
+            made = Document()
+            made.data, made.small = np.ones(1 << 19), older.small
+            records['new'] = made
+            del older.small
+            """,
             'del records["new"]  # also drops 312.6 KiB of older data',
+            id="an array of an object",
         ),
-        (
+        pytest.param(
             "records, older = {}, dicts(3000)",
-            "records['new'] = [np.ones(1 << 19), older]; del older",
+            """
+            records['new'] = [np.ones(1 << 19), older]
+            del older
+            """,
             'del records["new"]  # also drops ',
+            id="records",
         ),
     ],
 )

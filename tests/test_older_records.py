@@ -17,7 +17,8 @@ shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", hides_libra
 class Case(NamedTuple):
     """Older records, new data in them, and the row of the report."""
 
-    records: str
+    setup: str
+    """Makes ``records``."""
     experiment: str
     objects: int
     line: str
@@ -25,139 +26,153 @@ class Case(NamedTuple):
 
 CASES = {
     "each dict": Case(
-        "dicts(1500)",
+        "records = dicts(1500)",
         "for each in records: each['words'] = words(30)",
         1500,
         'for _item in records: del _item["words"]; del _item',
     ),
     "many dicts": Case(
-        "dicts(5000)",
+        "records = dicts(5000)",
         "for each in records: each['words'] = words(30)",
         5000,
         'for _item in records: del _item["words"]; del _item',
     ),
     "two keys": Case(
-        "dicts(1500)",
+        "records = dicts(1500)",
         "for each in records: each['words'], each['more'] = words(30), words(20)",
         3000,
         'for _item in records: del _item["more"]; del _item["words"]; del _item',
     ),
     "every second dict": Case(
-        "dicts(3000)",
+        "records = dicts(3000)",
         "for each in records[::2]: each['words'] = words(30)",
         1500,
         'for _item in records: _item.pop("words", None); del _item',
     ),
     "dicts in a row": Case(
-        "dicts(3000)",
+        "records = dicts(3000)",
         "for each in records[100:1600]: each['words'] = words(30)",
         1500,
         'for _item in records[100:1600]: del _item["words"]; del _item',
     ),
     "few instances": Case(
-        "instances(Document, 60)",
+        "records = instances(Document, 60)",
         "for each in records: each.words = words(1000)",
         60,
         "for _item in records: _item.words = None; del _item",
     ),
     "instances": Case(
-        "instances(Document, 1500)",
+        "records = instances(Document, 1500)",
         "for each in records: each.words = words(30)",
         1500,
         "for _item in records: _item.words = None; del _item",
     ),
     "every second instance": Case(
-        "instances(Document, 3000)",
+        "records = instances(Document, 3000)",
         "for each in records[::2]: each.words = words(30)",
         1500,
         'for _item in records: vars(_item).pop("words", None); del _item',
     ),
     "texts in dicts": Case(
-        "dicts(1500)",
+        "records = dicts(1500)",
         "for each in records: each['words'] = texts(each['number'])",
         1500,
         'for _item in records: del _item["words"]; del _item',
     ),
     "texts in dicts with one value": Case(
-        "[{'text': f'text {each}'} for each in range(1500)]",
+        "records = [{'text': f'text {each}'} for each in range(1500)]",
         "for each in records: each['words'] = texts(each['text'])",
         1500,
         'for _item in records: del _item["words"]; del _item',
     ),
     "bytes in every second dict": Case(
-        "dicts(1500)",
+        "records = dicts(1500)",
         "for each in records[::2]: each['words'] = texts(each['number']).encode()",
         750,
         'for _item in records: _item.pop("words", None); del _item',
     ),
     "texts in instances": Case(
-        "instances(Document, 1500)",
+        "records = instances(Document, 1500)",
         "for each in records: each.words = texts(each.number)",
         1500,
         "for _item in records: _item.words = None; del _item",
     ),
     "texts in slots": Case(
-        "instances(Slotted, 1500)",
+        "records = instances(Slotted, 1500)",
         "for each in records: each.words = texts(each.number)",
         1500,
         "for _item in records: _item.words = None; del _item",
     ),
     "dicts of texts": Case(
-        "dicts(1500)",
+        "records = dicts(1500)",
         "for each in records: each['words'] = {'name': texts(each['number']), 'number': 1}",
         1500,
         'for _item in records: del _item["words"]; del _item',
     ),
     "tuples of texts in dicts with one value": Case(
-        "[{'text': f'text {each}'} for each in range(1500)]",
+        "records = [{'text': f'text {each}'} for each in range(1500)]",
         "for each in records: each['words'] = texts(each['text']), 1",
         1500,
         'for _item in records: del _item["words"]; del _item',
     ),
     "a list of a few words elsewhere": Case(
-        "dicts(1500)\nlater = {}",
-        "later['words'] = {'more': words(2)}\nfor each in records: each['words'] = words(30)",
+        """
+        records = dicts(1500)
+        later = {}
+        """,
+        """
+        later['words'] = {'more': words(2)}
+        for each in records: each['words'] = words(30)
+        """,
         1500,
         'for _item in records: del _item["words"]; del _item',
     ),
     "lists and texts": Case(
-        "dicts(1500)",
+        "records = dicts(1500)",
         "for each in records: each['words'], each['more'] = words(30), texts(each['number'])",
         3000,
         'for _item in records: del _item["more"]; del _item["words"]; del _item',
     ),
     "arrays in dicts": Case(
-        "dicts(1500)",
+        "records = dicts(1500)",
         "for each in records: each['words'] = np.ones(5000)",
         1500,
         'for _item in records: del _item["words"]; del _item',
     ),
     "arrays in instances with older arrays": Case(
-        "instances(Document, 1500)\nfor each in records: each.older = np.ones(100)\ndel each",
+        """
+        records = instances(Document, 1500)
+        for each in records: each.older = np.ones(100)
+        del each
+        """,
         "for each in records: each.words = np.ones(5000)",
         1500,
         "for _item in records: _item.words = None; del _item",
     ),
     "arrays in place of the first values": Case(
-        "[{'words': None, **each} for each in dicts(1500)]",
+        "records = [{'words': None, **each} for each in dicts(1500)]",
         "for each in records: each['words'] = np.ones(5000)",
         1500,
         'for _item in records: del _item["words"]; del _item',
     ),
     "texts in place of the first values": Case(
-        "[{'words': None, **each} for each in dicts(1500)]",
+        "records = [{'words': None, **each} for each in dicts(1500)]",
         "for each in records: each['words'] = texts(each['number'])",
         1500,
         'for _item in records: del _item["words"]; del _item',
     ),
     "arrays in tracked dicts": Case(
-        "dicts(1500)\nfor each in records: each['tags'] = [each['text']]\ndel each",
+        """
+        records = dicts(1500)
+        for each in records: each['tags'] = [each['text']]
+        del each
+        """,
         "for each in records: each['words'] = np.ones(5000)",
         1500,
         'for _item in records: del _item["words"]; del _item',
     ),
     "instances with slots": Case(
-        "instances(Slotted, 1500)",
+        "records = instances(Slotted, 1500)",
         "for each in records: each.words = words(30)",
         1500,
         "for _item in records: _item.words = None; del _item",
@@ -171,7 +186,7 @@ def test_one_line_takes_new_data_out_of_older_records(notebook: Kernel, name: st
     run_cells(
         notebook,
         OLDER_RECORDS,
-        f"records = {case.records}",
+        case.setup,
         "before = [stays(each) for each in records]",
         experiment(case.experiment),
     )
@@ -207,9 +222,10 @@ def test_an_older_value_under_the_same_key_stays(notebook: Kernel) -> None:
         records = dicts(3000)
         for each in records[1::20]: each["words"] = ["older"]
         """,
-        """%%experiment e
-for each in records[::2]: each["words"], each[("a", "key")] = words(30), words(30)
-""",
+        """
+        %%experiment e
+        for each in records[::2]: each["words"], each[("a", "key")] = words(30), words(30)
+        """,
     )
     for row in record_rows(notebook):
         if row.line.startswith("for "):
@@ -266,10 +282,11 @@ def test_a_row_s_holder_is_the_outermost_object(notebook: Kernel) -> None:
         notebook,
         OLDER_RECORDS,
         "older = [{'number': 1}]; items = []",
-        """%%experiment e
-items = [{"words": np.ones(500)} for _ in range(3000)]
-older.extend(items[each] for each in range(3000))
-""",
+        """
+        %%experiment e
+        items = [{"words": np.ones(500)} for _ in range(3000)]
+        older.extend(items[each] for each in range(3000))
+        """,
     )
     (row,) = record_rows(notebook)
     assert (row.path, row.line) == ("notebook variable older", "del older[1:]")
@@ -282,10 +299,11 @@ def test_a_leak_is_reached_after_twenty_thousand_arrays(notebook: Kernel) -> Non
         notebook,
         OLDER_RECORDS,
         "box, lists, dicts = [], [], {}",
-        """%%experiment a
-box.append({"words": np.ones(1 << 18)})
-for each in range(10_000): lists.append({"words": np.ones(500), "number": each})
-""",
+        """
+        %%experiment a
+        box.append({"words": np.ones(1 << 18)})
+        for each in range(10_000): lists.append({"words": np.ones(500), "number": each})
+        """,
         experiment("for each in range(10_000): dicts[each] = [np.ones(500), each]", name="b"),
     )
     (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
@@ -460,25 +478,39 @@ def test_an_older_text_key_of_a_dict_stays(notebook: Kernel) -> None:
 @pytest.mark.parametrize(
     ("older", "code", "line"),
     [
-        (
+        pytest.param(
             "records, _item = dicts(1500), ['mine']",
             "for each in records: each['_item'] = words(30)",
             'for _item2 in records: del _item2["_item"]; del _item2',
+            id="_item",
         ),
-        (
-            "_item = records = dicts(1500); del records",
+        pytest.param(
+            """
+            _item = records = dicts(1500)
+            del records
+            """,
             "for each in _item: each['words'] = words(30)",
             'for _item2 in _item: del _item2["words"]; del _item2',
+            id="_item as the list",
         ),
-        (
-            "records = {'a': 1}; _key = 'mine'",
+        pytest.param(
+            """
+            records = {'a': 1}
+            _key = 'mine'
+            """,
             "for each in range(30): records[each] = np.ones(1 << 14)",
             "for _key2 in list(records)[1:]: del records[_key2], _key2",
+            id="_key",
         ),
-        (
-            "import collections; records = collections.deque([1]); _position = 'mine'",
+        pytest.param(
+            """
+            import collections
+            records = collections.deque([1])
+            _position = 'mine'
+            """,
             "for each in range(30): records.append(np.ones(1 << 14))",
             "for _position2 in range(30, 0, -1): del records[_position2], _position2",
+            id="_position",
         ),
     ],
 )
