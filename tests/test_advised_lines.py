@@ -73,7 +73,14 @@ def test_an_advised_line_frees_cycles_at_once(
 
 def test_figures_that_leaks_closes_are_freed(notebook: Kernel) -> None:
     needs("matplotlib")
-    run_cells(notebook, "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt")
+    run_cells(
+        notebook,
+        """
+        import matplotlib
+        matplotlib.use('agg')
+        import matplotlib.pyplot as plt
+        """,
+    )
     run_cells(
         notebook,
         """
@@ -105,7 +112,10 @@ def test_nothing_is_collected_that_the_user_does_not_want(notebook: Kernel, prep
 def test_a_cell_that_fails_first_collects_nothing(notebook: Kernel) -> None:
     run_cells(notebook, CYCLE, "%gpumem why root", "del Node; gc.collect()", "collections = []")
     run_cells(notebook, "gc.callbacks.append(lambda phase, info: collections.append(info))")
-    notebook.run("1 / 0\ndel root")
+    notebook.run("""
+    1 / 0
+    del root
+    """)
     counted = run_cells(
         notebook,
         "del gc.callbacks[-1]; print(sum(each['generation'] == 2 for each in collections))",

@@ -564,9 +564,19 @@ work(size)"""
 def test_values_replaced_by_a_failed_try_die_before_the_next_try(notebook: Kernel) -> None:
     # Seen: each try's cycle stayed, since it was older than the try in which it became garbage.
     run_cells(
-        notebook, "class Model:\n    def __init__(self): self.me, self.held = self, b'x' * 2**25"
+        notebook,
+        """
+        class Model:
+            def __init__(self): self.me, self.held = self, b'x' * 2**25
+        """,
     )
-    run_cells(notebook, "class Trainer: pass\ntrainer, models, alive = Trainer(), [], []")
+    run_cells(
+        notebook,
+        """
+        class Trainer: pass
+        trainer, models, alive = Trainer(), [], []
+        """,
+    )
     code = "alive.append(sum(model() is not None for model in models))\ntrainer.model = Model()\n"
     code += "models.append(weakref.ref(trainer.model))\nif n > 4: raise MemoryError"
     run_cells(notebook, "%%autofit n=64\n" + code)
@@ -576,16 +586,22 @@ def test_values_replaced_by_a_failed_try_die_before_the_next_try(notebook: Kerne
 def test_autofit_steps_from_the_given_or_current_value(notebook: Kernel) -> None:
     run_cells(notebook, "size = 160")
     assert run_cells(notebook, "%%autofit size --step 0.9\nwork(size)").result == "93"
-    run_cells(notebook, "%%autofit size=1e3 --min 1e1\nwork(size)")
+    run_cells(
+        notebook,
+        """
+        %%autofit size=1e3 --min 1e1
+        work(size)
+        """,
+    )
     assert notebook.value("size, type(size).__name__") == (62, "int")
     run_cells(notebook, "runs = []")
     reply = run_cells(
         notebook,
-        """\
-%%autofit size=128 --step search --headroom 0%
-runs.append(size)
-work(size)
-""",
+        """
+        %%autofit size=128 --step search --headroom 0%
+        runs.append(size)
+        work(size)
+        """,
     )
     runs = notebook.value("runs")
     assert (reply.result, runs[-1], notebook.value("size")) == ("100", 100, 100)
@@ -598,13 +614,14 @@ work(size)
 def test_await_prints_and_magics_work_in_the_body(notebook: Kernel) -> None:
     reply = run_cells(
         notebook,
-        """\
-%%autofit size=200
-await asyncio.sleep(0.01)
-print('try', size)
-x = %sx echo hello
-work(size)
-await asyncio.sleep(0, x)""",
+        """
+        %%autofit size=200
+        await asyncio.sleep(0.01)
+        print('try', size)
+        x = %sx echo hello
+        work(size)
+        await asyncio.sleep(0, x)
+        """,
     )
     assert (reply.stdout, reply.result) == ("try 200\ntry 100\n", "['hello']")
     assert run_cells(notebook, "%%autofit size=200\nwork(size);").result is None
@@ -613,37 +630,38 @@ await asyncio.sleep(0, x)""",
         "Wall time"
         in run_cells(
             notebook,
-            """\
-%%autofit size=200
-%%time
-y = work(size)
-""",
+            """
+            %%autofit size=200
+            %%time
+            y = work(size)
+            """,
         ).stdout
     )
     assert notebook.value("size, y") == (100, 100)
     # A magic that shows the error itself.
     run_cells(
         notebook,
-        """\
-%%autofit size=200
-%%capture out
-print('try', size)
-work(size)""",
+        """
+        %%autofit size=200
+        %%capture out
+        print('try', size)
+        work(size)
+        """,
     )
     assert notebook.value("size, out.stdout, alive()") == (100, "try 100\n", 0)
 
 
 def test_another_error_is_shown_as_usual_and_ends_autofit(notebook: Kernel) -> None:
-    bare = notebook.run("""\
-# first
-1 + 1
-[1 / 0]
-""")
-    reply = notebook.run("""\
-%%autofit size=50
-1 + 1
-[1 / 0]
-""")
+    bare = notebook.run("""
+    # first
+    1 + 1
+    [1 / 0]
+    """)
+    reply = notebook.run("""
+    %%autofit size=50
+    1 + 1
+    [1 / 0]
+    """)
     assert (reply.status, reply.error, reply.message) == (
         "error",
         "ZeroDivisionError",
@@ -658,21 +676,22 @@ def test_another_error_is_shown_as_usual_and_ends_autofit(notebook: Kernel) -> N
         assert notebook.run(f"%%autofit size=4\n{word}").error == "SyntaxError"
     run_cells(
         notebook,
-        """\
-%%autofit size=4
-from __future__ import annotations
-x: nowhere = size
-""",
+        """
+        %%autofit size=4
+        from __future__ import annotations
+        x: nowhere = size
+        """,
     )
 
 
 def test_a_search_without_a_fit_leaves_the_variable_unchanged(notebook: Kernel) -> None:
     run_cells(notebook, "size = 'mine'")
-    reply = notebook.run("""\
-%%autofit size=3
-x = 1
-work(1000)
-size""")
+    reply = notebook.run("""
+    %%autofit size=3
+    x = 1
+    work(1000)
+    size
+    """)
     assert (reply.status, reply.traceback) == ("error", "")
     assert reply.stderr.startswith(
         "UsageError: %%autofit: even size=1 does not fit (out of memory)\n"
@@ -682,11 +701,12 @@ size""")
 
 
 def test_an_autofit_without_a_fit_works_before_any_traceback(kernel: Kernel) -> None:
-    reply = kernel.run("""\
-%%experiment a
-%%autofit size=2
-bytearray(1 << 60)
-size""")
+    reply = kernel.run("""
+    %%experiment a
+    %%autofit size=2
+    bytearray(1 << 60)
+    size
+    """)
     assert reply.stderr.startswith("UsageError: %%autofit: even size=1 does not fit")
     assert "AttributeError" not in reply.reports("experiment")[0]
 
@@ -694,11 +714,13 @@ size""")
 def test_an_interrupt_during_the_rollback_of_a_try_loses_no_name(notebook: Kernel) -> None:
     run_cells(
         notebook,
-        """\
-import _thread
-old = 'old'
-class Bomb:
-    __del__ = staticmethod(_thread.interrupt_main)  # strikes after the finaliser, in our code""",
+        """
+        import _thread
+        old = 'old'
+        class Bomb:
+            # It strikes after the finaliser, in our code.
+            __del__ = staticmethod(_thread.interrupt_main)
+        """,
     )
     # %%capture runs a cell of its own, whose events lose the interrupt.
     for head in ("", "%%capture\n"):
@@ -718,23 +740,25 @@ def test_autofit_works_inside_and_around_experiments(notebook: Kernel) -> None:
     run_cells(notebook, "size = 'mine'")
     reply = run_cells(
         notebook,
-        """\
-%%experiment a --keep found
-%%autofit size=400
-found = work(size)
-more = Big()
-found""",
+        """
+        %%experiment a --keep found
+        %%autofit size=400
+        found = work(size)
+        more = Big()
+        found
+        """,
     )
     assert (reply.result, len(reply.reports("experiment"))) == ("100", 1)
     assert notebook.value("size, found, 'more' in globals()") == ("mine", 100, False)
     reply = run_cells(
         notebook,
-        """\
-%%autofit size=400
-%%experiment b --keep found
-found = work(size)
-more = Big()
-found""",
+        """
+        %%autofit size=400
+        %%experiment b --keep found
+        found = work(size)
+        more = Big()
+        found
+        """,
     )
     assert (reply.result, len(reply.reports("experiment"))) == ("100", 1)
     assert notebook.value("size, found, 'more' in globals()") == (100, 100, False)
@@ -758,7 +782,10 @@ def test_a_traceback_of_autofit_shows_only_the_users_frames(notebook: Kernel) ->
     reply = notebook.run("ipygpumem.autofit(work, nothing=4)")
     assert "ipygpumem.autofit(work" in reply.traceback.replace("\x1b[43m", "")
     assert "ipygpumem/" not in reply.traceback.replace("\\", "/")
-    reply = notebook.run("%%autofit size=4\nipygpumem.autofit(work, size=400)")
+    reply = notebook.run("""
+    %%autofit size=4
+    ipygpumem.autofit(work, size=400)
+    """)
     assert (reply.error, reply.message[:29]) == ("AutofitError", "an autofit is already running")
 
 

@@ -260,7 +260,13 @@ def test_shared_mappings_and_earlier_errors_are_not_blamed(notebook: Kernel) -> 
     )
     cause = cause_if_named(notebook, "array(500)[0]")
     assert cause is None or "history" not in cause.text + cause.remedy
-    run_cells(notebook, "try: array(1 << 30)\nexcept MemoryError as error: kept = error")
+    run_cells(
+        notebook,
+        """
+        try: array(1 << 30)
+        except MemoryError as error: kept = error
+        """,
+    )
     assert cause_if_named(notebook, "raise kept") is None
 
 

@@ -14,7 +14,7 @@ from ipygpumem.extras.cluster.engines_report import engines_report, merged_recor
 from ipygpumem.records import CellRecord, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.units import GIB, MIB
 from tests.clusters import CTRL_C, ID, UNTIL, on_engines, record, start_cluster
-from tests.steps import run_cells
+from tests.steps import experiment, run_cells
 
 NAMES = "sorted(name for name in globals() if name in ('x', 'y', 'w', 'theirs'))"
 OPEN = (
@@ -194,7 +194,7 @@ def test_a_busy_engine_is_left_out_and_does_not_begin_later(cluster: Kernel) -> 
     )
     run_cells(cluster, f"{seconds}\nbusy = {BUSY}")
     try:
-        run_cells(cluster, "%%experiment around --on all\nx = 1")
+        run_cells(cluster, experiment("x = 1", name="around", options="--on all"))
         assert [engine["error"] for engine in record(cluster)["engines"]] == [
             "",
             "did not reply",
@@ -246,7 +246,7 @@ def test_an_engine_without_the_extension_is_named(cluster: Kernel) -> None:
     hide = "import sys; sys.modules['ipygpumem.extras.cluster.engine'] = None"
     run_cells(cluster, f"rc[1].execute({hide!r}, block=True)")
     try:
-        reply = run_cells(cluster, "%%experiment some --on all\nx = 1")
+        reply = run_cells(cluster, experiment("x = 1", name="some", options="--on all"))
         errors = [engine["error"] for engine in record(cluster)["engines"]]
         assert [bool(error) for error in errors] == [False, True, False, False]
         assert errors[1].startswith("has no ipygpumem, or an older one")
@@ -260,7 +260,13 @@ def test_an_engine_without_the_extension_is_named(cluster: Kernel) -> None:
 
 
 def test_an_experiment_of_a_closed_client_blocks_no_new_client(cluster: Kernel) -> None:
-    run_cells(cluster, "%experiment start shut --on all\nrc.close()")
+    run_cells(
+        cluster,
+        """
+        %experiment start shut --on all
+        rc.close()
+        """,
+    )
     try:
         assert "is closed: connect again" in refusal(cluster, "%experiment end")
         assert "no experiment is open" in refusal(cluster, "%experiment end")
@@ -278,9 +284,21 @@ def test_an_experiment_of_a_closed_client_blocks_no_new_client(cluster: Kernel) 
 
 
 def test_a_view_names_its_engines_without_asking_a_closed_client(cluster: Kernel) -> None:
-    run_cells(cluster, "pair = rc[1:3]\nevery = rc.broadcast_view()")
+    run_cells(
+        cluster,
+        """
+        pair = rc[1:3]
+        every = rc.broadcast_view()
+        """,
+    )
     for name, numbers in {"pair": [1, 2], "every": [0, 1, 2, 3]}.items():
-        run_cells(cluster, f"%%experiment two --on {name}\nx = 1")
+        run_cells(
+            cluster,
+            f"""
+            %%experiment two --on {name}
+            x = 1
+            """,
+        )
         assert [engine["engine"] for engine in record(cluster)["engines"]] == numbers
     run_cells(
         cluster,
@@ -306,7 +324,13 @@ def other(cluster: Kernel) -> Iterator[Kernel]:
         """,
     )
     yield cluster
-    run_cells(cluster, "client.close()\ndel client, other")
+    run_cells(
+        cluster,
+        """
+        client.close()
+        del client, other
+        """,
+    )
 
 
 MEANWHILE = """
@@ -329,14 +353,17 @@ begin.
 def test_cells_of_another_client_belong_to_no_experiment(other: Kernel) -> None:
     run_cells(other, "%px %load_ext ipygpumem")
     run_cells(other, "other.execute('%experiment start a\\ntheirs = 1', silent=False, block=True)")
-    run_cells(other, "%%experiment a --on 0\nx = 1")
+    run_cells(other, experiment("x = 1", name="a", options="--on 0"))
     assert on_engines(other, NAMES)[0] == ["theirs"], "of the same name, but each ends its own"
     run_cells(other, "other.execute('%experiment end', silent=False, block=True)")
     assert on_engines(other, NAMES)[0] == []
     run_cells(other, "%experiment start span --on all", "%px x = 1")
     run_cells(
         other,
-        "other.execute('theirs = 1', silent=False, block=True)\nother.execute('w = 1', block=True)",
+        """
+        other.execute('theirs = 1', silent=False, block=True)
+        other.execute('w = 1', block=True)
+        """,
     )
     run_cells(other, "%experiment end")
     assert on_engines(other, NAMES) == [["theirs", "w"], [], [], []]
@@ -345,7 +372,7 @@ def test_cells_of_another_client_belong_to_no_experiment(other: Kernel) -> None:
     run_cells(
         other,
         f"import time{MEANWHILE.replace('THEIRS', repr('theirs = 2'))}",
-        "%%experiment span --on all\nx = 1",
+        experiment("x = 1", name="span", options="--on all"),
     )
     assert on_engines(other, "globals().get('theirs')")[0] == 2
 
@@ -374,7 +401,13 @@ def test_a_ctrl_c_spares_another_clients_earlier_task(other: Kernel, tmp_path: P
 
 def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_path: Path) -> None:
     start_cluster(kernel, tmp_path, 2)
-    run_cells(kernel, "%%experiment first --on all\nx = 1")
+    run_cells(
+        kernel,
+        """
+        %%experiment first --on all
+        x = 1
+        """,
+    )
     for engine in record(kernel)["engines"]:
         (usage,) = [usage for usage in engine["record"]["usages"] if usage["device"] == "cpu"]
         assert usage["peak_bytes"] - usage["before_bytes"] < 3 * MIB, (
@@ -390,7 +423,13 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
     (text,) = reply.reports("engines")
     assert "· on 2 engines ·" in text
     assert "1 failed" in text
-    run_cells(kernel, "%%experiment rest --on all\nx = 1")
+    run_cells(
+        kernel,
+        """
+        %%experiment rest --on all
+        x = 1
+        """,
+    )
     assert [engine["engine"] for engine in record(kernel)["engines"]] == [0]
     kernel.run("cluster.stop_cluster_sync()")
 

@@ -21,7 +21,7 @@ from ipygpumem.introspect import is_ours
 from ipygpumem.shell import recovery
 from tests.alone import alone
 from tests.counted_calls import calls_in, least_calls_in, run_profiled
-from tests.steps import needs, run_cells
+from tests.steps import experiment, needs, run_cells
 
 MOST = {
     "a trivial cell": 249,
@@ -256,7 +256,13 @@ def modules_of_ours():
 
 def test_no_module_of_ours_is_imported_while_a_cell_runs(bare_kernel: Kernel) -> None:
     """Memory may be short then, and the import would count as the cell's."""
-    run_cells(bare_kernel, "import sys\n%load_ext ipygpumem")
+    run_cells(
+        bare_kernel,
+        """
+        import sys
+        %load_ext ipygpumem
+        """,
+    )
     run_cells(bare_kernel, "before = set(sys.modules)")
     for failing in ("raise MemoryError", "raise KeyboardInterrupt"):
         bare_kernel.run(failing)
@@ -551,7 +557,7 @@ def test_a_guarded_cell_calls_few_functions() -> None:
 def test_the_line_names_the_modules_of_a_first_experiment(kernel: Kernel) -> None:
     """The cell of ``pass`` had taken 3.7 MiB."""
     first, again = (
-        "\n".join(run_cells(kernel, "%%experiment e\nseen = bytes(1 << 24)").reports("cell"))
+        "\n".join(run_cells(kernel, experiment("seen = bytes(1 << 24)")).reports("cell"))
         for _ in range(2)
     )
     assert re.search(r"of it [234](\.\d)? MiB for %%experiment$", first, re.MULTILINE), first

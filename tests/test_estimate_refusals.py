@@ -64,6 +64,13 @@ def test_estimate_refuses_code_without_tensors_before_torch() -> None:
     with Kernel() as kernel:
         run_quietly(kernel, "%load_ext ipygpumem")
         run_quietly(kernel, "import numpy, sys")
-        reply = run_failing(kernel, "%%estimate\nnumpy.ones(2**20)", None)
+        reply = run_failing(
+            kernel,
+            """
+            %%estimate
+            numpy.ones(2**20)
+            """,
+            None,
+        )
         assert "%%peak measures them" in reply.stderr
         assert kernel.value("'torch' in sys.modules") is False

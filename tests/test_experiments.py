@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import needs, run_failing, run_quietly, tidied_kernel
+from tests.steps import experiment, needs, run_failing, run_quietly, tidied_kernel
 
 shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem")
 
@@ -40,13 +40,26 @@ def test_a_tracebacks_syntax_tree_is_freed_with_its_experiment(
     before = kernel.value(trees)
     run_failing(kernel, "large_file.fails()")
     assert kernel.value(trees) > before
-    run_failing(kernel, "%%experiment failing\nlarge_file.fails()")
+    run_failing(kernel, experiment("large_file.fails()", name="failing"))
     assert kernel.value(f"(gc.collect(), {trees})[1]") == before
 
 
 def test_an_experiment_is_called_by_its_cell_by_default(kernel: Kernel) -> None:
-    run_quietly(kernel, "%%experiment --keep kept\nkept, dropped = 1, 2")
-    run_quietly(kernel, "%%experiment\nkept = 3", "%%experiment named\nkept = 4")
+    run_quietly(
+        kernel,
+        """
+        %%experiment --keep kept
+        kept, dropped = 1, 2
+        """,
+    )
+    run_quietly(
+        kernel,
+        """
+        %%experiment
+        kept = 3
+        """,
+        experiment("kept = 4", name="named"),
+    )
     names = "__import__('ipygpumem').experiments()"
     assert kernel.value(f"[record.name for record in {names}]") == ["cell2", "cell3", "named"]
     assert kernel.value("(kept, 'dropped' in globals())") == (1, False)
@@ -76,7 +89,7 @@ both = [older, np.ones(2**18)]
 
 def test_a_view_of_an_older_array_alone_can_be_kept(kernel: Kernel) -> None:
     run_quietly(kernel, "import numpy as np; older = np.ones(2**22)")
-    (report,) = run_quietly(kernel, "%%experiment e --keep view\nview = older[:5]").reports(
+    (report,) = run_quietly(kernel, experiment("view = older[:5]", options="--keep view")).reports(
         "experiment"
     )
     assert report.splitlines()[-1] == "  kept: view"
@@ -85,7 +98,7 @@ def test_a_view_of_an_older_array_alone_can_be_kept(kernel: Kernel) -> None:
 def test_kept_objects_are_measured_if_older_memory_is_freed(kernel: Kernel) -> None:
     run_quietly(kernel, "import numpy as np; box = [np.ones(2**20)]")
     (report,) = run_quietly(
-        kernel, "%%experiment e --keep new\nbox.clear(); new = np.ones(2**20)"
+        kernel, experiment("box.clear(); new = np.ones(2**20)", options="--keep new")
     ).reports("experiment")
     assert report.splitlines()[-1] == "  kept: new (RAM 8 MiB)"
 
@@ -162,8 +175,8 @@ few = []
 def test_no_look_reads_the_objects_that_asyncio_has_freed(kernel: Kernel, before: str) -> None:
     """In Python 3.12 a list of them frees them again, and the next collection never ends."""
     run_quietly(kernel, WATCHED_READS, before)
-    run_quietly(kernel, "%%experiment e\nfew.append([np.ones(1 << 20)])")
-    run_quietly(kernel, "%%experiment e\nimport email.mime.audio; few.append('a' * 10**7)")
+    run_quietly(kernel, experiment("few.append([np.ones(1 << 20)])"))
+    run_quietly(kernel, experiment("import email.mime.audio; few.append('a' * 10**7)"))
     run_quietly(
         kernel, "%gpumem leaks", "%gpumem top", "%gpumem why few", "%gpumem status", "%gpumem free"
     )
@@ -189,20 +202,27 @@ def test_arrays_in_older_garbage_are_not_left(kernel: Kernel) -> None:
     run_quietly(
         kernel, "%load_ext ipygpumem", "%config IPyGpuMem.collect_garbage = False", OLD_GARBAGE
     )
-    run_quietly(kernel, "gc.disable()\ndel ring", "gc.enable()")  # only a full collection finds it
+    run_quietly(
+        kernel,
+        """
+        gc.disable()
+        del ring
+        """,
+        "gc.enable()",
+    )  # only a full collection finds it
     texts = "str(number) * 1000 for number in range(10_000)"  # so much that arrays are guessed
-    run_quietly(kernel, f"%%experiment e\nkeeper.extend({texts})")
+    run_quietly(kernel, experiment(f"keeper.extend({texts})"))
     assert kernel.value(LEFT) == "['notebook variable keeper']"
 
 
 def test_a_name_error_says_which_experiment_deleted_the_name(notebook: Kernel) -> None:
     says = "data belonged to experiment second, which has ended: --keep data keeps it"
-    run_quietly(notebook, "%%experiment first\ndata = 1")
-    run_quietly(notebook, "%%experiment second\ndata = 2", "def use(): return data")
+    run_quietly(notebook, experiment("data = 1", name="first"))
+    run_quietly(notebook, experiment("data = 2", name="second"), "def use(): return data")
     assert says in run_failing(notebook, "use()").reports("cell")[-1]
     assert "belonged" not in run_failing(notebook, "dat").reports("cell")[-1]
     assert "belonged" not in run_failing(notebook, "raise NameError('data')").reports("cell")[-1]
-    run_quietly(notebook, "%%experiment third --keep data\ndata = 3", "use()")
+    run_quietly(notebook, experiment("data = 3", name="third", options="--keep data"), "use()")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +234,7 @@ def test_a_name_error_says_which_experiment_deleted_the_name(notebook: Kernel) -
     ],
 )
 def test_a_name_that_no_experiment_has_deleted_gets_no_remark(notebook: Kernel, cell: str) -> None:
-    run_quietly(notebook, "%%experiment first\ndata = 1", "def use(): return data")
+    run_quietly(notebook, experiment("data = 1", name="first"), "def use(): return data")
     if cell == "use()":
         run_quietly(notebook, "data = 2", "del data")
     assert "belonged" not in run_failing(notebook, cell).reports("cell")[-1]
@@ -222,7 +242,7 @@ def test_a_name_that_no_experiment_has_deleted_gets_no_remark(notebook: Kernel, 
 
 def test_a_name_error_of_a_rebound_name_is_explained_too(notebook: Kernel) -> None:
     says = "data belonged to experiment first, which has ended: --keep data keeps it"
-    run_quietly(notebook, "%%experiment first\ndata = 1")
+    run_quietly(notebook, experiment("data = 1", name="first"))
     for cell in ("data = data + 1", "x = 1\ndata += 1", "if x:\n    data = [data]"):
         assert says in run_failing(notebook, cell).reports("cell")[-1]
 

@@ -104,12 +104,12 @@ def test_our_own_work_frees_its_own_heap_pages(notebook: Kernel) -> None:
     run_quietly(
         notebook,
         """
-from ipygpumem.meter.own_growth import growth_for
-with growth_for("a test"):
-    blocks = [bytes(3000) for _ in range(50_000)]
-    kept_by_us = blocks[::500]
-    del blocks
-""",
+        from ipygpumem.meter.own_growth import growth_for
+        with growth_for("a test"):
+            blocks = [bytes(3000) for _ in range(50_000)]
+            kept_by_us = blocks[::500]
+            del blocks
+        """,
     )
     assert int(run_quietly(notebook, FREE_PAGES).result or 0) < 16
 
@@ -126,7 +126,14 @@ def test_the_search_at_an_experiments_end_leaves_no_peak(notebook: Kernel) -> No
     )
     peaks = list[int]()
     for name in ("one", "two", "three"):
-        run_quietly(notebook, f"%%experiment {name}\nimport numpy\narray = numpy.ones(1 << 20)")
+        run_quietly(
+            notebook,
+            f"""
+            %%experiment {name}
+            import numpy
+            array = numpy.ones(1 << 20)
+            """,
+        )
         peaks.append(notebook.value(PEAK))
     assert max(peaks) < 20 << 20
 

@@ -164,8 +164,10 @@ def test_in_a_control_group_the_kernel_survives() -> None:
         for _ in range(3):
             run_failing(
                 kernel,
-                "more = [] if 'more' not in globals() else more\nwhile True: more.append(b'1' * "
-                "2**18)",
+                """
+                more = [] if 'more' not in globals() else more
+                while True: more.append(b'1' * 2**18)
+                """,
             )
         # OpenBLAS needs a buffer of 32 MiB
         run_cells(kernel, "square = numpy.ones((200, 200)); square.dot(square)")
@@ -205,14 +207,15 @@ def test_code_that_handles_the_error_goes_on(options: str, notebook: Kernel) -> 
     run_cells(notebook, ON + options)
     reply = run_cells(
         notebook,
-        """\
-sizes = []
-for _ in range(2):
-    rows = []
-    try:
-        for _ in range(1000): rows.append(bytearray(b'1') * 2**20)
-    except MemoryError: sizes.append(len(rows))
-assert len(sizes) == 2""",
+        """
+        sizes = []
+        for _ in range(2):
+            rows = []
+            try:
+                for _ in range(1000): rows.append(bytearray(b'1') * 2**20)
+            except MemoryError: sizes.append(len(rows))
+        assert len(sizes) == 2
+        """,
     )
     assert reply.reports("guard") == []
 

@@ -200,7 +200,10 @@ def test_the_limit_stays_while_threads_of_the_cell_go_on(notebook: Kernel) -> No
     run_cells(
         notebook,
         ON,
-        "event = threading.Event()\nthread = threading.Thread(target=event.wait); thread.start()",
+        """
+        event = threading.Event()
+        thread = threading.Thread(target=event.wait); thread.start()
+        """,
     )
     assert notebook.value(soft) > 0
     run_cells(notebook, "event.set(); thread.join()")

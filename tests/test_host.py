@@ -439,7 +439,11 @@ def test_free_memory_above_the_limit_is_shown_as_out_of_reach() -> None:
 def limited(kernel: Kernel) -> Kernel:
     """A kernel that may have 512 MiB of address space more than it has."""
     run_cells(
-        kernel, "from tests.process_memory import allow\nbound = allow('RLIMIT_AS', 512 << 20)"
+        kernel,
+        """
+        from tests.process_memory import allow
+        bound = allow('RLIMIT_AS', 512 << 20)
+        """,
     )
     return kernel
 

@@ -99,7 +99,13 @@ LEFT = """[
 def test_the_holder_is_named_and_none_of_its_code_runs(notebook: Kernel, kind: str) -> None:
     run_quietly(notebook, "from ipygpumem.shell.app import app_of", "calls = []")
     run_quietly(notebook, textwrap.dedent(HOSTILE[kind]))
-    experiment = run_quietly(notebook, "%%experiment e\nkeep(np.ones(1 << 22))")
+    experiment = run_quietly(
+        notebook,
+        """
+        %%experiment e
+        keep(np.ones(1 << 22))
+        """,
+    )
     leaks = run_quietly(notebook, "%gpumem leaks")
     (size,) = notebook.value(LEFT)
     assert size == pytest.approx(1 << 25, rel=0.01)  # with the array's own object

@@ -1,12 +1,10 @@
 """A printed line frees the row's memory, and leaves alone what else its holder has."""
 
-import textwrap
-
 import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.kernel_records import READ_LEAKS, READ_WHY, number_alive, survivor_rows
-from tests.steps import SHOW_LIBRARIES, needs, run_cells, tidied_kernel
+from tests.steps import SHOW_LIBRARIES, experiment, needs, run_cells, tidied_kernel
 
 shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", READ_WHY, hides_libraries=True)
 
@@ -146,7 +144,7 @@ def test_a_line_frees_its_row_and_nothing_else(notebook: Kernel, holder: str) ->
     if "pandas" in before:
         needs("pandas")
     run_cells(notebook, READ_LEAKS, "def keep(data): watched.append(weakref.ref(data))", before)
-    run_cells(notebook, f"%%experiment e\n{textwrap.dedent(leave).strip()}")
+    run_cells(notebook, experiment(leave))
     assert number_alive(notebook) == 1
     (row,) = survivor_rows(notebook)
     run_cells(notebook, row[2])

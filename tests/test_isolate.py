@@ -107,21 +107,21 @@ def test_an_error_is_shown_as_usual_and_stops_the_next_cells(code: str, kernel: 
 def test_figures_widgets_and_updates_reach_the_front_end(kernel: Kernel) -> None:
     reply = run_quietly(
         kernel,
-        """\
-%%isolate
-import matplotlib.pyplot as plt
-_ = plt.plot([1, 2])
-""",
+        """
+        %%isolate
+        import matplotlib.pyplot as plt
+        _ = plt.plot([1, 2])
+        """,
     )
     assert "image/png" in reply.displays[0]["data"]
     assert "matplotlib" not in kernel.value("list(sys.modules)")
     reply = run_quietly(
         kernel,
-        """\
-%%isolate
-display(1, display_id='it')
-display(2, display_id='it', update=True)
-""",
+        """
+        %%isolate
+        display(1, display_id='it')
+        display(2, display_id='it', update=True)
+        """,
     )
     assert reply.displays[0]["data"]["text/plain"] == "2"
 
@@ -136,11 +136,12 @@ def test_isolate_works_outside_of_cells(kernel: Kernel) -> None:
 def test_magics_work_around_and_inside_an_isolated_cell(kernel: Kernel) -> None:
     run_quietly(
         kernel,
-        """\
-%%capture caught
-%%isolate
-print('out')
-old""",
+        """
+        %%capture caught
+        %%isolate
+        print('out')
+        old
+        """,
     )
     assert kernel.value("(caught.stdout, caught.outputs[0].data)") == (
         "out\n",
@@ -150,31 +151,31 @@ old""",
         "Wall time"
         in run_quietly(
             kernel,
-            """\
-%%time
-%%isolate
-pass
-""",
+            """
+            %%time
+            %%isolate
+            pass
+            """,
         ).stdout
     )
     assert (
         "Wall time"
         in run_quietly(
             kernel,
-            """\
-%%isolate
-%%time
-pass
-""",
+            """
+            %%isolate
+            %%time
+            pass
+            """,
         ).stdout
     )
     reply = run_quietly(
         kernel,
-        """\
-%%experiment run --keep best
-%%isolate --keep best old fresh
-old, best, fresh = 2, 3, 4
-""",
+        """
+        %%experiment run --keep best
+        %%isolate --keep best old fresh
+        old, best, fresh = 2, 3, 4
+        """,
     )
     assert existing_names(kernel, "fresh", "best") == ["best"]
     assert kernel.value("old") == [1]
@@ -184,11 +185,12 @@ old, best, fresh = 2, 3, 4
 def test_an_output_that_cannot_be_shown_is_named(kernel: Kernel) -> None:
     reply = run_quietly(
         kernel,
-        """\
-%%isolate
-class Text(str): pass
-display({'text/plain': Text('x')}, raw=True)
-print('next')""",
+        """
+        %%isolate
+        class Text(str): pass
+        display({'text/plain': Text('x')}, raw=True)
+        print('next')
+        """,
     )
     assert reply.stdout == "next\n"
     assert "an output was lost: AttributeError" in reply.reports("note")[0]
@@ -312,15 +314,21 @@ def test_a_childs_death_is_the_cells_error(code: str, message: str, kernel: Kern
 
 def test_the_oom_killer_takes_the_child(kernel: Kernel) -> None:
     with limited_group(300 * 2**20) as group, Kernel() as kernel:
-        run_cells(kernel, "%load_ext ipygpumem\nheld = bytearray(b'1') * (100 << 20)")
+        run_cells(
+            kernel,
+            """
+            %load_ext ipygpumem
+            held = bytearray(b'1') * (100 << 20)
+            """,
+        )
         move(int(kernel.value("__import__('os').getpid()")), group)
         reply = run_failing(
             kernel,
-            """\
-%%isolate
-rows = []
-while True: rows.append(bytearray(b'1') * 2**20)
-""",
+            """
+            %%isolate
+            rows = []
+            while True: rows.append(bytearray(b'1') * 2**20)
+            """,
         )
         assert (
             "SIGKILL (Killed): the OOM killer ended it, because its control group's memory was "
@@ -333,17 +341,22 @@ def test_a_name_that_takes_much_memory_is_loaded_after_the_child(kernel: Kernel)
     """The kernel's process is refused the memory while the child process has it, too."""
     run_cells(
         kernel,
-        """\
-pid = os.getpid()
-def when_alone():
-    children = open(f'/proc/{pid}/task/{pid}/children').read()
-    if os.getpid() == pid and children: raise MemoryError
-    return 'loaded'
-class Large:
-    def __reduce__(self): return when_alone, ()""",
+        """
+        pid = os.getpid()
+        def when_alone():
+            children = open(f'/proc/{pid}/task/{pid}/children').read()
+            if os.getpid() == pid and children: raise MemoryError
+            return 'loaded'
+        class Large:
+            def __reduce__(self): return when_alone, ()
+        """,
     )
     reply = run_cells(
-        kernel, "%%isolate --keep large shared small\nlarge, shared, small = Large(), [old], 3"
+        kernel,
+        """
+        %%isolate --keep large shared small
+        large, shared, small = Large(), [old], 3
+        """,
     )
     assert reply.reports("note") == []
     assert run_cells(kernel, "large, shared[0] is old, small").result == "('loaded', False, 3)"
@@ -357,7 +370,14 @@ def test_an_interrupt_after_the_cells_code_loses_no_name(kernel: Kernel) -> None
                 signal.raise_signal(signal.SIGINT); return int, (7,)"""
     )
     run_cells(kernel, late)
-    run_failing(kernel, "%%isolate --keep late plain\nlate, plain = Late(), 5", "KeyboardInterrupt")
+    run_failing(
+        kernel,
+        """
+        %%isolate --keep late plain
+        late, plain = Late(), 5
+        """,
+        "KeyboardInterrupt",
+    )
     assert run_cells(kernel, "late, plain").result == "(7, 5)"
 
 
@@ -415,7 +435,13 @@ def test_a_pool_that_the_cell_deletes_still_works_in_the_kernel(kernel: Kernel) 
         "[1])",
     )
     for _ in range(8):
-        run_cells(kernel, "%%isolate\ndel pool")
+        run_cells(
+            kernel,
+            """
+            %%isolate
+            del pool
+            """,
+        )
         assert run_cells(kernel, "pool.map_async(abs, [-5]).get(60)").result == "[5]"
     run_cells(kernel, "pool.terminate(); del pool")
 
@@ -449,7 +475,10 @@ def test_a_child_that_ignores_ctrl_c_is_ended_by_the_second(kernel: Kernel) -> N
     )
     reply = run_failing(
         kernel,
-        f"%%isolate\n{code}while True: time.sleep(1)",
+        f"""
+        %%isolate
+        {code}while True: time.sleep(1)
+        """,
         "KeyboardInterrupt",
         interrupt_when="now",
     )
@@ -464,23 +493,41 @@ def test_processes_of_the_cell_end_with_it(kernel: Kernel) -> None:
     assert states in ([], ["Z"])
     reply = run_quietly(
         kernel,
-        """\
-%%isolate
-if os.fork(): _ = os.wait()
-print('here')
-""",
+        """
+        %%isolate
+        if os.fork(): _ = os.wait()
+        print('here')
+        """,
     )
     assert reply.stdout.count("here") == 2
 
 
 def test_the_record_has_the_childs_peak(kernel: Kernel) -> None:
-    run_cells(kernel, "import ipygpumem\nlarge = bytearray(b'1') * (100 << 20)")
-    reply = run_quietly(kernel, "%%isolate\nother = bytearray(b'1') * (64 << 20)")
+    run_cells(
+        kernel,
+        """
+        import ipygpumem
+        large = bytearray(b'1') * (100 << 20)
+        """,
+    )
+    reply = run_quietly(
+        kernel,
+        """
+        %%isolate
+        other = bytearray(b'1') * (64 << 20)
+        """,
+    )
     record = CellRecord.from_dict(kernel.value("ipygpumem.last().to_dict()"))
     assert record.child_peak_bytes is not None
     assert 64 << 20 <= record.child_peak_bytes < 80 << 20
     assert 64 <= mib_after(reply.reports("cell")[0], "child process peak") < 80
-    run_quietly(kernel, "%%isolate\nfor place in range(0, len(large), 4096): large[place] = 0")
+    run_quietly(
+        kernel,
+        """
+        %%isolate
+        for place in range(0, len(large), 4096): large[place] = 0
+        """,
+    )
     assert 100 << 20 <= kernel.value("ipygpumem.last().child_peak_bytes") < 120 << 20
     run_cells(kernel, "del large")
 
@@ -489,11 +536,12 @@ def test_garbage_of_the_kernel_stays_the_kernels(kernel: Kernel) -> None:
     """Finalizers remove files, end pools, and so on."""
     run_cells(
         kernel,
-        """\
-import gc; gc.disable()
-class Loop:
-    def __del__(self): print('deleted')
-loop = Loop(); loop.itself = loop; del loop""",
+        """
+        import gc; gc.disable()
+        class Loop:
+            def __del__(self): print('deleted')
+        loop = Loop(); loop.itself = loop; del loop
+        """,
     )
     assert run_quietly(kernel, "%%isolate\ngc.collect();").stdout == ""
     assert run_quietly(kernel, "gc.enable(); gc.collect();").stdout == "deleted\n"
@@ -509,17 +557,32 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
     code = "torch.randn(300, 300) @ torch.randn(300, 300)\ntorch.randn(2000, 300).exp().sum()\n"
     with Kernel(env={**os.environ, "OMP_NUM_THREADS": "2"}) as kernel:
         run_cells(
-            kernel, f"%load_ext ipygpumem\nimport torch\n{code}threads = torch.get_num_threads()"
+            kernel,
+            f"""
+            %load_ext ipygpumem
+            import torch
+            {code}threads = torch.get_num_threads()
+            """,
         )
         run_quietly(
-            kernel, f"%%isolate --time 300\n{code}assert torch.get_num_threads() == threads"
+            kernel,
+            f"""
+            %%isolate --time 300
+            {code}assert torch.get_num_threads() == threads
+            """,
         )
         run_cells(
             kernel,
             f"from ipygpumem.extras.isolate import isolate\nisolate._PAUSE = 'missing before GCC "
             f"9'\n{code}",
         )
-        run_quietly(kernel, f"%%isolate --time 300\n{code}assert torch.get_num_threads() == 1")
+        run_quietly(
+            kernel,
+            f"""
+            %%isolate --time 300
+            {code}assert torch.get_num_threads() == 1
+            """,
+        )
         run_cells(
             kernel,
             """
@@ -528,9 +591,22 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
             def total(): return frame.sum()
             """,
         )
-        reply = run_failing(kernel, "%%isolate\ntotal()", None)
+        reply = run_failing(
+            kernel,
+            """
+            %%isolate
+            total()
+            """,
+            None,
+        )
         assert "%%isolate: polars cannot be used in a forked child process" in reply.stderr
-        run_quietly(kernel, "%%isolate\n1")
+        run_quietly(
+            kernel,
+            """
+            %%isolate
+            1
+            """,
+        )
 
 
 def test_isolate_is_refused_in_one_line_on_other_systems(
@@ -540,7 +616,10 @@ def test_isolate_is_refused_in_one_line_on_other_systems(
     for platform, reason in reasons.items():
         with monkeypatch.context() as patch:
             patch.setattr(sys, "platform", platform)
-            loaded.run_cell("%%isolate\n1")
+            loaded.run_cell("""
+            %%isolate
+            1
+            """)
         assert f"%%isolate works on Linux only: {reason}" in capsys.readouterr().err
 
 

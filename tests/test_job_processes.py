@@ -48,7 +48,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, kernel: Kernel) -> Iterator
     """Folder in which the kernel's processes say that they are ready."""
     path = tmp_path_factory.mktemp("job")
     (path / "job.py").write_text(MODULE)
-    run_cells(kernel, f"os.chdir({str(path)!r}); sys.path.insert(0, {str(path)!r})\nimport job")
+    run_cells(
+        kernel,
+        f"""
+        os.chdir({str(path)!r}); sys.path.insert(0, {str(path)!r})
+        import job
+        """,
+    )
     process = psutil.Process(kernel.value("os.getpid()"))
     yield path
     for child in process.children(recursive=True):  # a worker of torchrun would outlive all of them

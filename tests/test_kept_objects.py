@@ -93,7 +93,10 @@ def test_items_of_a_kept_array_of_objects_are_no_leak(kernel: Kernel, code: str)
     """A line set the kept array's item to None."""
     run_cells(
         kernel,
-        "import numpy as np\nrecords = [{'number': each} for each in range(1000)]; short = []",
+        """
+        import numpy as np
+        records = [{'number': each} for each in range(1000)]; short = []
+        """,
         f"%%experiment e --keep kept\nkept = np.array([np.ones(1 << 21), 1], dtype=object)\n{code}",
     )
     (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
@@ -103,7 +106,14 @@ def test_items_of_a_kept_array_of_objects_are_no_leak(kernel: Kernel, code: str)
 def test_items_of_an_array_of_objects_have_its_name(kernel: Kernel) -> None:
     (report,) = run_cells(
         kernel,
-        "import numpy as np\nplaces = []",
-        "%%experiment e\ncells = np.array([np.ones(1 << 21), 1], object)\nplaces.append(cells)",
+        """
+        import numpy as np
+        places = []
+        """,
+        """
+        %%experiment e
+        cells = np.array([np.ones(1 << 21), 1], object)
+        places.append(cells)
+        """,
     ).survivors()
     assert "cells: ndarray" in report

@@ -23,7 +23,7 @@ from tests.kernel_records import (
     total,
     why_record,
 )
-from tests.steps import needs, run_cells, run_quietly, tidied_kernel
+from tests.steps import experiment, needs, run_cells, run_quietly, tidied_kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", READ_WHY, hides_libraries=True)
@@ -335,7 +335,7 @@ def test_the_lines_of_all_rows_free_all_leaks(
     run_cells(
         notebook, READ_LEAKS.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup)
     )
-    run_cells(notebook, f"%%experiment e\n{code}")
+    run_cells(notebook, experiment(code))
     for rows in (survivor_rows(notebook), leak_rows(notebook)):
         assert len(rows) == rows_expected
         assert sum(size for size, _, _ in rows) == pytest.approx(number * 8 * MIB, rel=0.02)
@@ -437,7 +437,7 @@ def test_an_experiment_drops_text_from_all_kinds_of_printing(notebook: Kernel, c
     if notebook.value(kept) - before < 10 * 10**6:
         pytest.skip("this IPython keeps nothing")
     run_quietly(notebook, "%gpumem free")
-    run_cells(notebook, f"%%experiment e\n{code}")
+    run_cells(notebook, experiment(code))
     assert notebook.value(kept) < 10**6
 
 
@@ -531,8 +531,12 @@ def test_freed_memory_that_malloc_keeps_is_said(notebook: Kernel, cell: str) -> 
 def test_leaks_begin_with_the_largest_and_add_up(notebook: Kernel, code: str) -> None:
     run_cells(
         notebook,
-        "import numpy as np\nclass Other: pass\nother, keep = Other(), {}",
-        f"%%experiment e\n{textwrap.dedent(code).strip()}",
+        """
+        import numpy as np
+        class Other: pass
+        other, keep = Other(), {}
+        """,
+        experiment(code),
     )
     (text,) = run_quietly(notebook, "%gpumem leaks").leaks()
     headline, *rows = text.splitlines()

@@ -293,13 +293,14 @@ def test_an_array_of_a_closed_segment_has_no_memory(kernel: Kernel) -> None:
     )
     (report,) = run_cells(
         kernel,
-        """%%experiment e
-segment = SharedMemory(create=True, size=16 << 20)
-array = np.ndarray((2 << 20,), buffer=segment.buf)
-array[:] = 1
-store["array"] = array
-segment.unlink(); segment.close()
-""",
+        """
+        %%experiment e
+        segment = SharedMemory(create=True, size=16 << 20)
+        array = np.ndarray((2 << 20,), buffer=segment.buf)
+        array[:] = 1
+        store["array"] = array
+        segment.unlink(); segment.close()
+        """,
     ).reports("experiment")
     assert "ndarray" not in report
     (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()

@@ -465,7 +465,13 @@ def test_a_profiler_runs_on_and_memory_is_not_followed(
 ) -> None:
     needs("memray")
     run_quietly(notebook, STARTS, start)
-    reply = run_quietly(notebook, "%%peak\nx = called()")
+    reply = run_quietly(
+        notebook,
+        """
+        %%peak
+        x = called()
+        """,
+    )
     note = f"not followed: allocations in RAM, because {name} runs"
     (text,) = reply.reports("peak")
     takes_the_same_hook = name != "cProfile" or sys.version_info < (3, 12)
@@ -475,14 +481,28 @@ def test_a_profiler_runs_on_and_memory_is_not_followed(
         run_quietly(
             notebook, "assert any(item.code is called.__code__ for item in profiler.getstats())"
         )
-    run_quietly(notebook, "%%peak\nx = called()", "assert sys.getprofile() is None")
+    run_quietly(
+        notebook,
+        """
+        %%peak
+        x = called()
+        """,
+        "assert sys.getprofile() is None",
+    )
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="cProfile has another hook there")
 def test_a_profiler_that_the_code_starts_runs_on(notebook: Kernel) -> None:
     needs("memray")
     run_quietly(notebook, STARTS)
-    reply = run_quietly(notebook, "%%peak\nprofiler.enable()\nx = called()")
+    reply = run_quietly(
+        notebook,
+        """
+        %%peak
+        profiler.enable()
+        x = called()
+        """,
+    )
     (text,) = reply.reports("peak")
     assert "cProfile was started: lines of RAM may be wrong from there" in text
     run_quietly(notebook, "def later(): pass", "later()", "profiler.disable()")
@@ -496,11 +516,11 @@ def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:
     needs("memray")
     reply = run_cells(
         notebook,
-        """\
-%%peak
-used = np.ones(2**24); del used
-reserved = np.zeros(2**27)
-""",
+        """
+        %%peak
+        used = np.ones(2**24); del used
+        reserved = np.zeros(2**27)
+        """,
     )
     (text,) = reply.reports("peak")
     assert "highest with" not in text

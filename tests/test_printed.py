@@ -8,7 +8,7 @@ import IPython
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import host_table, run_cells, run_failing, run_quietly, tidied_kernel
+from tests.steps import experiment, host_table, run_cells, run_failing, run_quietly, tidied_kernel
 
 pytestmark = pytest.mark.skipif(
     IPython.version_info < (9, 1), reason="IPython keeps no printed text here"
@@ -47,7 +47,7 @@ for line in range(4):
 
 def test_an_experiment_drops_its_cells_printed_text(notebook: Kernel) -> None:
     run_quietly(notebook, 'print("y" * 2_000_000)')
-    reply = run_quietly(notebook, f"%%experiment a\n{PRINT_4_MB}")
+    reply = run_quietly(notebook, experiment(PRINT_4_MB, name="a"))
     assert kept(notebook) == 2
     (text,) = reply.reports("experiment")
     assert "not named" not in text
@@ -64,12 +64,12 @@ def test_text_printed_before_a_block_in_the_cell_stays(notebook: Kernel) -> None
     run_quietly(
         notebook,
         """
-import ipygpumem
-print("x" * 1_000_000)
-with ipygpumem.experiment("block"):
-    print("x" * 4_000_000)
-print("x" * 2_000_000)
-""",
+        import ipygpumem
+        print("x" * 1_000_000)
+        with ipygpumem.experiment("block"):
+            print("x" * 4_000_000)
+        print("x" * 2_000_000)
+        """,
     )
     assert kept(notebook) == 3
 
@@ -79,7 +79,7 @@ def test_an_inner_experiment_leaves_the_outer_ones_text(notebook: Kernel) -> Non
         notebook,
         "%experiment start outer",
         'print("x" * 1_000_000)',
-        f"%%experiment inner\n{PRINT_4_MB}",
+        experiment(PRINT_4_MB, name="inner"),
     )
     assert kept(notebook) == 1
     run_quietly(notebook, "%experiment end")
@@ -89,10 +89,11 @@ def test_an_inner_experiment_leaves_the_outer_ones_text(notebook: Kernel) -> Non
 def test_a_failing_cells_text_and_message_are_dropped(notebook: Kernel) -> None:
     run_failing(
         notebook,
-        """%%experiment a
-print("x" * 4_000_000)
-raise ValueError("x" * 2_000_000)
-""",
+        """
+        %%experiment a
+        print("x" * 4_000_000)
+        raise ValueError("x" * 2_000_000)
+        """,
     )
     assert kept(notebook) == 0
 
@@ -101,7 +102,9 @@ raise ValueError("x" * 2_000_000)
 def test_text_of_nested_cells_is_dropped(notebook: Kernel, store_history: bool) -> None:
     run_quietly(
         notebook,
-        f"%%experiment a\nget_ipython().run_cell({PRINT_4_MB!r}, store_history={store_history})",
+        experiment(
+            f"get_ipython().run_cell({PRINT_4_MB!r}, store_history={store_history})", name="a"
+        ),
     )
     assert kept(notebook) == 0
 
@@ -126,12 +129,12 @@ def test_text_of_another_threads_cell_stays(notebook: Kernel) -> None:
         notebook,
         "%experiment start a",
         """
-import threading
-code = 'print("x" * 2_000_000)'
-thread = threading.Thread(target=get_ipython().run_cell, args=(code,), kwargs={"store_history": True})
-thread.start()
-thread.join()
-""",  # noqa: E501
+        import threading
+        code = 'print("x" * 2_000_000)'
+        thread = threading.Thread(target=get_ipython().run_cell, args=(code,), kwargs={"store_history": True})
+        thread.start()
+        thread.join()
+        """,  # noqa: E501
     )
     assert kept(notebook) == 4, "IPython adds what any thread prints to all running cells"
     run_quietly(notebook, "%experiment end")
@@ -141,15 +144,16 @@ thread.join()
 def test_text_on_stderr_and_displays_are_dropped(notebook: Kernel) -> None:
     run_quietly(
         notebook,
-        """%%experiment a
-import sys
-from IPython.display import HTML, display
-get_ipython().display_pub.store_display_history = True
-display(HTML("x" * 1_000_000))
-sys.stdout.write("x" * 1_000_000)
-print("x" * 1_000_000)
-sys.stderr.write("x" * 1_000_000)
-""",
+        """
+        %%experiment a
+        import sys
+        from IPython.display import HTML, display
+        get_ipython().display_pub.store_display_history = True
+        display(HTML("x" * 1_000_000))
+        sys.stdout.write("x" * 1_000_000)
+        print("x" * 1_000_000)
+        sys.stderr.write("x" * 1_000_000)
+        """,
     )
     run_quietly(notebook, "get_ipython().display_pub.store_display_history = False")
     assert kept(notebook) == 0
@@ -204,10 +208,11 @@ def test_a_users_own_text_is_not_counted_as_printed(notebook: Kernel) -> None:
 def test_text_captured_by_a_deleted_name_is_named(notebook: Kernel) -> None:
     run_quietly(
         notebook,
-        """%%capture cap
-for line in range(10):
-    print("x" * 4_000_000)
-""",
+        """
+        %%capture cap
+        for line in range(10):
+            print("x" * 4_000_000)
+        """,
         "del cap",
     )
     (text,) = run_quietly(notebook, "%gpumem leaks").leaks()
@@ -227,10 +232,11 @@ def test_a_large_message_of_an_error_is_in_one_row(notebook: Kernel) -> None:
 def test_captured_displays_are_named_by_their_variable(notebook: Kernel) -> None:
     run_quietly(
         notebook,
-        """%%capture cap
-from IPython.display import HTML, display
-display(HTML("x" * 40_000_000))
-""",
+        """
+        %%capture cap
+        from IPython.display import HTML, display
+        display(HTML("x" * 40_000_000))
+        """,
     )
     (text,) = run_quietly(notebook, "%gpumem top").reports("top")
     assert re.search(r"38\.\d MiB +\d+% +38\.\d MiB +cap ", text), text

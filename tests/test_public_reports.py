@@ -63,7 +63,13 @@ def test_a_deleted_frame_is_found_in_the_output_that_showed_it(notebook: Kernel)
         "dtype=object)"
     )
     run_cells(notebook, f"import gc, pandas; df_1 = {query}; df_2 = {query}")
-    run_cells(notebook, "merged = pandas.merge(df_1, df_2, on='id', how='left')\nmerged")
+    run_cells(
+        notebook,
+        """
+        merged = pandas.merge(df_1, df_2, on='id', how='left')
+        merged
+        """,
+    )
     why = report(notebook, "%gpumem why merged")
     assert re.search(
         r"^merged · DataFrame · RAM 1[12](\.\d)? MiB · del merged frees \d+ B$", why, re.MULTILINE
@@ -150,8 +156,10 @@ def test_the_size_of_each_variable_is_one_line_away(notebook: Kernel) -> None:
     needs("pandas")
     run_cells(
         notebook,
-        "import numpy, pandas; frame = pandas.DataFrame(numpy.ones((100_000, 10)))\n"
-        "array, texts = numpy.ones(1 << 19), [f'{n:0100d}' for n in range(10_000)]",
+        """
+        import numpy, pandas; frame = pandas.DataFrame(numpy.ones((100_000, 10)))
+        array, texts = numpy.ones(1 << 19), [f'{n:0100d}' for n in range(10_000)]
+        """,
     )
     sizes = notebook.value(
         "[(row.name, row.type_name, row.size_bytes) for row in __import__('ipygpumem').top().names]"
@@ -192,7 +200,11 @@ def test_the_vocabulary_that_grows_with_each_document_is_named(notebook: Kernel)
     if find_spec("spacy") is None:
         pytest.skip("spaCy is not installed")
     run_cells(
-        notebook, "import ipygpumem, spacy\nnlp = spacy.blank('en'); list(nlp.pipe(['a text']));"
+        notebook,
+        """
+        import ipygpumem, spacy
+        nlp = spacy.blank('en'); list(nlp.pipe(['a text']));
+        """,
     )
     part = (
         "{p.name: p.size_bytes for row in ipygpumem.top('nlp').names for p in row.parts}['.vocab']"
@@ -200,6 +212,9 @@ def test_the_vocabulary_that_grows_with_each_document_is_named(notebook: Kernel)
     before = notebook.value(part)
     run_cells(
         notebook,
-        "for document in nlp.pipe(f'test document {n}' for n in range(20_000)): pass\ndel document",
+        """
+        for document in nlp.pipe(f'test document {n}' for n in range(20_000)): pass
+        del document
+        """,
     )
     assert notebook.value(part) > before + 4 * MIB

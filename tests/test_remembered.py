@@ -9,7 +9,7 @@ from ipygpumem.heap.kinds.arrays import described, place_of
 from ipygpumem.heap.live.garbage import Garbage
 from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.shell.baselines import Baseline
-from tests.steps import kernel_with, run_cells
+from tests.steps import experiment, kernel_with, run_cells
 
 kernel = kernel_with(
     "%load_ext ipygpumem",
@@ -49,7 +49,7 @@ None
 def test_an_object_that_takes_the_place_of_a_leak_is_none(kernel: Kernel, new: str) -> None:
     has_taken = False
     for _ in range(20):  # another thread may take the place first
-        run_cells(kernel, f"%%experiment e\nkept.append(fill({new}))")
+        run_cells(kernel, experiment(f"kept.append(fill({new}))"))
         (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
         assert "to free it: del kept[0]" in leaks
         run_cells(kernel, f"other = take_the_place(lambda: {new})")
@@ -65,7 +65,7 @@ def test_an_object_that_takes_the_place_of_a_leak_is_none(kernel: Kernel, new: s
 @pytest.mark.parametrize("new", ["Plain()", "Slots()", "{}", "[]"])
 def test_a_leak_that_grows_is_still_one(kernel: Kernel, new: str) -> None:
     grow = {"[]": "kept[0] += ['more']", "{}": "kept[0]['more'] = 1"}
-    run_cells(kernel, f"%%experiment e\nkept.append(fill({new}))")
+    run_cells(kernel, experiment(f"kept.append(fill({new}))"))
     run_cells(kernel, grow.get(new, "kept[0].texts.append('more')"))
     (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert "to free it: del kept[0]" in leaks
@@ -93,7 +93,7 @@ def test_a_text_that_takes_the_place_of_a_leak_is_none() -> None:
     ],
 )
 def test_a_leaked_list_whose_items_move_is_still_one(kernel: Kernel, change: str) -> None:
-    run_cells(kernel, "%%experiment e\nkept.append(fill([]))")
+    run_cells(kernel, experiment("kept.append(fill([]))"))
     run_cells(kernel, change)
     (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert "to free it: del kept[0]" in leaks
@@ -102,12 +102,18 @@ def test_a_leaked_list_whose_items_move_is_still_one(kernel: Kernel, change: str
 
 def test_an_array_at_the_place_of_an_earlier_leak_is_left(kernel: Kernel) -> None:
     pytest.importorskip("numpy")
-    run_cells(kernel, "import numpy as np\ncache = []")
+    run_cells(
+        kernel,
+        """
+        import numpy as np
+        cache = []
+        """,
+    )
     # The first two make glibc keep the pages; then each array is at the place of an earlier one.
     for code in ["x = np.ones(1 << 21); cache.append(x)"] * 2 + [
         "cache.append([np.ones(1 << 21)])"
     ] * 4:
-        (report,) = run_cells(kernel, f"%%experiment e\n{code}").survivors()
+        (report,) = run_cells(kernel, experiment(code)).survivors()
         assert "to free it: del cache[0]" in report
         run_cells(kernel, "cache.clear()")
 

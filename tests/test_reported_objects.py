@@ -20,7 +20,7 @@ from tests.kernel_records import (
     total,
     why_record,
 )
-from tests.steps import needs, run_cells, run_quietly, tidied_kernel
+from tests.steps import experiment, needs, run_cells, run_quietly, tidied_kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", READ_WHY, hides_libraries=True)
@@ -278,7 +278,7 @@ def test_the_printed_lines_free_an_experiments_leaks(notebook: Kernel, row: str)
         notebook, READ_LEAKS.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup)
     )
     before = notebook.value(RSS)
-    run_cells(notebook, f"%%experiment e\n{textwrap.dedent(code).strip()}")
+    run_cells(notebook, experiment(code))
     grown = notebook.value(RSS) - before
     assert grown > 3 * _OF_MODULES
     for rows in (survivor_rows(notebook), leak_rows(notebook)):
@@ -296,15 +296,15 @@ def test_the_worker_that_keeps_data_is_named_with_its_pool(notebook: Kernel) -> 
     run_quietly(
         notebook,
         """
-import multiprocessing
-kept = []
-def work(number):
-    kept.append(bytearray(20 << 20))
-pool = multiprocessing.get_context("fork").Pool(1)
-""",
+        import multiprocessing
+        kept = []
+        def work(number):
+            kept.append(bytearray(20 << 20))
+        pool = multiprocessing.get_context("fork").Pool(1)
+        """,
     )
     (text,) = run_quietly(
-        notebook, "%%experiment e\nfor n in range(5): pool.apply(work, (n,))"
+        notebook, experiment("for n in range(5): pool.apply(work, (n,))")
     ).reports("experiment")
     assert re.search(r"child processes have 1\d\d(\.\d)? MiB more", text), text
     (text,) = run_quietly(notebook, "%gpumem status").reports("status")

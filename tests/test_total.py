@@ -25,7 +25,7 @@ from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.units import MIB
 from tests.alone import alone
 from tests.hostile import body, untouched
-from tests.steps import run_cells
+from tests.steps import experiment, run_cells
 
 
 @alone
@@ -229,7 +229,7 @@ def test_an_experiment_says_how_much_unnamed_memory_it_leaves(kernel: Kernel) ->
     assert "data of ipygpumem" not in text  # its spare address space takes no RAM
     run_cells(kernel, "import numpy")
     (text,) = run_cells(
-        kernel, "%%experiment kept --keep block\nblock = numpy.ones(1 << 24)"
+        kernel, experiment("block = numpy.ones(1 << 24)", name="kept", options="--keep block")
     ).reports("experiment")
     assert "not named" not in text
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import run_cells
+from tests.steps import experiment, run_cells
 
 SETUP = "%load_ext ipygpumem\nimport numpy, weakref, ipygpumem\nkept = []"
 MADE = "old = numpy.ones(1 << 22); words = numpy.array([[1], 2] * 5, dtype=object)"
@@ -51,10 +51,21 @@ def test_an_older_array_can_be_resized_after_each_feature(notebook: Kernel) -> N
         assert resizes(notebook), code
         run_cells(notebook, MADE)
     run_cells(
-        notebook, "%experiment start inner\nmine = numpy.ones(1 << 22)", "mine.resize(1 << 21)"
+        notebook,
+        """
+        %experiment start inner
+        mine = numpy.ones(1 << 22)
+        """,
+        "mine.resize(1 << 21)",
     )
     assert resizes(notebook)
-    run_cells(notebook, "%experiment end\n%experiment end")
+    run_cells(
+        notebook,
+        """
+        %experiment end
+        %experiment end
+        """,
+    )
     assert resizes(notebook)
     run_cells(notebook, MADE)
     assert notebook.run("def f(array): numpy.ones(1 << 55)\nf(old)").error
@@ -64,16 +75,19 @@ def test_an_older_array_can_be_resized_after_each_feature(notebook: Kernel) -> N
 def test_an_array_that_outlives_its_experiment_is_resized(notebook: Kernel) -> None:
     run_cells(
         notebook,
-        "run = ipygpumem.experiment('small').start()\nmine = numpy.ones(1 << 14); kept.append(mine)",  # noqa: E501
+        """
+        run = ipygpumem.experiment('small').start()
+        mine = numpy.ones(1 << 14); kept.append(mine)
+        """,
     )
     run_cells(notebook, "record = run.finish()")
     assert run_cells(notebook, "weakref.getweakrefs(kept.pop())").result == "[]"
     report = notebook.run(
-        """\
-%%experiment lost
-mine = numpy.ones(1 << 22); kept.append(mine); del mine
-x = kept[-1]
-"""
+        """
+        %%experiment lost
+        mine = numpy.ones(1 << 22); kept.append(mine); del mine
+        x = kept[-1]
+        """
     )
     assert "kept[0]" in report.reports("experiment")[0]
     assert "kept[0]" in notebook.run("%gpumem leaks").reports()[0]
@@ -92,7 +106,7 @@ x = kept[-1]
 )
 def test_an_older_array_behind_a_leak_is_resized(notebook: Kernel, code: str) -> None:
     run_cells(notebook, "inner = numpy.arange(1000.); box = {'top': inner}")
-    (report,) = run_cells(notebook, f"%%experiment a\n{code}").reports("experiment")
+    (report,) = run_cells(notebook, experiment(code, name="a")).reports("experiment")
     assert "still alive" in report
     for line in ("pass", "%gpumem leaks", "%gpumem leaks"):
         run_cells(notebook, line, "inner.resize(len(inner) + 1, refcheck=False)")

@@ -36,7 +36,13 @@ def _is_harmless(reply: Reply) -> None:
 
 
 def test_reports_escape_names_with_markup_or_control_characters(notebook: Kernel) -> None:
-    run_cells(notebook, "import numpy as np\nleak = []")
+    run_cells(
+        notebook,
+        """
+        import numpy as np
+        leak = []
+        """,
+    )
     reply = run_cells(
         notebook,
         "%%experiment a\n"
@@ -101,21 +107,22 @@ def test_a_scope_survives_changes_of_ipythons_own_names(
 def test_a_scope_ends_while_threads_add_and_remove_names(notebook: Kernel) -> None:
     run_cells(
         notebook,
-        """\
-import threading, time
-old = 'old'
-stop = threading.Event()
-counts = [0]
-def churn():
-    space, number = globals(), 0
-    while not stop.is_set():
-        number += 1
-        space[f'churn{number % 500}'] = number
-        space.pop(f'churn{(number + 250) % 500}', None)
-        counts[0] = number
-        if number % 50 == 0: time.sleep(0.001)  # leaves the processor to the cells
-threads = [threading.Thread(target=churn) for _ in range(2)]
-for thread in threads: thread.start()""",
+        """
+        import threading, time
+        old = 'old'
+        stop = threading.Event()
+        counts = [0]
+        def churn():
+            space, number = globals(), 0
+            while not stop.is_set():
+                number += 1
+                space[f'churn{number % 500}'] = number
+                space.pop(f'churn{(number + 250) % 500}', None)
+                counts[0] = number
+                if number % 50 == 0: time.sleep(0.001)  # leaves the processor to the cells
+        threads = [threading.Thread(target=churn) for _ in range(2)]
+        for thread in threads: thread.start()
+        """,
     )
     for _ in range(2):
         run_cells(
@@ -127,7 +134,13 @@ for thread in threads: thread.start()""",
         )
         assert notebook.value("old") == "old"
         assert "x" not in user_names(notebook)
-    run_cells(notebook, "stop.set()\nfor thread in threads: thread.join()")
+    run_cells(
+        notebook,
+        """
+        stop.set()
+        for thread in threads: thread.join()
+        """,
+    )
     assert notebook.value("counts[0] > 100") is True
     assert_goes_on(notebook)
 
@@ -148,18 +161,22 @@ def test_no_user_method_runs_at_exit_in_status_or_in_reports(notebook: Kernel) -
     run_cells(
         notebook,
         SOURCE,
-        "import numpy as np\nold = made(Hostile)",
+        """
+        import numpy as np
+        old = made(Hostile)
+        """,
         "%experiment start a --keep kept",
-        """\
-a = made(Hostile)
-b = made(Container, {'k': np.ones(1 << 19)})
-c = made(Sequence, [a])
-old = made(Hostile)
-kept = made(Hostile)
-d = [a, {'x': (a, b)}, Function()]
-Array = type('Array', (np.ndarray,), body)
-e = np.ndarray.__new__(Array, 1 << 19)
-f = Hostile""",
+        """
+        a = made(Hostile)
+        b = made(Container, {'k': np.ones(1 << 19)})
+        c = made(Sequence, [a])
+        old = made(Hostile)
+        kept = made(Hostile)
+        d = [a, {'x': (a, b)}, Function()]
+        Array = type('Array', (np.ndarray,), body)
+        e = np.ndarray.__new__(Array, 1 << 19)
+        f = Hostile
+        """,
         "%experiment status",
         "%gpumem status",
     )
@@ -175,14 +192,15 @@ def test_no_method_of_a_users_object_is_called_after_an_oom(notebook: Kernel) ->
     run_cells(
         notebook,
         SOURCE + "\nimport numpy as np",
-        """\
-def fail():
-    Array = type('Array', (np.ndarray,), body)
-    array = np.ndarray.__new__(Array, 1 << 20)
-    thing = made(Hostile); box = made(Container); row = made(Sequence, [thing])
-    error = MemoryError.__new__(Oom, (1, 2), thing)
-    BaseException.__setattr__(error, 'thing', thing)
-    raise error""",
+        """
+        def fail():
+            Array = type('Array', (np.ndarray,), body)
+            array = np.ndarray.__new__(Array, 1 << 20)
+            thing = made(Hostile); box = made(Container); row = made(Sequence, [thing])
+            error = MemoryError.__new__(Oom, (1, 2), thing)
+            BaseException.__setattr__(error, 'thing', thing)
+            raise error
+        """,
     )
     text = recovery_report(notebook, "fail()")
     assert "array" in text
@@ -194,16 +212,17 @@ def fail():
 def test_a_scope_ends_although_finalisers_raise_or_replace_names(notebook: Kernel) -> None:
     run_cells(
         notebook,
-        """\
-class Raises:
-    def __del__(self): raise ValueError('from __del__')
-class Exits:
-    def __del__(self): raise SystemExit(4)
-class Deletes:
-    def __del__(self): globals().pop('zz', None); globals().pop('old2', None)
-class Adds:
-    def __del__(self): globals()['late'] = 1
-old, old2 = 'old', 'old2'""",
+        """
+        class Raises:
+            def __del__(self): raise ValueError('from __del__')
+        class Exits:
+            def __del__(self): raise SystemExit(4)
+        class Deletes:
+            def __del__(self): globals().pop('zz', None); globals().pop('old2', None)
+        class Adds:
+            def __del__(self): globals()['late'] = 1
+        old, old2 = 'old', 'old2'
+        """,
         "%experiment start a",
         """
         a, b, c, d = Raises(), Exits(), Deletes(), Adds()
@@ -265,17 +284,30 @@ def test_cells_and_scopes_work_with_stubs_of_torch_and_numpy() -> None:
         "mock.MagicMock()",
     )
     with Kernel() as kernel:
-        run_cells(kernel, "%load_ext ipygpumem", "import sys, types\nfrom unittest import mock")
+        run_cells(
+            kernel,
+            "%load_ext ipygpumem",
+            """
+            import sys, types
+            from unittest import mock
+            """,
+        )
         for stub in stubs:
-            run_cells(kernel, f"sys.modules['torch'] = {stub}\nx = 'old'")
+            run_cells(
+                kernel,
+                f"""
+                sys.modules['torch'] = {stub}
+                x = 'old'
+                """,
+            )
             assert_goes_on(kernel)
             run_cells(
                 kernel,
-                """\
-%%experiment a --seed 1
-x = 'new'
-y = [1]
-""",
+                """
+                %%experiment a --seed 1
+                x = 'new'
+                y = [1]
+                """,
             )
             assert (kernel.value("x"), "y" in user_names(kernel)) == ("old", False)
             run_cells(
@@ -287,11 +319,12 @@ y = [1]
             run_cells(kernel, "%gpumem status", "%gpumem free")
             run(
                 kernel,
-                """\
-def f():
-    held = bytearray(1 << 20)
-    raise MemoryError
-f()""",
+                """
+                def f():
+                    held = bytearray(1 << 20)
+                    raise MemoryError
+                f()
+                """,
             )
             run_cells(kernel, "%experiment end")
             assert kernel.value("x") == "old"

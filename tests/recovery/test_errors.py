@@ -14,7 +14,7 @@ from ipygpumem.shell.app import app_of
 from ipygpumem.shell.ending import ExperimentEnd
 from ipygpumem.shell.measured_scope import MeasuredScope
 from tests.recovery.cases import OOM, recovers
-from tests.steps import plain, run_cells, run_failing
+from tests.steps import experiment, plain, run_cells, run_failing
 
 
 @pytest.mark.parametrize("code", OOM.values(), ids=OOM)
@@ -255,7 +255,7 @@ def test_an_option_selects_errors_to_release(
 
 def test_an_error_from_before_a_scope_keeps_its_frames_after_it(notebook: Kernel) -> None:
     run_failing(notebook, FAILING.format("ValueError"))
-    run_cells(notebook, "%%experiment a\nx = 1")
+    run_cells(notebook, experiment("x = 1", name="a"))
     assert notebook.value("alive()") == 1
     assert notebook.value(
         "str([f.f_locals['secret'][0] for f, _ in "
@@ -323,7 +323,13 @@ def test_debug_reads_locals_but_none_that_an_oom_released(notebook: Kernel, erro
 def test_a_recovery_shows_small_locals_and_how_to_keep_all(
     notebook: Kernel, error: str, option: str
 ) -> None:
-    run_cells(notebook, "class Number(int):\n    def __repr__(self): raise SystemError")
+    run_cells(
+        notebook,
+        """
+        class Number(int):
+            def __repr__(self): raise SystemError
+        """,
+    )
     reply = run_failing(
         notebook,
         f"""
@@ -438,7 +444,10 @@ def test_names_are_deleted_even_if_memory_for_reports_is_short(
 ) -> None:
     loaded.run_cell("x = 'old'")
     loaded.run_cell("%experiment start a")
-    loaded.run_cell("x = 'new'\ny = 1")
+    loaded.run_cell("""
+    x = 'new'
+    y = 1
+    """)
     with monkeypatch.context() as patch:
         if missing == "measuring":
             patch.setattr(Span, "read", _no_memory)

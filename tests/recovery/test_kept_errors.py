@@ -442,9 +442,9 @@ def test_each_line_is_shown_once_and_the_rest_is_counted(errors: Kernel) -> None
     run_cells(
         errors,
         """
-kept = [ValueError(big()) for _ in range(3)]
-rest = [1, *[ValueError(big(2)) for _ in range(8)]]
-""",
+        kept = [ValueError(big()) for _ in range(3)]
+        rest = [1, *[ValueError(big(2)) for _ in range(8)]]
+        """,
     )
     text = recovery_report(errors, "fail()")
     assert text.count("kept.clear()") == 1
@@ -453,7 +453,13 @@ rest = [1, *[ValueError(big(2)) for _ in range(8)]]
 
 
 def test_a_variable_of_the_notebook_is_no_memory_of_an_error(errors: Kernel) -> None:
-    text = recovery_report(errors, 'mine = big()\nraise TooLarge("out of memory", mine)')
+    text = recovery_report(
+        errors,
+        """
+        mine = big()
+        raise TooLarge("out of memory", mine)
+        """,
+    )
     assert LINE.findall(text) == []
     text = recovery_report(errors, 'raise TooLarge("out of memory", big(0))')
     assert LINE.findall(text) == []
@@ -469,7 +475,13 @@ def test_names_sizes_and_the_least_size_are_in_the_line(errors: Kernel) -> None:
         )
     ]
     run_cells(errors, "import sys; sys.last_value = sys.last_exc = None")
-    run_cells(errors, "try: fail(16)\nexcept MemoryError as error: kept = [error, 1]")
+    run_cells(
+        errors,
+        """
+        try: fail(16)
+        except MemoryError as error: kept = [error, 1]
+        """,
+    )
     text = recovery_report(errors, "fail()")
     assert LINE.findall(text) == [
         ("the error in kept[0] still holds 16 MiB (local of fail())", "kept[0] = None")
@@ -483,17 +495,17 @@ def test_no_code_of_an_error_runs(errors: Kernel) -> None:
     run_cells(
         errors,
         """
-ran = []
-class Hostile(MemoryError):
-    def __getattribute__(self, name):
-        ran.append(name)
-        return MemoryError.__getattribute__(self, name)
-    def __repr__(self): ran.append("repr"); return ""
-    def __eq__(self, other): ran.append("eq"); return True
-    def __hash__(self): ran.append("hash"); return 1
-kept = [Hostile(big()), Hostile(big()), 1]
-ran.clear()
-""",
+        ran = []
+        class Hostile(MemoryError):
+            def __getattribute__(self, name):
+                ran.append(name)
+                return MemoryError.__getattribute__(self, name)
+            def __repr__(self): ran.append("repr"); return ""
+            def __eq__(self, other): ran.append("eq"); return True
+            def __hash__(self): ran.append("hash"); return 1
+        kept = [Hostile(big()), Hostile(big()), 1]
+        ran.clear()
+        """,
     )
     text = recovery_report(errors, "fail()")
     assert errors.value("ran") == []

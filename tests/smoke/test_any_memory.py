@@ -12,7 +12,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests import hostile
 from tests.process_memory import linux
-from tests.steps import SHOW_LIBRARIES, needs, run_cells, run_failing, tidied_kernel
+from tests.steps import SHOW_LIBRARIES, experiment, needs, run_cells, run_failing, tidied_kernel
 
 RESET = "import gc; gc.enable(); get_ipython().reset()"
 DEFINE = """
@@ -47,11 +47,11 @@ def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -
     )
     (text,) = run_cells(
         notebook,
-        """\
-%%experiment x
-segment = SharedMemory(create=True, size=9 << 20); segment.buf[:] = bytes(9 << 20)
-segments.append(segment)
-""",
+        """
+        %%experiment x
+        segment = SharedMemory(create=True, size=9 << 20); segment.buf[:] = bytes(9 << 20)
+        segments.append(segment)
+        """,
     ).survivors()
     advice = "segments[0].close(); segments[0].unlink()"
     assert f"segments[0] · to free it: {advice}" in text
@@ -89,10 +89,11 @@ def test_free_heap_pages_hide_no_shared_memory(kernel: Kernel) -> None:
     )
     (text,) = run_cells(
         kernel,
-        """\
-%%experiment x
-segments.append(SharedMemory(create=True, size=9 << 20)); segments[0].buf[:] = bytes(9 << 20)
-""",
+        """
+        %%experiment x
+        segments.append(SharedMemory(create=True, size=9 << 20))
+        segments[0].buf[:] = bytes(9 << 20)
+        """,
     ).survivors()
     assert "to free it: segments[0].close(); segments[0].unlink()" in text
     run_cells(kernel, "segments[0].close(); segments[0].unlink()")
@@ -116,7 +117,7 @@ results.append(bytes(8 << 20))
 
 def test_memory_from_before_an_experiment_is_never_blamed(notebook: Kernel) -> None:
     run_cells(notebook, OLD)
-    run_cells(notebook, f"%%experiment a\n{AROUND}")
+    run_cells(notebook, experiment(AROUND, name="a"))
     rows = survivors(notebook)
     assert [(kind, size >> 20, path) for kind, size, path in rows] == [
         ("bytes", 8, "notebook variable results[5]")
@@ -136,16 +137,17 @@ def test_new_objects_are_named_in_each_kind_of_holder(notebook: Kernel) -> None:
     run_cells(
         notebook,
         OLD,
-        """\
-class Registry: items = []
-def make():
-    seen = []
-    def add(x): seen.append(x)
-    return add
-add = make()
-def memo(x, known=[]): known.append(x)
-@functools.lru_cache(None)
-def load(n): return texts(n)""",
+        """
+        class Registry: items = []
+        def make():
+            seen = []
+            def add(x): seen.append(x)
+            return add
+        add = make()
+        def memo(x, known=[]): known.append(x)
+        @functools.lru_cache(None)
+        def load(n): return texts(n)
+        """,
     )
     run_cells(notebook, "%%experiment a\n" + "\n".join(ELSEWHERE.values()))
     sizes = {
@@ -212,12 +214,13 @@ def test_the_locals_of_a_running_thread_are_named_in_each_report(notebook: Kerne
     )
     run_cells(
         notebook,
-        """\
-%%experiment x
-def work(given):
-    text, rows, array = 'ab' * (5 << 20), [texts(7000)], np.ones(1 << 20)
-    ready.set(); go_on.wait()
-threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait()""",
+        """
+        %%experiment x
+        def work(given):
+            text, rows, array = 'ab' * (5 << 20), [texts(7000)], np.ones(1 << 20)
+            ready.set(); go_on.wait()
+        threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait()
+        """,
     )
     where = {
         name: f'thread "worker": running work() line 4, local {name}'
@@ -251,12 +254,13 @@ threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait(
 def test_the_content_of_a_cache_is_listed_once(notebook: Kernel) -> None:
     run_cells(
         notebook,
-        """\
-@functools.lru_cache
-def parts(n): return [bytes(2 << 20) for _ in range(n)]
-@functools.lru_cache(None)
-def text(n): return 'x' * (n << 20)""",
-        "%%experiment x\nwhole = parts(4); blob = text(5)",
+        """
+        @functools.lru_cache
+        def parts(n): return [bytes(2 << 20) for _ in range(n)]
+        @functools.lru_cache(None)
+        def text(n): return 'x' * (n << 20)
+        """,
+        experiment("whole = parts(4); blob = text(5)", name="x"),
         "part = parts(4)[0]",
     )
     (report,) = run_cells(notebook, "%gpumem leaks").leaks()
@@ -284,13 +288,20 @@ def test_an_output_held_only_by_ipython_is_listed_with_a_remedy(notebook: Kernel
 def test_an_error_says_how_much_memory_its_frames_hold(notebook: Kernel) -> None:
     run_cells(
         notebook,
-        """\
-shared = texts(9000)
-def f(error):
-    own, blob = texts(8000), {'k': bytes(40 << 20)}
-    g(own, shared, error)""",
+        """
+        shared = texts(9000)
+        def f(error):
+            own, blob = texts(8000), {'k': bytes(40 << 20)}
+            g(own, shared, error)
+        """,
     )
-    run_cells(notebook, "def g(a, b, error):\n    raise error")
+    run_cells(
+        notebook,
+        """
+        def g(a, b, error):
+            raise error
+        """,
+    )
     report = run_failing(notebook, "f(ValueError())", "ValueError").reports("cell")[0]
     assert re.search(
         r"the traceback's frames still hold 48\.[12] MiB: %gpumem free frees it", report
@@ -305,7 +316,11 @@ def test_a_list_with_two_names_counts_once_and_kept_names_do_not(notebook: Kerne
     run_cells(notebook, "a = b = []")
     run_cells(
         notebook,
-        "%%experiment x --keep c\nc = texts(7000); a.append(c); b += [texts(6000), bytes(3 << 20)]",
+        experiment(
+            "c = texts(7000); a.append(c); b += [texts(6000), bytes(3 << 20)]",
+            name="x",
+            options="--keep c",
+        ),
     )
     assert [(kind, size >> 20) for kind, size, _ in survivors(notebook)] == [("object", 9)]
 
@@ -313,7 +328,14 @@ def test_a_list_with_two_names_counts_once_and_kept_names_do_not(notebook: Kerne
 @pytest.mark.parametrize("make", ["texts(9000)", "[np.ones(1 << 20)]", "'x' * (9 << 20)"])
 def test_names_bound_by_global_belong_to_the_notebook(notebook: Kernel, make: str) -> None:
     run_cells(notebook, "import numpy as np")
-    reply = run_cells(notebook, f"%%experiment x\nglobal made, odd\nmade = {make}; odd = 1")
+    reply = run_cells(
+        notebook,
+        f"""
+        %%experiment x
+        global made, odd
+        made = {make}; odd = 1
+        """,
+    )
     (text,) = reply.reports("experiment")
     assert "not named" not in text
     assert "kept: made, odd" in text
@@ -342,13 +364,16 @@ def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     )
     (text,) = run_cells(
         notebook,
-        "%%experiment tasks\ntask = asyncio.create_task(wait(bytearray(b'1') * (9 << 20)))",
+        experiment("task = asyncio.create_task(wait(bytearray(b'1') * (9 << 20)))", name="tasks"),
     ).survivors()
     assert re.search(r'held by the event loop(\["_ready"\])?\[0\]', text), text
     assert "poller" not in text
     run_cells(
         notebook,
-        "for one in asyncio.all_tasks():\n    if 'wait' in repr(one.get_coro()): one.cancel()",
+        """
+        for one in asyncio.all_tasks():
+            if 'wait' in repr(one.get_coro()): one.cancel()
+        """,
     )
 
 
@@ -360,11 +385,18 @@ def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -
     run_cells(
         notebook,
         SHOW_LIBRARIES,
-        "import asyncio, contextvars, re, weakref\nclass Big(bytearray): pass",
-        "async def sleep(x): await asyncio.sleep(1000)\nasync def wait(x): await "
-        "asyncio.Event().wait()",
-        "def big(name): return made.setdefault(name, Big(9 << 20))\nmade = "
-        "weakref.WeakValueDictionary()",
+        """
+        import asyncio, contextvars, re, weakref
+        class Big(bytearray): pass
+        """,
+        """
+        async def sleep(x): await asyncio.sleep(1000)
+        async def wait(x): await asyncio.Event().wait()
+        """,
+        """
+        def big(name): return made.setdefault(name, Big(9 << 20))
+        made = weakref.WeakValueDictionary()
+        """,
         """
         slept = asyncio.create_task(sleep(big('slept')))
         waits = asyncio.create_task(wait(big('waits')))
@@ -375,7 +407,13 @@ def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -
         inner.set({'k': [big('inner')]});
         """,
     )
-    (top,) = run_cells(notebook, "await asyncio.sleep(0)\n%gpumem top").reports("top")
+    (top,) = run_cells(
+        notebook,
+        """
+        await asyncio.sleep(0)
+        %gpumem top
+        """,
+    ).reports("top")
     rows = notebook.value(
         "{row.name: (row.size_bytes >> 20, row.remedy) for row in "
         "__import__('ipygpumem').top().names}"
@@ -424,11 +462,11 @@ def test_an_object_keeps_the_name_that_the_experiment_gave_it(notebook: Kernel) 
     run_cells(notebook, "import pandas; store = Store()")
     run_cells(
         notebook,
-        """\
-%%experiment x
-frame = pandas.DataFrame({'t': texts(9000), 'n': [.5] * 9000})
-store.f = frame
-""",
+        """
+        %%experiment x
+        frame = pandas.DataFrame({'t': texts(9000), 'n': [.5] * 9000})
+        store.f = frame
+        """,
     )
     text = run_cells(notebook, "%gpumem leaks").leaks()[0]
     assert re.search(
@@ -461,7 +499,7 @@ def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel)
     run_cells(notebook, "touched.clear()")
     run_cells(
         notebook,
-        "%%experiment x\nloaded = load(1); store.things = things(); cache.extend(things())",
+        experiment("loaded = load(1); store.things = things(); cache.extend(things())", name="x"),
     )
     run_cells(notebook, "%gpumem leaks")
     run_failing(
@@ -486,7 +524,7 @@ def test_the_report_says_when_memory_may_be_older(notebook: Kernel) -> None:
         """,
         OLD,
     )
-    run_cells(notebook, "%%experiment a\nresults.append(bytes(8 << 20))")
+    run_cells(notebook, experiment("results.append(bytes(8 << 20))", name="a"))
     run_cells(notebook, "module._MOST_OLD = most")
     ((kind, _, path),) = survivors(notebook)
     assert (kind, path) == (
@@ -501,20 +539,26 @@ def test_dead_frames_are_not_named_if_polars_keeps_their_pages(notebook: Kernel)
     run_cells(notebook, "import polars; results = []")
     run_cells(
         notebook,
-        """\
-%%experiment x
-frame = polars.DataFrame({'t': texts(16 << 10), 'n': range(16 << 10)})
-results.append(frame.group_by('t').agg(polars.col('n').sum()).sort('n').height)
-""",
+        """
+        %%experiment x
+        frame = polars.DataFrame({'t': texts(16 << 10), 'n': range(16 << 10)})
+        results.append(frame.group_by('t').agg(polars.col('n').sum()).sort('n').height)
+        """,
     )
     assert survivors(notebook) == []
 
 
 def test_text_next_to_an_unnamed_array_is_in_the_arrays_row(notebook: Kernel) -> None:
     pytest.importorskip("numpy")
-    run_cells(notebook, "import numpy\ncache = {}")
+    run_cells(
+        notebook,
+        """
+        import numpy
+        cache = {}
+        """,
+    )
     made = '{"text": ["row %d " % i * 20 for i in range(100_000)], "x": numpy.ones(1 << 22)}'
-    run_cells(notebook, f'%%experiment a\ncache["run"] = {made}')
+    run_cells(notebook, experiment(f'cache["run"] = {made}', name="a"))
     # Two rows would have lines of which the first makes the second fail.
     ((_, size, _),) = survivors(notebook)
     assert size > 44 << 20

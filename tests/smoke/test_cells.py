@@ -11,6 +11,7 @@ from tests.smoke.conftest import HAS_POSIX
 from tests.steps import (
     OWN_PARTS,
     existing_names,
+    experiment,
     host_table,
     mib_after,
     plain,
@@ -76,7 +77,14 @@ kept"""
         r"----> 2 .*1 / 0",
         plain(run_failing(notebook, "%%isolate\n1 / 0", "ZeroDivisionError").traceback),
     )
-    reply = run_failing(notebook, "%%isolate\nimport os; os.abort()", "ChildProcessError")
+    reply = run_failing(
+        notebook,
+        """
+        %%isolate
+        import os; os.abort()
+        """,
+        "ChildProcessError",
+    )
     assert reply.message == "the cell's child process was killed by SIGABRT (Aborted)"
 
 
@@ -104,14 +112,15 @@ def test_our_own_commands_have_a_line_only_if_memory_changed(notebook: Kernel) -
 def test_the_last_expression_prints_and_magics_work_in_a_cell(notebook: Kernel) -> None:
     reply = run_quietly(
         notebook,
-        """\
-%%experiment a
-print('one')
-x = %pwd
-!echo two
-%time y = 3
-print(y)
-y * 14""",
+        """
+        %%experiment a
+        print('one')
+        x = %pwd
+        !echo two
+        %time y = 3
+        print(y)
+        y * 14
+        """,
     )
     assert (reply.result, len(reply.reports("experiment"))) == ("42", 1)
     assert reply.stdout.startswith("one\n")
@@ -136,18 +145,29 @@ half(0)"""
 def test_options_are_read_from_the_first_line(notebook: Kernel) -> None:
     reply = run_quietly(
         notebook,
-        """\
-%%experiment my-run --keep x,y --report compact --seed 7
-import random
-x = random.random()
-""",
+        """
+        %%experiment my-run --keep x,y --report compact --seed 7
+        import random
+        x = random.random()
+        """,
     )
     (text,) = reply.reports("experiment")
     assert "experiment my-run · " in text
     assert "keep: no name matches 'y'" in text
-    run_quietly(notebook, "import random\nrandom.seed(7)")
+    run_quietly(
+        notebook,
+        """
+        import random
+        random.seed(7)
+        """,
+    )
     assert notebook.value("x == random.random()") is True
-    assert run_quietly(notebook, "%%experiment quiet --report none\n1").reports("experiment") == []
+    assert (
+        run_quietly(notebook, experiment("1", name="quiet", options="--report none")).reports(
+            "experiment"
+        )
+        == []
+    )
 
 
 def test_help_and_completion_know_the_magic(notebook: Kernel) -> None:
@@ -184,13 +204,14 @@ def test_the_hosts_parts_follow_cells_and_sum_to_its_total(notebook: Kernel) -> 
 def test_loading_imports_no_framework_and_keeps_nothing_alive(notebook: Kernel) -> None:
     run_quietly(
         notebook,
-        """\
-import gc, sys, threading, weakref
-class Thing: pass
-thing = Thing()
-thing.block = bytearray(1 << 20)
-died = []
-weakref.finalize(thing, died.append, 1).atexit = False""",
+        """
+        import gc, sys, threading, weakref
+        class Thing: pass
+        thing = Thing()
+        thing.block = bytearray(1 << 20)
+        died = []
+        weakref.finalize(thing, died.append, 1).atexit = False
+        """,
     )
     collector = "gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()"
     look = f"({collector}, threading.active_count(), 'torch' in sys.modules)"
@@ -245,7 +266,13 @@ def test_kept_memory_is_measured_after_the_cells_own_clean_up(
     a field of its own.
     """
     code, error = ENDINGS[ending]
-    run_quietly(notebook, "import ipygpumem\n%gpumem free")
+    run_quietly(
+        notebook,
+        """
+        import ipygpumem
+        %gpumem free
+        """,
+    )
     reply = run_quietly(notebook, code) if error is None else run_failing(notebook, code, error)
     line = reply.reports("cell")[0].splitlines()[0]
     assert abs(mib_after(line, "RAM")) < 16
@@ -299,7 +326,7 @@ def test_unloading_takes_every_hook_out_again(bare_kernel: Kernel) -> None:
         _HOOKS,
         "before = hooks()",
         "%load_ext ipygpumem",
-        "%%experiment a --seed 1\nx = 1",
+        experiment("x = 1", name="a", options="--seed 1"),
     )
     run_quietly(bare_kernel, "after = hooks()")
     changed = bare_kernel.value("sorted(kind for kind in before if before[kind] != after[kind])")
@@ -312,7 +339,13 @@ def test_unloading_takes_every_hook_out_again(bare_kernel: Kernel) -> None:
         bare_kernel.value("[f for f in files() if '/proc/' in f and ('refs' in f or 'stat' in f)]")
         == []
     )
-    run_quietly(bare_kernel, "del before, after\nleft = gc.collect()")
+    run_quietly(
+        bare_kernel,
+        """
+        del before, after
+        left = gc.collect()
+        """,
+    )
     ours = (
         "type(o).__name__ in ('Session', 'Experiment', 'Meter') and "
         "type(o).__module__.startswith('ipygpumem')"
@@ -323,11 +356,11 @@ def test_unloading_takes_every_hook_out_again(bare_kernel: Kernel) -> None:
 def test_an_unloaded_extension_is_silent_and_can_be_reloaded(kernel: Kernel) -> None:
     run_quietly(kernel, "%reload_ext ipygpumem", "%load_ext ipygpumem", "%reload_ext ipygpumem")
     assert len(run_quietly(kernel, "x = 1").reports("cell")) == 1
-    assert run_quietly(kernel, "%%experiment again\n42").result == "42"
+    assert run_quietly(kernel, experiment("42", name="again")).result == "42"
     assert run_quietly(kernel, "%unload_ext ipygpumem", "x = 1").displays == []
-    run_failing(kernel, "%%experiment a\nx = 1", None)
+    run_failing(kernel, experiment("x = 1", name="a"), None)
     run_failing(kernel, "%gpumem status", None)
-    run_quietly(kernel, "%load_ext ipygpumem", "%%experiment a\ny = 1")
+    run_quietly(kernel, "%load_ext ipygpumem", experiment("y = 1", name="a"))
     assert existing_names(kernel, "x", "y") == ["x"]
 
 
@@ -336,7 +369,10 @@ def test_unloading_abandons_open_scopes_and_keeps_their_names(kernel: Kernel) ->
         kernel,
         "old = 1",
         "%experiment start outer",
-        "new = 2\nold = 3",
+        """
+        new = 2
+        old = 3
+        """,
         "%experiment start inner",
         "more = 4",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import needs, run_cells, tidied_kernel
+from tests.steps import experiment, needs, run_cells, tidied_kernel
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
@@ -77,13 +77,14 @@ def test_objects_that_only_kept_names_hold_are_no_leak(notebook: Kernel) -> None
 def test_an_older_name_to_keep_that_a_function_binds_is_no_leak(notebook: Kernel) -> None:
     """The line was ``del best``."""
     run_cells(notebook, "best = None")
-    experiment = f"""%%experiment a --keep best
-def train():
-    global best
-    best = {BIG}
-train()
-"""
-    assert "still alive" not in run_cells(notebook, experiment).reports("experiment")[0]
+    experiment_cell = f"""
+    %%experiment a --keep best
+    def train():
+        global best
+        best = {BIG}
+    train()
+    """
+    assert "still alive" not in run_cells(notebook, experiment_cell).reports("experiment")[0]
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
     run_cells(notebook, "del best")
 
@@ -115,12 +116,18 @@ def test_a_surviving_array_without_a_name_is_reported_once(
         f"def f():\n    {big}\n    raise ValueError\ndef g():\n    {big}\n    return lambda: big\n"
     )
     functions += f"class h:\n    def keep():\n        {big}; kept.append(big)\n"
-    (report,) = run_cells(notebook, f"%%experiment a\n{functions}{code}").survivors()
+    (report,) = run_cells(
+        notebook,
+        f"""
+        %%experiment a
+        {functions}{code}
+        """,
+    ).survivors()
     lines = [line for line in report.splitlines() if "held by" in line]
     assert len(lines) == 1
     start = "64 MiB · ndarray float64 8388608 · held by notebook variable"
     assert any(f"{start} {path.format(number)} · " in lines[0] for number in numbers)
-    (report,) = run_cells(notebook, "%%experiment b\nx = 1").reports("experiment")
+    (report,) = run_cells(notebook, experiment("x = 1", name="b")).reports("experiment")
     assert "held by" not in report
 
 
@@ -140,7 +147,13 @@ def test_the_advice_about_an_output_frees_it(
     """IPython keeps copies of an output in up to seven places, and some of them only for the latest
     ones.
     """
-    run_cells(notebook, "import weakref\nclass Data(numpy.ndarray): pass")
+    run_cells(
+        notebook,
+        """
+        import weakref
+        class Data(numpy.ndarray): pass
+        """,
+    )
     number = next_cell(notebook)
     run_cells(
         notebook,
@@ -185,10 +198,12 @@ def test_an_array_of_a_running_function_is_not_blamed_on_cpp(
     run_cells(notebook, "def wait(): ready.set(); go_on.wait()")
     run_cells(
         notebook,
-        "%%experiment a\n"
-        "def show(z): global sent; sent = [z[:1]]; return z\n"
-        f"def work(): {work}\n"
-        "thread = threading.Thread(target=work, name='worker'); thread.start(); ready.wait()",
+        f"""
+        %%experiment a
+        def show(z): global sent; sent = [z[:1]]; return z
+        def work(): {work}
+        thread = threading.Thread(target=work, name='worker'); thread.start(); ready.wait()
+        """,
     )
     try:
         assert f"sent: list with 1 array float64 · held by {holder}" in leaks(notebook)
@@ -316,7 +331,13 @@ class Files:
     if importlib.util.find_spec("matplotlib") is None:
         cases.popitem()
     else:
-        run_cells(notebook, "%matplotlib agg\nimport matplotlib.pyplot as plt")
+        run_cells(
+            notebook,
+            """
+            %matplotlib agg
+            import matplotlib.pyplot as plt
+            """,
+        )
     run_cells(notebook, *cases, "await asyncio.sleep(0)")
     told = [line.partition(" · to free it: ")[2] for line in leaks(notebook).splitlines()[1:]]
     expected = {advice.replace("{folder}", str(tmp_path)) for advice in cases.values() if advice}
@@ -347,7 +368,7 @@ it.
 @pytest.mark.parametrize(("code", "line"), SEVERAL.items())
 def test_the_rows_of_one_container_have_one_line(notebook: Kernel, code: str, line: str) -> None:
     run_cells(notebook, "outer, second, mixed = {'runs': []}, {}, [1, 2, 3]")
-    run_cells(notebook, "runs = [{'n': n} for n in range(9)]", f"%%experiment a\n{code}")
+    run_cells(notebook, "runs = [{'n': n} for n in range(9)]", experiment(code, name="a"))
     report = leaks(notebook).splitlines()
     assert report[0].startswith("1 leak")
     assert report[1].endswith(f"to free it: {line}")
@@ -363,7 +384,7 @@ def test_a_groupby_is_removed_as_a_whole(notebook: Kernel) -> None:
         "frame = pandas.DataFrame({'a': numpy.arange(1 << 20), 'b': 1.5}); outer['g'] = "
         "frame.groupby('a')"
     )
-    run_cells(notebook, f"%%experiment a\n{make}")
+    run_cells(notebook, experiment(make, name="a"))
     text = leaks(notebook)
     assert 'held by notebook variable outer["g"]' in text
     assert text.endswith('to free it: del outer["g"]')

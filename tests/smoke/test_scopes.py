@@ -14,6 +14,7 @@ from benchmarks.harness.kernel import Kernel
 from tests.steps import (
     ANNOUNCE,
     existing_names,
+    experiment,
     open_experiments,
     plain,
     run,
@@ -111,7 +112,13 @@ def test_a_scope_deletes_new_names_and_restores_old_ones(
 ) -> None:
     whole_scope(notebook, way, code)
     assert names(notebook) == {}
-    run_quietly(notebook, "x = saved = object()\ny = 'outer'")
+    run_quietly(
+        notebook,
+        """
+        x = saved = object()
+        y = 'outer'
+        """,
+    )
     whole_scope(notebook, way, code)
     assert notebook.value("(x is saved, y)") == (True, "outer")
 
@@ -489,11 +496,12 @@ def test_a_scope_owns_private_names_but_none_of_ipythons(notebook: Kernel) -> No
         "1",
         "%cd -q .",
         "!true",
-        """\
-_new = 1
-__both__ = 2
-_old = 3
-_x, _1a = 4, 5""",
+        """
+        _new = 1
+        __both__ = 2
+        _old = 3
+        _x, _1a = 4, 5
+        """,
         END,
     )
     assert existing_names(notebook, *own, "_new", "__both__", "_x", "_1a") == list(own)
@@ -503,7 +511,7 @@ _x, _1a = 4, 5""",
 
 
 def test_outputs_of_the_scope_are_gone_and_earlier_ones_are_back(kernel: Kernel) -> None:
-    assert run_quietly(kernel, "%%experiment a\n11", "x = 1").result is None
+    assert run_quietly(kernel, experiment("11", name="a"), "x = 1").result is None
     assert kernel.value("(_, __, ___, dict(Out))") == ("", "", "", {})
     run_quietly(
         kernel, "11", "22", "33", "keys = set(Out)", START, "44", "assert _ == 44", "55", END
@@ -518,18 +526,18 @@ def test_outputs_of_the_scope_are_gone_and_earlier_ones_are_back(kernel: Kernel)
     assert (
         run_quietly(
             kernel,
-            """\
-%%experiment b
-for _ in range(3): pass
-66
-""",
+            """
+            %%experiment b
+            for _ in range(3): pass
+            66
+            """,
         ).result
         == "66"
     )
     assert kernel.value("(_, __, ___, set(Out) == keys)") == (33, 22, 11, True)
     run_quietly(kernel, "77")
     assert kernel.value("(_, __, ___)") == (77, 33, 22)
-    run_quietly(kernel, "_ = 'mine'", "%%experiment a\n22")
+    run_quietly(kernel, "_ = 'mine'", experiment("22", name="a"))
     assert kernel.value("_") == "mine"
 
 
@@ -577,7 +585,7 @@ def test_a_scope_restores_the_last_outputs_after_cache_changes(kernel: Kernel) -
     assert kernel.value("(_, __)") == (333, 222)
     run_quietly(
         kernel,
-        "%%experiment a\n444",
+        experiment("444", name="a"),
         START,
         "555",
         "get_ipython().run_cell('666', store_history=False)",
@@ -589,7 +597,15 @@ def test_a_scope_restores_the_last_outputs_after_cache_changes(kernel: Kernel) -
 
 
 def test_status_and_report_show_values_to_be_restored(notebook: Kernel) -> None:
-    run_quietly(notebook, "import numpy as np\nbig = np.ones(4 << 20)", START, "big = 1")
+    run_quietly(
+        notebook,
+        """
+        import numpy as np
+        big = np.ones(4 << 20)
+        """,
+        START,
+        "big = 1",
+    )
     (text,) = run_quietly(notebook, "%experiment status").reports("note")
     assert "restored at the end: big 32 MiB" in text
     assert "names: big" in text
@@ -599,7 +615,13 @@ def test_status_and_report_show_values_to_be_restored(notebook: Kernel) -> None:
 
 
 def test_the_earlier_object_of_a_kept_name_is_not_restored(notebook: Kernel) -> None:
-    run_quietly(notebook, "import numpy as np\nbig = np.ones(4 << 20); other = np.ones(2 << 20)")
+    run_quietly(
+        notebook,
+        """
+        import numpy as np
+        big = np.ones(4 << 20); other = np.ones(2 << 20)
+        """,
+    )
     run_quietly(notebook, f"{START} --keep big", "big = 1; other = 2")
     (text,) = run_quietly(notebook, "%experiment status").reports("note")
     assert "restored at the end: other 16 MiB" in text
@@ -611,7 +633,15 @@ def test_the_earlier_object_of_a_kept_name_is_not_restored(notebook: Kernel) -> 
 
 
 def test_a_name_that_keeps_its_object_is_not_restored(notebook: Kernel) -> None:
-    run_quietly(notebook, "import numpy as np\nlog = []", START, "log += [np.ones(4 << 20)]")
+    run_quietly(
+        notebook,
+        """
+        import numpy as np
+        log = []
+        """,
+        START,
+        "log += [np.ones(4 << 20)]",
+    )
     (text,) = run_quietly(notebook, "%experiment status").reports("note")
     assert "restored" not in text
     (text,) = run_quietly(notebook, END).reports("experiment")
@@ -639,11 +669,12 @@ def test_errors_end_an_experiment_cell_but_no_open_scope(notebook: Kernel) -> No
     )
     run_failing(
         notebook,
-        """\
-%%experiment inner
-x = 2
-inner = 3
-1 / 0""",
+        """
+        %%experiment inner
+        x = 2
+        inner = 3
+        1 / 0
+        """,
         "ZeroDivisionError",
     )
     assert open_experiments(notebook) == ["a"]
@@ -664,11 +695,22 @@ class Sees(ast.NodeTransformer):
         f"import ast\nseen, x = [], 1\n{sees}        return node\nfound = "
         f"get_ipython().ast_transformers",
     )
-    run_quietly(notebook, "found.append(Sees())", START, "x = int(2)\ndel x")
+    run_quietly(
+        notebook,
+        "found.append(Sees())",
+        START,
+        """
+        x = int(2)
+        del x
+        """,
+    )
     assert notebook.value("seen[-1]") == "x = int(2)\ndel x"
     run_quietly(
         notebook,
-        "class Fails(ast.NodeTransformer):\n    def visit(self, node): raise ValueError('no')",
+        """
+        class Fails(ast.NodeTransformer):
+            def visit(self, node): raise ValueError('no')
+        """,
     )
     run_quietly(notebook, "found[-1] = Fails()", "1", "x = 2", END)
     assert notebook.value("x") == 1
@@ -707,11 +749,11 @@ def test_cells_that_load_or_unload_the_extension_go_on(bare_kernel: Kernel) -> N
         assert bare_kernel.value("x") == 1
     run_quietly(bare_kernel, START)
     assert (
-        bare_kernel.run("""\
-%unload_ext ipygpumem
-x = int(2)
-x
-""").result
+        bare_kernel.run("""
+        %unload_ext ipygpumem
+        x = int(2)
+        x
+        """).result
         == "2"
     )
     assert bare_kernel.run("(x, '__ipygpumem_names__' in dir(__builtins__))").result == "(2, False)"
@@ -721,11 +763,12 @@ def test_a_deletion_in_a_try_that_is_taken_back_is_none(notebook: Kernel) -> Non
     run_quietly(notebook, "x = saved = object()", START)
     run_failing(
         notebook,
-        """\
-%%autofit n=2
-del x
-x = 1
-raise MemoryError""",
+        """
+        %%autofit n=2
+        del x
+        x = 1
+        raise MemoryError
+        """,
         None,
     )
     assert notebook.value("x is saved") is True
@@ -734,18 +777,26 @@ raise MemoryError""",
     run_quietly(
         notebook,
         START,
-        """\
-%%autofit n=2
-del x
-x = n
-if n > 1: raise MemoryError""",
+        """
+        %%autofit n=2
+        del x
+        x = n
+        if n > 1: raise MemoryError
+        """,
         END,
     )
     assert existing_names(notebook, "x") == []
 
 
 def test_timed_code_is_not_made_slower(notebook: Kernel) -> None:
-    run_quietly(notebook, "x = 1\nnames = []", START)
+    run_quietly(
+        notebook,
+        """
+        x = 1
+        names = []
+        """,
+        START,
+    )
     timed = "%timeit -n1 -r1 names.append(__import__('sys')._getframe().f_code.co_names); x = 2"
     run_quietly(notebook, timed, END, timed)
     assert notebook.value("(names[0] == names[1], x)") == (True, 1)

@@ -39,7 +39,12 @@ def test_arrays_are_listed_with_the_cell_that_made_them(notebook: Kernel) -> Non
 )
 def test_an_array_made_inside_a_magic_has_the_cell_too(notebook: Kernel, magic: str) -> None:
     run_quietly(
-        notebook, "import numpy as np\ninner = np.ones(3)", magic + "inner = np.zeros(1 << 17)"
+        notebook,
+        """
+        import numpy as np
+        inner = np.ones(3)
+        """,
+        magic + "inner = np.zeros(1 << 17)",
     )
     cell = notebook.value("get_ipython().execution_count") - 1
     assert row(report(notebook, "%gpumem tensors inner"), "inner").split()[-1] == str(cell)
@@ -102,13 +107,22 @@ def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
 def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -> None:
     run_quietly(
         notebook,
-        "import numpy as np, ipygpumem\nold = np.ones(1 << 17)",
+        """
+        import numpy as np, ipygpumem
+        old = np.ones(1 << 17)
+        """,
         "first = ipygpumem.tensors()",
     )
     run_quietly(
         notebook,
-        "del old\nnew = np.ones(1 << 18)",
-        "second = ipygpumem.tensors()\nd = ipygpumem.diff(first, second)",
+        """
+        del old
+        new = np.ones(1 << 18)
+        """,
+        """
+        second = ipygpumem.tensors()
+        d = ipygpumem.diff(first, second)
+        """,
     )
     assert "('new', 2097152)" in notebook.value("str([(r.name, r.size_bytes) for r in d.added])")
     assert "('old', 1048576)" in notebook.value("str([(r.name, r.size_bytes) for r in d.removed])")
@@ -121,7 +135,10 @@ def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -
 def test_the_tensors_magic_works_without_the_extension(bare_kernel: Kernel) -> None:
     run_quietly(
         bare_kernel,
-        "import numpy as np, ipygpumem\nx = np.ones(1 << 17)",
+        """
+        import numpy as np, ipygpumem
+        x = np.ones(1 << 17)
+        """,
         "found = ipygpumem.tensors('x')",
     )
     assert bare_kernel.value("[(r.name, r.size_bytes, r.cell) for r in found.tensors]") == [

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.live.garbage import young_generations
-from tests.steps import run_failing, run_quietly
+from tests.steps import experiment, run_failing, run_quietly
 
 pytestmark = pytest.mark.skipif(
     young_generations() != (0, 1), reason="this Python has other generations"
@@ -106,6 +106,6 @@ def test_objects_referenced_by_an_older_array_are_searched(counting: Kernel) -> 
     run_quietly(
         counting,
         "import numpy; array = numpy.array([node('old')], dtype=object)",
-        "%%experiment a\ndel array",
+        experiment("del array", name="a"),
     )
     assert left_and_full(counting) == ([], True)

@@ -178,7 +178,10 @@ model.eval(), torch.manual_seed(7)
 def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
     run_cells(
         estimating,
-        "model = torch.nn.Linear(4, 4)\noptimizer = torch.optim.Adam(model.parameters())",
+        """
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.Adam(model.parameters())
+        """,
     )
     run_cells(estimating, "losses, scale = [], 2")
     tensors = "[t.tolist() for t in (x, torch.get_rng_state(), *model.parameters())]"
@@ -268,7 +271,14 @@ def test_a_line_selects_the_share_that_the_user_assumes(estimating: Kernel) -> N
 
 
 def test_lines_of_earlier_cells_are_named_with_their_cell(estimating: Kernel) -> None:
-    run_quietly(estimating, "def selected(x):\n    return x[x > 0]", "import os")
+    run_quietly(
+        estimating,
+        """
+        def selected(x):
+            return x[x > 0]
+        """,
+        "import os",
+    )
     number = estimating.value("len(In) - 2")
     cell = "\nx = torch.randn(1 << 22)\ny = selected(x)"
     (report,) = run_quietly(estimating, f"%%estimate --assume 2=0.25{cell}").reports("estimate")
@@ -283,15 +293,26 @@ def test_lines_of_earlier_cells_are_named_with_their_cell(estimating: Kernel) ->
 
 
 def test_an_assumption_about_another_line_is_said_to_be_unused(estimating: Kernel) -> None:
-    (report,) = run_quietly(estimating, "%%estimate --assume 2=0.5\nx = torch.ones(4)").reports(
-        "estimate"
-    )
+    (report,) = run_quietly(
+        estimating,
+        """
+        %%estimate --assume 2=0.5
+        x = torch.ones(4)
+        """,
+    ).reports("estimate")
     assert "the share of line 2 is not used: it selects nothing by values" in report
 
 
 @pytest.mark.parametrize("text", ["3", "3=2", "3=150%", "0=0.5", "3=", "x=0.5", "3=-1", "3=1/2"])
 def test_a_wrong_assumption_is_one_line(estimating: Kernel, text: str) -> None:
-    error = run_failing(estimating, f"%%estimate --assume {text}\nx = torch.ones(4)", None).stderr
+    error = run_failing(
+        estimating,
+        f"""
+        %%estimate --assume {text}
+        x = torch.ones(4)
+        """,
+        None,
+    ).stderr
     assert f"the assumption '{text}' is not LINE=FRACTION, such as 5=0.25" in error
 
 
@@ -388,7 +409,10 @@ state = lambda: (Table.cache, hasattr(Table, "extra"), plain.tolist(), closed.se
 def test_code_in_texts_finds_the_notebooks_names(estimating: Kernel) -> None:
     run_cells(
         estimating,
-        "import torch, ipygpumem\nfirst, second, third = torch.ones(3), torch.ones(5), 7",
+        """
+        import torch, ipygpumem
+        first, second, third = torch.ones(3), torch.ones(5), 7
+        """,
     )
     texts = (
         "eval('first.sum() + third'), exec('global fourth; fourth = second * third'), "
@@ -748,12 +772,12 @@ def test_an_error_is_not_hidden_by_a_half_made_fake_tensor() -> None:
 def test_an_error_is_shown_with_the_users_lines_alone(estimating: Kernel) -> None:
     run_cells(
         estimating,
-        """\
-# two
-# lines
-def deeper(x):
-    return x @ x[:, :3].T
-""",
+        """
+        # two
+        # lines
+        def deeper(x):
+            return x @ x[:, :3].T
+        """,
     )
     reply = estimating.run("""\
 %%estimate

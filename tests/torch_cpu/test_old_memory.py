@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import run_cells
+from tests.steps import experiment, run_cells
 
 pytestmark = pytest.mark.usefixtures("small_heap")
 
@@ -57,7 +57,7 @@ same = sparse; values = sparse.coalesce().values()
 
 
 def test_objects_from_before_the_scope_are_no_leak(notebook: Kernel) -> None:
-    (report,) = run_cells(notebook, BEFORE, f"%%experiment a\n{AROUND}").reports("experiment")
+    (report,) = run_cells(notebook, BEFORE, experiment(AROUND, name="a")).reports("experiment")
     assert "still alive" not in report
     assert notebook.value("ipygpumem.experiments()[-1].survivors") == ()
 
@@ -65,7 +65,7 @@ def test_objects_from_before_the_scope_are_no_leak(notebook: Kernel) -> None:
 def test_a_gradient_made_for_an_outer_model_is_freed_by_its_line(notebook: Kernel) -> None:
     run_cells(notebook, "outer = nn.Linear(1024, 1024)")
     (report,) = run_cells(
-        notebook, "%%experiment a\nouter(torch.ones(2, 1024)).sum().backward()"
+        notebook, experiment("outer(torch.ones(2, 1024)).sum().backward()", name="a")
     ).survivors()
     (line,) = [line for line in report.splitlines() if "held by" in line]
     assert line.endswith(
@@ -77,7 +77,7 @@ def test_a_gradient_made_for_an_outer_model_is_freed_by_its_line(notebook: Kerne
 
 def test_leaks_has_the_gradients_of_the_report(notebook: Kernel) -> None:
     run_cells(notebook, "outer = nn.Linear(1024, 1024)")
-    run_cells(notebook, "%%experiment a\nouter(torch.ones(2, 1024)).sum().backward()")
+    run_cells(notebook, experiment("outer(torch.ones(2, 1024)).sum().backward()", name="a"))
     (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("1 leak")
     assert "held by notebook variable outer.weight.grad" in leaks
@@ -86,7 +86,7 @@ def test_leaks_has_the_gradients_of_the_report(notebook: Kernel) -> None:
 
 def test_a_sparse_gradient_of_an_older_model_is_named(notebook: Kernel) -> None:
     run_cells(notebook, "outer = nn.Sequential(nn.Embedding(100_000, 16, sparse=True))")
-    run_cells(notebook, "%%experiment a\nouter(torch.arange(100_000)).sum().backward()")
+    run_cells(notebook, experiment("outer(torch.arange(100_000)).sum().backward()", name="a"))
     path = "notebook variable outer[0].weight.grad"
     assert notebook.value(SURVIVORS) == [(path, "outer.zero_grad()")]
     (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
@@ -151,7 +151,7 @@ def test_one_line_frees_the_gradients_of_modules_in_a_container(
 
 def test_a_gradient_of_an_outer_tensor_is_freed_by_its_line(notebook: Kernel) -> None:
     run_cells(notebook, "leaf = torch.ones(1 << 20, requires_grad=True)")
-    (report,) = run_cells(notebook, "%%experiment a\n(2 * leaf).sum().backward()").survivors()
+    (report,) = run_cells(notebook, experiment("(2 * leaf).sum().backward()", name="a")).survivors()
     assert "held by notebook variable leaf.grad · to free it: leaf.grad = None" in report
     run_cells(notebook, "leaf.grad = None")
     assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
@@ -226,7 +226,7 @@ def number_of_gradients():
 def test_the_line_for_new_gradients_keeps_older_ones(notebook: Kernel, case: str) -> None:
     before, code, line = NEXT_TO_OLDER[case]
     run_cells(notebook, TRAIN, before, "older = number_of_gradients()")
-    run_cells(notebook, f"%%experiment a\n{code}")
+    run_cells(notebook, experiment(code, name="a"))
     assert {advice for _, advice in notebook.value(SURVIVORS)} == {line}
     run_cells(notebook, line)
     assert notebook.value("number_of_gradients() == older")
@@ -242,7 +242,7 @@ def test_the_line_for_new_gradients_keeps_older_ones(notebook: Kernel, case: str
     ],
 )
 def test_a_line_says_that_a_tensor_is_older_than_its_memory(notebook: Kernel, code: str) -> None:
-    run_cells(notebook, "outer = torch.ones(1000)", f"%%experiment a\n{code}")
+    run_cells(notebook, "outer = torch.ones(1000)", experiment(code, name="a"))
     line = "del outer  # also drops an older tensor, which has new memory"
     assert [advice for _, advice in notebook.value(SURVIVORS)] == [line]
     assert line in run_cells(notebook, "%gpumem leaks").leaks()[0]
@@ -288,9 +288,15 @@ def test_a_result_that_torch_has_saved_is_no_older_tensor(notebook: Kernel) -> N
 def test_advice_deletes_only_objects_that_the_scope_made(
     notebook: Kernel, code: str, path: str
 ) -> None:
-    run_cells(notebook, "leak = 1\nouter = nn.Sequential(nn.Linear(1024, 2))")
+    run_cells(
+        notebook,
+        """
+        leak = 1
+        outer = nn.Sequential(nn.Linear(1024, 2))
+        """,
+    )
     run_cells(notebook, "optimizer = torch.optim.SGD(outer.parameters())")
-    run_cells(notebook, f"%%experiment a\n{code}")
+    run_cells(notebook, experiment(code, name="a"))
     ((name, advice),) = notebook.value(SURVIVORS)
     assert name in (
         f"notebook variable {path}",
@@ -323,7 +329,7 @@ HOLDERS = [
 
 
 def test_new_objects_inside_an_old_container_are_reported(notebook: Kernel) -> None:
-    run_cells(notebook, BEFORE, f"%%experiment a\n{PUT}")
+    run_cells(notebook, BEFORE, experiment(PUT, name="a"))
     assert sorted(notebook.value(SURVIVORS)) == HOLDERS
 
 
@@ -338,7 +344,7 @@ def test_a_report_of_a_full_notebook_claims_only_known_facts(notebook: Kernel) -
     )
     run_cells(notebook, "rows = [[np.zeros(1 << 18)]] + [[i] for i in range(200)]; cache = []")
     new = "y = torch.ones(1 << 19); cache += [y, [z := np.ones(1 << 18)]]"
-    reply = run_cells(notebook, f"%%experiment a\nx = rows[0][0]; {new}")
+    reply = run_cells(notebook, experiment(f"x = rows[0][0]; {new}", name="a"))
     (report,) = reply.survivors()
     run_cells(notebook, "baseline.MOST_AT_START = 50_000")
     lines = sorted(
@@ -348,4 +354,10 @@ def test_a_report_of_a_full_notebook_claims_only_known_facts(notebook: Kernel) -
         "cache · to free it: cache.clear()",
         "rows[0][0], possibly allocated before the experiment",
     ]
-    run_cells(notebook, "cache.clear()\n%gpumem leaks")
+    run_cells(
+        notebook,
+        """
+        cache.clear()
+        %gpumem leaks
+        """,
+    )

@@ -752,9 +752,13 @@ def test_a_finished_block_keeps_none_of_the_codes_values() -> None:
 def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
     run_cells(notebook, "held = torch.ones(1 << 20)")
     for magics in ("%%peak\n", "%%experiment one\n%%peak --top 1\n", "%%time\n%%peak\n"):
-        (report,) = run_quietly(notebook, f"{magics}more = torch.ones(1 << 21)\ndel more").reports(
-            "peak"
-        )
+        (report,) = run_quietly(
+            notebook,
+            f"""
+            {magics}more = torch.ones(1 << 21)
+            del more
+            """,
+        ).reports("peak")
         assert report.startswith("peak · RAM of tensors highest with 12")
         assert report.partition("\n")[0].endswith(", faster without %%peak")
         assert "held" in report or "--top 1" in magics
@@ -766,7 +770,12 @@ def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
     assert "is not a snapshot" in notebook.run("%%peak --save other.pkl\n1").stderr
     assert "is not a folder" in notebook.run("%%peak --save no/where.pkl\n1").stderr
     (report,) = run_quietly(
-        notebook, "import os; os.remove('other.pkl')", "%%peak --save other.pkl\n1"
+        notebook,
+        "import os; os.remove('other.pkl')",
+        """
+        %%peak --save other.pkl
+        1
+        """,
     ).reports("peak")
     assert "nothing was saved" in report
 
@@ -785,7 +794,13 @@ def test_a_displayed_part_keeps_the_name_of_its_variable(notebook: Kernel) -> No
         notebook, "layers = torch.nn.ModuleList([torch.nn.Linear(512, 512) for _ in range(2)])"
     )
     run_quietly(notebook, "layers[0]", "layers", "torch.ones(1 << 18)")
-    run_quietly(notebook, "block = torch.nn.Linear(512, 512)\nblock")
+    run_quietly(
+        notebook,
+        """
+        block = torch.nn.Linear(512, 512)
+        block
+        """,
+    )
     code = "more = torch.ones(1 << 10)"
     (of_cell,) = run_quietly(notebook, f"%%peak\n{code}").reports("peak")
     run_quietly(notebook, f"import ipygpumem\nwith ipygpumem.peak() as found:\n    {code}")

@@ -11,15 +11,16 @@ from tests.steps import recovery_report, run_cells
 def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel) -> None:
     run_cells(
         notebook,
-        """\
-watched.clear()
-def train(size):
-    model = nn.Linear(1024, 1024)
-    batch = torch.ones(256, 1024)
-    loss = model(batch).square().mean()
-    watch(model=model, batch=batch, loss=loss, weight=model.weight)
-    big = torch.empty(size, dtype=torch.uint8)
-    return 'trained'""",
+        """
+        watched.clear()
+        def train(size):
+            model = nn.Linear(1024, 1024)
+            batch = torch.ones(256, 1024)
+            loss = model(batch).square().mean()
+            watch(model=model, batch=batch, loss=loss, weight=model.weight)
+            big = torch.empty(size, dtype=torch.uint8)
+            return 'trained'
+        """,
     )
     text = recovery_report(notebook, "train(1 << 50)")
     assert "out of memory (RuntimeError)" in text
@@ -86,21 +87,22 @@ def test_memory_kept_by_autograd_has_rows_of_its_own(
 def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel) -> None:
     run_cells(
         notebook,
-        """\
-def step(optimizer, fails):
-    zeros = torch.zeros_like
-    def fail(*args, **options):
-        raise torch.OutOfMemoryError('CUDA out of memory.')
-    try:
-        torch.zeros_like = fail if fails else zeros
-        optimizer.step()
-    finally:
-        torch.zeros_like = zeros
-def made(kind):
-    model = nn.Linear(4, 4)
-    model(torch.ones(1, 4)).sum().backward()
-    return kind(model.parameters(), lr=0.1)
-kept = made(torch.optim.AdamW)""",
+        """
+        def step(optimizer, fails):
+            zeros = torch.zeros_like
+            def fail(*args, **options):
+                raise torch.OutOfMemoryError('CUDA out of memory.')
+            try:
+                torch.zeros_like = fail if fails else zeros
+                optimizer.step()
+            finally:
+                torch.zeros_like = zeros
+        def made(kind):
+            model = nn.Linear(4, 4)
+            model(torch.ones(1, 4)).sum().backward()
+            return kind(model.parameters(), lr=0.1)
+        kept = made(torch.optim.AdamW)
+        """,
     )
     advice = "Make a new optimizer, or call its state.clear()"
     text = recovery_report(notebook, "step(kept, True)")
@@ -141,11 +143,11 @@ def test_a_failed_trys_model_and_graph_die_before_the_next_try(notebook: Kernel)
     reply = run_cells(
         notebook,
         TRAIN,
-        """\
-%%autofit batch_size=256
-loss = train(batch_size)
-loss >= 0
-""",
+        """
+        %%autofit batch_size=256
+        loss = train(batch_size)
+        loss >= 0
+        """,
     )
     assert reply.result == "True"
     assert notebook.value("batch_size, alive_at_start") == (32, [[], [], [], []])

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.hostile import SOURCE
-from tests.steps import kernel_with, recovery_report, run_cells
+from tests.steps import experiment, kernel_with, recovery_report, run_cells
 
 
 @pytest.mark.usefixtures("small_heap")
@@ -21,16 +21,17 @@ def test_leaks_are_objects_with_an_outside_reference(notebook: Kernel) -> None:
     )
     reply = run_cells(
         notebook,
-        """\
-%%experiment a
-free = torch.ones(1 << 20)
-model = nn.Linear(1024, 1024)
-kept = same = torch.ones(512, 1024)
-box = [kept, kept[1:]]
-view = outer[10:20]
-hooks = [lambda: 0]
-wide = torch.ones(1 << 20)
-leaked.append(model); leaked.append({'x': [kept]}); leaked.append(wide[:1])""",
+        """
+        %%experiment a
+        free = torch.ones(1 << 20)
+        model = nn.Linear(1024, 1024)
+        kept = same = torch.ones(512, 1024)
+        box = [kept, kept[1:]]
+        view = outer[10:20]
+        hooks = [lambda: 0]
+        wide = torch.ones(1 << 20)
+        leaked.append(model); leaked.append({'x': [kept]}); leaked.append(wide[:1])
+        """,
     )
     survivors = notebook.value(
         "[(h.name, h.type_name, h.shape, h.dtype, h.device, h.size_bytes, h.arrays) for h in "
@@ -57,8 +58,11 @@ def test_our_notes_on_many_tensors_are_in_no_row(notebook: Kernel) -> None:
     run_cells(
         notebook,
         "leaked = []",
-        "%%experiment a\ntensors = [torch.empty(1) for _ in range(60_000)]\n"
-        "leaked.append([str(number) * 9 for number in range(60_000)])",
+        """
+        %%experiment a
+        tensors = [torch.empty(1) for _ in range(60_000)]
+        leaked.append([str(number) * 9 for number in range(60_000)])
+        """,
     )
     rows = notebook.value(
         "[(row.holder.path, row.type_name) for row in ipygpumem.experiments()[-1].survivors]"
@@ -67,7 +71,13 @@ def test_our_notes_on_many_tensors_are_in_no_row(notebook: Kernel) -> None:
 
 
 def test_a_seeded_scope_gives_the_same_numbers_on_each_run(notebook: Kernel) -> None:
-    run_cells(notebook, "import random, numpy as np\nnumbers = []")
+    run_cells(
+        notebook,
+        """
+        import random, numpy as np
+        numbers = []
+        """,
+    )
     for _ in range(2):
         run_cells(notebook, "%experiment start a --seed 7\n" + DRAW, DRAW, "%experiment end")
         run_cells(notebook, f"%%experiment b --seed 7\n{DRAW}")
@@ -107,10 +117,12 @@ def test_a_seed_works_if_the_cell_is_first_to_import_torch() -> None:
 
 def test_results_saved_by_a_graph_name_their_experiment(notebook: Kernel) -> None:
     notebook.run(
-        "rows, losses = torch.ones(1 << 20, requires_grad=True), []\n"
-        "losses.append(rows.sigmoid().sum())"
+        """
+        rows, losses = torch.ones(1 << 20, requires_grad=True), []
+        losses.append(rows.sigmoid().sum())
+        """
     )
-    notebook.run("%%experiment saves\nlosses.append(rows.exp().tanh().sum())")
+    notebook.run(experiment("losses.append(rows.exp().tanh().sum())", name="saves"))
     told = "[(h.size_bytes, h.holder.path) for h in ipygpumem.experiments()[-1].survivors]"
     # What two of the graph's nodes have saved has the same line, and so one row.
     ((size_bytes, path),) = notebook.value(told)
@@ -127,7 +139,7 @@ def test_no_line_frees_weights_that_a_model_and_graphs_have(notebook: Kernel) ->
         model, losses = nn.Linear(1000, 1000), []
         losses.append(model(torch.ones(5, 1000)).sum())
         """,
-        "%%experiment half\n_ = model.half()",
+        experiment("_ = model.half()", name="half"),
     )
     rows = notebook.value(
         "[(row.holder.path, row.holder.advice) for row in ipygpumem.experiments()[-1].survivors]"
@@ -163,7 +175,7 @@ def test_only_the_optimizer_state_of_a_leaked_model_is_a_leak(notebook: Kernel) 
         notebook,
         "ours = nn.Linear(1024, 1024); adam = torch.optim.Adam(ours.parameters()); adams = []",
     )
-    (text,) = run_cells(notebook, f"%%experiment own\n{step.format('ours', 'adam')}").survivors()
+    (text,) = run_cells(notebook, experiment(step.format("ours", "adam"), name="own")).survivors()
     assert (
         "8 MiB · 2 × Tensor float32 1024 × 1024 · held by notebook variable adam.state "
         "(under" in text
@@ -205,8 +217,14 @@ COMPILED = "sum(name.startswith('__compiled_fn') for name in globals())"
 
 
 def test_a_function_compiled_in_an_experiment_stays_compiled(shared: Kernel) -> None:
-    run_cells(shared, "@torch.compile(backend='eager')\ndef double(x): return x * 2")
-    (text,) = run_cells(shared, "%%experiment a\ndouble(torch.ones(3))").reports("experiment")
+    run_cells(
+        shared,
+        """
+        @torch.compile(backend='eager')
+        def double(x): return x * 2
+        """,
+    )
+    (text,) = run_cells(shared, experiment("double(torch.ones(3))", name="a")).reports("experiment")
     assert "deleted" not in text
     compiled = shared.value(COMPILED)
     assert compiled > 0
@@ -217,20 +235,21 @@ def test_a_function_compiled_in_an_experiment_stays_compiled(shared: Kernel) -> 
 def test_a_model_compiled_in_an_experiment_dies_with_it(shared: Kernel) -> None:
     run_cells(
         shared,
-        """\
-%%experiment a --keep gone
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(512, 512)
-    def forward(self, x):
-        y = self.layer(x)
-        torch._dynamo.graph_break()
-        return y.relu().sum()
-net = Net()
-torch.compile(net, backend='eager')(torch.ones(2, 512)).backward()
-gone = weakref.ref(net.layer.weight)
-__mine = 1""",
+        """
+        %%experiment a --keep gone
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(512, 512)
+            def forward(self, x):
+                y = self.layer(x)
+                torch._dynamo.graph_break()
+                return y.relu().sum()
+        net = Net()
+        torch.compile(net, backend='eager')(torch.ones(2, 512)).backward()
+        gone = weakref.ref(net.layer.weight)
+        __mine = 1
+        """,
     )
     assert shared.value("gone() is None, '__mine' in globals()") == (True, False)
     assert run_cells(shared, "gc.collect(); torch._dynamo.reset(); gc.collect();").stderr == ""
@@ -241,7 +260,10 @@ def test_no_code_of_a_tensor_subclass_runs_in_our_work(notebook: Kernel) -> None
     run_cells(
         notebook,
         SOURCE + "\nwatched.clear()",
-        "old = [*tensors().values()]\nleaked = []",
+        """
+        old = [*tensors().values()]
+        leaked = []
+        """,
         "%experiment start a",
     )
     run_cells(notebook, "mine = tensors(); one, *box = mine.values(); old = 1; leaked.append(mine)")
@@ -250,11 +272,12 @@ def test_no_code_of_a_tensor_subclass_runs_in_our_work(notebook: Kernel) -> None
     assert notebook.value("'mine' in globals() or 'box' in globals() or type(old) is int") is False
     recovery_report(
         notebook,
-        """\
-def f():
-    mine = tensors(); watch(**mine)
-    raise MemoryError('no')
-f()""",
+        """
+        def f():
+            mine = tensors(); watch(**mine)
+            raise MemoryError('no')
+        f()
+        """,
     )
     assert notebook.value("touched") == []
     assert notebook.value("alive()") == []
@@ -291,7 +314,14 @@ zoo["freed"].untyped_storage().resize_(0)
 
 @pytest.mark.usefixtures("small_heap")
 def test_every_kind_of_tensor_can_be_in_a_scope_that_ends(notebook: Kernel) -> None:
-    run_cells(notebook, "x = 'old'\nleaked = []", "%experiment start a")
+    run_cells(
+        notebook,
+        """
+        x = 'old'
+        leaked = []
+        """,
+        "%experiment start a",
+    )
     run_cells(notebook, "x = 'new'\n" + ZOO, timeout=600)
     reply = run_cells(
         notebook,

@@ -20,7 +20,7 @@ from ipygpumem.heap.sizes.folding import Folder
 from ipygpumem.heap.sizes.region import Region
 from ipygpumem.units import MIB
 from tests import hostile
-from tests.steps import run_cells
+from tests.steps import experiment, run_cells
 
 GRAPH = """\
 x = torch.ones(2**18)
@@ -394,15 +394,22 @@ def test_top_says_the_same_of_memory_that_libraries_share(notebook: Kernel) -> N
 
 
 def test_the_printed_predictions_of_why_come_true(notebook: Kernel) -> None:
-    run_cells(notebook, "def step(m, o):\n    m(torch.ones(8, 1024)).sum().backward(); o.step()")
     run_cells(
         notebook,
-        """\
-model = nn.Linear(1024, 1024)
-optimizer = torch.optim.Adam(model.parameters())
-step(model, optimizer)
-watch(weight=model.weight, moment=optimizer.state[model.weight]['exp_avg'])
-losses = [model(torch.ones(2, 1024)).sum()]""",
+        """
+        def step(m, o):
+            m(torch.ones(8, 1024)).sum().backward(); o.step()
+        """,
+    )
+    run_cells(
+        notebook,
+        """
+        model = nn.Linear(1024, 1024)
+        optimizer = torch.optim.Adam(model.parameters())
+        step(model, optimizer)
+        watch(weight=model.weight, moment=optimizer.state[model.weight]['exp_avg'])
+        losses = [model(torch.ones(2, 1024)).sum()]
+        """,
     )
     (report,) = run_cells(notebook, "%gpumem why model").reports("why")
     assert "model · Linear · RAM 8 MiB · del model frees" in report
@@ -444,7 +451,7 @@ def test_the_last_object_of_a_deleted_name_is_named(notebook: Kernel) -> None:
     run_cells(
         notebook,
         "import numpy as np; lefts, kept = [], []",
-        "%%experiment e\nblock = np.ones(2**19); lefts.append(block)",
+        experiment("block = np.ones(2**19); lefts.append(block)"),
         "block = np.ones(2**18); kept.append([block])",
         "del block",
     )
@@ -459,19 +466,20 @@ def test_the_last_object_of_a_deleted_name_is_named(notebook: Kernel) -> None:
 def test_a_name_deleted_by_an_experiment_has_its_cell_and_holder(notebook: Kernel) -> None:
     run_cells(
         notebook,
-        """\
-cache = []
-def keep(x):
-    cache.append(x)
-    return lambda: x""",
+        """
+        cache = []
+        def keep(x):
+            cache.append(x)
+            return lambda: x
+        """,
     )
     run_cells(
         notebook,
-        """\
-%%experiment gone
-block = torch.ones(2**20)
-hook = keep(block)
-""",
+        """
+        %%experiment gone
+        block = torch.ones(2**20)
+        hook = keep(block)
+        """,
     )
     report = why(notebook, "block")
     assert "block is not defined; cell" in report
@@ -663,11 +671,21 @@ def test_an_object_has_no_holder_for_memory_shared_by_its_type() -> None:
 @pytest.mark.usefixtures("small_heap")
 def test_a_holder_that_is_too_far_away_is_not_called_invisible(notebook: Kernel) -> None:
     run_cells(
-        notebook, "big = bytearray(2**20); chain = (big,)\nfor _ in range(1000): chain = [chain]"
+        notebook,
+        """
+        big = bytearray(2**20); chain = (big,)
+        for _ in range(1000): chain = [chain]
+        """,
     )
     (report,) = run_cells(notebook, "%gpumem why big").reports("why")
     assert "something that the search did not reach within its limits" in report
-    run_cells(notebook, "while type(chain) is list: chain = chain[0]\ndel chain, big")
+    run_cells(
+        notebook,
+        """
+        while type(chain) is list: chain = chain[0]
+        del chain, big
+        """,
+    )
 
 
 def test_rows_in_two_lists_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -694,11 +712,11 @@ def test_text_in_another_frames_array_is_held_by_that_frame(notebook: Kernel) ->
     run_cells(
         notebook,
         """
-texts = [f"text {number}" * 2000 for number in range(200)]
-whole = pandas.DataFrame({"text": pandas.Series(texts, dtype=object)})
-part = whole[whole.index % 2 == 0]
-del texts
-""",
+        texts = [f"text {number}" * 2000 for number in range(200)]
+        whole = pandas.DataFrame({"text": pandas.Series(texts, dtype=object)})
+        part = whole[whole.index % 2 == 0]
+        del texts
+        """,
     )
     (report,) = run_cells(notebook, "%gpumem why part").reports("why")
     assert re.search(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import run_cells
+from tests.steps import experiment, run_cells
 
 COUNT = """
 import ipygpumem.heap.live.garbage as garbage, ipygpumem.probes.host as host
@@ -100,7 +100,7 @@ def ends(kernel: Kernel, code: str) -> tuple[Any, int, int]:
     run_cells(
         kernel,
         SETUP,
-        "%%experiment warm\npass",
+        experiment("pass", name="warm"),
         "full.clear(); walks.clear()",
         "%%experiment a\n" + code,
     )
@@ -164,7 +164,7 @@ def test_torch_can_swap_tensors_after_an_experiment(counting: Kernel) -> None:
     run_cells(
         counting,
         "first, second = torch.ones(3), torch.zeros(3)",
-        "%%experiment a --report none\na = torch.ones(3)",
+        experiment("a = torch.ones(3)", name="a", options="--report none"),
     )
     assert counting.value(
         "[len(torch.utils.weakref.getweakrefs(item)) for item in (*tensors, first)]"
@@ -178,14 +178,17 @@ def test_torch_can_swap_tensors_after_an_experiment(counting: Kernel) -> None:
         "mine = weakref.ref(first)",
     )
     assert counting.run("swap(first, second)").status == "error"
-    run_cells(counting, "%%experiment a --report none\ntensors.append(torch.ones(1 << 19))")
+    run_cells(
+        counting,
+        experiment("tensors.append(torch.ones(1 << 19))", name="a", options="--report none"),
+    )
     assert counting.value("[s.size_bytes for s in ipygpumem.experiments()[-1].survivors]") == [
         4 << 19
     ]
 
 
 def test_torch_has_its_own_module_back_after_unloading(counting: Kernel) -> None:
-    run_cells(counting, "%%experiment a\nw = torch.ones(3)")
+    run_cells(counting, experiment("w = torch.ones(3)", name="a"))
     assert counting.value("torch.utils.weakref is weakref") is False
     run_cells(counting, "%unload_ext ipygpumem")
     assert counting.value("torch.utils.weakref is weakref") is True

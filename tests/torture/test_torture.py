@@ -95,7 +95,10 @@ def test_stored_run_and_debugged_code_works_after_an_experiment() -> None:
         run_quietly(
             kernel,
             "%load_ext ipygpumem",
-            "kept = [1]\n%store kept",
+            """
+            kept = [1]
+            %store kept
+            """,
             "%cd -q {__import__('tempfile').mkdtemp()}",
         )
         run_quietly(
@@ -107,12 +110,15 @@ def test_stored_run_and_debugged_code_works_after_an_experiment() -> None:
         run_quietly(
             kernel,
             "%store -r kept",
-            "stored = kept\ndel kept",
-            """\
-%%experiment a
-x = [3]
-%store x
-""",
+            """
+            stored = kept
+            del kept
+            """,
+            """
+            %%experiment a
+            x = [3]
+            %store x
+            """,
         )
         run_quietly(kernel, "%store -r kept", "%store -r x")
         assert kernel.value("kept is stored, x, f()") == (True, [3], [2])
