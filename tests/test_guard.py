@@ -32,6 +32,7 @@ from ipygpumem.shell.app import app_of
 from ipygpumem.shell.cell import Cell, GuardAction
 from tests.control_group import v1_system, v2_system
 from tests.steps import (
+    dedented,
     existing_names,
     plain,
     run,
@@ -237,19 +238,33 @@ STARTED = (
 @pytest.mark.parametrize(
     "start",
     [
-        f"subprocess.run([{STARTED}])",
-        f"subprocess.run([{STARTED}], close_fds=False)",
-        f"os.system(shlex.join([{STARTED}]))",
-        f"with multiprocessing.get_context('spawn').Pool(1) as pool: pool.map(os.system, "
-        f"[shlex.join([{STARTED}])])",
-        f"os.waitpid(os.posix_spawn(sys.executable, [{STARTED}], os.environ), 0)",
-        """\
+        pytest.param(f"subprocess.run([{STARTED}])", id="run"),
+        pytest.param(
+            f"subprocess.run([{STARTED}], close_fds=False)", id="run with open descriptors"
+        ),
+        pytest.param(f"os.system(shlex.join([{STARTED}]))", id="os.system"),
+        pytest.param(
+            f"with multiprocessing.get_context('spawn').Pool(1) as pool: pool.map(os.system, "
+            f"[shlex.join([{STARTED}])])",
+            id="a spawned pool",
+        ),
+        pytest.param(
+            f"os.waitpid(os.posix_spawn(sys.executable, [{STARTED}], os.environ), 0)",
+            id="posix_spawn",
+        ),
+        pytest.param(
+            """\
 if (child := os.fork()) == 0:
     os.write(1, str(soft()).encode())
     os._exit(0)
 os.waitpid(child, 0)""",
-        "with multiprocessing.get_context('fork').Pool(1) as pool: os.write(1, "
-        "str(pool.apply(soft)).encode())",
+            id="fork",
+        ),
+        pytest.param(
+            "with multiprocessing.get_context('fork').Pool(1) as pool: os.write(1, "
+            "str(pool.apply(soft)).encode())",
+            id="a forked pool",
+        ),
     ],
 )
 def test_a_child_has_the_users_limit(start: str, notebook: Kernel, tmp_path: Path) -> None:
@@ -259,12 +274,19 @@ def test_a_child_has_the_users_limit(start: str, notebook: Kernel, tmp_path: Pat
         f"def soft(): return {SOFT}",
         ON,
     )
-    path = str(tmp_path / "out")
-    redirect = (
-        f"saved = os.dup(1)\nfile = os.open({path!r}, os.O_CREAT | os.O_WRONLY)\nos.dup2(file, 1)"
-    )
-    run_cells(notebook, f"before = soft()\n{redirect}\n{start}\nos.dup2(saved, 1)\nafter = soft()")
-    assert Path(path).read_text().strip() == "-1"
+    path = tmp_path / "out"
+    redirect = f"""
+        before = soft()
+        saved = os.dup(1)
+        file = os.open({str(path)!r}, os.O_CREAT | os.O_WRONLY)
+        os.dup2(file, 1)
+        """
+    restore = """
+        os.dup2(saved, 1)
+        after = soft()
+        """
+    run_cells(notebook, "".join(map(dedented, (redirect, start, restore))))
+    assert path.read_text().strip() == "-1"
     assert notebook.value("before > 0 and after > 0")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.guard.allocation_limit import NO_LIMIT, SMALL_BYTES, AllocationLimit
-from tests.steps import run_cells, run_failing, tidied_kernel
+from tests.steps import dedented, run_cells, run_failing, tidied_kernel
 from tests.waiting import wait_for
 
 MIB = 2**20
@@ -158,25 +158,41 @@ start(numbers, 1)
 @pytest.mark.parametrize(
     "use",
     [
-        "context = zmq.Context()\nsockets = [context.socket(zmq.PUSH) for _ in range(40)]",
-        "for _ in range(900): push.send(b'1' * 100)\nfor _ in range(900): pull.recv()",
-        "for number in range(900): print(number, flush=number % 100 == 0)",
+        pytest.param(
+            """
+            context = zmq.Context()
+            sockets = [context.socket(zmq.PUSH) for _ in range(40)]
+            """,
+            id="new sockets",
+        ),
+        pytest.param(
+            """
+            for _ in range(900): push.send(b'1' * 100)
+            for _ in range(900): pull.recv()
+            """,
+            id="messages",
+        ),
+        pytest.param(
+            "for number in range(900): print(number, flush=number % 100 == 0)", id="prints"
+        ),
     ],
 )
 def test_sockets_work_while_the_limit_is_reached(use: str, notebook: Kernel) -> None:
     prepare = """
-kept, parts, full = [1, 2], [], False
-pull = zmq.Context.instance().socket(zmq.PULL)
-pull.bind('inproc://test')
-push = zmq.Context.instance().socket(zmq.PUSH)
-push.connect('inproc://test')
-push.set_hwm(0)
-"""
+        kept, parts, full = [1, 2], [], False
+        pull = zmq.Context.instance().socket(zmq.PULL)
+        pull.bind('inproc://test')
+        push = zmq.Context.instance().socket(zmq.PUSH)
+        push.connect('inproc://test')
+        push.set_hwm(0)
+        """
     run_cells(notebook, prepare, ON)
-    fill = (
-        "try:\n    while True: parts.append(b'1' * 2**10 + b'')\nexcept MemoryError: full = True\n"
-    )
-    run_cells(notebook, fill + use)
+    fill = """
+        try:
+            while True: parts.append(b'1' * 2**10 + b'')
+        except MemoryError: full = True
+        """
+    run_cells(notebook, dedented(fill) + dedented(use))
     assert notebook.value("full")
     run_cells(notebook, "pull.close(); push.close()")
     lives_on(notebook)

@@ -15,6 +15,7 @@ from ipygpumem.extras.isolate.packets import dump, load
 from ipygpumem.records import CellRecord
 from tests.steps import (
     assert_goes_on,
+    dedented,
     existing_names,
     kernel_with,
     mib_after,
@@ -85,14 +86,28 @@ time.sleep(1000)"""
 @pytest.mark.parametrize(
     "code",
     [
-        "def f():\n    return 1 / 0\nf()",
-        "x = (",
-        "%nomagic",
-        "class Own(Exception): pass\nraise Own('text')",
+        pytest.param(
+            """
+            def f():
+                return 1 / 0
+            f()
+            """,
+            id="an error of a function",
+        ),
+        pytest.param("x = (", id="a syntax error"),
+        pytest.param("%nomagic", id="a missing magic"),
+        pytest.param(
+            """
+            class Own(Exception): pass
+            raise Own('text')
+            """,
+            id="an own class of errors",
+        ),
     ],
 )
 def test_an_error_is_shown_as_usual_and_stops_the_next_cells(code: str, kernel: Kernel) -> None:
-    plainly, here = (run(kernel, f"{first}\n{code}") for first in ("#%%isolate", "%%isolate"))
+    plainly = run(kernel, "#%%isolate\n" + dedented(code))
+    here = run(kernel, "%%isolate\n" + dedented(code))
     assert here.status == plainly.status == "error"
 
     def shown(reply: Reply) -> list[str]:
@@ -290,15 +305,30 @@ def test_files_that_the_cell_leaves_open_are_written(kernel: Kernel, tmp_path: P
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("os.kill(os.getpid(), 40)", r"was killed by 40 \(Real-time signal 6\)"),
-        ("ctypes.string_at(0)", r"was killed by SIGSEGV \(Segmentation fault\)"),
-        ("os.abort()", r"was killed by SIGABRT \(Aborted\)"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", r"was killed by SIGKILL \(Killed\)"),
-        ("os._exit(3)", "ended itself with exit code 3"),
-        ("os.closerange(3, 1000); os._exit(0)", "ended itself with exit code 0"),
-        (
+        pytest.param(
+            "os.kill(os.getpid(), 40)",
+            r"was killed by 40 \(Real-time signal 6\)",
+            id="a real-time signal",
+        ),
+        pytest.param(
+            "ctypes.string_at(0)",
+            r"was killed by SIGSEGV \(Segmentation fault\)",
+            id="a segmentation fault",
+        ),
+        pytest.param("os.abort()", r"was killed by SIGABRT \(Aborted\)", id="an abort"),
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGKILL)", r"was killed by SIGKILL \(Killed\)", id="a kill"
+        ),
+        pytest.param("os._exit(3)", "ended itself with exit code 3", id="an exit code"),
+        pytest.param(
+            "os.closerange(3, 1000); os._exit(0)",
+            "ended itself with exit code 0",
+            id="closed descriptors",
+        ),
+        pytest.param(
             "class End:\n    def __reduce__(self): return os._exit, (6,)\nold = End()",
             "ended itself with exit code 6",
+            id="an exit while a name is sent",
         ),
     ],
 )

@@ -243,10 +243,31 @@ x = Big()
 @pytest.mark.parametrize(
     ("make", "attribute"),
     [
-        ("import pandas as pd; s = pd.Series([x, 1], dtype=object); x.s = s; del s", "s"),
-        ("g = np.empty((2, 2), object); g[1, 0] = x; x.grid = [g]; del g", "grid"),
         (
-            "g = np.zeros(3, [('o', object), ('n', int)]); g['o'][1] = x; x.rows = {'r': g}; del g",
+            """
+            import pandas as pd
+            s = pd.Series([x, 1], dtype=object)
+            x.s = s
+            del s
+            """,
+            "s",
+        ),
+        (
+            """
+            g = np.empty((2, 2), object)
+            g[1, 0] = x
+            x.grid = [g]
+            del g
+            """,
+            "grid",
+        ),
+        (
+            """
+            g = np.zeros(3, [('o', object), ('n', int)])
+            g['o'][1] = x
+            x.rows = {'r': g}
+            del g
+            """,
             "rows",
         ),
     ],
@@ -423,7 +444,10 @@ import logging, sys
 handler = logging.StreamHandler(sys.stdout)
 for n in range(12): handler.emit(logging.makeLogRecord({'msg': 'x' * 10**6}))
 """.strip(),
-        "import pprint\nfor n in range(12): pprint.pprint('x' * 10**6)",
+        """
+        import pprint
+        for n in range(12): pprint.pprint('x' * 10**6)
+        """,
     ],
     ids=["a program", "a log", "pprint"],
 )
@@ -479,9 +503,18 @@ def test_a_child_of_any_kind_leaves_its_peak(cell: str) -> None:
 @pytest.mark.parametrize(
     "cell",
     [
-        "import collections; x = collections.deque(bytes(3000) for _ in range(100_000))",
-        "import pickle; x = pickle.loads(pickle.dumps([bytearray(3000) for _ in range(100_000)]))",
-        "import array; x = [array.array('d', bytes(3000)) for _ in range(100_000)]",
+        """
+        import collections
+        x = collections.deque(bytes(3000) for _ in range(100_000))
+        """,
+        """
+        import pickle
+        x = pickle.loads(pickle.dumps([bytearray(3000) for _ in range(100_000)]))
+        """,
+        """
+        import array
+        x = [array.array('d', bytes(3000)) for _ in range(100_000)]
+        """,
     ],
     ids=["a deque", "a pickle", "arrays of numbers"],
 )

@@ -23,7 +23,7 @@ from ipygpumem.inventory.records import Inventory
 from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.alone import printed
-from tests.steps import kernel_with, needs, run_cells, run_quietly
+from tests.steps import dedented, kernel_with, needs, run_cells, run_quietly
 
 
 def outside(*rows: PeakRow, **more: Any) -> DevicePeak:
@@ -352,7 +352,7 @@ def peak_of(kernel: Kernel, code: str) -> DevicePeak:
     own figures.
     """
     needs("memray")
-    reply = run_cells(kernel, "%%peak\n" + code)
+    reply = run_cells(kernel, "%%peak\n" + dedented(code))
     (display,) = [
         item
         for item in reply.displays
@@ -376,12 +376,20 @@ def peak_of(kernel: Kernel, code: str) -> DevicePeak:
 @pytest.mark.parametrize(
     "code",
     [
-        "held = np.zeros(2**27)",
-        "held = np.zeros(2**27)  # again",
-        "held = np.empty(2**27)",
-        "held = np.zeros(2**27); del held",
-        "held = mmap.mmap(-1, 2**30)",
-        "held = np.memmap('reserved.bin', mode='w+', shape=2**30)",
+        pytest.param("held = np.zeros(2**27)", id="zeros"),
+        pytest.param("held = np.zeros(2**27)  # again", id="zeros in the place of others"),
+        pytest.param("held = np.empty(2**27)", id="empty"),
+        pytest.param(
+            """
+            held = np.zeros(2**27)
+            del held
+            """,
+            id="zeros that are deleted",
+        ),
+        pytest.param("held = mmap.mmap(-1, 2**30)", id="a mapping"),
+        pytest.param(
+            "held = np.memmap('reserved.bin', mode='w+', shape=2**30)", id="a mapped file"
+        ),
     ],
 )
 def test_memory_that_is_not_used_is_no_peak(
@@ -398,12 +406,39 @@ def test_memory_that_is_not_used_is_no_peak(
 @pytest.mark.parametrize(
     ("before", "code", "mib"),
     [
-        ("", "held = np.ones(2**23)", 64),
-        ("", "held = np.zeros(2**23); held += 1", 64),
-        ("old = np.ones(2**24)", "del old; held = np.ones(2**23)", 64),
-        ("old = np.ones(2**24)", "del old; held = np.ones(2**23); del held", 64),
-        ("old = np.ones(2**24)", "old = np.ones(2**24)", 128),
-        ("old = np.zeros(2**27)", "held = np.ones(2**23)", 64),
+        pytest.param("", "held = np.ones(2**23)", 64, id="ones"),
+        pytest.param(
+            "",
+            """
+            held = np.zeros(2**23)
+            held += 1
+            """,
+            64,
+            id="zeros that are used",
+        ),
+        pytest.param(
+            "old = np.ones(2**24)",
+            """
+            del old
+            held = np.ones(2**23)
+            """,
+            64,
+            id="ones in place of old ones",
+        ),
+        pytest.param(
+            "old = np.ones(2**24)",
+            """
+            del old
+            held = np.ones(2**23)
+            del held
+            """,
+            64,
+            id="ones that are deleted",
+        ),
+        pytest.param(
+            "old = np.ones(2**24)", "old = np.ones(2**24)", 128, id="ones with the name of old ones"
+        ),
+        pytest.param("old = np.zeros(2**27)", "held = np.ones(2**23)", 64, id="ones next to zeros"),
     ],
 )
 def test_memory_that_is_used_is_not_called_reserved(
@@ -452,11 +487,18 @@ STARTS = "import cProfile, sys\nprofiler = cProfile.Profile()\ndef called(): ret
 @pytest.mark.parametrize(
     ("start", "end", "name"),
     [
-        ("profiler.enable()", "profiler.disable()", "cProfile"),
-        (
-            "seen = []; sys.setprofile(lambda frame, *_: seen.append(frame.f_code))",
-            "sys.setprofile(None); assert called.__code__ in seen",
+        pytest.param("profiler.enable()", "profiler.disable()", "cProfile", id="cProfile"),
+        pytest.param(
+            """
+            seen = []
+            sys.setprofile(lambda frame, *_: seen.append(frame.f_code))
+            """,
+            """
+            sys.setprofile(None)
+            assert called.__code__ in seen
+            """,
             "a profiler (function, sys.setprofile)",
+            id="a profile function",
         ),
     ],
 )

@@ -427,11 +427,13 @@ def test_the_line_cancels_a_timer_or_task(loaded: InteractiveShell, make: str) -
 def test_words_end_a_cycle_that_no_line_ends(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    big = "class Big:\n    def __init__(self): self.data = bytearray(4 << 20)\nx = Big()"
-    loaded.run_cell(f"""
+    loaded.run_cell("""
     import numpy
-    {big}{UNENDED[kind]}
+    class Big:
+        def __init__(self): self.data = bytearray(4 << 20)
+    x = Big()
     """)
+    loaded.run_cell(UNENDED[kind])
     row = _row_of(loaded, "x")
     assert row is not None
     assert row.remedy == "set the array's elements to None before you delete it"
@@ -518,10 +520,20 @@ def test_a_place_without_a_name_has_a_row_and_its_line_frees_it(
     ("code", "name"),
     [
         (
-            "import contextvars; contextvars.ContextVar('v').set(bytes(10 ** 7));",
+            """
+            import contextvars
+            contextvars.ContextVar('v').set(bytes(10 ** 7));
+            """,
             "context variable v",
         ),
-        ("import contextvars; v = contextvars.ContextVar('w'); v.set(bytes(10 ** 7));", "v.get()"),
+        (
+            """
+            import contextvars
+            v = contextvars.ContextVar('w')
+            v.set(bytes(10 ** 7));
+            """,
+            "v.get()",
+        ),
     ],
     ids=["without a name", "of a name"],
 )

@@ -239,7 +239,7 @@ def test_a_scope_ends_although_finalisers_raise_or_replace_names(notebook: Kerne
 @pytest.mark.parametrize(
     ("bend", "mend"),
     [
-        (
+        pytest.param(
             """\
 import sys, io
 keep_out = sys.stdout
@@ -247,25 +247,66 @@ class Broken(io.StringIO):
     def write(self, text): raise OSError
 sys.stdout = Broken()""",
             "sys.stdout = keep_out",
+            id="a broken stdout",
         ),
-        ("import sys\ndef trace(*a): return trace\nsys.settrace(trace)", "sys.settrace(None)"),
-        ("import gc\ngc.disable()", "gc.enable()"),
-        (
-            "import gc\ndef fail(*a): raise ValueError\ngc.callbacks.append(fail)",
+        pytest.param(
+            """
+            import sys
+            def trace(*a): return trace
+            sys.settrace(trace)
+            """,
+            "sys.settrace(None)",
+            id="a trace function",
+        ),
+        pytest.param(
+            """
+            import gc
+            gc.disable()
+            """,
+            "gc.enable()",
+            id="no collector",
+        ),
+        pytest.param(
+            """
+            import gc
+            def fail(*a): raise ValueError
+            gc.callbacks.append(fail)
+            """,
             "gc.callbacks.remove(fail)",
+            id="a callback of the collector that fails",
         ),
-        ("import warnings\nwarnings.simplefilter('error')", "warnings.resetwarnings()"),
-        (
-            "import sys\nsys.last_value = 5; sys.last_traceback = 'x'; sys.last_exc = []",
+        pytest.param(
+            """
+            import warnings
+            warnings.simplefilter('error')
+            """,
+            "warnings.resetwarnings()",
+            id="warnings as errors",
+        ),
+        pytest.param(
+            """
+            import sys
+            sys.last_value = 5
+            sys.last_traceback = 'x'
+            sys.last_exc = []
+            """,
             "del sys.last_exc",
+            id="odd last errors",
         ),
-        ("import builtins\nkeep_open, builtins.open = open, None", "builtins.open = keep_open"),
+        pytest.param(
+            """
+            import builtins
+            keep_open, builtins.open = open, None
+            """,
+            "builtins.open = keep_open",
+            id="no open",
+        ),
     ],
 )
 def test_cells_and_scopes_work_in_a_changed_interpreter(
     notebook: Kernel, bend: str, mend: str
 ) -> None:
-    run_cells(notebook, f"x = 'old'\n{bend}")
+    run_cells(notebook, "x = 'old'", bend)
     assert len(run_cells(notebook, "y = 3").reports("cell")) == 1
     run_cells(notebook, "%experiment start a", "x = 'new'")
     run(notebook, "1/0")

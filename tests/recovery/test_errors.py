@@ -29,7 +29,8 @@ def test_after_an_oom_nothing_is_pinned_and_one_report_says_so(notebook: Kernel,
 @pytest.mark.parametrize(
     "code",
     [
-        """
+        pytest.param(
+            """
 def f():
     x = big()
     raise MemoryError
@@ -41,7 +42,10 @@ def g():
     raise ExceptionGroup('both', [KeyError(), *found])
 g()
 """,
-        """
+            id="a group",
+        ),
+        pytest.param(
+            """
 def f():
     x = big()
     raise MemoryError
@@ -51,7 +55,10 @@ def g():
         raise BaseExceptionGroup('outer', [group, KeyboardInterrupt()])
 g()
 """,
-        """
+            id="groups in a group",
+        ),
+        pytest.param(
+            """
 async def f():
     x = big()
     await asyncio.sleep(0)
@@ -59,6 +66,8 @@ async def f():
 async with asyncio.TaskGroup() as tasks:
     for _ in range(3): tasks.create_task(f())
 """,
+            id="a group of tasks",
+        ),
     ],
 )
 def test_an_oom_inside_an_exception_group_is_found_and_released(
@@ -352,7 +361,7 @@ def test_a_recovery_shows_small_locals_and_how_to_keep_all(
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        (
+        pytest.param(
             """
 def f():
     x = big(40)
@@ -360,8 +369,9 @@ def f():
 f()
 """,
             True,
+            id="a large local",
         ),
-        (
+        pytest.param(
             """
 def f():
     x = big(30)
@@ -369,16 +379,18 @@ def f():
 f()
 """,
             False,
+            id="a local of 30 MiB",
         ),
-        (
+        pytest.param(
             """
 mine = big(40)
 def f(x): raise ValueError
 f(mine)
 """,
             False,
+            id="an argument with a name",
         ),
-        (
+        pytest.param(
             """
 def f():
     x = big(40)
@@ -386,8 +398,9 @@ def f():
 f()
 """,
             False,
+            id="an out-of-memory error",
         ),
-        (
+        pytest.param(
             """
 %%experiment a
 def f():
@@ -396,10 +409,12 @@ def f():
 f()
 """,
             False,
+            id="an experiment",
         ),
-        (
+        pytest.param(
             "get_ipython().run_cell('def f():\\n    x = big(40)\\n    1 / 0\\nf()').raise_error()",
             True,
+            id="a cell in a cell",
         ),
     ],
 )

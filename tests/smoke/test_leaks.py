@@ -89,15 +89,37 @@ def test_an_older_name_to_keep_that_a_function_binds_is_no_leak(notebook: Kernel
     run_cells(notebook, "del best")
 
 
+_KEEPERS = """
+def f():
+    big = numpy.ones(1 << 23)
+    raise ValueError
+def g():
+    big = numpy.ones(1 << 23)
+    return lambda: big
+class h:
+    def keep():
+        big = numpy.ones(1 << 23); kept.append(big)
+"""
+"""Functions that make an array for a place without a name."""
+
+
 @pytest.mark.parametrize(
     ("code", "path"),
     [
-        (
-            "try: f()\nexcept ValueError as e: kept.append(e)",
+        pytest.param(
+            """
+            try: f()
+            except ValueError as e: kept.append(e)
+            """,
             "kept[0]: saved traceback, f (cell {}) line 4, local big",
+            id="an error",
         ),
-        ("kept.append(g())", "kept[0]: closure of function <lambda> (cell {}), variable big"),
-        ("h.keep()", "kept[0]"),
+        pytest.param(
+            "kept.append(g())",
+            "kept[0]: closure of function <lambda> (cell {}), variable big",
+            id="a closure",
+        ),
+        pytest.param("h.keep()", "kept[0]", id="an attribute of a class"),
     ],
 )
 def test_a_surviving_array_without_a_name_is_reported_once(
@@ -106,23 +128,9 @@ def test_a_surviving_array_without_a_name_is_reported_once(
     run_cells(
         notebook, f"kept = []\nold = [{BIG}]\nhidden = (lambda old: lambda: old)(old); del old"
     )
-    # the first is what IPython 7 knows code by after ``reset``
-    numbers = (
-        notebook.value("len(In)"),
-        next_cell(notebook),
-    )
-    big = "big = numpy.ones(1 << 23)"
-    functions = (
-        f"def f():\n    {big}\n    raise ValueError\ndef g():\n    {big}\n    return lambda: big\n"
-    )
-    functions += f"class h:\n    def keep():\n        {big}; kept.append(big)\n"
-    (report,) = run_cells(
-        notebook,
-        f"""
-        %%experiment a
-        {functions}{code}
-        """,
-    ).survivors()
+    # The first is what IPython 7 knows code by after ``reset``.
+    numbers = (notebook.value("len(In)"), next_cell(notebook))
+    (report,) = run_cells(notebook, experiment(_KEEPERS, code, name="a")).survivors()
     lines = [line for line in report.splitlines() if "held by" in line]
     assert len(lines) == 1
     start = "64 MiB · ndarray float64 8388608 · held by notebook variable"

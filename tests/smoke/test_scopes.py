@@ -13,6 +13,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from benchmarks.harness.kernel import Kernel
 from tests.steps import (
     ANNOUNCE,
+    dedented,
     existing_names,
     experiment,
     open_experiments,
@@ -210,19 +211,40 @@ def test_the_other_rules_of_names(notebook: Kernel, rule: str, way: str) -> None
 @pytest.mark.parametrize(
     "code",
     [
-        "exec('new = 1')",
-        "globals().update(new=1)",
-        "get_ipython().push({'new': 1})",
-        """\
+        pytest.param("exec('new = 1')", id="exec"),
+        pytest.param("globals().update(new=1)", id="globals"),
+        pytest.param("get_ipython().push({'new': 1})", id="push"),
+        pytest.param(
+            """\
 def f():
     global new
     new = 1
 f()""",
-        "from string import *",
-        "%run {script}",
-        "%%capture new\nprint(1)",
-        "%%capture\nnew = 1",
-        "%%prun -q\nnew = 1",
+            id="a global of a function",
+        ),
+        pytest.param("from string import *", id="import star"),
+        pytest.param("%run {script}", id="run"),
+        pytest.param(
+            """
+            %%capture new
+            print(1)
+            """,
+            id="capture",
+        ),
+        pytest.param(
+            """
+            %%capture
+            new = 1
+            """,
+            id="capture of a cell",
+        ),
+        pytest.param(
+            """
+            %%prun -q
+            new = 1
+            """,
+            id="prun",
+        ),
     ],
 )
 def test_a_scope_deletes_names_bound_without_an_assignment(
@@ -230,7 +252,7 @@ def test_a_scope_deletes_names_bound_without_an_assignment(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text("new = 1\n")
-    whole_scope(notebook, way, code.replace("{script}", f"'{script}'"))
+    whole_scope(notebook, way, dedented(code).replace("{script}", f"'{script}'"))
     assert names(notebook) == {}
 
 

@@ -119,17 +119,20 @@ def test_a_sparse_tensor_of_older_values_is_in_no_row(notebook: Kernel) -> None:
 @pytest.mark.parametrize(
     ("makes", "line"),
     [
-        (
+        pytest.param(
             "outer = [nn.Linear(512, 1024) for _ in range(6)]",
             "for _position in range(0, 6): outer[_position].zero_grad(); del _position",
+            id="a list",
         ),
-        (
+        pytest.param(
             "outer = {3 * n: nn.Linear(512, 1024) for n in range(5)}",
             "for _position in 0, 3, 6, 9, 12: outer[_position].zero_grad(); del _position",
+            id="a dict",
         ),
-        (
+        pytest.param(
             "outer = [torch.ones(1024, 512, requires_grad=True) for _ in range(2)]",
             "outer[0].grad = None; outer[1].grad = None",
+            id="two tensors",
         ),
     ],
 )
@@ -235,10 +238,16 @@ def test_the_line_for_new_gradients_keeps_older_ones(notebook: Kernel, case: str
 @pytest.mark.parametrize(
     "code",
     [
-        "outer.data = torch.cat([outer.data, torch.ones(1 << 19)])",
-        "outer.set_(torch.ones(1 << 19).untyped_storage());",
-        "outer.data = torch.ones(1 << 19); view = outer[3:]",
-        "outer.resize_(1 << 19).fill_(1);",
+        pytest.param("outer.data = torch.cat([outer.data, torch.ones(1 << 19)])", id="new data"),
+        pytest.param("outer.set_(torch.ones(1 << 19).untyped_storage());", id="a new storage"),
+        pytest.param(
+            """
+            outer.data = torch.ones(1 << 19)
+            view = outer[3:]
+            """,
+            id="new data and a view",
+        ),
+        pytest.param("outer.resize_(1 << 19).fill_(1);", id="a new size"),
     ],
 )
 def test_a_line_says_that_a_tensor_is_older_than_its_memory(notebook: Kernel, code: str) -> None:

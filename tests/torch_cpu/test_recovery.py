@@ -1,11 +1,12 @@
 """Recovery from real allocation failures of torch on the CPU, and autofit with them."""
 
 import re
+import textwrap
 
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import recovery_report, run_cells
+from tests.steps import dedented, recovery_report, run_cells
 
 
 def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel) -> None:
@@ -38,27 +39,54 @@ def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel)
 @pytest.mark.parametrize(
     ("code", "rows"),
     [
-        ("loss = net(batch).mean()\nkept = loss.detach()\ndel loss, net", {"batch": 4}),
-        ("out = net(batch)", {"net": 12, "autograd graph of out": 8, "batch": 4, "out": 4}),
-        ("net(batch).mean().backward()", {"net": 12, "gradients of net": 12, "batch": 4}),
-        (
+        pytest.param(
+            """
+            loss = net(batch).mean()
+            kept = loss.detach()
+            del loss, net
+            """,
+            {"batch": 4},
+            id="a loss that is detached",
+        ),
+        pytest.param(
+            "out = net(batch)",
+            {"net": 12, "autograd graph of out": 8, "batch": 4, "out": 4},
+            id="a result with a graph",
+        ),
+        pytest.param(
+            "net(batch).mean().backward()",
+            {"net": 12, "gradients of net": 12, "batch": 4},
+            id="gradients",
+        ),
+        pytest.param(
             """\
 net(batch).mean().backward()
 out = net(batch)
 view = out.view(-1)
 out = out.detach()""",
             {"net": 12, "gradients of net": 12, "autograd graph of view": 8, "batch": 4, "out": 4},
+            id="gradients and a graph",
         ),
-        (
+        pytest.param(
             "outs = [[net(batch)] for _ in range(2)]",
             {"net": 12, "autograd graph of outs": 16, "batch": 4, "outs": 8},
+            id="graphs in a list",
         ),
-        (
-            "net = mine\nmine(batch).mean().backward()\nout = mine(batch)",
+        pytest.param(
+            """
+            net = mine
+            mine(batch).mean().backward()
+            out = mine(batch)
+            """,
             {"autograd graph of out": 8, "batch": 4, "out": 4},
+            id="a model of the notebook",
         ),
-        ("out = theirs", {"net": 12, "batch": 4}),
-        ("out = theirs.exp()", {"net": 12, "batch": 4, "out": 4}),
+        pytest.param("out = theirs", {"net": 12, "batch": 4}, id="a result of the notebook"),
+        pytest.param(
+            "out = theirs.exp()",
+            {"net": 12, "batch": 4, "out": 4},
+            id="a graph on a result of the notebook",
+        ),
     ],
 )
 def test_memory_kept_by_autograd_has_rows_of_its_own(
@@ -74,13 +102,12 @@ def test_memory_kept_by_autograd_has_rows_of_its_own(
         theirs = mine(torch.ones(1024, 1024))
         """,
     )
-    body = "".join(f"    {line}\n" for line in code.splitlines())
-    head = "def train():\n    net, batch = make(), torch.ones(1024, 1024)\n"
-    text = recovery_report(notebook, f"{head}{body}    raise MemoryError\ntrain()")
-    matches = [
-        re.match(r" +(\S+) MiB +train +\d+ +(\S+(?: \S+)*)", line) for line in text.splitlines()
-    ]
-    size_by_row = {match[2]: float(match[1]) for match in matches if match}
+    body = f"net, batch = make(), torch.ones(1024, 1024)\n{dedented(code)}raise MemoryError"
+    train = f"def train():\n{textwrap.indent(body, '    ')}\ntrain()"
+    text = recovery_report(notebook, train)
+    size_by_row = {}
+    for size, row in re.findall(r"^ +(\S+) MiB +train +\d+ +(\S+(?: \S+)*)", text, re.MULTILINE):
+        size_by_row[row] = float(size)
     assert size_by_row == rows
 
 

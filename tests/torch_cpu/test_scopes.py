@@ -154,15 +154,33 @@ def test_no_line_frees_weights_that_a_model_and_graphs_have(notebook: Kernel) ->
 @pytest.mark.parametrize(
     "code",
     [
-        "runs.append({'batch': x, 'pred': model(x)})",
-        "model.last = x; runs.append(model(x).sum())",
-        "runs.append((x, model(x))); runs.append(model(x).sum())",
-        "runs.append(x.requires_grad_()); runs.append(x.exp().sum())",
+        pytest.param("runs.append({'batch': x, 'pred': model(x)})", id="a dict"),
+        pytest.param(
+            """
+            model.last = x
+            runs.append(model(x).sum())
+            """,
+            id="an attribute and a loss",
+        ),
+        pytest.param(
+            """
+            runs.append((x, model(x)))
+            runs.append(model(x).sum())
+            """,
+            id="a pair and a loss",
+        ),
+        pytest.param(
+            """
+            runs.append(x.requires_grad_())
+            runs.append(x.exp().sum())
+            """,
+            id="a batch with a gradient",
+        ),
     ],
 )
 def test_a_line_also_frees_data_that_a_graph_has_saved(notebook: Kernel, code: str) -> None:
     run_cells(notebook, "model, runs = nn.Linear(1 << 18, 4), []")
-    run_cells(notebook, f"%%experiment saves\nx = torch.ones(4, 1 << 18)\nwatch(x=x)\n{code}")
+    run_cells(notebook, experiment("x = torch.ones(4, 1 << 18)", "watch(x=x)", code, name="saves"))
     lines = "[row.holder.advice for row in ipygpumem.experiments()[-1].survivors]"
     run_cells(notebook, *notebook.value(lines))
     assert notebook.value("alive()") == []
