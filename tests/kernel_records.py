@@ -92,6 +92,28 @@ def survivor_rows(kernel: Kernel) -> list[Row]:
     return [Row(*fields) for fields in json.loads(kernel.value("survivor_rows()"))]
 
 
+class Survivor(NamedTuple):
+    """An object, or several, that an experiment has left."""
+
+    type_name: str
+    size_bytes: int
+    path: str | None
+    """The holder, as the report writes it; None if none is known."""
+    line: str | None
+
+
+_SURVIVORS = """[
+    (row.type_name, row.size_bytes)
+    + ((row.holder.path, row.holder.advice) if row.holder else (None, None))
+    for row in __import__("ipygpumem").experiments()[-1].survivors
+]"""
+
+
+def survivors(kernel: Kernel) -> list[Survivor]:
+    """Return the rows of the last experiment's report, in a kernel without READ_LEAKS."""
+    return [Survivor(*fields) for fields in kernel.value(_SURVIVORS)]
+
+
 def assert_lines_free_all(kernel: Kernel, rows: list[Row]) -> None:
     """Run the lines of rows, after which ``%gpumem leaks`` has no row."""
     for row in rows:

@@ -166,8 +166,8 @@ def groups(size: int) -> object:
 
 @kind("", "a tree")
 def tree(size: int) -> object:
-    rows = [{"a": [n, {"b": str(n)}], "c": n} for n in range(size // 700)]
-    return json.loads(json.dumps(rows))
+    text = json.dumps([{"a": [n, {"b": str(n)}], "c": n} for n in range(size // 700)])
+    return json.loads(text)
 
 
 @kind("", "lists")
@@ -419,16 +419,15 @@ def pandas_frame(size: int) -> object:
 
 @kind("pandas", "parts")
 def parts(size: int) -> object:
-    numbers = lib["numpy"].arange(size // 24) % 9
-    frame = lib["pandas"].DataFrame({"n": numbers, "v": 1.5})
+    frame = lib["pandas"].DataFrame({"n": lib["numpy"].arange(size // 24) % 9, "v": 1.5})
     return dict(tuple(frame.groupby("n")))
 
 
 @kind("pandas", "merged objects")
 def merged_objects(size: int) -> object:
-    pandas = lib["pandas"]
-    columns = {"n": range(size // 220), "text": texts(size // 220)}
-    frame = pandas.DataFrame(columns, dtype=object)
+    frame = lib["pandas"].DataFrame(
+        {"n": range(size // 220), "text": texts(size // 220)}, dtype=object
+    )
     return frame.merge(frame, on="n")
 
 

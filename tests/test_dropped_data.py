@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from typing import NamedTuple
 
 import pytest
 
@@ -46,18 +47,24 @@ def mib_of(value):
 kernel = kernel_with("%load_ext ipygpumem", "%config IPyGpuMem.quiet = True", _DEFINITIONS)
 
 
-def survivors(kernel: Kernel, before: str, code: str) -> list[tuple[float, str]]:
-    """Return the MiB and the line of each row after an experiment."""
+class Row(NamedTuple):
+    """A row of an experiment's report."""
+
+    mib: float
+    line: str
+
+
+def rows_after(kernel: Kernel, before: str, code: str) -> list[Row]:
+    """Return the rows of an experiment that runs a block of code."""
     # Garbage of earlier tests, freed by the experiment's end, would hide what that leaves.
     run_cells(kernel, before, "gc.collect();", experiment(code))
-    rows = json.loads(kernel.value("rows()"))
-    return [(size, line) for size, line in rows]
+    return [Row(mib, line) for mib, line in json.loads(kernel.value("rows()"))]
 
 
 def line_of(kernel: Kernel, before: str, code: str) -> str:
     """Return the line of the only row after an experiment."""
-    ((_, line),) = survivors(kernel, before, code)
-    return line
+    (row,) = rows_after(kernel, before, code)
+    return row.line
 
 
 @pytest.mark.parametrize(
@@ -306,38 +313,38 @@ _TEXTS = {
 def test_older_text_that_moves_is_not_new(
     kernel: Kernel, before: str, code: str, line: str
 ) -> None:
-    ((size, line_with_remark),) = survivors(kernel, before, code)
-    assert size == pytest.approx(16, rel=0.01)
+    (row,) = rows_after(kernel, before, code)
+    assert row.mib == pytest.approx(16, rel=0.01)
     remark = re.escape(f"{line}  # also drops ") + r"8(\.\d)? MiB of "
-    assert re.fullmatch(f"{remark}older data", line_with_remark)
+    assert re.fullmatch(f"{remark}older data", row.line)
     (text,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert re.search(rf"  16(\.\d)? MiB · .* · to free it: {remark}older data", text)
 
 
 def test_lines_that_drop_older_data_together_say_so(kernel: Kernel) -> None:
     """Each line alone leaves it in the other place."""
-    rows = survivors(
+    rows = rows_after(
         kernel,
         "shelf, files, o = {}, {}, np.ones(4 * MIB)",
         "shelf['a'] = (np.ones(16 * MIB), o); files['b'] = (np.ones(8 * MIB), o); del o",
     )
-    assert [line for _, line in rows] == [
+    assert [row.line for row in rows] == [
         'del shelf["a"]',
         'del files["b"]  # also drops 4 MiB of older data',
     ]
 
 
 def test_new_bytearrays_in_place_of_older_ones_are_new(kernel: Kernel) -> None:
-    rows = survivors(
+    rows = rows_after(
         kernel,
         "box = Branch(None, [bytearray(8192) for _ in range(200)])",
         "box.data = None; box.data = [bytearray(200_000) for _ in range(200)]",
     )
-    assert (38, "box.data = None") in [(round(size), line) for size, line in rows]
+    assert (38, "box.data = None") in [(round(row.mib), row.line) for row in rows]
 
 
 def test_new_text_at_the_place_of_an_older_one_is_new(kernel: Kernel) -> None:
-    rows = survivors(
+    rows = rows_after(
         kernel,
         "box = {'top': ['a' * 8 * 2**20]}",
         """
@@ -349,18 +356,18 @@ def test_new_text_at_the_place_of_an_older_one_is_new(kernel: Kernel) -> None:
         """,
     )
     # An earlier case has left a cycle that Python never frees.
-    assert (40, 'del box["top"]') in [(round(size), line) for size, line in rows]
+    assert (40, 'del box["top"]') in [(round(row.mib), row.line) for row in rows]
 
 
 def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> None:
-    ((size, line),) = survivors(
+    (row,) = rows_after(
         kernel,
         "head = Node(None, Node(texts(8), None))",
         "head.next = Node(texts(16), head.next)",
     )
     of_list = kernel.value("mib_of(head.next.data)")
-    assert size == pytest.approx(of_list, rel=0.05)
-    assert re.fullmatch(r"head.next = None  # also drops 8.\d MiB of older data", line)
+    assert row.mib == pytest.approx(of_list, rel=0.05)
+    assert re.fullmatch(r"head.next = None  # also drops 8.\d MiB of older data", row.line)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +449,7 @@ def test_a_line_says_that_an_array_is_older_than_its_memory(
     kernel: Kernel, before: str, code: str, lines: list[str]
 ) -> None:
     run_cells(kernel, "kept = []")
-    assert [line for _, line in survivors(kernel, before, code)] == lines
+    assert [row.line for row in rows_after(kernel, before, code)] == lines
     (text,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert all(line in text for line in lines)
     # ``leaks`` forgets the arrays, whose places are free now.

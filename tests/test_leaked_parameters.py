@@ -97,9 +97,9 @@ def test_no_line_takes_a_group_s_parameters_from_an_optimizer(kernel: Kernel) ->
         optimizer.add_param_group({"params": net.parameters()})
         """,
     )
-    ((_, path, line),) = survivor_rows(kernel)
-    assert path.startswith('notebook variable optimizer.param_groups[1]["params"]')
-    assert line == "make the optimizer again, without it"
+    (row,) = survivor_rows(kernel)
+    assert row.path.startswith('notebook variable optimizer.param_groups[1]["params"]')
+    assert row.line == "make the optimizer again, without it"
     run_cells(kernel, "net = optimizer.param_groups[1]['params']; net[0].sum().backward()")
     run_cells(
         kernel,

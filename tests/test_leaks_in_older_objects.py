@@ -210,15 +210,14 @@ def test_a_line_says_which_other_data_it_drops(kernel: Kernel, case: str) -> Non
     assert advice == f"{line}  # {drops}"
     (report,) = run_cells(kernel, "%gpumem why data").reports("why")
     assert drops in " ".join(report.split())
-    ((_, _, advice),) = leak_rows(kernel)
-    assert advice.startswith(f"{line}  # ")
-    fields = ("arrays", "objects", "is_at_least")
-    (of_row,) = kernel.value(f"[[getattr(row, name) for name in {fields}] for row in last_rows]")
-    assert of_row == ([0, 2, False] if case == "a cached function" else [1, 1, False])
+    (row,) = leak_rows(kernel)
+    assert row.line.startswith(f"{line}  # ")
+    counts = kernel.value("[(row.arrays, row.objects, row.is_at_least) for row in last_rows]")
+    assert counts == ([(0, 2, False)] if case == "a cached function" else [(1, 1, False)])
     drops = "also drops 4 MiB of older data"
     if case == "a cached function":  # of which ``leaks`` lists all data
         drops = "4 MiB of it may be older than the experiment"
-    assert advice.endswith(drops)
+    assert row.line.endswith(drops)
 
 
 def test_older_arrays_in_new_tuples_are_no_leaks(kernel: Kernel) -> None:
@@ -260,8 +259,8 @@ def test_a_kept_name_is_a_holder_that_the_line_spares(
     run_cells(kernel, advice)
     assert leak_rows(kernel) == []
     run_cells(kernel, "kept = [kept['a'], kept]")
-    ((_, place, _),) = leak_rows(kernel)
-    assert place.startswith("notebook variable kept[")
+    (row,) = leak_rows(kernel)
+    assert row.path.startswith("notebook variable kept[")
 
 
 @linux

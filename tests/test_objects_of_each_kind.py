@@ -359,8 +359,8 @@ def test_the_lines_of_all_rows_free_all_leaks(
     run_cells(notebook, experiment(code))
     for rows in (survivor_rows(notebook), leak_rows(notebook)):
         assert len(rows) == rows_expected
-        assert sum(size for size, _, _ in rows) == pytest.approx(number * 8 * MIB, rel=0.02)
-    run_cells(notebook, *[line for _, _, line in rows], "import gc; gc.collect();")
+        assert sum(row.size_bytes for row in rows) == pytest.approx(number * 8 * MIB, rel=0.02)
+    run_cells(notebook, *[row.line for row in rows], "import gc; gc.collect();")
     assert notebook.value("sum(one() is not None for one in watched)") == 0
     assert leak_rows(notebook) == []
 

@@ -28,92 +28,92 @@ CASES = {
     "each dict": Case(
         "records = dicts(1500)",
         "for each in records: each['words'] = words(30)",
-        1500,
-        'for _item in records: del _item["words"]; del _item',
+        objects=1500,
+        line='for _item in records: del _item["words"]; del _item',
     ),
     "many dicts": Case(
         "records = dicts(5000)",
         "for each in records: each['words'] = words(30)",
-        5000,
-        'for _item in records: del _item["words"]; del _item',
+        objects=5000,
+        line='for _item in records: del _item["words"]; del _item',
     ),
     "two keys": Case(
         "records = dicts(1500)",
         "for each in records: each['words'], each['more'] = words(30), words(20)",
-        3000,
-        'for _item in records: del _item["more"]; del _item["words"]; del _item',
+        objects=3000,
+        line='for _item in records: del _item["more"]; del _item["words"]; del _item',
     ),
     "every second dict": Case(
         "records = dicts(3000)",
         "for each in records[::2]: each['words'] = words(30)",
-        1500,
-        'for _item in records: _item.pop("words", None); del _item',
+        objects=1500,
+        line='for _item in records: _item.pop("words", None); del _item',
     ),
     "dicts in a row": Case(
         "records = dicts(3000)",
         "for each in records[100:1600]: each['words'] = words(30)",
-        1500,
-        'for _item in records[100:1600]: del _item["words"]; del _item',
+        objects=1500,
+        line='for _item in records[100:1600]: del _item["words"]; del _item',
     ),
     "few instances": Case(
         "records = instances(Document, 60)",
         "for each in records: each.words = words(1000)",
-        60,
-        "for _item in records: _item.words = None; del _item",
+        objects=60,
+        line="for _item in records: _item.words = None; del _item",
     ),
     "instances": Case(
         "records = instances(Document, 1500)",
         "for each in records: each.words = words(30)",
-        1500,
-        "for _item in records: _item.words = None; del _item",
+        objects=1500,
+        line="for _item in records: _item.words = None; del _item",
     ),
     "every second instance": Case(
         "records = instances(Document, 3000)",
         "for each in records[::2]: each.words = words(30)",
-        1500,
-        'for _item in records: vars(_item).pop("words", None); del _item',
+        objects=1500,
+        line='for _item in records: vars(_item).pop("words", None); del _item',
     ),
     "texts in dicts": Case(
         "records = dicts(1500)",
         "for each in records: each['words'] = texts(each['number'])",
-        1500,
-        'for _item in records: del _item["words"]; del _item',
+        objects=1500,
+        line='for _item in records: del _item["words"]; del _item',
     ),
     "texts in dicts with one value": Case(
         "records = [{'text': f'text {each}'} for each in range(1500)]",
         "for each in records: each['words'] = texts(each['text'])",
-        1500,
-        'for _item in records: del _item["words"]; del _item',
+        objects=1500,
+        line='for _item in records: del _item["words"]; del _item',
     ),
     "bytes in every second dict": Case(
         "records = dicts(1500)",
         "for each in records[::2]: each['words'] = texts(each['number']).encode()",
-        750,
-        'for _item in records: _item.pop("words", None); del _item',
+        objects=750,
+        line='for _item in records: _item.pop("words", None); del _item',
     ),
     "texts in instances": Case(
         "records = instances(Document, 1500)",
         "for each in records: each.words = texts(each.number)",
-        1500,
-        "for _item in records: _item.words = None; del _item",
+        objects=1500,
+        line="for _item in records: _item.words = None; del _item",
     ),
     "texts in slots": Case(
         "records = instances(Slotted, 1500)",
         "for each in records: each.words = texts(each.number)",
-        1500,
-        "for _item in records: _item.words = None; del _item",
+        objects=1500,
+        line="for _item in records: _item.words = None; del _item",
     ),
     "dicts of texts": Case(
         "records = dicts(1500)",
         "for each in records: each['words'] = {'name': texts(each['number']), 'number': 1}",
-        1500,
-        'for _item in records: del _item["words"]; del _item',
+        objects=1500,
+        line='for _item in records: del _item["words"]; del _item',
     ),
     "tuples of texts in dicts with one value": Case(
         "records = [{'text': f'text {each}'} for each in range(1500)]",
         "for each in records: each['words'] = texts(each['text']), 1",
-        1500,
-        'for _item in records: del _item["words"]; del _item',
+        objects=1500,
+        line='for _item in records: del _item["words"]; del _item',
     ),
     "a list of a few words elsewhere": Case(
         """
@@ -124,20 +124,20 @@ CASES = {
         later['words'] = {'more': words(2)}
         for each in records: each['words'] = words(30)
         """,
-        1500,
-        'for _item in records: del _item["words"]; del _item',
+        objects=1500,
+        line='for _item in records: del _item["words"]; del _item',
     ),
     "lists and texts": Case(
         "records = dicts(1500)",
         "for each in records: each['words'], each['more'] = words(30), texts(each['number'])",
-        3000,
-        'for _item in records: del _item["more"]; del _item["words"]; del _item',
+        objects=3000,
+        line='for _item in records: del _item["more"]; del _item["words"]; del _item',
     ),
     "arrays in dicts": Case(
         "records = dicts(1500)",
         "for each in records: each['words'] = np.ones(5000)",
-        1500,
-        'for _item in records: del _item["words"]; del _item',
+        objects=1500,
+        line='for _item in records: del _item["words"]; del _item',
     ),
     "arrays in instances with older arrays": Case(
         """
@@ -146,20 +146,20 @@ CASES = {
         del each
         """,
         "for each in records: each.words = np.ones(5000)",
-        1500,
-        "for _item in records: _item.words = None; del _item",
+        objects=1500,
+        line="for _item in records: _item.words = None; del _item",
     ),
     "arrays in place of the first values": Case(
         "records = [{'words': None, **each} for each in dicts(1500)]",
         "for each in records: each['words'] = np.ones(5000)",
-        1500,
-        'for _item in records: del _item["words"]; del _item',
+        objects=1500,
+        line='for _item in records: del _item["words"]; del _item',
     ),
     "texts in place of the first values": Case(
         "records = [{'words': None, **each} for each in dicts(1500)]",
         "for each in records: each['words'] = texts(each['number'])",
-        1500,
-        'for _item in records: del _item["words"]; del _item',
+        objects=1500,
+        line='for _item in records: del _item["words"]; del _item',
     ),
     "arrays in tracked dicts": Case(
         """
@@ -168,14 +168,14 @@ CASES = {
         del each
         """,
         "for each in records: each['words'] = np.ones(5000)",
-        1500,
-        'for _item in records: del _item["words"]; del _item',
+        objects=1500,
+        line='for _item in records: del _item["words"]; del _item',
     ),
     "instances with slots": Case(
         "records = instances(Slotted, 1500)",
         "for each in records: each.words = words(30)",
-        1500,
-        "for _item in records: _item.words = None; del _item",
+        objects=1500,
+        line="for _item in records: _item.words = None; del _item",
     ),
 }
 
@@ -435,27 +435,32 @@ append = appender()
 
 
 @pytest.mark.parametrize(
-    ("put", "place", "kept"),
+    ("put", "place", "options"),
     [
-        ("trainers[0].store.metrics['loss'].append", 'trainers[0].store.metrics["loss"]', ""),
-        ("append", "append.__closure__[0].cell_contents", ""),
-        ("append", "append.__closure__[0].cell_contents", " --keep more"),
+        pytest.param(
+            "trainers[0].store.metrics['loss'].append",
+            'trainers[0].store.metrics["loss"]',
+            "",
+            id="a list of an object",
+        ),
+        pytest.param("append", "append.__closure__[0].cell_contents", "", id="a list of a closure"),
+        pytest.param(
+            "append",
+            "append.__closure__[0].cell_contents",
+            "--keep more",
+            id="a list of a closure, next to a kept one",
+        ),
     ],
 )
 def test_small_arrays_far_from_a_name_are_left(
-    notebook: Kernel, put: str, place: str, kept: str
+    notebook: Kernel, put: str, place: str, options: str
 ) -> None:
     run_cells(notebook, OLDER_RECORDS, _FAR_FROM_NAMES)
-    code = (
-        f"more = [np.ones(1 << 14) for _ in range(20)]\nfor _ in range(40): {put}(np.ones(1 << 14))"
-    )
-    run_cells(
-        notebook,
-        f"""
-        %%experiment e{kept}
-        {code}
-        """,
-    )
+    code = f"""
+        more = [np.ones(1 << 14) for _ in range(20)]
+        for _ in range(40): {put}(np.ones(1 << 14))
+        """
+    run_cells(notebook, experiment(code, options=options))
     assert [(row.objects, row.line) for row in record_rows(notebook)] == [(40, f"{place}.clear()")]
     run_cells(notebook, f"{place}.clear()")
     assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]

@@ -283,10 +283,10 @@ def test_the_printed_lines_free_an_experiments_leaks(notebook: Kernel, row: str)
     assert grown > 3 * _OF_MODULES
     for rows in (survivor_rows(notebook), leak_rows(notebook)):
         # The line may empty lists inside the object, too, before it deletes the object.
-        assert sorted(line.rpartition("; ")[2] for _, _, line in rows) == sorted(lines)
-        assert sum(size for size, _, _ in rows) == pytest.approx(grown, abs=_OF_MODULES)
+        assert sorted(row.line.rpartition("; ")[2] for row in rows) == sorted(lines)
+        assert sum(row.size_bytes for row in rows) == pytest.approx(grown, abs=_OF_MODULES)
     assert notebook.value("sum(one() is not None for one in watched)") == number
-    run_cells(notebook, *[line for _, _, line in rows], "import gc; gc.collect();")
+    run_cells(notebook, *[row.line for row in rows], "import gc; gc.collect();")
     assert notebook.value("sum(one() is not None for one in watched)") == 0
     assert notebook.value(RSS) - before < _OF_MODULES
     assert leak_rows(notebook) == []

@@ -12,26 +12,29 @@ _BOKEH = "from tests.stand_ins import install; install('bokeh'); import bokeh"
 
 DISPLAYS: dict[str, Case] = {
     "a widget": Case(
-        'outer["w"] = ipywidgets.Image(value=x)', f"{_WIDGETS}; outer = {{}}", "assert not outer"
+        'outer["w"] = ipywidgets.Image(value=x)',
+        setup=f"{_WIDGETS}; outer = {{}}",
+        after="assert not outer",
     ),
-    "a widget without a name": Case("ipywidgets.Image(value=x);", _WIDGETS),
+    "a widget without a name": Case("ipywidgets.Image(value=x);", setup=_WIDGETS),
     "a widget next to another": Case(
         "ipywidgets.Image(value=x);",
-        f"{_WIDGETS}; other = ipywidgets.Image()",
-        "assert ipywidgets.widgets.widget._instances[other.model_id] is other",
+        setup=f"{_WIDGETS}; other = ipywidgets.Image()",
+        after="assert ipywidgets.widgets.widget._instances[other.model_id] is other",
     ),
     "a widget in a list": Case(
         "outer.append(ipywidgets.Image(value=x))",
-        f"{_WIDGETS}; outer = [ipywidgets.Image()]",
-        "assert len(outer) == 1",
+        setup=f"{_WIDGETS}; outer = [ipywidgets.Image()]",
+        after="assert len(outer) == 1",
     ),
     "a widget in an attribute": Case(
-        "outer.w = ipywidgets.Image(value=x)", f"{_WIDGETS}\nclass Outer: pass\nouter = Outer()"
+        "outer.w = ipywidgets.Image(value=x)",
+        setup=f"{_WIDGETS}\nclass Outer: pass\nouter = Outer()",
     ),
     "a box of widgets": Case(
         "ipywidgets.VBox(children=(ipywidgets.Image(value=x), ipywidgets.Image()));",
-        f"{_WIDGETS}; other = ipywidgets.Image()",
-        "assert ipywidgets.widgets.widget._instances[other.model_id] is other",
+        setup=f"{_WIDGETS}; other = ipywidgets.Image()",
+        after="assert ipywidgets.widgets.widget._instances[other.model_id] is other",
     ),
     "an inner widget's observer": Case(
         """
@@ -40,52 +43,52 @@ DISPLAYS: dict[str, Case] = {
         slider.observe(lambda change, data=x: None)
         del box, slider
         """,
-        _WIDGETS,
+        setup=_WIDGETS,
     ),
     "an interactive widget": Case(
-        "ipywidgets.interactive(lambda: x, ipywidgets.Image(), ipywidgets.Image());", _WIDGETS
+        "ipywidgets.interactive(lambda: x, ipywidgets.Image(), ipywidgets.Image());", setup=_WIDGETS
     ),
     "a figure of widgets": Case(
-        "plt.figure().data = x", _FIGURES, "assert plt.get_fignums() == []"
+        "plt.figure().data = x", setup=_FIGURES, after="assert plt.get_fignums() == []"
     ),
     "two figures of widgets": Case(
-        "plt.figure().data = x; plt.figure().data = x", _FIGURES, kinds=("array",)
+        "plt.figure().data = x; plt.figure().data = x", setup=_FIGURES, kinds=("array",)
     ),
     "two figures next to a widget": Case(
         "plt.figure().data = x; plt.figure().data = x",
-        f"{_FIGURES}; other = ipywidgets.Image()",
-        "assert ipywidgets.widgets.widget._instances[other.model_id] is other",
+        setup=f"{_FIGURES}; other = ipywidgets.Image()",
+        after="assert ipywidgets.widgets.widget._instances[other.model_id] is other",
         kinds=("array",),
     ),
-    "a closed figure's toolbar": Case("plt.figure().data = x; plt.close(1)", _FIGURES),
+    "a closed figure's toolbar": Case("plt.figure().data = x; plt.close(1)", setup=_FIGURES),
     "a source of bokeh": Case(
-        'outer["s"] = bokeh.ColumnDataSource({"a": x})', f"{_BOKEH}; outer = {{}}"
+        'outer["s"] = bokeh.ColumnDataSource({"a": x})', setup=f"{_BOKEH}; outer = {{}}"
     ),
     "a source of bokeh in a list": Case(
         'outer.append(bokeh.ColumnDataSource({"a": x}))',
-        f"{_BOKEH}; outer = []",
-        "assert not outer",
+        setup=f"{_BOKEH}; outer = []",
+        after="assert not outer",
     ),
-    "bokeh's document": Case("bokeh.io.curdoc().add_root(x)", _BOKEH),
+    "bokeh's document": Case("bokeh.io.curdoc().add_root(x)", setup=_BOKEH),
     "two images in axes": Case(
         """
         ax.imshow(x.reshape(1024, -1));
         ax.imshow(np.ones((512, 512))); watched.append(weakref.ref(ax.images[1]))
         """,
-        f"{_AXES}; line, = ax.plot([1, 2])",
-        "assert list(ax.lines) == [line] and not len(ax.images); fig.canvas.draw()",
+        setup=f"{_AXES}; line, = ax.plot([1, 2])",
+        after="assert list(ax.lines) == [line] and not len(ax.images); fig.canvas.draw()",
         kinds=("array",),
     ),
     "an image in axes": Case(
         "ax.imshow(x.reshape(1024, -1));",
-        f"{_AXES}; line, = ax.plot([1, 2])",
-        "assert list(ax.lines) == [line] and not len(ax.images); fig.canvas.draw()",
+        setup=f"{_AXES}; line, = ax.plot([1, 2])",
+        after="assert list(ax.lines) == [line] and not len(ax.images); fig.canvas.draw()",
         kinds=("array",),
     ),
     "axes in a list": Case(
         "fig, ax = plt.subplots(); ax.imshow(x.reshape(1024, -1)); kept.append(ax)",
-        f"{_AXES}; ax.plot([1, 2]); kept = [ax]",
-        "assert plt.get_fignums() == [1] and kept == [ax]; fig.canvas.draw()",
+        setup=f"{_AXES}; ax.plot([1, 2]); kept = [ax]",
+        after="assert plt.get_fignums() == [1] and kept == [ax]; fig.canvas.draw()",
         kinds=("array",),
     ),
     "axes of closed figures in a dict": Case(
@@ -94,24 +97,24 @@ DISPLAYS: dict[str, Case] = {
             fig, ax = plt.subplots()
             ax.imshow(part.reshape(1024, -1)); kept[len(kept)] = ax; plt.close(fig)
         """,
-        f"{_AXES}; ax.plot([1, 2]); kept = {{}}",
-        "assert plt.get_fignums() == [1]; fig.canvas.draw()",
+        setup=f"{_AXES}; ax.plot([1, 2]); kept = {{}}",
+        after="assert plt.get_fignums() == [1]; fig.canvas.draw()",
         kinds=("array",),
     ),
     "an image of older axes in a list": Case(
         "kept.append(ax.imshow(x.reshape(1024, -1)))",
-        f"{_AXES}; kept = []",
-        "assert plt.get_fignums() == [1] and not len(ax.images); fig.canvas.draw()",
+        setup=f"{_AXES}; kept = []",
+        after="assert plt.get_fignums() == [1] and not len(ax.images); fig.canvas.draw()",
         kinds=("array",),
     ),
     "an image in a list": Case(
         "figure, axes = plt.subplots(); kept.append(axes.imshow(x.reshape(1024, -1)))",
-        f"{_AXES}; ax.plot([1, 2]); kept = []",
-        "assert plt.get_fignums() == [1]; fig.canvas.draw()",
+        setup=f"{_AXES}; ax.plot([1, 2]); kept = []",
+        after="assert plt.get_fignums() == [1]; fig.canvas.draw()",
         kinds=("array",),
     ),
     "an attribute of an artist": Case(
-        "line.data = x", f"{_AXES}; line, = ax.plot([1, 2])", "fig.canvas.draw()"
+        "line.data = x", setup=f"{_AXES}; line, = ax.plot([1, 2])", after="fig.canvas.draw()"
     ),
-    "an attribute of a figure": Case("fig.data = x", _AXES, "fig.canvas.draw()"),
+    "an attribute of a figure": Case("fig.data = x", setup=_AXES, after="fig.canvas.draw()"),
 }

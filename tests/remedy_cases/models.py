@@ -16,65 +16,69 @@ _ACCELERATE = "from tests.stand_ins import install; install('accelerate')"
 MODELS: dict[str, Case] = {
     "a buffer of an older model in a list": Case(
         'outer[1].register_buffer("data", torch.from_numpy(x))',
-        "import torch; outer = [torch.nn.Linear(2, 2) for _ in range(3)]",
-        "assert len(outer) == 3; outer[1](torch.ones(2))",
+        setup="import torch; outer = [torch.nn.Linear(2, 2) for _ in range(3)]",
+        after="assert len(outer) == 3; outer[1](torch.ones(2))",
         kinds=("array",),
     ),
     "a private attribute of a library": Case(
         "add_hook_to_module(outer['model'], ModelHook({'weight': x}));",
-        f"""
+        setup=f"""
         {_ACCELERATE}
         from accelerate.hooks import ModelHook, add_hook_to_module
         class Model: pass
         outer = {{'model': Model()}}; model = outer['model']
         """,
-        "assert model._hf_hook._weights['weight'] is not None",
+        after="assert model._hf_hook._weights['weight'] is not None",
         sentences=("let accelerate remove it",),
     ),
     "a private attribute of a library on a library's object": Case(
         "add_hook_to_module(outer, ModelHook(x));",
-        f"""
+        setup=f"""
         {_ACCELERATE}
         from accelerate.hooks import ModelHook, add_hook_to_module
         import json; outer = json.JSONEncoder()
         """,
-        "outer._hf_hook",
+        after="outer._hf_hook",
         sentences=("let accelerate remove it",),
     ),
     "a function of a scheduler of torch": Case(
         "outer['s'].lr_lambdas[0] = lambda epoch, data=x: 1.0",
-        """
+        setup="""
         import torch
         weight = torch.nn.Parameter(torch.ones(3)); optimizer = torch.optim.SGD([weight])
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0)
         outer = {'s': scheduler, 'kept': 1}; del scheduler
         """,
-        "assert outer == {'kept': 1}; weight.sum().backward(); optimizer.step()",
+        after="assert outer == {'kept': 1}; weight.sum().backward(); optimizer.step()",
         kinds=("tensor",),
     ),
     "a loss next to an older one": Case(
         "outer.append((x * weight).sum())",
-        """
+        setup="""
         import torch
         weight = torch.nn.Parameter(torch.ones(1)); outer = [(weight * 2).sum()]
         """,
-        "(older,) = outer; older.backward()",
+        after="(older,) = outer; older.backward()",
         kinds=("tensor",),
     ),
     "an average that users add to an optimizer's state": Case(
         "optimizer.state[weight]['average'] = x",
-        """
+        setup="""
         import torch
         weight = torch.nn.Parameter(torch.ones(3)); optimizer = torch.optim.Adam([weight])
         weight.sum().backward(); optimizer.step()
         """,
-        "assert 'exp_avg' in optimizer.state[weight]; weight.sum().backward(); optimizer.step()",
+        after="""
+        assert 'exp_avg' in optimizer.state[weight]
+        weight.sum().backward()
+        optimizer.step()
+        """,
         kinds=("tensor",),
     ),
     "a buffer of a model": Case(
         "model.register_buffer('kept', x, persistent=False)",
-        "import torch; model = torch.nn.Linear(2, 2)",
-        "model(torch.ones(1, 2)); model.state_dict()",
+        setup="import torch; model = torch.nn.Linear(2, 2)",
+        after="model(torch.ones(1, 2)); model.state_dict()",
         kinds=("tensor",),
     ),
     "a parameter of two new modules in an older one": Case(
@@ -84,8 +88,8 @@ MODELS: dict[str, Case] = {
         model.one, model.two = one, two
         watched.append(weakref.ref(one.weight))
         """,
-        "import torch; model = torch.nn.Module(); model.body = torch.nn.Linear(2, 2)",
-        "model.body(torch.ones(1, 2)); model.state_dict()",
+        setup="import torch; model = torch.nn.Module(); model.body = torch.nn.Linear(2, 2)",
+        after="model.body(torch.ones(1, 2)); model.state_dict()",
         kinds=("tensor",),
     ),
     "a new module at the end of an older one": Case(
@@ -94,53 +98,54 @@ MODELS: dict[str, Case] = {
         model[1].weight = torch.nn.Parameter(x)
         watched.append(weakref.ref(model[1].weight))
         """,
-        "import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2))",
-        "model(torch.ones(1, 2))",
+        setup="import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2))",
+        after="model(torch.ones(1, 2))",
         kinds=("tensor",),
     ),
     "a buffer that forward reads": Case(
         "model.mask = x",
-        f"{_WITH_MASK}; model.register_buffer('mask', torch.ones(1))",
+        setup=f"{_WITH_MASK}; model.register_buffer('mask', torch.ones(1))",
         kinds=("tensor",),
         sentences=("assign something smaller to model.mask: methods of Masked read it",),
     ),
     "a tensor that forward reads": Case(
         "model.mask = x",
-        f"{_WITH_MASK}; model.mask = torch.ones(1)",
+        setup=f"{_WITH_MASK}; model.mask = torch.ones(1)",
         kinds=("tensor",),
         sentences=("assign something smaller to model.mask: methods of Masked read it",),
     ),
     "a cache that forward makes again": Case(
         "model.cache = x",
-        f"{_WITH_MASK}; model.mask = 1; del model.cache; model.register_buffer('cache', None)",
-        "model(torch.ones(1))",
+        setup=f"{_WITH_MASK}; model.mask = 1; del model.cache; "
+        "model.register_buffer('cache', None)",
+        after="model(torch.ones(1))",
         kinds=("tensor",),
     ),
     "an attribute of a layer": Case(
         "layer.last = x",
-        "import torch; layer = torch.nn.Linear(2, 2)",
-        "layer(torch.ones(1, 2))",
+        setup="import torch; layer = torch.nn.Linear(2, 2)",
+        after="layer(torch.ones(1, 2))",
     ),
     "a buffer of a part called state": Case(
         "model.state.register_buffer('kept', x, persistent=False)",
-        """
+        setup="""
         import torch
         model = torch.nn.Module()
         model.state = torch.nn.Linear(2, 2)
         """,
-        "model.state(torch.ones(1, 2))",
+        after="model.state(torch.ones(1, 2))",
         kinds=("tensor",),
     ),
     "a list of a model": Case(
         "model.outputs.append(x)",
-        "import torch; model = torch.nn.Linear(2, 2); model.outputs = [1]",
-        "assert model.outputs == [1]; model(torch.ones(1, 2))",
+        setup="import torch; model = torch.nn.Linear(2, 2); model.outputs = [1]",
+        after="assert model.outputs == [1]; model(torch.ones(1, 2))",
         kinds=("tensor",),
     ),
     "a hook of a model": Case(
         "model[0].register_forward_hook(lambda model, inputs, output, data=x: None);",
-        "import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2))",
-        "model(torch.ones(1, 2))",
+        setup="import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2))",
+        after="model(torch.ones(1, 2))",
         kinds=("tensor",),
     ),
     "a recorder of several modules' hooks": Case(
@@ -153,26 +158,26 @@ MODELS: dict[str, Case] = {
         for layer in model.modules():
             layer.register_forward_hook(recorder.hook);
         """,
-        "import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())",
-        "model(torch.ones(1, 2))",
+        setup="import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())",
+        after="model(torch.ones(1, 2))",
         kinds=("tensor",),
     ),
     "what a hook stores": Case(
         "model(x);",
-        """
+        setup="""
         import torch
         outputs = [1]
         model = torch.nn.Identity()
         model.register_forward_hook(lambda model, inputs, output: outputs.append(output))
         None
         """,
-        "assert outputs == [1]; assert len(model._forward_hooks) == 1",
+        after="assert outputs == [1]; assert len(model._forward_hooks) == 1",
         kinds=("tensor",),
     ),
     "a hook of a tensor": Case(
         "weight.register_hook(lambda gradient, data=x: None);",
-        "import torch; weight = torch.ones(3, requires_grad=True)",
-        "weight.sum().backward()",
+        setup="import torch; weight = torch.ones(3, requires_grad=True)",
+        after="weight.sum().backward()",
         kinds=("tensor",),
     ),
     "a hook of all models": Case(
@@ -181,62 +186,62 @@ MODELS: dict[str, Case] = {
             lambda model, inputs, output, data=x: None
         );
         """,
-        "import torch; model = torch.nn.Linear(2, 2)",
-        "model(torch.ones(1, 2))",
+        setup="import torch; model = torch.nn.Linear(2, 2)",
+        after="model(torch.ones(1, 2))",
         kinds=("tensor",),
         sees_all=True,
     ),
     "an option of an optimizer": Case(
         "optimizer.param_groups[0]['mine'] = x",
-        """
+        setup="""
         import torch
         weight = torch.nn.Parameter(torch.ones(3)); optimizer = torch.optim.SGD([weight])
         """,
-        "weight.sum().backward(); optimizer.step()",
+        after="weight.sum().backward(); optimizer.step()",
         kinds=("tensor",),
     ),
     "a gradient": Case(
         "weight.grad = x",
-        "import torch; weight = torch.nn.Parameter(torch.ones(10 << 20))",
-        "weight.sum().backward()",
+        setup="import torch; weight = torch.nn.Parameter(torch.ones(10 << 20))",
+        after="weight.sum().backward()",
         kinds=("tensor",),
     ),
     "a gradient in a dict": Case(
         "outer['weight'].grad = x",
-        "import torch; outer = {'weight': torch.nn.Parameter(torch.ones(10 << 20))}",
-        "outer['weight'].sum().backward()",
+        setup="import torch; outer = {'weight': torch.nn.Parameter(torch.ones(10 << 20))}",
+        after="outer['weight'].sum().backward()",
         kinds=("tensor",),
     ),
     "a gradient of a model in an object": Case(
         "outer.model.weight.grad = x.reshape(outer.model.weight.shape)",
-        """
+        setup="""
         import torch
         class Outer: pass
         outer = Outer(); outer.model = torch.nn.Linear(1 << 20, 10)
         """,
-        "outer.model.weight.sum().backward()",
+        after="outer.model.weight.sum().backward()",
         kinds=("tensor",),
     ),
     "a graph in a dict": Case(
         "outer['loss'] = (weight * x).sum()",
-        "import torch; weight = torch.ones(1, requires_grad=True); outer = {}",
-        "outer['loss'].item()",
+        setup="import torch; weight = torch.ones(1, requires_grad=True); outer = {}",
+        after="outer['loss'].item()",
         kinds=("tensor",),
     ),
     "a graph in a tuple": Case(
         "outer['loss'] = (weight * x).sum(), 3",
-        "import torch; weight = torch.ones(1, requires_grad=True); outer = {'kept': 1}",
-        "assert outer['kept'] == 1",
+        setup="import torch; weight = torch.ones(1, requires_grad=True); outer = {'kept': 1}",
+        after="assert outer['kept'] == 1",
         kinds=("tensor",),
     ),
     "a sum of losses": Case(
         "outer.total = outer.total + (weight * x).sum()",
-        """
+        setup="""
         import torch
         class Outer: pass
         weight = torch.ones(1, requires_grad=True); outer = Outer(); outer.total = 0
         """,
-        "outer.total.item()",
+        after="outer.total.item()",
         kinds=("tensor",),
     ),
     "a loss in several containers": Case(
@@ -245,13 +250,13 @@ MODELS: dict[str, Case] = {
         outer['loss'] = loss; losses.append(loss); run.last = loss
         run.rows.append({'loss': loss, 'step': 1})
         """,
-        """
+        setup="""
         import torch
         class Run: pass
         weight = torch.ones(1, requires_grad=True); outer = {}; losses = [0.5]; run = Run()
         run.rows = [{'loss': 0.5, 'step': 0}]
         """,
-        "assert losses == [0.5]; run.last + outer['loss'] + run.rows[0]['loss']",
+        after="assert losses == [0.5]; run.last + outer['loss'] + run.rows[0]['loss']",
         kinds=("tensor",),
     ),
     "losses of one batch in a dict and a list": Case(
@@ -260,11 +265,11 @@ MODELS: dict[str, Case] = {
             loss = (weight * x).sum()
             outer[step] = loss; losses.append(loss)
         """,
-        """
+        setup="""
         import torch
         weight = torch.ones(1, requires_grad=True); outer = {'kept': 1}; losses = [0.5]
         """,
-        "assert losses == [0.5] and outer['kept'] == 1; sum(outer.values())",
+        after="assert losses == [0.5] and outer['kept'] == 1; sum(outer.values())",
         kinds=("tensor",),
     ),
     "losses and their sum": Case(
@@ -273,26 +278,26 @@ MODELS: dict[str, Case] = {
         del x; x = parts[0]
         losses += parts; outer['total'] = sum(parts)
         """,
-        """
+        setup="""
         import torch
         weight = torch.ones(1, requires_grad=True); outer = {}; losses = [0.5]
         """,
-        "assert losses == [0.5]; outer['total'] + 1",
+        after="assert losses == [0.5]; outer['total'] + 1",
         kinds=("tensor",),
     ),
     "a loss as an attribute of a layer": Case(
         "layer.last = (weight * x).sum(); outer.append(layer.last)",
-        """
+        setup="""
         import torch
         weight = torch.ones(1, requires_grad=True); layer = torch.nn.Linear(1, 1); outer = []
         """,
-        "layer(torch.ones(1, 1)); layer.last + 1",
+        after="layer(torch.ones(1, 1)); layer.last + 1",
         kinds=("tensor",),
     ),
     "losses with graphs after older numbers": Case(
         "outer['loss'] += [(weight * x).sum(), (weight * x).mean()]",
-        "import torch; outer = {'loss': [0.5]}; weight = torch.ones(1, requires_grad=True)",
-        "assert outer['loss'] == [0.5]",
+        setup="import torch; outer = {'loss': [0.5]}; weight = torch.ones(1, requires_grad=True)",
+        after="assert outer['loss'] == [0.5]",
         kinds=("tensor",),
     ),
     "a gradient that an optimizer leads to": Case(
@@ -301,22 +306,22 @@ MODELS: dict[str, Case] = {
         weight.grad = x
         outer.append(torch.optim.SGD([weight]))
         """,
-        "import torch; outer = []",
+        setup="import torch; outer = []",
         kinds=("tensor",),
     ),
     "an average without a name": Case(
         "opt.state[weight]['average'] = x.clone()",
-        """
+        setup="""
         import torch
         weight = torch.nn.Parameter(torch.ones(3)); opt = torch.optim.Adam([weight])
         weight.sum().backward(); opt.step()
         """,
-        "opt.step()",
+        after="opt.step()",
         kinds=("tensor",),
     ),
     "a parameter in a new group": Case(
         "opt.add_param_group({'params': [torch.nn.Parameter(x)]})",
-        """
+        setup="""
         import torch
         weight = torch.nn.Parameter(torch.ones(3)); opt = torch.optim.Adam([weight])
         """,
@@ -325,7 +330,7 @@ MODELS: dict[str, Case] = {
     ),
     "the context of a function": Case(
         "result.grad_fn.data = x",
-        """
+        setup="""
         import torch
         class Double(torch.autograd.Function):
             @staticmethod
@@ -336,17 +341,17 @@ MODELS: dict[str, Case] = {
                 return gradient
         result = Double.apply(torch.ones(3, requires_grad=True))
         """,
-        "result.sum().item()",
+        after="result.sum().item()",
         kinds=("tensor",),
     ),
     "a data loader's iterator": Case(
         "outer['rows'] = iter(DataLoader(TensorDataset(x)))",
-        "import torch; from torch.utils.data import DataLoader, TensorDataset; outer = {}",
+        setup="import torch; from torch.utils.data import DataLoader, TensorDataset; outer = {}",
         kinds=("tensor",),
     ),
     "the cache of a data set": Case(
         "rows.cache[3] = x",
-        """
+        setup="""
         import torch
         class Rows(torch.utils.data.Dataset):
             def __init__(self):
@@ -357,7 +362,7 @@ MODELS: dict[str, Case] = {
                 return number
         rows = Rows(); loader = torch.utils.data.DataLoader(rows)
         """,
-        "assert rows.cache == {1: 2}; list(loader)",
+        after="assert rows.cache == {1: 2}; list(loader)",
         kinds=("tensor",),
     ),
 }

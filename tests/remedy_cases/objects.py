@@ -5,30 +5,30 @@ from tests.remedy_cases.case import Case
 OBJECTS: dict[str, Case] = {
     "an attribute": Case(
         "outer.data = x",
-        """
+        setup="""
         class Outer: pass
         outer = Outer()
         """,
     ),
     "a nested attribute": Case(
         "outer.inner.data = x",
-        """
+        setup="""
         class Outer: pass
         outer = Outer(); outer.inner = Outer()
         """,
     ),
     "a slot": Case(
         "outer.data = x",
-        """
+        setup="""
         class Outer:
             __slots__ = ('data',)
         outer = Outer()
         """,
     ),
-    "a class": Case("Outer.data = x", "class Outer: pass"),
+    "a class": Case("Outer.data = x", setup="class Outer: pass"),
     "a list of a class": Case(
         "Outer.data.append(x)",
-        """
+        setup="""
         class Outer:
             data = []
         """,
@@ -39,7 +39,7 @@ OBJECTS: dict[str, Case] = {
             return 1
         registry["f"] = outer
         """,
-        "registry = {}",
+        setup="registry = {}",
     ),
     "a keyword default": Case(
         """
@@ -47,19 +47,19 @@ OBJECTS: dict[str, Case] = {
             return 1
         registry["f"] = outer
         """,
-        "registry = {}",
+        setup="registry = {}",
     ),
     "a mutable default": Case(
         "outer(x)",
-        """
+        setup="""
         def outer(item, seen=[]):
             seen.append(item)
         """,
-        "outer(1)",
+        after="outer(1)",
     ),
     "a closure": Case(
         "outer(x)",
-        """
+        setup="""
         def make():
             data = []
             return data.append
@@ -72,12 +72,12 @@ OBJECTS: dict[str, Case] = {
             return lambda: data
         outer.append(make(x))
         """,
-        "outer = []",
-        "for f in outer: f()",
+        setup="outer = []",
+        after="for f in outer: f()",
     ),
     "a closure's list": Case(
         "outer(x)",
-        """
+        setup="""
         def make():
             data = []
             def add(item):
@@ -85,12 +85,12 @@ OBJECTS: dict[str, Case] = {
             return add
         outer = make()
         """,
-        "outer(1)",
+        after="outer(1)",
     ),
-    "a function's attribute": Case("outer.data = x", "def outer(): pass"),
+    "a function's attribute": Case("outer.data = x", setup="def outer(): pass"),
     "a cached function": Case(
         "outer.data = x; load(1); del outer.data",
-        """
+        setup="""
         import functools
         class Outer: pass
         outer = Outer()
@@ -101,7 +101,7 @@ OBJECTS: dict[str, Case] = {
     ),
     "a cached function's argument": Case(
         "load(x)",
-        """
+        setup="""
         import functools
         @functools.lru_cache
         def load(item):
@@ -111,7 +111,7 @@ OBJECTS: dict[str, Case] = {
     ),
     "a cached method": Case(
         "model.data = x; model.load(1); del model.data",
-        """
+        setup="""
         import functools
         class Model:
             @functools.lru_cache(maxsize=None)
@@ -122,7 +122,7 @@ OBJECTS: dict[str, Case] = {
     ),
     "a cached method of a dropped object": Case(
         "model = Model(); model.data = x; model.load(1); del model",
-        """
+        setup="""
         import functools
         class Model:
             @functools.cache
@@ -132,7 +132,7 @@ OBJECTS: dict[str, Case] = {
     ),
     "a cached property": Case(
         "model.x = x; model.data; del model.x",
-        """
+        setup="""
         import functools
         class Model:
             @functools.cached_property
@@ -143,7 +143,7 @@ OBJECTS: dict[str, Case] = {
     ),
     "a cached static method": Case(
         "Model.load(lambda: x)",
-        """
+        setup="""
         import functools
         class Model:
             @staticmethod
@@ -152,11 +152,13 @@ OBJECTS: dict[str, Case] = {
                 return make()
         """,
     ),
-    "a partial": Case("outer.append(functools.partial(print, x))", "import functools; outer = []"),
-    "a partial in a dict": Case(
-        'outer["f"] = functools.partial(print, data=x)', "import functools; outer = {}"
+    "a partial": Case(
+        "outer.append(functools.partial(print, x))", setup="import functools; outer = []"
     ),
-    "a bound method": Case("outer.append(x.ravel)", "outer = []", kinds=("array",)),
+    "a partial in a dict": Case(
+        'outer["f"] = functools.partial(print, data=x)', setup="import functools; outer = {}"
+    ),
+    "a bound method": Case("outer.append(x.ravel)", setup="outer = []", kinds=("array",)),
     "a bound method of an object": Case(
         """
         class Worker:
@@ -165,8 +167,8 @@ OBJECTS: dict[str, Case] = {
         worker.data = x
         outer.append(worker.work)
         """,
-        "outer = []",
-        "for f in outer: f()",
+        setup="outer = []",
+        after="for f in outer: f()",
     ),
     "a generator": Case(
         """
@@ -176,11 +178,11 @@ OBJECTS: dict[str, Case] = {
         outer.append(numbers(x))
         next(outer[0])
         """,
-        "outer = []",
+        setup="outer = []",
     ),
     "a weak dict's value": Case(
         "key = Key(); keys.append(key); outer[key] = x",
-        """
+        setup="""
         import weakref
         outer = weakref.WeakKeyDictionary()
         keys = []
@@ -189,7 +191,7 @@ OBJECTS: dict[str, Case] = {
     ),
     "a data class": Case(
         "outer.append(Row(x))",
-        """
+        setup="""
         import dataclasses
         @dataclasses.dataclass
         class Row:
@@ -197,7 +199,7 @@ OBJECTS: dict[str, Case] = {
         outer = []
         """,
     ),
-    "a namespace": Case("outer.data = x", "import types; outer = types.SimpleNamespace()"),
+    "a namespace": Case("outer.data = x", setup="import types; outer = types.SimpleNamespace()"),
     "an error": Case(
         """
         def fail(data):
@@ -207,11 +209,11 @@ OBJECTS: dict[str, Case] = {
         except ValueError as error:
             outer.append(error)
         """,
-        "outer = []",
+        setup="outer = []",
     ),
     "a singledispatch registry": Case(
         "show.register(str, lambda item, data=x: 1)",
-        """
+        setup="""
         import functools
         @functools.singledispatch
         def show(item): return 0
@@ -220,7 +222,7 @@ OBJECTS: dict[str, Case] = {
     ),
     "an enum": Case(
         "Kind.A.data = x",
-        """
+        setup="""
         import enum
         class Kind(enum.Enum):
             A = 1
@@ -232,40 +234,40 @@ OBJECTS: dict[str, Case] = {
             return 1
         Outer.value = property(get)
         """,
-        "class Outer: pass",
+        setup="class Outer: pass",
     ),
     "a private attribute of an older object of a library": Case(
         "outer[0]._data = x",
-        "import argparse; outer = [argparse.Namespace(rate=1)]",
-        "assert outer[0].rate == 1",
+        setup="import argparse; outer = [argparse.Namespace(rate=1)]",
+        after="assert outer[0].rate == 1",
     ),
     "two attributes": Case(
         "outer.a = x; outer.b = x",
-        """
+        setup="""
         class Outer: pass
         outer = Outer(); outer.c = 1
         """,
     ),
     "two attributes with one list": Case(
         "outer.a = outer.b = [x]",
-        """
+        setup="""
         class Outer: pass
         outer = Outer()
         """,
     ),
     "two slots": Case(
         "outer.a = x; outer.b = x",
-        """
+        setup="""
         class Outer:
             __slots__ = ('a', 'b')
         outer = Outer()
         """,
     ),
-    "two attributes of a class": Case("Outer.a = x; Outer.b = x", "class Outer: pass"),
-    "two attributes of a function": Case("outer.a = x; outer.b = x", "def outer(): pass"),
+    "two attributes of a class": Case("Outer.a = x; Outer.b = x", setup="class Outer: pass"),
+    "two attributes of a function": Case("outer.a = x; outer.b = x", setup="def outer(): pass"),
     "two fields of a frozen data class": Case(
         "object.__setattr__(outer, 'data', x); object.__setattr__(outer, 'more', x)",
-        """
+        setup="""
         import dataclasses
         @dataclasses.dataclass(frozen=True)
         class Outer:
@@ -276,7 +278,7 @@ OBJECTS: dict[str, Case] = {
     ),
     "two variables of a closure": Case(
         "put(x)",
-        """
+        setup="""
         def make():
             data = other = None
             def put(value):
@@ -285,24 +287,24 @@ OBJECTS: dict[str, Case] = {
             return put
         put = make()
         """,
-        "put(1)",
+        after="put(1)",
     ),
     "instances with one object": Case(
         "outer[1] = Result(x); outer[2] = Result(x)",
-        """
+        setup="""
         class Result:
             def __init__(self, data):
                 self.data = data
         outer = {0: 0}
         """,
-        "assert outer[0] == 0",
+        after="assert outer[0] == 0",
         kinds=("object",),
     ),
     "a part of an object that another line removes": Case(
         """
         y = np.ones(2**18); outer["parts"].append(Frozen(x, [y])); outer["other"] = Frozen(y, 1)
         """,
-        """
+        setup="""
         class Frozen:
             def __init__(self, data, more):
                 vars(self).update(data=data, more=more)
@@ -310,18 +312,18 @@ OBJECTS: dict[str, Case] = {
                 raise TypeError
         outer = {"parts": [Frozen(1, 2)]}
         """,
-        "assert len(outer['parts']) == 1",
+        after="assert len(outer['parts']) == 1",
         kinds=("array",),
     ),
     "partials of two dicts": Case(
         "outer['a'] = functools.partial(print, x); other['b'] = functools.partial(len, x)",
-        "import functools; outer, other = {'kept': 1}, {}",
-        "assert outer == {'kept': 1} and not other",
+        setup="import functools; outer, other = {'kept': 1}, {}",
+        after="assert outer == {'kept': 1} and not other",
         kinds=("array",),
     ),
     "a closure that assigns": Case(
         "put(x)",
-        """
+        setup="""
         def make():
             data = None
             def put(value):
@@ -330,29 +332,29 @@ OBJECTS: dict[str, Case] = {
             return put
         put = make()
         """,
-        "put(1)",
+        after="put(1)",
     ),
     "a frozen data class": Case(
         "object.__setattr__(outer, 'data', x)",
-        """
+        setup="""
         import dataclasses
         @dataclasses.dataclass(frozen=True)
         class Outer:
             data: object = None
         outer = Outer()
         """,
-        "assert outer.data is None",
+        after="assert outer.data is None",
     ),
     "a partial method": Case(
         "Outer.show = functools.partialmethod(print, x)",
-        """
+        setup="""
         import functools
         class Outer: pass
         """,
     ),
     "a descriptor": Case(
         "outer.data = x",
-        """
+        setup="""
         import weakref
         class Stored:
             def __init__(self):
@@ -365,36 +367,36 @@ OBJECTS: dict[str, Case] = {
             data = Stored()
         outer = Outer()
         """,
-        "outer.data = 1; assert outer.data == 1",
+        after="outer.data = 1; assert outer.data == 1",
     ),
     "a private attribute": Case(
         "outer._data = x",
-        """
+        setup="""
         class Outer: pass
         outer = Outer()
         """,
     ),
     "a private attribute with a container": Case(
         "outer._cache = {'a': x}",
-        """
+        setup="""
         class Outer: pass
         outer = Outer()
         """,
     ),
     "a registry of a class": Case(
         "Outer(x)",
-        """
+        setup="""
         class Outer:
             made = []
             def __init__(self, data):
                 self.data = data
                 Outer.made.append(self)
         """,
-        "for outer in Outer.made: outer.data",
+        after="for outer in Outer.made: outer.data",
     ),
     "a memo of a decorator": Case(
         "load(1, x)",
-        """
+        setup="""
         import functools
         def remember(function):
             known = {}
@@ -408,32 +410,32 @@ OBJECTS: dict[str, Case] = {
         def load(value):
             return value
         """,
-        "assert load(1, 5) == 5",
+        after="assert load(1, 5) == 5",
     ),
     "three attributes, one of them a list": Case(
         "outer.empty = [x]; outer.items.append(x); outer.data = (x,)",
-        """
+        setup="""
         class Outer:
             def __init__(self):
                 self.empty = self.data = None
                 self.items = [1]
         outer = Outer(); assert vars(outer)
         """,
-        "assert outer.items == [1]",
+        after="assert outer.items == [1]",
     ),
     "an argument of a partial": Case(
         "outer['f'].keywords['data'] = x",
-        "import functools; outer = {'f': functools.partial(print, data=1), 'kept': 1}",
-        "assert outer == {'kept': 1}",
+        setup="import functools; outer = {'f': functools.partial(print, data=1), 'kept': 1}",
+        after="assert outer == {'kept': 1}",
     ),
     "a list in a partial": Case(
         "outer.keywords['data'].append(x)",
-        "import functools; outer = functools.partial(len, data=[1])",
-        "assert outer.keywords == {'data': [1]}",
+        setup="import functools; outer = functools.partial(len, data=[1])",
+        after="assert outer.keywords == {'data': [1]}",
     ),
     "a generator that has begun": Case(
         "outer['g'] = numbers(x); next(outer['g']);",
-        """
+        setup="""
         def numbers(data):
             yield 1
             yield data
@@ -442,7 +444,7 @@ OBJECTS: dict[str, Case] = {
     ),
     "a context manager": Case(
         "manager = opened(x); manager.__enter__(); outer.append(manager)",
-        """
+        setup="""
         import contextlib
         @contextlib.contextmanager
         def opened(data):
@@ -456,7 +458,7 @@ OBJECTS: dict[str, Case] = {
         made.data = x
         watched.append(weakref.ref(made))
         """,
-        """
+        setup="""
         class Session:
             def __init__(self):
                 self.identity = {}

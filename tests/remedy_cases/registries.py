@@ -24,13 +24,13 @@ def _in_handler(logger: str) -> Case:
         {logger}.addHandler(handler)
         """
     works = "logging.getLogger('mine').error('goes on')"
-    return Case(code, "import logging", works, sees_libraries=True)
+    return Case(code, setup="import logging", after=works, sees_libraries=True)
 
 
 REGISTRIES: dict[str, Case] = {
     "a finalizer": Case(
         "weakref.finalize(owner, print, x).atexit = False",
-        """
+        setup="""
         class Owner: pass
         owner = Owner()
         """,
@@ -43,24 +43,24 @@ REGISTRIES: dict[str, Case] = {
         record = logging.makeLogRecord({"args": (x,)})
         logging.getLogger("mine").handlers[0].buffer.append(record)
         """,
-        """
+        setup="""
         import logging, logging.handlers
         logging.getLogger("mine").addHandler(logging.handlers.MemoryHandler(100))
         """,
-        "logging.getLogger('mine').error('goes on')",
+        after="logging.getLogger('mine').error('goes on')",
         sees_libraries=True,
     ),
     "a handler next to a small one": Case(
         "lg.addHandler(Keeping(x))",
-        f"{_KEEPING}lg.addHandler(Keeping())",
-        "assert len(lg.handlers) == 1; lg.error('goes on')",
+        setup=f"{_KEEPING}lg.addHandler(Keeping())",
+        after="assert len(lg.handlers) == 1; lg.error('goes on')",
         kinds=("object",),
         sees_libraries=True,
     ),
     "two handlers with data": Case(
         "lg.addHandler(Keeping(x)); lg.addHandler(Keeping(np.ones(1 << 18)))",
-        _KEEPING,
-        "lg.error('goes on')",
+        setup=_KEEPING,
+        after="lg.error('goes on')",
         sees_libraries=True,
     ),
     "a logging filter": Case(
@@ -69,13 +69,13 @@ REGISTRIES: dict[str, Case] = {
             return True
         lg.addFilter(only)
         """,
-        "import logging; lg = logging.getLogger('mine')",
-        "lg.error('goes on')",
+        setup="import logging; lg = logging.getLogger('mine')",
+        after="lg.error('goes on')",
         sees_libraries=True,
     ),
     "an atexit callback": Case(
         "atexit.register(keep, x)",
-        """
+        setup="""
         import atexit
         def keep(data): pass
         """,
@@ -111,30 +111,30 @@ REGISTRIES: dict[str, Case] = {
         is_out_of_reach=True,
     ),
     "a module's attribute": Case(
-        "settings.data = x", "import types; settings = types.ModuleType('settings')"
+        "settings.data = x", setup="import types; settings = types.ModuleType('settings')"
     ),
     "a hidden module": Case(
         'sys.modules["hidden_mine"].data = x',
-        "import sys, types; sys.modules['hidden_mine'] = types.ModuleType('hidden_mine')",
+        setup="import sys, types; sys.modules['hidden_mine'] = types.ModuleType('hidden_mine')",
     ),
     "a hidden module's dict": Case(
         'sys.modules["hidden_mine"].CACHE["rows"] = x',
-        """
+        setup="""
         import sys, types
         sys.modules["hidden_mine"] = types.ModuleType("hidden_mine")
         sys.modules["hidden_mine"].CACHE = {}
         """,
     ),
-    "a library's module": Case("json.mine = x", "import json", sees_libraries=True),
-    "a builtin": Case("builtins.mine = x", "import builtins", sees_libraries=True),
+    "a library's module": Case("json.mine = x", setup="import json", sees_libraries=True),
+    "a builtin": Case("builtins.mine = x", setup="import builtins", sees_libraries=True),
     "a builtin without a name": Case("import builtins; builtins.mine = [x]", sees_libraries=True),
-    "a trace of sys": Case("sys.mine = x", "import sys", sees_libraries=True),
+    "a trace of sys": Case("sys.mine = x", setup="import sys", sees_libraries=True),
     "an excepthook": Case(
         """
         def hook(kind, error, trace, data=x): pass
         threading.excepthook = hook
         """,
-        "import threading",
+        setup="import threading",
         is_out_of_reach=True,
         sees_libraries=True,
     ),
@@ -143,13 +143,13 @@ REGISTRIES: dict[str, Case] = {
         def handler(number, frame, data=x): pass
         signal.signal(signal.SIGUSR1, handler);
         """,
-        "import signal",
+        setup="import signal",
         sees_libraries=True,
         is_out_of_reach=True,
     ),
     "dicts in a hidden module's list": Case(
         'sys.modules["hidden_mine"].RUNS += [{"data": x}, {"data": x}, {"data": x}]',
-        """
+        setup="""
         import sys, types
         sys.modules["hidden_mine"] = types.ModuleType("hidden_mine")
         sys.modules["hidden_mine"].RUNS = []
@@ -157,43 +157,50 @@ REGISTRIES: dict[str, Case] = {
     ),
     "neighbours in a hidden module's dict": Case(
         "sys.modules['hidden_mine'].ROWS.update(dict.fromkeys(range(8), x))",
-        """
+        setup="""
         import sys, types
         sys.modules["hidden_mine"] = types.ModuleType("hidden_mine")
         sys.modules["hidden_mine"].ROWS = {"kept": 1}
         """,
-        "assert sys.modules['hidden_mine'].ROWS['kept'] == 1",
+        after="assert sys.modules['hidden_mine'].ROWS['kept'] == 1",
     ),
     "records of a handler": Case(
         "for number in range(5): lg.warning('got %s', (x, number))",
-        """
+        setup="""
         import logging, logging.handlers
         lg = logging.getLogger("mine")
         lg.propagate = False
         lg.addHandler(logging.handlers.MemoryHandler(1000))
         lg.warning("kept")
         """,
-        "assert lg.handlers[0].buffer[0].msg == 'kept'; lg.warning('goes on')",
+        after="assert lg.handlers[0].buffer[0].msg == 'kept'; lg.warning('goes on')",
         kinds=("array",),
         sees_libraries=True,
     ),
     "a logger's attribute": Case(
-        "lg.data = x", "import logging; lg = logging.getLogger('mine')", "lg.error('goes on')"
+        "lg.data = x",
+        setup="import logging; lg = logging.getLogger('mine')",
+        after="lg.error('goes on')",
     ),
     "a library's class": Case(
-        "json.JSONEncoder.my_data = x", "import json", "json.dumps({})", sees_libraries=True
+        "json.JSONEncoder.my_data = x",
+        setup="import json",
+        after="json.dumps({})",
+        sees_libraries=True,
     ),
     "a dict of a library's class": Case(
         "json.JSONEncoder.my_data['a'] = x",
-        "import json; json.JSONEncoder.my_data = {}",
-        "assert json.JSONEncoder.my_data == {}",
+        setup="import json; json.JSONEncoder.my_data = {}",
+        after="assert json.JSONEncoder.my_data == {}",
         sees_libraries=True,
     ),
-    "a library's function": Case("json.dumps.my_data = x", "import json", sees_libraries=True),
+    "a library's function": Case(
+        "json.dumps.my_data = x", setup="import json", sees_libraries=True
+    ),
     "a hidden attribute of a library's object": Case(
         "outer._my_data = x",
-        "import json; outer = json.JSONEncoder()",
-        "assert outer.encode({}) == '{}'",
+        setup="import json; outer = json.JSONEncoder()",
+        after="assert outer.encode({}) == '{}'",
     ),
     "IPython's shell": Case("get_ipython().my_data = x", after="1 + 1"),
     "IPython's hidden names": Case("get_ipython().user_ns_hidden['my_data'] = x"),
@@ -203,8 +210,8 @@ REGISTRIES: dict[str, Case] = {
         printers.for_type(Outer, lambda item, printer, cycle, data=x: printer.text("an outer"))
         del printers
         """,
-        "class Outer: pass",
-        """
+        setup="class Outer: pass",
+        after="""
         formatters = get_ipython().display_formatter.formatters
         assert formatters["text/plain"](1) == "1"
         """,
@@ -230,54 +237,64 @@ REGISTRIES: dict[str, Case] = {
     ),
     "calls of a mock": Case(
         "outer(x);",
-        "import unittest.mock; outer = unittest.mock.Mock(return_value=3); outer.limit = 4",
-        "assert outer() == 3 and outer.limit == 4",
+        setup="import unittest.mock; outer = unittest.mock.Mock(return_value=3); outer.limit = 4",
+        after="assert outer() == 3 and outer.limit == 4",
     ),
     "calls of a mock's method": Case(
         "outer.fit(x); outer.fit(data=x);",
-        "import unittest.mock; outer = unittest.mock.MagicMock(return_value=3)",
-        "assert outer() == 3; outer.fit(1)",
+        setup="import unittest.mock; outer = unittest.mock.MagicMock(return_value=3)",
+        after="assert outer() == 3; outer.fit(1)",
     ),
     "calls of a result of a mock": Case(
         "outer.load().fit(x);",
-        "import unittest.mock; outer = unittest.mock.Mock(); outer.load().fit(1); outer.limit = 4",
-        "assert outer.limit == 4",
+        setup="""
+        import unittest.mock
+        outer = unittest.mock.Mock()
+        outer.load().fit(1)
+        outer.limit = 4
+        """,
+        after="assert outer.limit == 4",
     ),
     "calls of a mock in a dict": Case(
         "outer['m'](x);",
-        "import unittest.mock; outer = {'m': unittest.mock.Mock(return_value=4)}",
-        "assert outer['m']() == 4",
+        setup="import unittest.mock; outer = {'m': unittest.mock.Mock(return_value=4)}",
+        after="assert outer['m']() == 4",
     ),
     "a mock's result": Case(
         "outer.return_value = x",
-        "import unittest.mock; outer = unittest.mock.Mock(); outer.limit = 4",
-        "assert outer.limit == 4; outer().anything",
+        setup="import unittest.mock; outer = unittest.mock.Mock(); outer.limit = 4",
+        after="assert outer.limit == 4; outer().anything",
     ),
     "a mock's side effect": Case(
         "outer.side_effect = [x]",
-        "import unittest.mock; outer = unittest.mock.Mock(return_value=3)",
-        "assert outer() == 3",
+        setup="import unittest.mock; outer = unittest.mock.Mock(return_value=3)",
+        after="assert outer() == 3",
     ),
     "a started patch": Case(
         "patch = mock.patch('json.dumps', x); patch.start(); patches.append(patch)",
-        "import json, unittest.mock as mock; patches = []; original = json.dumps",
-        "assert json.dumps is original",
+        setup="import json, unittest.mock as mock; patches = []; original = json.dumps",
+        after="assert json.dumps is original",
     ),
     "a started patch without a name": Case(
         "mock.patch('json.dumps', x).start();",
-        "import json, unittest.mock as mock; original = json.dumps",
-        "assert json.dumps is original",
+        setup="import json, unittest.mock as mock; original = json.dumps",
+        after="assert json.dumps is original",
         sees_libraries=True,
     ),
     "a cache of re": Case(
-        "re._cache[str, 'key', 0] = x", "import re", "re.compile('a')", sees_libraries=True
+        "re._cache[str, 'key', 0] = x",
+        setup="import re",
+        after="re.compile('a')",
+        sees_libraries=True,
     ),
     "a cache of linecache": Case(
-        "linecache.cache['mine'] = (1, None, [x], 'mine')", "import linecache", sees_libraries=True
+        "linecache.cache['mine'] = (1, None, [x], 'mine')",
+        setup="import linecache",
+        sees_libraries=True,
     ),
     "a filter of warnings": Case(
         "warnings.filters.append(('ignore', None, Warning, None, x))",
-        "import warnings",
+        setup="import warnings",
         sees_libraries=True,
     ),
     "a reducer of copyreg": Case(
@@ -285,7 +302,7 @@ REGISTRIES: dict[str, Case] = {
         def reduce(item, data=x): pass
         copyreg.pickle(Outer, reduce)
         """,
-        """
+        setup="""
         import copyreg
         class Outer: pass
         """,
@@ -297,7 +314,7 @@ REGISTRIES: dict[str, Case] = {
         def callback(phase, info, data=x): pass
         gc.callbacks.append(callback)
         """,
-        "import gc",
+        setup="import gc",
         is_out_of_reach=True,
         sees_libraries=True,
     ),
@@ -306,7 +323,7 @@ REGISTRIES: dict[str, Case] = {
         def profile(frame, event, argument, data=x): pass
         sys.setprofile(profile)
         """,
-        "import sys",
+        setup="import sys",
         is_out_of_reach=True,
     ),
     "a profile function of threads": Case(
@@ -314,7 +331,7 @@ REGISTRIES: dict[str, Case] = {
         def profile(frame, event, argument, data=x): pass
         threading.setprofile(profile)
         """,
-        "import threading",
+        setup="import threading",
         is_out_of_reach=True,
         sees_libraries=True,
     ),
@@ -324,14 +341,14 @@ REGISTRIES: dict[str, Case] = {
             return logging.LogRecord(*arguments, **options)
         logging.setLogRecordFactory(make)
         """,
-        "import logging",
-        "logging.getLogger('mine').error('goes on')",
+        setup="import logging",
+        after="logging.getLogger('mine').error('goes on')",
         is_out_of_reach=True,
         sees_libraries=True,
     ),
     "a kept finalizer": Case(
         "outer.append(weakref.finalize(owner, print, x)); outer[0].atexit = False",
-        """
+        setup="""
         import weakref
         class Owner: pass
         owner = Owner(); outer = []
@@ -344,8 +361,8 @@ REGISTRIES: dict[str, Case] = {
             return values
         outer.row_factory = row
         """,
-        "import sqlite3; outer = sqlite3.connect(':memory:')",
-        "assert outer.execute('select 1').fetchall() == [(1,)]",
+        setup="import sqlite3; outer = sqlite3.connect(':memory:')",
+        after="assert outer.execute('select 1').fetchall() == [(1,)]",
     ),
     "an adapter of sqlite": Case(
         """
@@ -353,20 +370,20 @@ REGISTRIES: dict[str, Case] = {
             return ""
         sqlite3.register_adapter(complex, adapt)
         """,
-        "import sqlite3",
+        setup="import sqlite3",
         is_out_of_reach=True,
         sees_libraries=True,
     ),
     "a hidden module's cache": Case(
         "sys.modules['hidden_mine'].CACHE['rows'] = x",
-        """
+        setup="""
         import sys, types
         hidden = types.ModuleType("hidden_mine")
         exec("CACHE = {}\\ndef load(key):\\n    return CACHE.setdefault(key, 1)", vars(hidden))
         sys.modules["hidden_mine"] = hidden
         del hidden
         """,
-        "assert sys.modules['hidden_mine'].load('rows') == 1",
+        after="assert sys.modules['hidden_mine'].load('rows') == 1",
     ),
     "two finalizers": Case(
         """
@@ -374,12 +391,12 @@ REGISTRIES: dict[str, Case] = {
         weakref.finalize(owner, print, x).atexit = False
         weakref.finalize(owner, len, data).atexit = False
         """,
-        """
+        setup="""
         import weakref
         class Owner: pass
         owner = Owner(); other = weakref.finalize(owner, print, 1); other.atexit = False
         """,
-        "assert other.alive",
+        after="assert other.alive",
         sees_libraries=True,
     ),
     "two callbacks of IPython": Case(

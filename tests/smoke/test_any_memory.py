@@ -11,6 +11,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests import hostile
+from tests.kernel_records import survivors
 from tests.process_memory import linux
 from tests.steps import SHOW_LIBRARIES, experiment, needs, run_cells, run_failing, tidied_kernel
 
@@ -26,14 +27,6 @@ class Corpus:
 shared_kernel, notebook = tidied_kernel(
     RESET, "%reload_ext ipygpumem", DEFINE, hides_libraries=True
 )
-
-
-def survivors(notebook: Kernel) -> list[tuple[str, int, str]]:
-    rows: list[tuple[str, int, str]] = notebook.value(
-        "[(h.type_name, h.size_bytes, h.holder and h.holder.path) "
-        "for h in __import__('ipygpumem').experiments()[-1].survivors]"
-    )
-    return rows
 
 
 def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -> None:
@@ -118,10 +111,9 @@ results.append(bytes(8 << 20))
 def test_memory_from_before_an_experiment_is_never_blamed(notebook: Kernel) -> None:
     run_cells(notebook, OLD)
     run_cells(notebook, experiment(AROUND, name="a"))
-    rows = survivors(notebook)
-    assert [(kind, size >> 20, path) for kind, size, path in rows] == [
-        ("bytes", 8, "notebook variable results[5]")
-    ]
+    (row,) = survivors(notebook)
+    assert (row.type_name, row.size_bytes >> 20) == ("bytes", 8)
+    assert row.path == "notebook variable results[5]"
 
 
 ELSEWHERE = {
@@ -150,10 +142,8 @@ def test_new_objects_are_named_in_each_kind_of_holder(notebook: Kernel) -> None:
         """,
     )
     run_cells(notebook, "%%experiment a\n" + "\n".join(ELSEWHERE.values()))
-    sizes = {
-        place: sum(size for _, size, path in survivors(notebook) if place in path)
-        for place in ELSEWHERE
-    }
+    rows = survivors(notebook)
+    sizes = {place: sum(row.size_bytes for row in rows if place in row.path) for place in ELSEWHERE}
     assert min(sizes.values()) >= 0.95 * 9 * MIB, sizes
 
 
@@ -228,7 +218,7 @@ def test_the_locals_of_a_running_thread_are_named_in_each_report(notebook: Kerne
     }
     try:
         sizes_and_paths = sorted(
-            ((size >> 20, path) for _, size, path in survivors(notebook)), reverse=True
+            ((row.size_bytes >> 20, row.path) for row in survivors(notebook)), reverse=True
         )
         assert sizes_and_paths == [(10, where["text"]), (8, where["array"]), (7, where["rows"])]
         run_cells(notebook, "del older")
@@ -322,7 +312,7 @@ def test_a_list_with_two_names_counts_once_and_kept_names_do_not(notebook: Kerne
             options="--keep c",
         ),
     )
-    assert [(kind, size >> 20) for kind, size, _ in survivors(notebook)] == [("object", 9)]
+    assert [(row.type_name, row.size_bytes >> 20) for row in survivors(notebook)] == [("object", 9)]
 
 
 @pytest.mark.parametrize("make", ["texts(9000)", "[np.ones(1 << 20)]", "'x' * (9 << 20)"])
@@ -526,11 +516,9 @@ def test_the_report_says_when_memory_may_be_older(notebook: Kernel) -> None:
     )
     run_cells(notebook, experiment("results.append(bytes(8 << 20))", name="a"))
     run_cells(notebook, "module._MOST_OLD = most")
-    ((kind, _, path),) = survivors(notebook)
-    assert (kind, path) == (
-        "bytes",
-        "notebook variable results[0], possibly allocated before the experiment",
-    )
+    (row,) = survivors(notebook)
+    assert row.type_name == "bytes"
+    assert row.path == "notebook variable results[0], possibly allocated before the experiment"
 
 
 def test_dead_frames_are_not_named_if_polars_keeps_their_pages(notebook: Kernel) -> None:
@@ -560,8 +548,8 @@ def test_text_next_to_an_unnamed_array_is_in_the_arrays_row(notebook: Kernel) ->
     made = '{"text": ["row %d " % i * 20 for i in range(100_000)], "x": numpy.ones(1 << 22)}'
     run_cells(notebook, experiment(f'cache["run"] = {made}', name="a"))
     # Two rows would have lines of which the first makes the second fail.
-    ((_, size, _),) = survivors(notebook)
-    assert size > 44 << 20
+    (row,) = survivors(notebook)
+    assert row.size_bytes > 44 << 20
 
 
 KINDS: dict[str, tuple[str, float]] = {
@@ -632,6 +620,7 @@ def test_each_kind_that_outlives_its_experiment_is_named(notebook: Kernel, kind:
     run_cells(notebook, f"{libraries}from array import array", before)
     run_cells(notebook, "%%experiment a\n" + keep.format(make))
     rows = survivors(notebook)
-    assert sum(size for _, size, _ in rows) >= 0.95 * mib * MIB, rows
-    assert sum(size for _, size, _ in rows) <= 1.6 * mib * MIB, rows
-    assert all(path and path.startswith("notebook variable ") for _, _, path in rows), rows
+    size_bytes = sum(row.size_bytes for row in rows)
+    assert 0.95 * mib * MIB <= size_bytes <= 1.6 * mib * MIB, rows
+    for row in rows:
+        assert row.path.startswith("notebook variable "), rows

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.kernel import Kernel
+from tests.kernel_records import survivors
 from tests.steps import experiment, needs, run_cells, tidied_kernel
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
@@ -267,31 +268,21 @@ something.
 """
 
 
-def survivors(notebook: Kernel) -> list[tuple[int, str]]:
-    """Return the sizes and holders of what the last experiment has left."""
-    rows: list[tuple[int, str]] = notebook.value(
-        "[(row.size_bytes, row.holder.path) for row in "
-        "__import__('ipygpumem').experiments()[-1].survivors]"
-    )
-    return rows
-
-
 def test_arrays_in_two_places_make_two_rows(notebook: Kernel) -> None:
     run_cells(notebook, "import numpy; first, second = {}, {'runs': []}")
     run_cells(
         notebook,
         """
-%%experiment x
-xs = [numpy.ones(1 << 18) for _ in range(9)]
-first['a'] = xs[0]
-second['runs'].append({'data': xs[1:]})
-""".strip(),
+        %%experiment x
+        xs = [numpy.ones(1 << 18) for _ in range(9)]
+        first['a'] = xs[0]
+        second['runs'].append({'data': xs[1:]})
+        """,
     )
-    expected = [
+    assert [(row.size_bytes, row.path) for row in survivors(notebook)] == [
         (16 << 20, 'notebook variable second["runs"][0]'),
         (2 << 20, 'notebook variable first["a"]'),
     ]
-    assert survivors(notebook) == expected
     lines = leaks(notebook).splitlines()
     assert lines[0] == "2 leaks · 18 MiB"
     assert "16 MiB · xs: list with 8 arrays" in lines[1]
@@ -308,12 +299,12 @@ def test_arrays_under_several_keys_are_held_by_the_dict(notebook: Kernel) -> Non
     run_cells(
         notebook,
         """
-%%experiment x
-xs = [numpy.ones(1 << 18) for _ in range(3)]
-outer.update(enumerate(xs))
-""".strip(),
+        %%experiment x
+        xs = [numpy.ones(1 << 18) for _ in range(3)]
+        outer.update(enumerate(xs))
+        """,
     )
-    assert [path for _, path in survivors(notebook)] == ["notebook variable outer"]
+    assert [row.path for row in survivors(notebook)] == ["notebook variable outer"]
     line = "for _key in list(outer)[1:]: del outer[_key], _key"
     assert f"held by notebook variable outer · to free it: {line}" in leaks(notebook)
     run_cells(notebook, "del outer")

@@ -5,6 +5,7 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
+from tests.kernel_records import survivors
 from tests.steps import experiment, run_cells
 
 pytestmark = pytest.mark.usefixtures("small_heap")
@@ -37,7 +38,6 @@ cache = []
 """
 
 
-SURVIVORS = "[(h.holder.path, h.holder.advice) for h in ipygpumem.experiments()[-1].survivors]"
 AROUND = """
 sgd = torch.optim.SGD(outer.parameters()); schedule = torch.optim.lr_scheduler.StepLR(sgd, 1)
 adam = torch.optim.Adam(outer.parameters()); outer(torch.ones(2, 512)).sum().backward(); adam.step(); adam.zero_grad()
@@ -88,7 +88,8 @@ def test_a_sparse_gradient_of_an_older_model_is_named(notebook: Kernel) -> None:
     run_cells(notebook, "outer = nn.Sequential(nn.Embedding(100_000, 16, sparse=True))")
     run_cells(notebook, experiment("outer(torch.arange(100_000)).sum().backward()", name="a"))
     path = "notebook variable outer[0].weight.grad"
-    assert notebook.value(SURVIVORS) == [(path, "outer.zero_grad()")]
+    (row,) = survivors(notebook)
+    assert (row.path, row.line) == (path, "outer.zero_grad()")
     (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert path in leaks
     run_cells(notebook, "outer.zero_grad()")
@@ -112,7 +113,7 @@ def test_a_sparse_tensor_of_older_values_is_in_no_row(notebook: Kernel) -> None:
         outer.append(summed.detach())
         """,
     )
-    assert notebook.value(SURVIVORS) == []
+    assert survivors(notebook) == []
     assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
@@ -146,7 +147,7 @@ def test_one_line_frees_the_gradients_of_modules_in_a_container(
             (item(torch.ones(2, 512)) if callable(item) else item * 2).sum().backward()
         """
     run_cells(notebook, backward)
-    assert {advice for _, advice in notebook.value(SURVIVORS)} == {line}
+    assert {row.line for row in survivors(notebook)} == {line}
     run_cells(notebook, line)
     assert notebook.value("'_position' in globals()") is False
     assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
@@ -230,7 +231,7 @@ def test_the_line_for_new_gradients_keeps_older_ones(notebook: Kernel, case: str
     before, code, line = NEXT_TO_OLDER[case]
     run_cells(notebook, TRAIN, before, "older = number_of_gradients()")
     run_cells(notebook, experiment(code, name="a"))
-    assert {advice for _, advice in notebook.value(SURVIVORS)} == {line}
+    assert {row.line for row in survivors(notebook)} == {line}
     run_cells(notebook, line)
     assert notebook.value("number_of_gradients() == older")
 
@@ -253,7 +254,7 @@ def test_the_line_for_new_gradients_keeps_older_ones(notebook: Kernel, case: str
 def test_a_line_says_that_a_tensor_is_older_than_its_memory(notebook: Kernel, code: str) -> None:
     run_cells(notebook, "outer = torch.ones(1000)", experiment(code, name="a"))
     line = "del outer  # also drops an older tensor, which has new memory"
-    assert [advice for _, advice in notebook.value(SURVIVORS)] == [line]
+    assert [row.line for row in survivors(notebook)] == [line]
     assert line in run_cells(notebook, "%gpumem leaks").leaks()[0]
 
 
@@ -268,10 +269,12 @@ def test_a_result_that_torch_has_saved_is_no_older_tensor(notebook: Kernel) -> N
             outer.append(state)
         """
     run_cells(notebook, code)
-    lines = [advice.partition("  #") for _, advice in notebook.value(SURVIVORS)]
-    assert lines
-    assert {line for line, *_ in lines} == {"outer.clear()"}
-    assert not any("older" in comment for *_, comment in lines)
+    rows = survivors(notebook)
+    assert rows
+    for row in rows:
+        line, _, comment = row.line.partition("  #")
+        assert line == "outer.clear()"
+        assert "older" not in comment
 
 
 @pytest.mark.parametrize(
@@ -306,12 +309,12 @@ def test_advice_deletes_only_objects_that_the_scope_made(
     )
     run_cells(notebook, "optimizer = torch.optim.SGD(outer.parameters())")
     run_cells(notebook, experiment(code, name="a"))
-    ((name, advice),) = notebook.value(SURVIVORS)
-    assert name in (
+    (row,) = survivors(notebook)
+    assert row.path in (
         f"notebook variable {path}",
         'notebook variable optimizer.param_groups[0]["params"][0]',
     )
-    assert advice in ("", "del leak", 'del list(optimizer.state.values())[0]["mean"]')
+    assert row.line in ("", "del leak", 'del list(optimizer.state.values())[0]["mean"]')
 
 
 PUT = """
@@ -339,7 +342,7 @@ HOLDERS = [
 
 def test_new_objects_inside_an_old_container_are_reported(notebook: Kernel) -> None:
     run_cells(notebook, BEFORE, experiment(PUT, name="a"))
-    assert sorted(notebook.value(SURVIVORS)) == HOLDERS
+    assert sorted((row.path, row.line) for row in survivors(notebook)) == HOLDERS
 
 
 def test_a_report_of_a_full_notebook_claims_only_known_facts(notebook: Kernel) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.hostile import SOURCE
+from tests.kernel_records import survivors
 from tests.steps import experiment, kernel_with, recovery_report, run_cells
 
 
@@ -123,11 +124,10 @@ def test_results_saved_by_a_graph_name_their_experiment(notebook: Kernel) -> Non
         """
     )
     notebook.run(experiment("losses.append(rows.exp().tanh().sum())", name="saves"))
-    told = "[(h.size_bytes, h.holder.path) for h in ipygpumem.experiments()[-1].survivors]"
     # What two of the graph's nodes have saved has the same line, and so one row.
-    ((size_bytes, path),) = notebook.value(told)
-    assert size_bytes == 8 << 20
-    assert path.startswith("notebook variable losses[1]: its autograd graph (")
+    (row,) = survivors(notebook)
+    assert row.size_bytes == 8 << 20
+    assert row.path.startswith("notebook variable losses[1]: its autograd graph (")
     notebook.run("del rows, losses")
 
 
@@ -141,12 +141,9 @@ def test_no_line_frees_weights_that_a_model_and_graphs_have(notebook: Kernel) ->
         """,
         experiment("_ = model.half()", name="half"),
     )
-    rows = notebook.value(
-        "[(row.holder.path, row.holder.advice) for row in ipygpumem.experiments()[-1].survivors]"
-    )
-    ((path, line),) = rows
-    assert path.startswith("notebook variable model.weight, notebook variable losses[0]: its")
-    assert line == ""
+    (row,) = survivors(notebook)
+    assert row.path.startswith("notebook variable model.weight, notebook variable losses[0]: its")
+    assert row.line == ""
     run_cells(notebook, "del model, losses, _")
 
 
@@ -181,8 +178,7 @@ def test_no_line_frees_weights_that_a_model_and_graphs_have(notebook: Kernel) ->
 def test_a_line_also_frees_data_that_a_graph_has_saved(notebook: Kernel, code: str) -> None:
     run_cells(notebook, "model, runs = nn.Linear(1 << 18, 4), []")
     run_cells(notebook, experiment("x = torch.ones(4, 1 << 18)", "watch(x=x)", code, name="saves"))
-    lines = "[row.holder.advice for row in ipygpumem.experiments()[-1].survivors]"
-    run_cells(notebook, *notebook.value(lines))
+    run_cells(notebook, *[row.line for row in survivors(notebook)])
     assert notebook.value("alive()") == []
 
 
