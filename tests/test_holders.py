@@ -7,7 +7,7 @@ import pytest
 
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.inventory.ownership import HeldPart, Ownership
+from ipygpumem.inventory.names.ownership import HeldPart, Ownership
 from ipygpumem.records import ReferencePath
 from ipygpumem.report.why import why_report
 from tests.alone import alone

@@ -537,7 +537,7 @@ def test_arrays_beyond_the_limit_of_a_search_have_a_holder_too(kernel: Kernel) -
         kernel,
         READ_LEAKS,
         """
-        from ipygpumem.inventory import array_holders
+        from ipygpumem.inventory.rows import array_holders
         most = array_holders.MOST_EXPLAINED
         array_holders.MOST_EXPLAINED = 5
         hold = []
