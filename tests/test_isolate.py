@@ -496,7 +496,7 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
         ok(kernel, f"%%isolate --time 300\n{code}assert torch.get_num_threads() == threads")
         works(
             kernel,
-            f"from ipygpumem.extras.isolate import isolate\nisolate._PAUSE = 'missing before GCC "
+            f"from ipygpumem.extras.isolate import openmp\nopenmp._PAUSE = 'missing before GCC "
             f"9'\n{code}",
         )
         ok(kernel, f"%%isolate --time 300\n{code}assert torch.get_num_threads() == 1")
