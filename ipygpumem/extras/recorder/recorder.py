@@ -109,7 +109,7 @@ class Recorder:
             ) from None
 
     def _observe_the_kernel(self) -> None:
-        """Write ticks in the meter's thread until ``stop``, and note an end of the kernel."""
+        """Until ``stop``, write ticks in the meter's thread, and note a regular end."""
         worker = self._context.meter.worker
         worker.add(self._tick)
         self._undo.callback(worker.remove, self._tick)
