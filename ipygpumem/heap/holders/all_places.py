@@ -83,7 +83,7 @@ class AllPlaces:
         self._row_removals = row_removals
         self._of_graphs = of_graphs
 
-    def of_removals(
+    def places_of(
         self, removals: Mapping[StorageKey, Removal], max_visits: int
     ) -> dict[StorageKey, Places]:
         """Return all places that hold the objects of each storage.
@@ -255,10 +255,10 @@ def _one_way_for_each_line(holders: Sequence[HolderWays]) -> list[Way]:
     removed_references = set[tuple[int, int]]()
     way_by_advice = dict[Remedy | str, Way]()
     for holder in holders:
-        remaining = holder.without(removed_references)
+        remaining = holder.without_ended_ways(removed_references)
         for way in remaining.ways:
             removed_references.update(way.removed_references)
-        for way in remaining.together():
+        for way in remaining.one_way_if_possible():
             advice: Remedy | str = way.holder.remedy
             if advice == REMOVE_THEM:  # these words are the same for each place
                 advice = way.holder.path

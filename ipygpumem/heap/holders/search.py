@@ -66,7 +66,7 @@ def explain(
     row_holders = RowHolders(rows or {}, heap, roots.namespaces)
     search = HolderSearch(items_by_key, heap, roots, max_visits, rows=row_holders)
     explanation = search.explain(all_places=all_places)
-    from_roots = explanation.named
+    from_roots = explanation.from_roots
     by_graphs = dict[StorageKey, Holder]()
     is_limited = explanation.is_limited
     without_root = wanted - from_roots.keys()
@@ -90,7 +90,7 @@ def explain(
     }
     in_words = _holders_in_words(wanted, items_by_key.keys() - wanted, is_limited=is_limited)
     # In the reverse order of the docstring: of several holders of a key, the last one counts.
-    return {**in_words, **explanation.unnamed, **by_graphs, **from_roots, **by_both}
+    return {**in_words, **explanation.without_root, **by_graphs, **from_roots, **by_both}
 
 
 def _items_by_key(

@@ -249,8 +249,8 @@ class Cut:
     def statement(self) -> str:
         """The statement that removes it, and the owner's other references to the same object."""
         if self.copied_by:
-            return statement_with_copy(self.each())
-        return in_sequence([cut._statement_of_one() for cut in self.each()])
+            return statement_with_copy(self.single_references())
+        return in_sequence([cut._statement_of_one() for cut in self.single_references()])
 
     @property
     def statement_if_there(self) -> str:
@@ -267,7 +267,7 @@ class Cut:
             return f'vars({self.owner}).pop("{name[1:]}", None)'
         return ""
 
-    def each(self) -> list[Cut]:
+    def single_references(self) -> list[Cut]:
         """Return the reference, and the owner's further references to the same object, as cuts
         without ``repeated``: those of ``run.model`` and ``run.best``.
         """
