@@ -199,21 +199,27 @@ class AllPlaces:
             # The holder is the list in ``history["epoch 1"]["losses"]``: it is a part of the record
             # ``history["epoch 1"]``, which is removed as a whole.
             return HolderWays(None, [record.way], [])
-        ways = [self._way_through_item(root, steps, record)]
+        first_way = self._way_to_item(root, steps, record)
         if not to_holder or found_chain.number_of_references == 1:  # runs[3]
-            return HolderWays(None, ways, [])
+            return HolderWays(None, [first_way], [])
         if found_chain.many_items:  # 1,000 views of one array: runs[0] to runs[999]
             way = self._way_to_many(root, to_holder, found_chain.many_items)
             return HolderWays(None, [way], [])
-        items = [steps[len(to_holder)]]  # runs[3], and runs[7] as a further one
+        # runs[3], and runs[7] as a further one
+        ways = [first_way]
+        items = [steps[len(to_holder)]]
         for chain_down in found_chain.further_down:
-            chain = (*to_holder, *chain_down)
-            record = self._records.removal(root, chain, chain[-1:])
-            ways.append(self._way_through_item(root, chain, record))
+            ways.append(self._way_to_further_item(root, (*to_holder, *chain_down)))
             items.append(chain_down[0])
         return HolderWays(to_holder[-1], ways, items)
 
-    def _way_through_item(self, root: Root, steps: Steps, record: Removal | None) -> Way:
+    def _way_to_further_item(self, root: Root, steps: Steps) -> Way:
+        """Return the way along a chain, as ``_way_to_item`` does, to the record around its last
+        object if there is one.
+        """
+        return self._way_to_item(root, steps, self._records.removal(root, steps, steps[-1:]))
+
+    def _way_to_item(self, root: Root, steps: Steps, record: Removal | None) -> Way:
         """Return the way to the record around the last object of a chain; without a record, the way
         to the object itself.
 

@@ -235,7 +235,33 @@ class _TensorsWithHolders:
         return {**self._explanation.from_roots, **self.search.holders_in_all_places(wanted)}
 
 
-def holders_of_saving_graphs(
+def with_saving_graphs(
+    holders: Mapping[StorageKey, Holder],
+    keys: set[StorageKey],
+    heap: Heap,
+    roots: Roots,
+    max_visits: int,
+) -> dict[StorageKey, Holder]:
+    """Return the holders of storages that graphs have saved, too, with the line that also removes
+    the graphs: ``del batch, loss`` after ``loss = model(batch).sum()``.
+
+    Storages that no graph has saved are left out.
+
+    Args:
+        holders: the holder of each storage, to which a root leads.
+        keys: the storages.
+        heap: the live objects.
+        roots: the names and objects from which the user can reach objects.
+        max_visits: maximum number of objects to examine.
+    """
+    of_graphs = _holders_of_saving_graphs(keys, heap, roots, max_visits)
+    return {
+        key: _with_graph_holders(holders[key], graph_holders)
+        for key, graph_holders in of_graphs.items()
+    }
+
+
+def _holders_of_saving_graphs(
     keys: set[StorageKey], heap: Heap, roots: Roots, max_visits: int
 ) -> dict[StorageKey, list[Holder]]:
     """Return the holders of the tensors whose graphs have saved storages, by storage; none if there
@@ -276,7 +302,7 @@ def _tensors_whose_graphs_saved(
     return tensors_by_storage
 
 
-def with_graph_holders(holder: Holder, of_graphs: Sequence[Holder]) -> Holder:
+def _with_graph_holders(holder: Holder, of_graphs: Sequence[Holder]) -> Holder:
     """Return the holder of a storage that graphs have saved, with the line that also removes the
     graphs: ``del batch, loss`` after ``loss = model(batch).sum()``.
 
