@@ -129,6 +129,7 @@ class AllPlaces:
         ids_above = removal.way.ids_above()
 
         def stays(item: object) -> bool:
+            """Return True for an object that the line keeps, so that it is no part."""
             figure = figure_of(item)
             if figure is not None and not self._figures.is_new(figure, object_id):
                 return True  # an older figure loses an artist only
@@ -241,7 +242,7 @@ class AllPlaces:
         holder = steps[-1]
         remedy = REMOVE_THEM
         cuts = self._writer.cuts_of_items(root, steps, items)
-        # An item may only be removable by an object inside or around it, such as a tuple.
+        # The owner may be another object, such as the dict that a module has for its parameters.
         if all(cut.owner_id == id(holder) for cut in cuts):
             line = statement_of(cuts)
             if line:
@@ -255,8 +256,10 @@ class AllPlaces:
 
 
 def _one_way_for_each_line(holders: Sequence[HolderWays]) -> list[Way]:
-    """Return the ways through holders, without ways that the line of an earlier holder ends, and
-    only one of several ways with the same line: ``plt.close("all")`` closes two figures.
+    """Return the ways through holders, one for each line that is needed.
+
+    A way is left out if the line of an earlier holder ends it, or if an earlier way has the same
+    line: ``plt.close("all")`` closes two figures.
     """
     removed_references = set[tuple[int, int]]()
     way_by_advice = dict[Remedy | str, Way]()

@@ -231,8 +231,10 @@ class BackwardSearch:
                 self._unheld.append(key)
 
     def _with_unknown_referrers(self, level: list[int]) -> dict[int, object]:
-        """Return the objects of a level whose referrers are searched, by identity: only the first
-        ones of a very wide level, and none that a permanent root keeps, because it does not die.
+        """Return the objects of a level whose referrers are searched, by identity.
+
+        An object that a permanent root keeps does not die, so its referrers do not matter. Of a
+        very wide level, only the first objects are searched.
         """
         if len(level) > self._WIDEST_LEVEL:
             self.is_limited = True
@@ -275,9 +277,10 @@ class BackwardSearch:
         return is_hidden or is_listener(referrer)
 
     def _record(self, holder: object, children: list[int]) -> None:
-        """Record the references from an object to its children, given by identity: as roots if it
-        is a namespace, a thread or another root; else in ``graph``, so that its own referrers are
-        searched next.
+        """Record the references from an object to its children, given by identity.
+
+        A namespace, a thread or another root ends the search there. Any other object is added to
+        ``graph``, so that its own referrers are searched next.
         """
         is_root = self._finder.is_namespace(holder)
         for key in children:

@@ -89,6 +89,13 @@ class _NearestPlaces(NamedTuple):
     """True if storages were left out, because there are more than ``_MOST_NAMED_OBJECTS``."""
 
 
+class _ChainWithWay(NamedTuple):
+    """A chain from a root to an object, and the way along it."""
+
+    chain: Chain
+    way: Way
+
+
 class HolderSearch:
     """Searches for the holders of objects, and explains how each is removed from its holders.
 
@@ -218,8 +225,7 @@ class HolderSearch:
             nearest = self._nearest_way(self._search.ways_from_roots, items, object_id=object_id)
             if nearest is None:
                 continue
-            chain, way = nearest
-            removals[key] = removal = self._removal(row, items, chain, way)
+            removals[key] = removal = self._removal(row, items, nearest)
             if row is None or not removal.way.cuts:
                 continue  # no line frees further storages
             if not row.is_whole:
@@ -240,12 +246,11 @@ class HolderSearch:
         nearest = self._nearest_way(self._search.ways_from_unheld, items)
         if nearest is None:
             return None
-        _, way = nearest
-        return way.holder
+        return nearest.way.holder
 
     def _nearest_way(
         self, next_up: NextUp, items: Sequence[object], *, object_id: int = 0
-    ) -> tuple[Chain, Way] | None:
+    ) -> _ChainWithWay | None:
         """Return the shortest chain from a root to one of the objects, and the way along it; None
         if no root leads to any of them.
 
@@ -265,10 +270,10 @@ class HolderSearch:
         if not chains:
             return None
         chains_through = [chain for chain in chains if object_id in map(id, chain[1])]
-        candidates = list[tuple[Chain, Way]]()
+        candidates = list[_ChainWithWay]()
         for root, steps in _some_of_each_holder(_shortest(chains_through or chains)):
-            candidates.append(((root, steps), self._way(root, steps)))
-        return min(candidates, key=lambda candidate: sort_key_of_holder(candidate[1].holder))
+            candidates.append(_ChainWithWay((root, steps), self._way(root, steps)))
+        return min(candidates, key=lambda candidate: sort_key_of_holder(candidate.way.holder))
 
     def _way(self, root: Root, steps: Steps) -> Way:
         """Return the way along a chain.
@@ -290,7 +295,7 @@ class HolderSearch:
         """Return the row for which a storage stands; None if it stands for none."""
         return None if self._rows is None else self._rows.row(key)
 
-    def _removal(self, row: Row | None, items: Sequence[object], chain: Chain, way: Way) -> Removal:
+    def _removal(self, row: Row | None, items: Sequence[object], nearest: _ChainWithWay) -> Removal:
         """Return how to remove a row, or the objects of a storage without one.
 
         The row learns which of its storages its holder leads to (``held_storages``).
@@ -298,9 +303,9 @@ class HolderSearch:
         Args:
             row: the row, if there is one.
             items: the objects of the storage.
-            chain: the nearest chain to one of these.
-            way: the way along this chain.
+            nearest: the nearest chain to one of these, and the way along it.
         """
+        chain, way = nearest
         root, steps = chain
         if self._rows is None or self._row_removals is None:
             return Removal.of(steps[-1], items, way)
