@@ -130,7 +130,7 @@ class WidgetRegistry:
             self.closing_all,
             position,
             number_of_families,
-            all_of=self.closing_all,
+            removal_of_all=self.closing_all,
         )
         if len(family) == 1:  # widgets.IntSlider()
             cut = replace(registration, kind=Kind.CLOSED, target=code, ending="close()")

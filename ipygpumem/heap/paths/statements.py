@@ -172,8 +172,8 @@ def _statement_for_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
     is_only_element = first.kind is Kind.ELEMENT and first.size == 1
     if len(cuts) == 1 and not is_only_element:
         return first.statement
-    if len(cuts) == first.size and first.all_of:  # such as ``plt.close("all")``
-        return first.all_of
+    if len(cuts) == first.size and first.removal_of_all:  # such as ``plt.close("all")``
+        return first.removal_of_all
     if first.kind is Kind.COLUMN:
         return _removal_of_columns(cuts)
     if any(cut.copied_by for cut in cuts):

@@ -101,7 +101,7 @@ def _is_merged_by_container(row: HeldRow, cut: Cut) -> bool:
     """
     if cut.size == 0:  # it is in no container
         return False
-    return cut.kind in _MOVING or bool(cut.all_of) or not row.row.name
+    return cut.kind in _MOVING or bool(cut.removal_of_all) or not row.row.name
 
 
 # -- places that lines change ---------------------------------------------------------------------
