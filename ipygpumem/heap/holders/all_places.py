@@ -83,7 +83,7 @@ class AllPlaces:
         self._row_removals = row_removals
         self._of_graphs = of_graphs
 
-    def of_removals(
+    def places_of(
         self, removals: Mapping[StorageKey, Removal], max_visits: int
     ) -> dict[StorageKey, Places]:
         """Return all places that hold the objects of each storage.
@@ -129,6 +129,7 @@ class AllPlaces:
         ids_above = removal.way.ids_above()
 
         def stays(item: object) -> bool:
+            """Return True for an object that the line keeps, so that it is no part."""
             figure = figure_of(item)
             if figure is not None and not self._figures.is_new(figure, object_id):
                 return True  # an older figure loses an artist only
@@ -199,21 +200,27 @@ class AllPlaces:
             # The holder is the list in ``history["epoch 1"]["losses"]``: it is a part of the record
             # ``history["epoch 1"]``, which is removed as a whole.
             return HolderWays(None, [record.way], [])
-        ways = [self._way_through_item(root, steps, record)]
+        first_way = self._way_to_item(root, steps, record)
         if not to_holder or found_chain.number_of_references == 1:  # runs[3]
-            return HolderWays(None, ways, [])
+            return HolderWays(None, [first_way], [])
         if found_chain.many_items:  # 1,000 views of one array: runs[0] to runs[999]
             way = self._way_to_many(root, to_holder, found_chain.many_items)
             return HolderWays(None, [way], [])
-        items = [steps[len(to_holder)]]  # runs[3], and runs[7] as a further one
+        # runs[3], and runs[7] as a further one
+        ways = [first_way]
+        items = [steps[len(to_holder)]]
         for chain_down in found_chain.further_down:
-            chain = (*to_holder, *chain_down)
-            record = self._records.removal(root, chain, chain[-1:])
-            ways.append(self._way_through_item(root, chain, record))
+            ways.append(self._way_to_further_item(root, (*to_holder, *chain_down)))
             items.append(chain_down[0])
         return HolderWays(to_holder[-1], ways, items)
 
-    def _way_through_item(self, root: Root, steps: Steps, record: Removal | None) -> Way:
+    def _way_to_further_item(self, root: Root, steps: Steps) -> Way:
+        """Return the way along a chain, as ``_way_to_item`` does, to the record around its last
+        object if there is one.
+        """
+        return self._way_to_item(root, steps, self._records.removal(root, steps, steps[-1:]))
+
+    def _way_to_item(self, root: Root, steps: Steps, record: Removal | None) -> Way:
         """Return the way to the record around the last object of a chain; without a record, the way
         to the object itself.
 
@@ -235,7 +242,7 @@ class AllPlaces:
         holder = steps[-1]
         remedy = REMOVE_THEM
         cuts = self._writer.cuts_of_items(root, steps, items)
-        # An item may only be removable by an object inside or around it, such as a tuple.
+        # The owner may be another object, such as the dict that a module has for its parameters.
         if all(cut.owner_id == id(holder) for cut in cuts):
             line = statement_of(cuts)
             if line:
@@ -249,16 +256,18 @@ class AllPlaces:
 
 
 def _one_way_for_each_line(holders: Sequence[HolderWays]) -> list[Way]:
-    """Return the ways through holders, without ways that the line of an earlier holder ends, and
-    only one of several ways with the same line: ``plt.close("all")`` closes two figures.
+    """Return the ways through holders, one for each line that is needed.
+
+    A way is left out if the line of an earlier holder ends it, or if an earlier way has the same
+    line: ``plt.close("all")`` closes two figures.
     """
     removed_references = set[tuple[int, int]]()
     way_by_advice = dict[Remedy | str, Way]()
     for holder in holders:
-        remaining = holder.without(removed_references)
+        remaining = holder.without_ended_ways(removed_references)
         for way in remaining.ways:
             removed_references.update(way.removed_references)
-        for way in remaining.together():
+        for way in remaining.one_way_if_possible():
             advice: Remedy | str = way.holder.remedy
             if advice == REMOVE_THEM:  # these words are the same for each place
                 advice = way.holder.path

@@ -52,8 +52,8 @@ class BackwardSearch:
         graph: the references that the search has read.
         holders: finds the objects in ``graph`` from which a user can remove a target.
         roots_at: all roots that refer to an object directly, by the object's identity.
-        up_to_roots: the shortest way from a root to each object to which one leads.
-        up_to_unheld: the same from objects to which nothing visible refers, such as a list that
+        ways_from_roots: the shortest way from a root to each object to which one leads.
+        ways_from_unheld: the same from objects to which nothing visible refers, such as a list that
             only C code has.
         is_limited: True if a limit ended the search before it had read all referrers.
     """
@@ -75,8 +75,8 @@ class BackwardSearch:
         self.graph = ReferrerGraph(targets)
         self.holders = HolderFinder(self.graph)
         self.roots_at: dict[int, list[Root]] = {}
-        self.up_to_roots: NextUp = {}
-        self.up_to_unheld: NextUp = {}
+        self.ways_from_roots: NextUp = {}
+        self.ways_from_unheld: NextUp = {}
         self.is_limited = False
         self._heap = heap
         self._roots = roots
@@ -133,7 +133,7 @@ class BackwardSearch:
             max_visits: as in the class.
         """
         if targets:
-            self._finder.read_values()
+            self._finder.read_invisible_roots()
         for number in itertools.count():
             level = self._next_level(targets)
             if not level:
@@ -142,25 +142,25 @@ class BackwardSearch:
             if number == self._MOST_LEVELS or (number + 1) * self._heap.size > max_visits:
                 self.is_limited = True
                 return
-            self._record_values(level)
+            self._record_invisible_roots(level)
             self._record_referrers(level)
             # Targets to which a variable leads by now need no further levels (``_next_level``).
-            self.up_to_roots = self.graph.next_up(self._references_of_variables())
+            self.ways_from_roots = self.graph.next_up(self._references_of_variables())
 
     def _find_ways(self) -> None:
-        """Fill ``up_to_roots``, ``roots_at`` and ``up_to_unheld``, now that the search is over."""
+        """Fill ``ways_from_roots``, ``roots_at`` and ``ways_from_unheld``; the search is over."""
         # So far these are the ways from variables. They stay the ways of their objects: an output
         # or a module that leads there, too, would make the object of a variable look like a leak.
-        self.up_to_roots = {
+        self.ways_from_roots = {
             **self.graph.next_up(self._references_of_roots),
-            **self.up_to_roots,
+            **self.ways_from_roots,
         }
         self.roots_at = {}
         for root, key in self._references_of_roots:
             self.roots_at.setdefault(key, []).append(root)
         nowhere = Root("", Rank.NOWHERE, "end what keeps it: C++ code or a library")
         unheld = sorted(self._unheld, key=lambda key: type_name(self.graph.objects[key]))
-        self.up_to_unheld = self.graph.next_up([(nowhere, key) for key in unheld])
+        self.ways_from_unheld = self.graph.next_up([(nowhere, key) for key in unheld])
 
     # -- levels -----------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class BackwardSearch:
         if self._for_all:
             candidates = self._dying_and_leading_to_holders(targets)
         else:
-            without_way = [key for key in targets if key not in self.up_to_roots]
+            without_way = [key for key in targets if key not in self.ways_from_roots]
             candidates = dict.fromkeys(self.graph.leading_to(without_way))
         return [key for key in candidates if key not in self.graph.referrers]
 
@@ -198,14 +198,14 @@ class BackwardSearch:
         """Return the variables, and the objects to which they refer."""
         return [pair for pair in self._references_of_roots if pair[0].rank is Rank.VARIABLE]
 
-    def _record_values(self, level: list[int]) -> None:
+    def _record_invisible_roots(self, level: list[int]) -> None:
         """Record the roots of the objects of a level to which registries, context variables and
         running functions refer.
         """
-        values = self._finder.values
+        invisible_roots = self._finder.invisible_roots
         for key in level:
-            if key in values:
-                self._references_of_roots.append((values[key], key))
+            if key in invisible_roots:
+                self._references_of_roots.append((invisible_roots[key], key))
 
     def _record_referrers(self, level: list[int]) -> None:
         """Search for all objects that refer to objects of a level; record each one in ``graph``, or
@@ -231,14 +231,16 @@ class BackwardSearch:
                 self._unheld.append(key)
 
     def _with_unknown_referrers(self, level: list[int]) -> dict[int, object]:
-        """Return the objects of a level whose referrers are searched, by identity: only the first
-        ones of a very wide level, and none that a permanent root keeps, because it does not die.
+        """Return the objects of a level whose referrers are searched, by identity.
+
+        An object that a permanent root keeps does not die, so its referrers do not matter. Of a
+        very wide level, only the first objects are searched.
         """
         if len(level) > self._WIDEST_LEVEL:
             self.is_limited = True
         objects = dict[int, object]()
         for key in level[: self._WIDEST_LEVEL]:
-            root = self._finder.values.get(key)
+            root = self._finder.invisible_roots.get(key)
             if root is None or not root.is_permanent:
                 objects[key] = self.graph.objects[key]
         return objects
@@ -259,7 +261,7 @@ class BackwardSearch:
             return [key for key in children if key in self._targets]
         if type_name(referrer).startswith("hamt"):  # a part of a context of ``contextvars``
             # The values of the current context have roots of their own, with a line for each.
-            return [key for key in children if key not in self._finder.values]
+            return [key for key in children if key not in self._finder.invisible_roots]
         kind = type(referrer)
         if id(kind) in children and _is_in_its_module(kind):
             # Each instance refers to its class, but the class outlives them. ``del finalizer`` does
@@ -275,9 +277,10 @@ class BackwardSearch:
         return is_hidden or is_listener(referrer)
 
     def _record(self, holder: object, children: list[int]) -> None:
-        """Record the references from an object to its children, given by identity: as roots if it
-        is a namespace, a thread or another root; else in ``graph``, so that its own referrers are
-        searched next.
+        """Record the references from an object to its children, given by identity.
+
+        A namespace, a thread or another root ends the search there. Any other object is added to
+        ``graph``, so that its own referrers are searched next.
         """
         is_root = self._finder.is_namespace(holder)
         for key in children:
@@ -300,7 +303,7 @@ class BackwardSearch:
         The collector does not look into arrays, so it never frees such a cycle.
         """
         leading = self.graph.all_leading_to(id(target))
-        if self.is_limited or not self.up_to_roots.keys().isdisjoint(leading):
+        if self.is_limited or not self.ways_from_roots.keys().isdisjoint(leading):
             return False
         for key in leading:
             item = self.graph.objects[key]

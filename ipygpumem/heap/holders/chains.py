@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.holder_finder import Holders
-from ipygpumem.heap.holders.referrer_graph import Chain, Steps, order_of_root
+from ipygpumem.heap.holders.referrer_graph import Chain, Steps, sort_key_of_root
 from ipygpumem.heap.kinds.arrays import elements, flat_elements, is_array
 from ipygpumem.heap.knowledge.text_keys import referents_with_keys
 from ipygpumem.heap.paths.data_frame_steps import are_blocks
@@ -161,7 +161,7 @@ class HolderChains:
             holders: all holders of the targets, and the objects that must die.
         """
         dying = holders.next_down
-        chain = self._graph.chain(self._graph.objects[key], self._search.up_to_roots)
+        chain = self._graph.chain(self._graph.objects[key], self._search.ways_from_roots)
         if chain is None or dying.keys().isdisjoint(map(id, chain[1])):
             return chain
         # Go up from the holder, past the objects that die, to the nearest root.
@@ -170,7 +170,7 @@ class HolderChains:
         for upper in waiting:  # the list grows
             roots = self._search.roots_at.get(upper)
             if roots:
-                return min(roots, key=order_of_root), self._steps_down(upper, next_down)
+                return min(roots, key=sort_key_of_root), self._steps_down(upper, next_down)
             for referrer in self._graph.referrers.get(upper, ()):
                 if referrer not in next_down and referrer not in dying:
                     next_down[referrer] = upper

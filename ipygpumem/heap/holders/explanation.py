@@ -64,16 +64,16 @@ class Explanation:
     """The result of a ``HolderSearch``: the holders of some storages.
 
     Attributes:
-        named: the holders to which a root leads, by storage.
-        unnamed: the holders to which nothing visible refers, by storage, of storages that are not
-            in ``named``: ``a list that nothing visible from Python refers to``.
+        from_roots: the holders to which a root leads, by storage.
+        without_root: the holders of further storages, to which no root leads: ``a list that nothing
+            visible from Python refers to``.
         removals: how to remove the objects of each storage from the nearest place. A storage that
             the line of a row frees, too, has none of its own.
         is_limited: True if some holders may not have been reached.
     """
 
-    named: dict[StorageKey, Holder]
-    unnamed: dict[StorageKey, Holder]
+    from_roots: dict[StorageKey, Holder]
+    without_root: dict[StorageKey, Holder]
     removals: dict[StorageKey, Removal]
     is_limited: bool
 
@@ -87,6 +87,13 @@ class _NearestPlaces(NamedTuple):
     """Further storages, which the line of a row frees, with the storage that stands for the row."""
     are_some_left_out: bool
     """True if storages were left out, because there are more than ``_MOST_NAMED_OBJECTS``."""
+
+
+class _ChainWithWay(NamedTuple):
+    """A chain from a root to an object, and the way along it."""
+
+    chain: Chain
+    way: Way
 
 
 class HolderSearch:
@@ -136,22 +143,22 @@ class HolderSearch:
         """
         nearest = self._nearest_places()
         removals, freed_with_row = nearest.removals, nearest.freed_with_row
-        named = {key: removal.way.holder for key, removal in removals.items()}
-        unnamed = dict[StorageKey, Holder]()
+        from_roots = {key: removal.way.holder for key, removal in removals.items()}
+        without_root = dict[StorageKey, Holder]()
         for key, items in self._objects.items():
             if key in removals or key in freed_with_row:
                 continue
             holder = self._holder_without_root(items)
             if holder is not None:
-                unnamed[key] = holder
+                without_root[key] = holder
         # A limit of the search matters only if some storage has got no holder.
         are_some_not_named = len(removals) + len(freed_with_row) < len(self._objects)
         is_limited = are_some_not_named and (self._search.is_limited or nearest.are_some_left_out)
         if all_places:
-            named.update(self.holders_in_all_places(removals))
+            from_roots.update(self.holders_in_all_places(removals))
         for key, row_key in freed_with_row.items():
-            named[key] = named[row_key]
-        return Explanation(named, unnamed, removals, is_limited)
+            from_roots[key] = from_roots[row_key]
+        return Explanation(from_roots, without_root, removals, is_limited)
 
     def holders_in_all_places(
         self, removals: Mapping[StorageKey, Removal]
@@ -173,7 +180,7 @@ class HolderSearch:
             of_graphs=self._of_graphs,
         )
         holders = dict[StorageKey, Holder]()
-        for key, places in all_places.of_removals(removals, self._max_visits).items():
+        for key, places in all_places.places_of(removals, self._max_visits).items():
             holders[key] = _holder_of_places(places, removals[key].way)
         return holders
 
@@ -186,7 +193,7 @@ class HolderSearch:
             gradients: decides which modules and optimizers may clear their gradients.
         """
         for tensor in tensors:
-            chain = self._search.graph.chain(tensor, self._search.up_to_roots)
+            chain = self._search.graph.chain(tensor, self._search.ways_from_roots)
             if chain is None:
                 continue
             root, steps = chain
@@ -215,11 +222,10 @@ class HolderSearch:
                 are_some_left_out = True
                 continue
             object_id = 0 if row is None else row.object_id
-            nearest = self._nearest(self._search.up_to_roots, items, object_id=object_id)
+            nearest = self._nearest_way(self._search.ways_from_roots, items, object_id=object_id)
             if nearest is None:
                 continue
-            chain, way = nearest
-            removals[key] = removal = self._removal(row, items, chain, way)
+            removals[key] = removal = self._removal(row, items, nearest)
             if row is None or not removal.way.cuts:
                 continue  # no line frees further storages
             if not row.is_whole:
@@ -229,7 +235,7 @@ class HolderSearch:
                     continue
                 self._add_row_of_remaining(row)
                 number_divided += 1
-            for freed_key in self._freed_with(row):
+            for freed_key in self._storages_freed_with(row):
                 freed_with_row[freed_key] = key
         return _NearestPlaces(removals, freed_with_row, are_some_left_out)
 
@@ -237,15 +243,14 @@ class HolderSearch:
         """Return the holder of objects to which no root leads; None if nothing refers to them."""
         if any(map(self._search.is_in_hidden_cycle, items)):
             return HIDDEN_CYCLE
-        nearest = self._nearest(self._search.up_to_unheld, items)
+        nearest = self._nearest_way(self._search.ways_from_unheld, items)
         if nearest is None:
             return None
-        _, way = nearest
-        return way.holder
+        return nearest.way.holder
 
-    def _nearest(
+    def _nearest_way(
         self, next_up: NextUp, items: Sequence[object], *, object_id: int = 0
-    ) -> tuple[Chain, Way] | None:
+    ) -> _ChainWithWay | None:
         """Return the shortest chain from a root to one of the objects, and the way along it; None
         if no root leads to any of them.
 
@@ -265,10 +270,10 @@ class HolderSearch:
         if not chains:
             return None
         chains_through = [chain for chain in chains if object_id in map(id, chain[1])]
-        candidates = list[tuple[Chain, Way]]()
+        candidates = list[_ChainWithWay]()
         for root, steps in _some_of_each_holder(_shortest(chains_through or chains)):
-            candidates.append(((root, steps), self._way(root, steps)))
-        return min(candidates, key=lambda candidate: order_of_holder(candidate[1].holder))
+            candidates.append(_ChainWithWay((root, steps), self._way(root, steps)))
+        return min(candidates, key=lambda candidate: sort_key_of_holder(candidate.way.holder))
 
     def _way(self, root: Root, steps: Steps) -> Way:
         """Return the way along a chain.
@@ -290,7 +295,7 @@ class HolderSearch:
         """Return the row for which a storage stands; None if it stands for none."""
         return None if self._rows is None else self._rows.row(key)
 
-    def _removal(self, row: Row | None, items: Sequence[object], chain: Chain, way: Way) -> Removal:
+    def _removal(self, row: Row | None, items: Sequence[object], nearest: _ChainWithWay) -> Removal:
         """Return how to remove a row, or the objects of a storage without one.
 
         The row learns which of its storages its holder leads to (``held_storages``).
@@ -298,9 +303,9 @@ class HolderSearch:
         Args:
             row: the row, if there is one.
             items: the objects of the storage.
-            chain: the nearest chain to one of these.
-            way: the way along this chain.
+            nearest: the nearest chain to one of these, and the way along it.
         """
+        chain, way = nearest
         root, steps = chain
         if self._rows is None or self._row_removals is None:
             return Removal.of(steps[-1], items, way)
@@ -321,7 +326,7 @@ class HolderSearch:
         if self._rows is not None:
             self._rows.add(keys[0], row.part(keys))
 
-    def _freed_with(self, row: Row) -> list[StorageKey]:
+    def _storages_freed_with(self, row: Row) -> list[StorageKey]:
         """Return the storages of a row that its line frees, except those that stand for a row
         themselves.
 
@@ -359,7 +364,7 @@ def _holder_of_places(places: Places, nearest: Way) -> Holder:
             objects from all places.
     """
     if len(places.ways) > 1 or places.number_unwritten:
-        ordered = sorted(places.ways, key=lambda way: order_of_holder(way.holder))
+        ordered = sorted(places.ways, key=lambda way: sort_key_of_holder(way.holder))
         return joined(ordered, places.number_unwritten).holder
     only = places.ways[0]
     removes_many = len(only.cuts) > 1 or only.holder.remedy == REMOVE_THEM
@@ -405,7 +410,7 @@ def _some_of_each_holder(chains: Sequence[Chain]) -> list[Chain]:
     return chosen
 
 
-def order_of_holder(holder: Holder) -> tuple[bool, bool, int, str]:
+def sort_key_of_holder(holder: Holder) -> tuple[bool, bool, int, str]:
     """Return the sort key that picks the holder to show.
 
     It does not depend on the order in which the collector lists holders.

@@ -15,7 +15,7 @@ from ipygpumem.heap.holders.backward import MOST_VISITS
 from ipygpumem.heap.holders.explanation import (
     NOT_REACHED,
     HolderSearch,
-    order_of_holder,
+    sort_key_of_holder,
 )
 from ipygpumem.heap.holders.gradients import ClearableGradients
 from ipygpumem.heap.holders.graph_keepers import all_keepers, tensors_with_gradients
@@ -151,7 +151,7 @@ def search_graph_holders(
             storages: the gradients of these tensors die with them.
     """
     tensors = _TensorsWithHolders(heap, roots, max_visits)
-    found = keepers(tensors.named, missing)
+    found = keepers(tensors.with_holder, missing)
     holders = _holders_of_kept(found.by_storage, tensors, missing, roots, holders_that_free or {})
     if tensors.is_limited or not found.are_all_graphs_read:
         is_limited = True
@@ -179,7 +179,7 @@ def _holders_of_kept(
         holders_that_free: holders whose lines remove tensors from all places.
     """
     in_graphs = [key for key, keeper in keeper_by_storage.items() if not keeper.is_by_gradient]
-    all_keepers_of = all_keepers(tensors.named, in_graphs)  # None: too many to name all
+    all_keepers_of = all_keepers(tensors.with_holder, in_graphs)  # None: too many to name all
     owner_keys = _keys_of_owners(keeper_by_storage, all_keepers_of or {})
     kept_storages = _KeptStorages(
         tensors.search,
@@ -187,7 +187,7 @@ def _holders_of_kept(
         ClearableGradients(missing, roots.lines.ages),
         holders_that_free,
     )
-    tensors_by_gradient = tensors_with_gradients(tensors.named, keeper_by_storage)
+    tensors_by_gradient = tensors_with_gradients(tensors.with_holder, keeper_by_storage)
     holders = dict[StorageKey, Holder]()
     for key, keeper in keeper_by_storage.items():
         if keeper.is_by_gradient:
@@ -203,7 +203,7 @@ class _TensorsWithHolders:
 
     After ``losses.append(model(x).sum())``, the loss is such a tensor, and its holder is the list.
     A result inside the model, which the graph has saved, may be a Python object, too; but no list
-    or variable refers to it. It has no holder, so it is not one of ``named``.
+    or variable refers to it. It has no holder, so it is not one of ``with_holder``.
 
     Args:
         heap: the live objects.
@@ -212,7 +212,7 @@ class _TensorsWithHolders:
 
     Attributes:
         search: the search for the holders.
-        named: the tensors with a holder, the tensor with the best holder first.
+        with_holder: the tensors with a holder, the tensor with the best holder first.
         is_limited: True if some tensors or holders may be missing.
     """
 
@@ -221,9 +221,9 @@ class _TensorsWithHolders:
         tensors_by_key = {object_key(tensor): [tensor] for tensor in candidates[:_MOST_OWNERS]}
         self.search = HolderSearch(tensors_by_key, heap, roots, max_visits, of_graphs=True)
         self._explanation = self.search.explain()
-        holders = self._explanation.named
-        ordered_keys = sorted(holders, key=lambda key: order_of_holder(holders[key]))
-        self.named = [tensors_by_key[key][0] for key in ordered_keys]
+        holders = self._explanation.from_roots
+        ordered_keys = sorted(holders, key=lambda key: sort_key_of_holder(holders[key]))
+        self.with_holder = [tensors_by_key[key][0] for key in ordered_keys]
         self.is_limited = self._explanation.is_limited or len(candidates) > _MOST_OWNERS
 
     def holders_with_all_places_of(self, keys: Set[StorageKey]) -> dict[StorageKey, Holder]:
@@ -232,10 +232,36 @@ class _TensorsWithHolders:
         """
         removals = self._explanation.removals
         wanted = {key: removal for key, removal in removals.items() if key in keys}
-        return {**self._explanation.named, **self.search.holders_in_all_places(wanted)}
+        return {**self._explanation.from_roots, **self.search.holders_in_all_places(wanted)}
 
 
-def holders_of_saving_graphs(
+def with_saving_graphs(
+    holders: Mapping[StorageKey, Holder],
+    keys: set[StorageKey],
+    heap: Heap,
+    roots: Roots,
+    max_visits: int,
+) -> dict[StorageKey, Holder]:
+    """Return the holders of storages that graphs have saved, too, with the line that also removes
+    the graphs: ``del batch, loss`` after ``loss = model(batch).sum()``.
+
+    Storages that no graph has saved are left out.
+
+    Args:
+        holders: the holder of each storage, to which a root leads.
+        keys: the storages.
+        heap: the live objects.
+        roots: the names and objects from which the user can reach objects.
+        max_visits: maximum number of objects to examine.
+    """
+    of_graphs = _holders_of_saving_graphs(keys, heap, roots, max_visits)
+    return {
+        key: _with_graph_holders(holders[key], graph_holders)
+        for key, graph_holders in of_graphs.items()
+    }
+
+
+def _holders_of_saving_graphs(
     keys: set[StorageKey], heap: Heap, roots: Roots, max_visits: int
 ) -> dict[StorageKey, list[Holder]]:
     """Return the holders of the tensors whose graphs have saved storages, by storage; none if there
@@ -251,11 +277,11 @@ def holders_of_saving_graphs(
     for tensors in tensors_by_storage.values():
         tensors_by_key.update((object_key(tensor), [tensor]) for tensor in tensors)
     search = HolderSearch(tensors_by_key, heap, roots, max_visits, of_graphs=True)
-    named = search.explain().named
+    holder_by_tensor = search.explain().from_roots
     holders = dict[StorageKey, list[Holder]]()
     for key, tensors in tensors_by_storage.items():
-        tensor_keys = map(object_key, tensors)
-        holders[key] = [named[tensor_key] for tensor_key in tensor_keys if tensor_key in named]
+        holders_of_tensors = map(holder_by_tensor.get, map(object_key, tensors))
+        holders[key] = [holder for holder in holders_of_tensors if holder is not None]
     return holders
 
 
@@ -276,7 +302,7 @@ def _tensors_whose_graphs_saved(
     return tensors_by_storage
 
 
-def with_graph_holders(holder: Holder, of_graphs: Sequence[Holder]) -> Holder:
+def _with_graph_holders(holder: Holder, of_graphs: Sequence[Holder]) -> Holder:
     """Return the holder of a storage that graphs have saved, with the line that also removes the
     graphs: ``del batch, loss`` after ``loss = model(batch).sum()``.
 

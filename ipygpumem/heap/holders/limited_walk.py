@@ -56,7 +56,7 @@ class LimitedWalk:
         """True if the limit was reached: results since then are incomplete."""
         return self._visits_left <= 0
 
-    def all_reached(self, item: object) -> set[int]:
+    def ids_reached_from(self, item: object) -> set[int]:
         """Return the identities of an object and of all objects to which it leads."""
         reached_ids = set[int]()
         self.reach(item, reached_ids)

@@ -111,8 +111,8 @@ class OpenFigures:
     def _figures_to_close(
         self, targets: Sequence[object], nearest: Way, object_id: int
     ) -> dict[int, object]:
-        """Return the open figures around the targets that may be closed so that these die, by
-        identity: figures that need not stay open, and through which the nearest way does not lead.
+        """Return the open figures, by identity, that have to be closed so that the targets in them
+        die. Older figures stay open, and so do those through which the nearest way leads.
 
         Args:
             targets: the targets: figures, axes, other artists, and objects of other kinds.

@@ -137,7 +137,8 @@ class ReceivedRecords:
 
     def _way_that_empties(self, root: Root, steps: Steps, way: Way) -> Way | None:
         """Return the way to the container at the end of a chain, with the line that removes all of
-        its items, such as ``app.records.clear()``; note that it is removed. None without a line.
+        its items, such as ``app.records.clear()``; None if there is no such line. Note that the
+        container is removed as a record.
 
         Args:
             root: the root of the chain.

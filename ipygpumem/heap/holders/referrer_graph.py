@@ -88,7 +88,7 @@ class ReferrerGraph:
             without: objects to which, and through which, no way leads.
         """
         next_up: NextUp = {}
-        for root, key in sorted(references, key=lambda pair: order_of_root(pair[0])):
+        for root, key in sorted(references, key=lambda pair: sort_key_of_root(pair[0])):
             if key not in without:
                 next_up.setdefault(key, (root, None))
         proxies = list[int]()
@@ -126,13 +126,13 @@ class ReferrerGraph:
             if len(next_level) <= _LARGEST_SORTED_LEVEL:
                 # Of two ways with the same length, all reports should take the same one, but the
                 # order in which the collector lists objects changes.
-                next_level.sort(key=functools.partial(self._order_in_level, next_up))
+                next_level.sort(key=functools.partial(self._sort_key_in_level, next_up))
             level = next_level
 
-    def _order_in_level(self, next_up: NextUp, key: int) -> tuple[object, ...]:
+    def _sort_key_in_level(self, next_up: NextUp, key: int) -> tuple[object, ...]:
         """Return the sort key of an object: the order of its root, and its type."""
         root, _ = next_up[key]
-        return order_of_root(root), type_name(self.objects[key])
+        return sort_key_of_root(root), type_name(self.objects[key])
 
     def chain(self, target: object, next_up: NextUp) -> Chain | None:
         """Return a root and the chain of objects from it to ``target``; None without a way."""
@@ -161,13 +161,13 @@ class ReferrerGraph:
             target_ids: identities of the targets.
             stays: returns True for an object that is no part, because it stays.
         """
-        behind_item = self._behind(item, stays)
+        behind_item = self._objects_behind(item, stays)
         if not behind_item:  # such as each of 20,000 arrays that a line removes
             return []
         # Only objects behind the item are on a way from it to a target, or back to it.
         targets = target_ids & behind_item.keys()
-        lead_to_targets = self._reached(self.referrers, targets, behind_item)
-        lead_back = self._reached(self.referrers, [id(item)], behind_item)
+        lead_to_targets = self._ids_reached(self.referrers, targets, behind_item)
+        lead_back = self._ids_reached(self.referrers, [id(item)], behind_item)
         parts = list[object]()
         for key in behind_item:
             if key in lead_to_targets and key not in lead_back:
@@ -196,7 +196,7 @@ class ReferrerGraph:
         item = self.objects[item_id]
         return [item, *self.parts_of(item, target_ids, stays)]
 
-    def _behind(self, item: object, stays: Callable[[object], bool]) -> dict[int, None]:
+    def _objects_behind(self, item: object, stays: Callable[[object], bool]) -> dict[int, None]:
         """Return all objects to which an object leads without passing through an object that stays:
         their identities, the nearest first.
         """
@@ -210,7 +210,7 @@ class ReferrerGraph:
         return behind
 
     @staticmethod
-    def _reached(
+    def _ids_reached(
         edges: Mapping[int, Sequence[int]], starts: Iterable[int], within: Container[int]
     ) -> dict[int, None]:
         """Return the objects to which edges lead from some start objects; a start object only if an
@@ -231,7 +231,7 @@ class ReferrerGraph:
         return reached
 
 
-def order_of_root(root: Root) -> tuple[int, bool, bool, str]:
+def sort_key_of_root(root: Root) -> tuple[int, bool, bool, str]:
     """Return the sort key of roots, the one to show first: variables before modules, and a module
     that users know, ``warnings.filters``, before that of C code, ``_warnings.filters``.
     """

@@ -330,7 +330,7 @@ class _Figures:
             call,
             position,
             len(self.managers),
-            all_of=self.closing_all(),
+            removal_of_all=self.closing_all(),
         )
         return Root(
             f"matplotlib figure {number}",

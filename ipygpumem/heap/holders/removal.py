@@ -53,7 +53,7 @@ class HolderWays(NamedTuple):
     items: list[object]
     """The holder's item on each way; empty if it has one reference to the object."""
 
-    def without(self, removed_references: Set[tuple[int, int]]) -> HolderWays:
+    def without_ended_ways(self, removed_references: Set[tuple[int, int]]) -> HolderWays:
         """Return the holder without the ways that are ended, because an earlier line removes a
         reference on them.
 
@@ -71,7 +71,7 @@ class HolderWays(NamedTuple):
                 items.append(item)
         return HolderWays(self.item, ways, items)
 
-    def together(self) -> list[Way]:
+    def one_way_if_possible(self) -> list[Way]:
         """Return one way whose line removes all references of the holder to the object; the
         separate ``ways`` if there is no such line.
 

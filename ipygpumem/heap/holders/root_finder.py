@@ -19,9 +19,9 @@ class RootFinder:
     """Finds the roots by which an object is held: names in namespaces, threads, running functions.
 
     Attributes:
-        values: the roots of objects to which no visible object refers, by identity. These are
-            the objects of registries, the values of context variables, and those of the local names
-            of running functions.
+        invisible_roots: the roots whose references the collector does not show, by the identity of
+            the object to which they refer. These are registries, context variables, and the local
+            names of running functions.
     """
 
     def __init__(self, roots: Roots) -> None:
@@ -32,25 +32,25 @@ class RootFinder:
         """For each namespace, the keys of its values by the values' identities."""
         self._codes: dict[str, str] = {}
         """The user's expression for each module, by the module's name."""
-        self.values: dict[int, Root] = {}
+        self.invisible_roots: dict[int, Root] = {}
         self._threads = set(map(id, threading.enumerate()))
         """The threads that have not ended."""
 
-    def read_values(self) -> None:
-        """Fill ``values``: with the roots of registries, and of context variables and running
+    def read_invisible_roots(self) -> None:
+        """Fill ``invisible_roots`` with the registries, and with the context variables and running
         functions as they are now.
         """
-        self.values = dict(self._roots.registered)
+        self.invisible_roots = dict(self._roots.registered)
         for variable in context_values(self._roots.names):
-            self.values[id(variable.value)] = Root.of_context(variable)
+            self.invisible_roots[id(variable.value)] = Root.of_context(variable)
         for frame, thread in running_frames():
             for name, value in peek(frame).items():
                 if is_waiting_thread_timer(value):
                     continue  # a registry has it, with the line that ends it
                 if id(value) in self._threads:
-                    self.values[id(value)] = _of_thread(value)
+                    self.invisible_roots[id(value)] = _of_thread(value)
                 else:
-                    self.values[id(value)] = Root.of_running(frame, thread, name)
+                    self.invisible_roots[id(value)] = Root.of_running(frame, thread, name)
 
     def is_namespace(self, item: object) -> bool:
         """Return True for the dict of a notebook's or a module's names. Each name is a root, so the

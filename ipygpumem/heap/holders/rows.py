@@ -182,7 +182,7 @@ class RowHolders:
             row: the row.
             chain: the objects from a root to one of the row's arrays.
         """
-        position, held_storages = self._nearest_on(chain, row)
+        position, held_storages = self._nearest_on_chain(chain, row)
         is_inside_item = False
         for number, item in enumerate(chain[:position]):
             if id(item) == row.object_id and not is_instance(item, BaseException):
@@ -204,7 +204,7 @@ class RowHolders:
         """Return True if an object may be removed as a whole, because nearly all arrays to which it
         leads belong to rows.
         """
-        reached_ids = self._walk.all_reached(item)
+        reached_ids = self._walk.ids_reached_from(item)
         if self._walk.is_at_limit:
             return False
         sizes = dict[StorageKey, int]()
@@ -243,7 +243,7 @@ class RowHolders:
         for item in items:
             if self._walk.is_at_limit:
                 break
-            if not wanted.isdisjoint(self._walk.all_reached(item)):
+            if not wanted.isdisjoint(self._walk.ids_reached_from(item)):
                 leading.append(item)
         return leading
 
@@ -275,7 +275,7 @@ class RowHolders:
             for key, value in inside.objects.items()
         )
 
-    def _nearest_on(self, chain: Steps, row: Row) -> tuple[int, set[StorageKey]]:
+    def _nearest_on_chain(self, chain: Steps, row: Row) -> tuple[int, set[StorageKey]]:
         """Return the position of the nearest holder of a row on a chain, and the row's storages to
         which it leads: most of them if no object on the chain leads to all.
 

@@ -17,9 +17,9 @@ from ipygpumem.heap.holders.explanation import (
     HolderSearch,
 )
 from ipygpumem.heap.holders.kept_by_graphs import (
-    holders_of_saving_graphs,
+    GraphHolders,
     search_graph_holders,
-    with_graph_holders,
+    with_saving_graphs,
 )
 from ipygpumem.heap.holders.rows import Row, RowHolders, objects_of_storages
 from ipygpumem.heap.kinds.arrays import StorageKey, object_key
@@ -66,31 +66,27 @@ def explain(
     row_holders = RowHolders(rows or {}, heap, roots.namespaces)
     search = HolderSearch(items_by_key, heap, roots, max_visits, rows=row_holders)
     explanation = search.explain(all_places=all_places)
-    from_roots = explanation.named
-    by_graphs = dict[StorageKey, Holder]()
-    is_limited = explanation.is_limited
+    from_roots = explanation.from_roots
     without_root = wanted - from_roots.keys()
+    by_graphs = GraphHolders({}, explanation.is_limited)
     if without_root and heap.tensors:
-        # A gradient dies with its tensor: where a line already removes that, it is the holder.
-        holders_that_free = dict[StorageKey, Holder]()
-        if all_places:
-            holders_that_free = _holders_that_free(from_roots, rows or {})
-        by_graphs, is_limited = search_graph_holders(
+        # A gradient dies with its tensor. If a line already removes the tensor from all places, the
+        # holder of the tensor is that of the gradient, too.
+        holders_that_free = _holders_that_free(from_roots, rows or {}) if all_places else {}
+        by_graphs = search_graph_holders(
             without_root,
             heap,
             roots,
             max_visits,
-            is_limited=is_limited,
+            is_limited=explanation.is_limited,
             holders_that_free=holders_that_free,
         )
-    saving_graphs = holders_of_saving_graphs(wanted - without_root, heap, roots, max_visits)
-    by_both = {
-        key: with_graph_holders(from_roots[key], graph_holders)
-        for key, graph_holders in saving_graphs.items()
-    }
-    in_words = _holders_in_words(wanted, items_by_key.keys() - wanted, is_limited=is_limited)
+    by_both = with_saving_graphs(from_roots, wanted - without_root, heap, roots, max_visits)
+    in_words = _holders_in_words(
+        wanted, items_by_key.keys() - wanted, is_limited=by_graphs.is_limited
+    )
     # In the reverse order of the docstring: of several holders of a key, the last one counts.
-    return {**in_words, **explanation.unnamed, **by_graphs, **from_roots, **by_both}
+    return {**in_words, **explanation.without_root, **by_graphs.holders, **from_roots, **by_both}
 
 
 def _items_by_key(

@@ -122,44 +122,38 @@ class WidgetRegistry:
         model = str(self._models[id(outermost)])
         text = f"the registry of widgets, {type_name(outermost)} {model[:8]}"
         code = f'{self._code}["{model}"]'
-        registry_id = id(self.by_model)
         root = Root(text, Rank.PLACE, "", is_removed_as_whole=True)
+        registration = Cut(
+            Kind.CALL,
+            id(self.by_model),
+            "",
+            self.closing_all,
+            position,
+            number_of_families,
+            removal_of_all=self.closing_all,
+        )
         if len(family) == 1:  # widgets.IntSlider()
-            cut = Cut(
-                Kind.CLOSED,
-                registry_id,
-                "",
-                code,
-                position,
-                number_of_families,
-                all_of=self.closing_all,
-                ending="close()",
-            )
+            cut = replace(registration, kind=Kind.CLOSED, target=code, ending="close()")
             return replace(root, code=code, cut=cut)
         if number_of_families == 1:  # the line may close all widgets
-            return replace(root, cut=Cut(Kind.CALL, registry_id, "", self.closing_all))
-        child_ids = set(map(id, _children_of(outermost)))
-        is_box_of_all = all(id(widget) in child_ids for widget in family[1:])
-        if not is_box_of_all:  # such as a box in a box
+            return replace(root, cut=registration)
+        if not _is_box_of_all(family):  # such as a box in a box
             return replace(root, advice="close() each of its widgets")
         imports, target = split(code)  # widgets.HBox([slider, label])
         call = f"{imports}[widget.close() for widget in [*{target}.children, {target}]];"
-        cut = Cut(
-            Kind.CALL,
-            registry_id,
-            "",
-            call,
-            position,
-            number_of_families,
-            all_of=self.closing_all,
-        )
-        return replace(root, cut=cut)
+        return replace(root, cut=replace(registration, target=call))
 
 
 def _is_style(widget: object) -> bool:
     """Return True for a widget that only styles another one; ipywidgets never closes it."""
     name = type_name(widget)
     return name in _PARTS or name.endswith("Style")
+
+
+def _is_box_of_all(family: list[object]) -> bool:
+    """Return True if the first widget of a family is a box with all of the remaining ones."""
+    child_ids = set(map(id, _children_of(family[0])))
+    return all(id(widget) in child_ids for widget in family[1:])
 
 
 def _children_of(widget: object) -> tuple[object, ...]:

@@ -72,6 +72,7 @@ class Protocol:
             ``{deleting}`` deletes the ``{number}`` items at ``{positions}``, which have ``{keys}``.
         is_compound: True if a statement begins a block, so that none can stand in front of it.
         words: the advice if there is no statement.
+        container: the code of the container; empty in the constants, which are for any container.
         keys: for each position, the number by which the owner knows the item.
     """
 
@@ -79,7 +80,12 @@ class Protocol:
     removing_some: str
     is_compound: bool = False
     words: str = ""
+    container: str = ""
     keys: tuple[object, ...] = ()
+
+    def of_container(self, code: str) -> Protocol:
+        """Return the same calls for the container with the given code."""
+        return replace(self, container=code)
 
     def with_keys(self, keys: Sequence[object]) -> Protocol:
         """Return the same calls for a container whose items have the given keys."""
@@ -93,9 +99,9 @@ class Protocol:
             positions: the positions in ascending order.
         """
         imports, owner = split(cut.owner)
-        items = split(cut.items)[1]
+        items = split(self.container)[1]
         if self.is_compound:  # ``with q.mutex: ...``, which cannot follow an import
-            imports, owner, items = "", without_import(cut.owner), without_import(cut.items)
+            imports, owner, items = "", without_import(cut.owner), without_import(self.container)
         if len(positions) == cut.size:
             if cut.ending and "{ending}" not in self.removing_all:
                 return ""  # it would not end the items
@@ -144,10 +150,10 @@ class Cut:
     That of ``runs[3]["x"]`` to an array has the dict as its owner, with the code ``runs[3]``; its
     target is ``runs[3]["x"]``, and its outer reference is that of the list to the dict.
 
-    Most cuts only have the first four attributes, the reference itself. ``position`` to ``items``
-    tell where it is among the references of a container, so that one statement can remove several.
-    ``ending`` to ``is_replaced`` tell if the line does anything else than deleting it. The last
-    three are identities and findings for the search, which the line does not show.
+    Most cuts only have the first four attributes, the reference itself. ``position`` to
+    ``protocol`` tell where it is among the references of a container, so that one statement can
+    remove several. ``ending`` to ``is_replaced`` tell if the line does anything else than deleting
+    it. The last three are identities and findings for the search, which the line does not show.
 
     Attributes:
         kind: its kind.
@@ -163,9 +169,9 @@ class Cut:
         columns: the code of the label of each column.
         listing: how code lists the keys of a dict by their positions.
         has_slices: False for a deque, whose items are deleted one at a time.
-        all_of: the statement that removes all references of a registry; empty if there is none.
+        removal_of_all: the statement that removes all references of a registry; empty if there is
+            none.
         protocol: the calls by which the owner of a container removes items, if nothing else may.
-        items: the code of that container.
         ending: the call of a method that ends the object first, such as ``cancel()`` of a task.
         is_detached: True if the line replaces a tensor by one without its graph instead of removing
             it.
@@ -190,9 +196,8 @@ class Cut:
     columns: tuple[str, ...] = ()
     listing: Listing = Listing.PLAIN
     has_slices: bool = True
-    all_of: str = ""
+    removal_of_all: str = ""
     protocol: Protocol | None = None
-    items: str = ""
     ending: str = ""
     is_detached: bool = False
     copied_by: str = ""
@@ -249,8 +254,8 @@ class Cut:
     def statement(self) -> str:
         """The statement that removes it, and the owner's other references to the same object."""
         if self.copied_by:
-            return statement_with_copy(self.each())
-        return in_sequence([cut._statement_of_one() for cut in self.each()])
+            return statement_with_copy(self.single_references())
+        return in_sequence([cut._statement_of_one() for cut in self.single_references()])
 
     @property
     def statement_if_there(self) -> str:
@@ -267,7 +272,7 @@ class Cut:
             return f'vars({self.owner}).pop("{name[1:]}", None)'
         return ""
 
-    def each(self) -> list[Cut]:
+    def single_references(self) -> list[Cut]:
         """Return the reference, and the owner's further references to the same object, as cuts
         without ``repeated``: those of ``run.model`` and ``run.best``.
         """
@@ -296,7 +301,7 @@ class Cut:
         if self.is_detached:
             return f"{imports}{code} = {code}.detach()"
         if self.kind is Kind.CLOSED:  # a widget: ``Widget.close_all()`` needs no identifier
-            return self.all_of if self.size == 1 else f"{imports}{code}.{self.ending}"
+            return self.removal_of_all if self.size == 1 else f"{imports}{code}.{self.ending}"
         if self.ending:
             imports += f"{code}.{self.ending}; "
         match self.kind:

@@ -140,8 +140,11 @@ def cut_by_field(
 def with_only_places_marked(
     cuts: list[Cut], fields: Sequence[ItemField], items: Sequence[object]
 ) -> list[Cut]:
-    """Return references of a list's items, marked ``is_only_there`` if no further item has one of
-    their fields: then ``for _item in docs: _item.pop("tokens", None)`` removes no other object.
+    """Return references of a list's items, marked ``is_only_there`` if no further item of the list
+    has one of their fields.
+
+    Then a loop over the whole list may remove the field where an item has it, ``for _item in docs:
+    _item.pop("tokens", None)``. Otherwise that would also remove objects that must stay.
 
     Args:
         cuts: the references of some of the items.

@@ -277,10 +277,10 @@ class Path:
     def holder(self, remedy: Remedy) -> Holder:
         """Return the path with a remedy."""
         root = self.root if self.text.begins_at_root else NO_ROOT
-        return Holder(shortened(self.text.shown), remedy, (root,))
+        return Holder(shorten_path(self.text.shown), remedy, (root,))
 
 
-def shortened(path: str) -> str:
+def shorten_path(path: str) -> str:
     """Return a path, cut off after a name or item if it is too long to read."""
     if len(path) <= LONGEST_PATH:
         return path

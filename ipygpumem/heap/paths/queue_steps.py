@@ -224,8 +224,9 @@ def _append_all_items(path: Path, items: Any, name: str, protocol: Protocol) -> 
     """
     code = f"{path.code}{name}"
     size = len(items)
-    cut = Cut(Kind.QUEUED, id(items), path.code, code, 0, size, items=code, protocol=protocol)
-    emptying = protocol.statement(cut, range(size))
+    calls = protocol.of_container(code)
+    cut = Cut(Kind.QUEUED, id(items), path.code, code, 0, size, protocol=calls)
+    emptying = calls.statement(cut, range(size))
     if emptying:
         path.append_removable(name, code, Cut(Kind.CALL, id(items), path.code, emptying))
         return
@@ -260,8 +261,7 @@ def _append_one_item(
         target,
         position,
         len(items),
-        items=code,
-        protocol=protocol,
+        protocol=protocol.of_container(code),
     )
     shown = " (in a queue)" if protocol is _SIMPLE_QUEUE else f"[{position}]"
     if cut.statement:

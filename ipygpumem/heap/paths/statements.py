@@ -72,7 +72,7 @@ def outermost(cuts: Sequence[Cut]) -> list[Cut]:
     """
     unique = dict[Cut, None]()
     for cut in cuts:
-        for reference in cut.each():
+        for reference in cut.single_references():
             unique[reference] = None
     outermost = list[Cut]()
     # Asked once for each outer reference, by its identity: a million items may share one.
@@ -91,7 +91,7 @@ def _is_removed_by(cuts: Mapping[Cut, None], outer: Cut | None) -> bool:
     it or one of its outer ones: ``runs[3]`` for ``runs[3]["model"]``.
     """
     while outer is not None:
-        if not cuts.keys().isdisjoint(outer.each()):
+        if not cuts.keys().isdisjoint(outer.single_references()):
             return True
         outer = outer.outer
     return False
@@ -172,8 +172,8 @@ def _statement_for_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
     is_only_element = first.kind is Kind.ELEMENT and first.size == 1
     if len(cuts) == 1 and not is_only_element:
         return first.statement
-    if len(cuts) == first.size and first.all_of:  # such as ``plt.close("all")``
-        return first.all_of
+    if len(cuts) == first.size and first.removal_of_all:  # such as ``plt.close("all")``
+        return first.removal_of_all
     if first.kind is Kind.COLUMN:
         return _removal_of_columns(cuts)
     if any(cut.copied_by for cut in cuts):

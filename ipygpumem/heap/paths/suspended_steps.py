@@ -87,8 +87,10 @@ def _append_suspended(path: Path, steps: Sequence[object], cell_of: CellOf) -> i
 
 
 def _append_task(path: Path, task: object, child: object) -> None:
-    """Append the step from a task to its result, ``task.result()``. From a task that is pending or
-    has failed, append the step to anything that it holds: the line cancels or deletes the task.
+    """Append the step from a task to its result, ``task.result()``.
+
+    From a task that is pending or has failed, the step leads to anything that it holds, and the
+    advice is the line that cancels or deletes the task.
     """
     is_failure = is_exactly(child, CoroutineType, TracebackType) or is_instance(
         child, BaseException

@@ -426,9 +426,10 @@ def _detaching(path: Path) -> str:
 
 
 def _without_graph(cut: Cut, path: Path) -> Cut:
-    """Return the reference to a tensor with which a path ends, so that its line keeps the values
-    and removes the graph: ``losses[3] = losses[3].detach()`` instead of ``del losses[3]``. A
-    reference to which nothing can be assigned is returned as it is.
+    """Return the reference to a tensor with which a path ends, so that its line only removes the
+    graph: ``losses[3] = losses[3].detach()`` instead of ``del losses[3]``.
+
+    If nothing can be assigned there, such as an item of a tuple, it is returned as it is.
     """
     is_replaceable = not path.is_fixed and cut.kind in ASSIGNED and cut.target == path.code
     return replace(cut, is_detached=True) if is_replaceable else cut

@@ -197,9 +197,11 @@ def _used_first(remedies: Sequence[Remedy]) -> list[Remedy]:
 
 
 def _ended_first(ways: Sequence[Way], cuts: list[Cut]) -> list[Cut]:
-    """Return the references to one object, changed if a registry has it that only a method of the
-    object empties, such as ``close()`` of a widget. The registration is left out then, and another
-    reference ends the object first: ``outer["w"].close(); del outer["w"]``.
+    """Return the references to one object in a form for one line, if a registry has it until a
+    method of the object is called, such as ``close()`` of a widget.
+
+    The line is ``outer["w"].close(); del outer["w"]``: that of the registry is left out, and the
+    reference of ``outer`` gets the call. Without such a registry, the references are unchanged.
 
     Args:
         ways: the ways to the object.
