@@ -19,7 +19,7 @@ from ipygpumem.estimating.card_operations import CardOperations
 from ipygpumem.estimating.convolutions import takes_cudnn
 from ipygpumem.estimating.devices import CARD, Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
-from ipygpumem.estimating.guesses import COMPARES, Guesses, KnownValues
+from ipygpumem.estimating.guesses import COMPARISONS, Guesses, KnownValues
 from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
 from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, of_share
 from ipygpumem.estimating.layouts import may_differ_in_layout, with_layout_of_card
@@ -210,7 +210,7 @@ class AllocationTracker(StorageFollower):
         try:
             result = self._run_operator(call, operator)
         except _UNFOLLOWED as error:
-            if func is _SCALAR or func in COMPARES:
+            if func is _SCALAR or func in COMPARISONS:
                 return self._guesses.guess_for(func, call.args[0])
             raise _refusal(_reason_of(error), func) from error
         result = self._correct(call, result)
