@@ -176,7 +176,7 @@ class AllocationTracker(StorageFollower):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # the operations on its inner tensors come here
         if not self._copies.paused:
-            parts = self.decomposed(func, args, kwargs)
+            parts = self.run_decomposed(func, args, kwargs)
             if parts is not NotImplemented:
                 return parts
         with self._copies.lock:
@@ -223,7 +223,7 @@ class AllocationTracker(StorageFollower):
 
         The roles of its tensors are marked in the log.
         """
-        in_backward = self.backward_is_running()
+        in_backward = self.note_backward_pass()
         if func in _CONSTANTS:  # torch itself makes fake tensors of these real ones
             return _Call(func, args, kwargs, [], [], in_backward)
         tensors = list(tensors_in((args, kwargs)))

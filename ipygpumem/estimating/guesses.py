@@ -90,9 +90,10 @@ class Guesses:
             count += 1
             self.lines[line] = count
         if count > _MOST_GUESSES_OF_LINE:
+            often = f"{_MOST_GUESSES_OF_LINE:,} times"
             raise EstimateError(
-                f"this line asked for a tensor's value {_MOST_GUESSES_OF_LINE:,} times. An estimate "
-                f"has no values, so the loop may never end: {line}"
+                f"this line asked for a tensor's value {often}. An estimate has no values, so the "
+                f"loop may never end: {line}"
             )
 
     def _guess_for_lbfgs(self, frame: types.FrameType, *, is_condition: bool) -> bool | float:

@@ -320,7 +320,7 @@ class Follower(StorageFollower):
         # An operator that takes functions, whose operations come here.
         if not isinstance(func, _OPERATOR):
             return func(*args, **kwargs)
-        parts = self.decomposed(func, args, kwargs)
+        parts = self.run_decomposed(func, args, kwargs)
         return _MAY_HAVE_MEMORY if parts is NotImplemented else parts
 
     @_ends_following_on_failure
@@ -422,7 +422,7 @@ class Follower(StorageFollower):
         if device == "meta":
             return None
         # Before the storage is logged: it is allocated after the backward pass has begun.
-        in_backward = not existed_before and self.backward_is_running()
+        in_backward = not existed_before and self.note_backward_pass()
         if not is_strided:  # sparse: it has several storages, and no address
             return self.log.log_tensor(
                 tensor, device, existed_before=existed_before, in_backward=in_backward
