@@ -190,7 +190,7 @@ def only_this_test(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -
     Not for tests in which users' modules or running functions hold something.
     """
     show_modules(monkeypatch)
-    monkeypatch.setattr("ipygpumem.heap.heap.running_locals", list)
+    monkeypatch.setattr("ipygpumem.heap.live.heap.running_locals", list)
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def script_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProbe]:
     """Memory that a test sets, which is what a script's traces measure."""
     probe = FakeProbe()
     probe.set(100)
-    traces = Traces(Meter([probe]), most=5)
+    traces = Traces(Meter([probe]), history_length=5)
     monkeypatch.setattr(where.traces, "of_script", lambda: traces)
     yield probe
     traces.meter.close()

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.heap.arrays import Array, describe, elements
 from ipygpumem.heap.bulk import CHUNK
-from ipygpumem.heap.named_arrays import NamedArrays
+from ipygpumem.heap.kinds.arrays import Array, describe, elements
+from ipygpumem.heap.walks.named_arrays import NamedArrays
 from ipygpumem.introspect import users_modules
-from ipygpumem.inventory import baseline, records, survey
-from ipygpumem.inventory.records import Inventory, TensorRecord
+from ipygpumem.inventory.arrays import records, survey
+from ipygpumem.inventory.arrays.records import Inventory, TensorRecord
+from ipygpumem.inventory.remaining import baseline
 from ipygpumem.shell.notebook_inventory import inventory_of_notebook
 from tests import hostile
 from tests.alone import printed
@@ -134,7 +135,11 @@ def test_paths_are_the_shortest_and_read_like_python() -> None:
 
 
 def test_a_part_that_was_displayed_has_the_path_of_its_variable(loaded: InteractiveShell) -> None:
-    loaded.run_cell("import numpy\nsteps = {'a': [numpy.ones(1 << 17)]}\nsteps['a'];")
+    loaded.run_cell("""
+    import numpy
+    steps = {'a': [numpy.ones(1 << 17)]}
+    steps['a'];
+    """)
     loaded.run_cell("steps['a'][0]", store_history=True)
     loaded.run_cell("numpy.ones(1 << 18)", store_history=True)
     inventory = inventory_of_notebook(loaded)
@@ -146,7 +151,7 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
     loop: list[Any] = [numpy.ones(1)]
     loop.append(loop)
     assert names(loop=loop) == ["loop[0]"]
-    monkeypatch.setattr("ipygpumem.heap.named_arrays.MOST_OBJECTS", 10)
+    monkeypatch.setattr("ipygpumem.heap.walks.named_arrays.MOST_OBJECTS", 10)
     tree = [[[numpy.ones(1)]] for i in range(100)]
     assert (
         survey.take_inventory([("tree", tree)]).notes[0].startswith("the search for names stopped")
@@ -159,7 +164,7 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
 def test_plain_objects_are_examined_in_bulk(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
 ) -> None:
-    monkeypatch.setattr("ipygpumem.heap.named_arrays.MOST_OBJECTS", 3 * CHUNK)
+    monkeypatch.setattr("ipygpumem.heap.walks.named_arrays.MOST_OBJECTS", 3 * CHUNK)
     items = [make(i) for i in range(4 * CHUNK)]
     box = [numpy.ones(3)]
     inventory = survey.take_inventory(

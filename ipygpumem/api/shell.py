@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import describe_error
 from ipygpumem.failures import write_failure
-from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.live.garbage import Garbage
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.meter import traces
 from ipygpumem.notebook import current_shell
@@ -64,10 +64,10 @@ def show(report: Report, **where: Any) -> None:
     except Exception as error:  # a broken stdout or display must not stop user code
         if is_from_signal(error):
             raise
-        tell_unshown_report(describe_error(error))
+        tell_why_not_shown(describe_error(error))
 
 
 @functools.lru_cache(maxsize=16)
-def tell_unshown_report(why: str) -> None:
-    """Tell on stderr why reports do not show, once for each reason."""
+def tell_why_not_shown(why: str) -> None:
+    """Tell on stderr why reports are not shown; once for each reason, because it is cached."""
     write_failure(f"a report could not be shown ({why})")

@@ -58,7 +58,7 @@ def checked_budget(sizes: Mapping[str, object]) -> dict[str, int]:
             continue
         device = _checked_device(name)
         try:
-            size_bytes[device] = checked_bytes(size, least=MIB)
+            size_bytes[device] = checked_bytes(size, minimum=MIB)
         except UnitError as error:
             raise BudgetError(f"budget: {name}: {error}") from None
     if not size_bytes:

@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any
 
 from ipygpumem.errors import AutofitError, UnitError, quoted
-from ipygpumem.units import whole
+from ipygpumem.units import checked_integer
 
 Number = int | float
 Values = dict[str, Number]
@@ -200,7 +200,7 @@ def _number_of_tries(max_tries: object) -> int:
     if max_tries is None:
         return _DEFAULT_TRIES
     try:
-        return whole(max_tries, least=0)
+        return checked_integer(max_tries, minimum=0)
     except UnitError as error:
         raise AutofitError(f"max_tries (--max-tries): {error}") from None
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.heap.array_search import arrays_of_names
+from ipygpumem.heap.walks.array_search import arrays_of_names
 from ipygpumem.meter.meter import Span
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.host import RamFigures
@@ -127,7 +127,7 @@ class MeasuredScope:
 
     def saved_memory(self) -> list[RetainedArray]:
         """Return the arrays in the objects that its code has replaced, and that it keeps alive."""
-        return arrays_of_names(self.names.overwritten())
+        return arrays_of_names(self.names.overwritten_objects())
 
     def outputs(self) -> dict[int, Any]:
         """Return the outputs since its start, by cell number."""

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 from ipygpumem.api.inventories import inventory_at
 from ipygpumem.api.shell import current_traces, show
 from ipygpumem.errors import FileError, TraceError, UnitError, describe_error
-from ipygpumem.heap.tensors import Storages
+from ipygpumem.heap.kinds.tensors import Storages
 from ipygpumem.introspect import is_instance, type_name
-from ipygpumem.inventory import records
-from ipygpumem.inventory.records import Inventory, InventoryDiff
+from ipygpumem.inventory.arrays import records
+from ipygpumem.inventory.arrays.records import Inventory, InventoryDiff
 from ipygpumem.records import Usage
 from ipygpumem.report import devices, layout, text
 from ipygpumem.report.devices import device_label, sizes
 from ipygpumem.report.layout import Report, note
 from ipygpumem.report.tensors import changed_tables
 from ipygpumem.report.words import clean, count
-from ipygpumem.units import format_bytes, format_change, whole
+from ipygpumem.units import checked_integer, format_bytes, format_change
 
 
 def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracker:
@@ -53,7 +53,7 @@ def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracke
     'image'
     """
     try:
-        rows = whole(top, least=0)
+        rows = checked_integer(top, minimum=0)
     except UnitError as error:
         raise TraceError(f"top: {error}") from None
     return Tracker(_function_that_writes(to), rows, silent=silent)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
-from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.kinds.arrays import is_of_library
 from ipygpumem.heap.paths.items_and_attributes import attribute_names
 from ipygpumem.heap.paths.roots import module_code
 from ipygpumem.introspect import (
@@ -31,8 +31,10 @@ def is_estimator(item: object) -> bool:
 
 
 def is_forgotten_by_clone(steps: Sequence[object]) -> bool:
-    """Return True if a clone of an estimator does not lead to a chain's last object: the chain
-    leads through an attribute that fitting has set, or ends at the list of a pipeline's steps.
+    """Return True if a clone of an estimator does not lead to a chain's last object.
+
+    The chain leads through an attribute that fitting has set, such as ``model.coef_``. Or it ends
+    at the list of a pipeline's steps, which the clone has as clones, too.
 
     Args:
         steps: the estimator, and the objects after it.

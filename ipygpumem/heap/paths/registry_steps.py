@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import is_of_library, library_type
+from ipygpumem.heap.kinds.arrays import is_of_library, library_type
 from ipygpumem.heap.paths.cuts import Cut, Kind, condition_of, split, with_repeated
 from ipygpumem.heap.paths.figure_steps import append_figure_step
 from ipygpumem.heap.paths.items_and_attributes import position_of
@@ -23,8 +23,8 @@ from ipygpumem.introspect import (
 
 
 def append_registry_step(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
-    """Append an object that a library's registry keeps; return the number of references, 0 if the
-    first object is no registry.
+    """Append an object that a registry of Python or a library keeps, such as a handler of a logger;
+    return the number of references, 0 if the first object is no registry.
 
     Args:
         path: the path to the registry.
@@ -55,7 +55,7 @@ def append_registry_step(path: Path, steps: Sequence[object], names: Mapping[str
 
 def _append_attribute_of_thread(path: Path, steps: Sequence[object]) -> int:
     """Append an attribute that this thread has in a ``threading.local``; return the number of
-    references, 0 if another thread has it.
+    references, 0 if another thread has it, whose attributes code cannot reach here.
     """
     names = vars(steps[0])
     for taken, item in enumerate(steps[1:], start=1):
