@@ -272,19 +272,28 @@ def names_in(
         examined[id(code)] = code
         inner_codes = [item for item in code.co_consts if type(item) is types.CodeType]
         waiting += [(inner, spaces) for inner in inner_codes]
-        for names in _dotted_names(code):
-            value, module = _value_of_dotted_name(names, spaces)
-            owner = None
-            if len(names) > 1:
-                owner, _ = _value_of_dotted_name(names[:-1], spaces)
-            yield NamedValue(names, value, module, owner)
+        for named in _names_in_one(code, spaces):
+            yield named
             # Library functions are not searched: they name many calls that they rarely make.
-            if _is_users_function(value):
-                spaces_of_function = (closure_of(value), value.__globals__)
-                waiting.append((value.__code__, spaces_of_function))
-        for library in _imported_by(code):
-            if library not in sys.modules:
-                yield NamedValue((library,), None, library, None)
+            function = named.value
+            if _is_users_function(function):
+                spaces_of_function = (closure_of(function), function.__globals__)
+                waiting.append((function.__code__, spaces_of_function))
+
+
+def _names_in_one(
+    code: types.CodeType, namespaces: tuple[dict[str, Any], ...]
+) -> Iterator[NamedValue]:
+    """Yield the dotted names in one code object, then the libraries that it imports first."""
+    for names in _dotted_names(code):
+        value, module = _value_of_dotted_name(names, namespaces)
+        owner = None
+        if len(names) > 1:
+            owner, _ = _value_of_dotted_name(names[:-1], namespaces)
+        yield NamedValue(names, value, module, owner)
+    for library in _imported_by(code):
+        if library not in sys.modules:
+            yield NamedValue((library,), None, library, None)
 
 
 def closure_of(function: Any) -> dict[str, Any]:

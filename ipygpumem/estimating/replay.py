@@ -204,7 +204,7 @@ class _Moment(NamedTuple):
 
 
 def _moments(lives: Sequence[StorageLife]) -> list[_Moment]:
-    """Return when each storage is allocated and freed, in order."""
+    """Return the moments at which storages are allocated and freed, in order."""
     moments: list[_Moment] = []
     for number, life in enumerate(lives):
         if life.size_bytes:

@@ -200,8 +200,8 @@ class Estimation:
 
         return self._estimate_of(run)
 
-    def place_of(self, tensor: Any) -> str:
-        """Return the device that a fake tensor is assumed to be on."""
+    def assumed_device_of(self, tensor: Any) -> str:
+        """Return the name of the device that a fake tensor is assumed to be on."""
         if self._places.of(tensor) == HOST:
             return "cpu"
         return self._devices.assumed_for(tensor.device)

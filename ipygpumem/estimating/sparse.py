@@ -83,7 +83,7 @@ def _sparse_mask(dense: Any, mask: Any) -> Any:
 
 
 def _bag_backward(gradient: Any, indices: Any, *args: Any) -> Any:
-    """Return the gradient of a bag of embeddings: a row for each index."""
+    """Return the sparse gradient of a bag of embeddings, which has a row for each index."""
     rows = args[4]
     width = gradient.shape[-1]
     values = gradient.new_empty((indices.numel(), width))

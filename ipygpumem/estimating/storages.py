@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ipygpumem.estimating.caching_allocator import in_whole_steps
+from ipygpumem.estimating.caching_allocator import rounded_to_blocks
 from ipygpumem.introspect import is_atom
 
 ROLES = (
@@ -150,7 +150,7 @@ class StorageLog:
         if not existed_before:
             self.clock += 1
             born = self.clock
-        life = StorageLife(device, in_whole_steps(size_bytes), born, existed_before)
+        life = StorageLife(device, rounded_to_blocks(size_bytes), born, existed_before)
         self.lives.append(life)
         now = self.now.get(device, 0) + life.size_bytes
         self.now[device] = now
@@ -222,7 +222,7 @@ class StorageLog:
         self.alive.clear()
 
     def role(self, life: StorageLife) -> str:
-        """Return the role of a storage: in this table, that of the first line that applies.
+        """Return the role of a storage: the first one in this table whose condition is true.
 
         ===============================================  ===========================
         a hook has marked it                             the mark, such as gradients

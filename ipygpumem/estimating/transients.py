@@ -191,22 +191,26 @@ def _second_argument(args: Any, _: Any) -> int:
 
 @_rule_of("_pdist_backward")
 def _distances_of_pairs_backward(args: Any, _: Any) -> int:
-    """Return the bytes of the gradients of ``torch.pdist`` before they are added up: each row has
-    one for each other row.
+    """Return the bytes of the gradients of ``torch.pdist`` before they are added up.
+
+    Each row has a gradient from each other row.
     """
     return _nbytes(args[1]) * (len(args[1]) - 1)
 
 
 @_rule_of("_cdist_backward")
 def _distances_backward(args: Any, _: Any) -> int:
-    """Return the bytes of a gradient of each first row for each second row."""
+    """Return the bytes of the gradients of ``torch.cdist`` before they are added up.
+
+    Each row of the first argument has a gradient from each row of the second one.
+    """
     rows = args[2].shape[-2]
     return int(_nbytes(args[1]) * rows)
 
 
 @_rule_of("_safe_softmax")
 def _truth_values(args: Any, _: Any) -> int:
-    """Return the bytes of a truth value for each element."""
+    """Return the bytes of a truth value for each element, which says if it is masked."""
     return int(args[0].numel())
 
 
@@ -225,7 +229,7 @@ def _reduced_loss(args: Any, result: Any) -> int:
 
 
 @_rule_of("sum", "cumsum", "prod", "cumprod")
-def _converted(args: Any, result: Any) -> int:
+def _converted_copy(args: Any, result: Any) -> int:
     """Return the bytes of a converted copy of integers, which are reduced in the result's type."""
     source = args[0]
     is_same = source.dtype is result.dtype
@@ -245,7 +249,7 @@ def _multinomial(args: Any, _: Any) -> list[int]:
 
 
 @_rule_of("normal")
-def _deviations(args: Any, result: Any) -> int:
+def _expanded_deviation(args: Any, result: Any) -> int:
     """Return the bytes of the expanded standard deviation of ``torch.normal(means, 1.0)``.
 
     0 if the deviation is a tensor, too, or if the tensor itself is filled: ``x.normal_()``.
@@ -353,7 +357,7 @@ _rule_of("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
 
 
 @_rule_of("upsample_bilinear2d", "upsample_bilinear2d_backward")
-def _interpolated(args: Any, result: Any) -> int:
+def _dense_copy(args: Any, result: Any) -> int:
     """Return the bytes of a dense copy of the argument; 0 for a result of the same size."""
     source = args[0]
     if source.shape == result.shape or _is_dense(source):
@@ -393,7 +397,11 @@ def _group_norm_backward(args: Any, _: Any) -> list[int]:
 
 
 def copies_by_heads(*tensors: Any) -> list[int]:
-    """Return the bytes of each tensor that must be copied so that its heads are inside its rows."""
+    """Return the bytes of each tensor that a kernel of attention copies.
+
+    It needs the order (batch, length, heads, width) in memory; the tensors' dimensions are (batch,
+    heads, length, width).
+    """
     return [tensor.nbytes for tensor in tensors if not tensor.transpose(1, 2).is_contiguous()]
 
 

@@ -88,9 +88,9 @@ class Unfollowed:
             f"num_classes= makes it exact"
         )
 
-    def wrapped_transforms(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-        """Yield owner and name of each function with which a transform begins, and a wrapper of it
-        that notes the transform.
+    def transform_wrappers(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        """Yield the module and the name of each function with which a transform begins, and a
+        function to call instead, which notes the transform.
         """
         for module_name, name, kind in _TRANSFORMS:
             module = sys.modules.get(module_name)
