@@ -648,7 +648,7 @@ def test_holders_of_fake_tensors_and_too_large_arrays_are_named(
     monkeypatch.setattr(textwrap, "kept", {}, raising=False)
     estimate = ipygpumem.estimate(lambda: textwrap.kept.update(mask=torch.ones(3)))  # type: ignore[attr-defined]
     assert any("textwrap.kept" in note or "dict" in note for note in estimate.notes), estimate.notes
-    monkeypatch.setattr(object_states, "_LARGEST_ARRAY", 1000)
+    monkeypatch.setattr(object_states, "_LARGEST_ARRAY_BYTES", 1000)
     large = np.zeros(1000)
     assert any(
         "numpy" in note or "ndarray of 7.8 KiB" in note
