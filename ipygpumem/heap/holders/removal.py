@@ -109,7 +109,8 @@ def nearest_first(holders: Sequence[HolderWays], nearest: Way) -> list[HolderWay
             # a dict. The line for the proxy removes all of its entries, one of which is nearest.
             if nearest.removed_references and nearest.removed_references < way.removed_references:
                 return [holder, *holders[:position], *holders[position + 1 :]]
-            if way == nearest or (way.cuts and way.cuts == nearest.cuts):
+            has_same_line = bool(way.cuts) and way.cuts == nearest.cuts
+            if way == nearest or has_same_line:
                 ways = [*holder.ways[:number], nearest, *holder.ways[number + 1 :]]
                 with_nearest = holder._replace(ways=ways)
                 return [with_nearest, *holders[:position], *holders[position + 1 :]]

@@ -243,7 +243,8 @@ class RowRemovals:
             # The report shows the path to the holder, with the line for what is inside.
             shown_holder = replace(way_to_holder.holder, remedy=way_inside.holder.remedy)
             return Removal(None, held_row.objects, replace(way_inside, holder=shown_holder))
-        if cut is not None and cut.kind in _REGISTRATIONS and not has_records:
+        is_removed_by_call = cut is not None and cut.kind in _REGISTRATIONS
+        if is_removed_by_call and not has_records:  # plt.close(fig)
             return Removal.of(held_row.holder, held_row.objects, way_to_holder)
         return None
 

@@ -286,7 +286,8 @@ def _loop_over_items(groups: list[list[Cut]]) -> str:
     if len(items) < 2:
         return ""
     first = items[0]
-    if first.kind is not Kind.ITEM or any(item.owner_id != first.owner_id for item in items):
+    are_in_one_list = all(item.owner_id == first.owner_id for item in items)
+    if first.kind is not Kind.ITEM or not are_in_one_list:
         return ""
     statements = _statements_of_items(groups, items)
     if len(statements) != 1:
