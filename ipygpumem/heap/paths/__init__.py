@@ -37,8 +37,8 @@ them. For many items of one container, it is a slice or a loop, ``del runs[3:7]`
 _item`` (``item_fields.py``, ``loop_variables.py``). If the object has several holders,
 ``ways.joined`` puts their lines into one: ``del runs[0]["x"]; cache.clear()``.
 
-Many steps use two further files: ``items_and_attributes.py`` finds the item or attribute by which one
-object refers to another, and ``literals.py`` writes keys as code. ``hidden_cycles.py`` is about
+Many steps use two further files: ``items_and_attributes.py`` finds the item or attribute by which
+one object refers to another, and ``literals.py`` writes keys as code. ``hidden_cycles.py`` is about
 cycles, not paths: it writes the lines that end cycles through arrays of objects, which the garbage
 collector cannot see.
 """
