@@ -387,6 +387,7 @@ class _KeptStorages:
         """
         tensor_key = storage_key(keeper.tensor)
         if tensor_key is not None and tensor_key in self._holders_that_free:
+            # The line removes the tensor anyway, and the gradient dies with it.
             return self._holders_that_free[tensor_key]
         owners = [self._tensor_holders[object_key(tensor)] for tensor in tensors]
         path = owners[0].path + GRADIENT

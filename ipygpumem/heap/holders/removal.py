@@ -65,6 +65,7 @@ class HolderWays(NamedTuple):
                 removes.
         """
         ways, items = list[Way](), list[object]()
+        # A holder with one reference has no items.
         for way, item in itertools.zip_longest(self.ways, self.items):
             if not way.is_ended_by(removed_references):
                 ways.append(way)

@@ -193,9 +193,10 @@ def _removal_of_columns(cuts: Sequence[Cut]) -> str:
     """
     first = cuts[0]
     labels = list(dict.fromkeys(label for cut in cuts for label in cut.columns))
-    is_variable = first.outer is None or first.outer.kind is Kind.NAME
-    if len(labels) == first.size and first.outer is not None and not is_variable:
-        return first.outer.statement
+    frame = first.outer  # the reference to the frame itself
+    are_all_columns = len(labels) == first.size
+    if are_all_columns and frame is not None and frame.kind is not Kind.NAME:
+        return frame.statement
     return without_columns(first.owner, labels)
 
 
