@@ -53,6 +53,11 @@ class HolderWays(NamedTuple):
     items: list[object]
     """The holder's item on each way; empty if it has one reference to the object."""
 
+    @classmethod
+    def of_one(cls, way: Way) -> HolderWays:
+        """Return the holder with one reference to the object, to which a way leads."""
+        return cls(None, [way], [])
+
     def without_ended_ways(self, removed_references: Set[tuple[int, int]]) -> HolderWays:
         """Return the holder without the ways that are ended, because an earlier line removes a
         reference on them.
@@ -115,4 +120,4 @@ def nearest_first(holders: Sequence[HolderWays], nearest: Way) -> list[HolderWay
                 ways = [*holder.ways[:number], nearest, *holder.ways[number + 1 :]]
                 with_nearest = holder._replace(ways=ways)
                 return [with_nearest, *holders[:position], *holders[position + 1 :]]
-    return [HolderWays(None, [nearest], []), *holders]
+    return [HolderWays.of_one(nearest), *holders]

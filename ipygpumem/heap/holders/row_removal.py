@@ -106,8 +106,15 @@ class RowRemovals:
             chain: the nearest chain to one of the row's arrays.
             way: the way along this chain.
         """
+        root, steps = chain
         held_row = _HeldRow(
-            row, row.held_objects(), *chain, holder.to_holder, holder.is_inside_item, way
+            row=row,
+            objects=row.held_objects(),
+            root=root,
+            steps=steps,
+            to_holder=holder.to_holder,
+            is_inside_item=holder.is_inside_item,
+            way=way,
         )
         return self._first_removal(held_row)
 
