@@ -1,5 +1,8 @@
 """Plain data: the objects that a line removes so that the memory of a row is freed, and the ways
 to them through each of their holders.
+
+For an array that is at ``runs[0]`` and ``runs[7]``, a ``Removal`` has the array and the way to the
+nearest place. ``HolderWays`` has the list and both ways, from which it makes one line.
 """
 
 from __future__ import annotations

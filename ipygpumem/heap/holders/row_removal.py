@@ -1,5 +1,8 @@
 """Finds the object to remove so that all arrays of a row are freed: their holder, a new object of a
 library around them, or each array by itself.
+
+After ``results["group"] = zarr.group()``, the arrays of the group are a row. No line is about these
+arrays, because users write no names for the parts of a group: the line is ``del results["group"]``.
 """
 
 from __future__ import annotations

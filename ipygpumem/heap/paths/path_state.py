@@ -1,4 +1,8 @@
-"""A path to an object while it is written, step by step."""
+"""A path to an object while ``PathWriter`` writes it, step by step.
+
+Each step tells a ``Path`` the text and the code that it adds, and the reference that a line could
+remove. At the end, ``Path.way`` decides which of these references the line is about.
+"""
 
 from __future__ import annotations
 
