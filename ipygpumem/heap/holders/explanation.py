@@ -342,7 +342,7 @@ def _is_divisible(key: StorageKey, row: Row, way: Way) -> bool:
 
     That is so for many objects that are no arrays, if one line frees all to which the holder leads,
     such as ``docs.clear()`` for 900 of 1,000 lists. Arrays are divided by the caller, which knows
-    their names (``inventory/array_holders.py``).
+    their names (``inventory/rows/array_holders.py``).
 
     Args:
         key: the storage that stands for the row.
