@@ -346,7 +346,7 @@ class Walk:
                 self.complete = False
 
     def _to_enter_now(self, objects: Sequence[Any], path: str) -> Sequence[Any]:
-        """Return those of some objects that are to be entered now, and put off the other ones.
+        """Return the objects, of some, that are to be entered now, and put off the other ones.
 
         Long containers go into ``_long``. If the objects have too many items for one list, none is
         entered now: they go to the head of the queue again, in two halves.
