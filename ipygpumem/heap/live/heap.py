@@ -329,7 +329,7 @@ class Heap:
                 receives all further ones.
         """
         new = list(behind.values())
-        contents = _contents(self.ndarrays)  # of tracked arrays: at first, the list has no others
+        contents = _contents(self.ndarrays)  # at first, all arrays in the list are tracked
         while new or contents:
             arrays = of_types(_array_types(), new)
             containers = of_types(_UNTRACKED.wanted, new)
