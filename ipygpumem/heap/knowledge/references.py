@@ -54,7 +54,9 @@ class References(NamedTuple):
     """
 
     of_python: Sequence[Any]
-    """Each of these references is part of the object's reference count."""
+    """Objects to which Python's objects refer: each of these references is part of the reference
+    count of the object.
+    """
     of_torch: Sequence[tuple[Owner, Any]]
     """Tensors that torch's C++ code refers to, each with its owner: a tensor or a node of a graph.
     """

@@ -386,16 +386,17 @@ class Garbage:
             self._decreases = None
 
     def _collect_since(self, since: GcMark | None) -> int:
-        """Collect the objects that are younger than a mark, or all of them if a finaliser may have
-        freed older ones; return the number that died.
+        """Collect the garbage among objects that are younger than a mark; all garbage if that is
+        not possible, or if a finaliser may have made older objects garbage. Return the number of
+        objects that died.
         """
         young = objects_since(since)
         if young is None:
             return self._collect_all()
         watchers = _watchers_of_finalisers(young)
-        del young
+        del young  # the list keeps all of them alive
         died = self._collect_young()
-        # Objects that a finaliser freed may be old.
+        # A finaliser has run, which may have made old objects garbage.
         if any(watcher() is None for watcher in watchers):
             return died + self._collect_all()
         return died

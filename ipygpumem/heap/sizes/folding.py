@@ -360,8 +360,10 @@ class Folder:
     # -- linked lists ----------------------------------------------------------------------------
 
     def _single_links(self, item: Any) -> list[Any]:
-        """Return the next links of a linked list, if each has one reference, that of the link
-        before it. Reading them one by one would take long.
+        """Return the next links of a linked list, as far as each has one reference, that of the
+        link before it; nothing for an object that is no link.
+
+        Reading them one by one would take long.
         """
         links = list[Any]()
         if not self._may_be_link(item) or not self._is_short(item):
@@ -379,7 +381,7 @@ class Folder:
         doubly linked list.
         """
         links = list[Any]()
-        met = {id(node)}
+        met_ids = {id(node)}
         passed_over = self._context.barriers.passed_over
         level = [node]
         while level and len(links) < CHUNK:
@@ -387,9 +389,9 @@ class Folder:
             level = []
             for key, link in following.items():
                 is_read = key in self._graph.objects or key in passed_over
-                if key not in met and not is_read:
+                if key not in met_ids and not is_read:
                     level.append(link)
-            met.update(following)
+            met_ids.update(following)
             links += level
         return links
 
@@ -434,7 +436,9 @@ class _Folding:
         self.size = Counter[str]()
         self.edges: dict[NodeKey, None] = {}
         self.linked = set[int]()
-        """Links of a list that were read together, by identity."""
+        """Identities of the links of a list that were read together: the references to them from
+        one another do not count.
+        """
         self.todo: list[tuple[Sequence[Any], set[int], int]] = [(items, types_of(items), 1)]
         """Objects to read, with at least the identities of their types, and the number for which
         each stands.
