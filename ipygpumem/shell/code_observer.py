@@ -196,10 +196,10 @@ class CodeObserver:
         without being seen again.
         """
         code = SeenCode(tree, is_final=False)
-        cell.code.seen.append(code)
+        cell.code.pieces.append(code)
         if here:
             opens_scope = _begins_with_experiment(tree)
-            cell.code.saved_early = self._prepare_scopes(code, here, opens_scope=opens_scope)
+            cell.code.names_saved_early = self._prepare_scopes(code, here, opens_scope=opens_scope)
 
     def _final_code_seen(self, tree: Any, here: list[HasScope], cell: Cell) -> None:
         """Instrument code, which runs next without further changes, and prepare the scopes."""
@@ -209,10 +209,10 @@ class CodeObserver:
         if names:
             instrument(tree, names)
         code.reported = names
-        cell.code.seen.append(code)
+        cell.code.pieces.append(code)
         if here:
-            here[-1].scope.unsave(cell.code.saved_early)
-            cell.code.saved_early = []
+            here[-1].scope.unsave(cell.code.names_saved_early)
+            cell.code.names_saved_early = []
             self._prepare_scopes(code, here, opens_scope=opens_scope)
 
     def _prepare_scopes(
@@ -244,7 +244,7 @@ class CodeObserver:
             return
         self.code_missed()
         if self._open and not here:  # another thread's scopes leave these names to this code
-            self._ensure_stand_in().code.seen.append(SeenCode(tree, is_final=False))
+            self._ensure_stand_in().code.pieces.append(SeenCode(tree, is_final=False))
 
     def code_missed(self, *_: object, **__: object) -> None:
         """Prepare the scopes for code that could not be analysed and may bind any name; it takes
@@ -252,7 +252,7 @@ class CodeObserver:
         """
         running = self._cells.running()
         if running:
-            running[-1].code.has_unseen = True
+            running[-1].code.has_unknown = True
         elif self._open:
             self._ensure_stand_in()  # notes the notebook's names before the code runs
         here = self._open.here()
@@ -311,8 +311,8 @@ class CodeObserver:
         # Without a cell, the main thread runs a silent request. Other threads run functions, which
         # bind no names of the notebook.
         in_silent_request = not running and experiment.thread == main_thread().ident
-        has_unseen_code = any(cell.code.has_unseen or not cell.code.seen for cell in running)
-        if in_silent_request or has_unseen_code:
+        has_unknown_code = any(cell.code.has_unknown or not cell.code.pieces for cell in running)
+        if in_silent_request or has_unknown_code:
             experiment.scope.save_all()
         for cell in self._cells.outside(experiment.thread):
             cell.code.note_names(self._context.namespace)
@@ -321,7 +321,7 @@ class CodeObserver:
         """Prepare the scope that becomes the innermost for names that the running code may bind."""
         self.binding_recorder.forget()
         for cell in self._cells.running(experiment.thread):
-            for code in list(cell.code.seen):
+            for code in list(cell.code.pieces):
                 bindings = code.bindings()
                 experiment.scope.share(bindings.shared)
                 self._expect_bindings(experiment.scope, bindings, code.reported)

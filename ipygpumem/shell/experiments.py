@@ -172,8 +172,8 @@ class ExperimentManager:
             cell.scopes.innermost = here[-1].name
         self.code.code_ended(cell)
         for experiment in self.open:
-            if experiment not in here and cell.measured.number is not None:
-                experiment.measured_scope.leave_output(cell.measured.number)
+            if experiment not in here and cell.measurement.number is not None:
+                experiment.measured_scope.leave_output(cell.measurement.number)
             experiment.measured_scope.drop_deleted_outputs()
 
     def end_experiments_of(self, cell: Cell) -> None:
@@ -205,7 +205,7 @@ class ExperimentManager:
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
         """Add the cell to its experiments, and publish those that ended with it."""
         ended = cell.scopes.ended
-        record = cell.measured.record
+        record = cell.measurement.record
         if record is not None and cell.scopes.any_open:
             # A nested cell is part of one of the cells of the experiments around it.
             around = [] if cell.is_nested else self.here()

@@ -206,13 +206,13 @@ class Extension:
             self.app.session.cell_begins(info)
 
     def _keep_for_code(self, error: BaseException, _: Any) -> None:
-        """Let the cell's code raise the exception of a signal that arrived in our
-        hook before it.
+        """Store the exception of a signal that arrived in our hook before a cell: ``_code_seen``
+        lets the cell's code raise it.
         """
         self._signal_error = error
 
     def _cell_missed(self, info: Any) -> None:
-        """Note a cell whose beginning our hook has missed."""
+        """Note a cell whose start our hook has missed, because it has failed."""
         self._missed = info
         if self._app is not None:
             self._app.context.cells.missed = info
@@ -246,7 +246,9 @@ class Extension:
         raise_at_start(tree, error, self._shell)
 
     def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        """Prepare the scopes for code that runs next, and make the changes to its tree."""
+        """Prepare the scopes for code that runs next, and make our changes to its tree: look-ups
+        that report its bindings, the loop of ``%%autofit``, and a signal's exception to raise.
+        """
         if self._signal_error is not None:
             error, self._signal_error = self._signal_error, None
             raise_at_start(tree, error, self._shell)

@@ -190,7 +190,7 @@ class Feed:
         cell, seconds = self._last_cell()
         if running is not None:
             cell = running_cell(context.shell)
-            seconds = perf_counter() - running.measured.started
+            seconds = perf_counter() - running.measurement.started
         state = {
             "is_running": running is not None,
             "cell": cell,
@@ -275,7 +275,7 @@ class Feed:
         """Find the largest names, unless that takes a larger share of the cell's time than
         allowed.
         """
-        most = max(_LOOK_SECONDS, _LOOK_SHARE * (perf_counter() - cell.measured.started))
+        most = max(_LOOK_SECONDS, _LOOK_SHARE * (perf_counter() - cell.measurement.started))
         if self._seconds_of_last_search > most:
             self._seconds_of_last_search *= 0.9  # the heap may be smaller by now
             return
@@ -293,7 +293,7 @@ class Feed:
             pass
         else:
             self._seconds_of_last_search = thread_time() - started
-            self._largest_names = {"cell": cell.measured.number, "names": snapshot.names(rows)}
+            self._largest_names = {"cell": cell.measurement.number, "names": snapshot.names(rows)}
 
     def cell_shown(self) -> None:
         """Do nothing."""

@@ -190,7 +190,7 @@ class Recorder:
     def _cell_start(self, cell: Cell, number: int) -> Moment:
         """Return the start of a cell, which ``_start_of_cell`` is from now on."""
         source = recordings.first_lines(cell.source)
-        span = cell.measured.span
+        span = cell.measurement.span
         readings = span.before.values() if span else ()
         self._start_of_cell = self._moment_with_memory("cell", number, readings, source=source)
         return self._start_of_cell
@@ -203,7 +203,7 @@ class Recorder:
         begun = self._start_of_cell
         if running is None:
             return None
-        waited = time.perf_counter() - running.measured.started
+        waited = time.perf_counter() - running.measurement.started
         if waited < _TICK_SECONDS:
             return _TICK_SECONDS - waited
         readings = self._context.meter.glance()
@@ -217,7 +217,7 @@ class Recorder:
         if begun is None or cell.is_nested:
             return ()
         self._start_of_cell = None
-        record = cell.measured.record
+        record = cell.measurement.record
         usages = () if record is None else record.usages
         error = "" if record is None else clean(record.error or "")
         self._write(lambda: self._moment_with_memory("cell end", begun.cell, usages, error=error))

@@ -39,7 +39,7 @@ MAY_RUN_NO_CODE = re.compile(rf"[%#]|{LINE_MAGICS}|\A\s*\Z")
 """Matches somewhere in each cell with one of our commands, and in each without code."""
 _RUN_CODE = ("time", "capture", "prun", *REWRITTEN)
 """Magics whose code binds names of the notebook; the code of %timeit runs in a function."""
-_ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign
+_ASSIGNMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign)
 
 
 def has_only_our_commands(source: str) -> bool:
@@ -112,7 +112,7 @@ def running_cell_deletes(shell: Any, name: str) -> bool:
 
 
 def _names_bound_by(source: str, failed_line: int | None = None) -> set[str]:
-    """Return the names that a cell's Python code binds in the notebook.
+    """Return the names that a cell's Python code binds in the notebook; none if it is no Python.
 
     Args:
         source: the code, in which magics are calls already.
