@@ -130,17 +130,19 @@ class CodeObserver:
         names that it binds.
         """
         word, name = split_event(event)
-        if self._has_bound_outside(word, name):
+        has_bound = self._note_event_outside(word, name)
+        if has_bound:
             for experiment in self._open:
                 experiment.scope.leave(name)
             # The scopes' code may bind the name again, and must report that.
             self.binding_recorder.forget()
 
-    def _has_bound_outside(self, word: str, name: str) -> bool:
-        """Return True if an event of code outside all scopes means that the code has bound a name.
+    def _note_event_outside(self, word: str, name: str) -> bool:
+        """Note an event of code outside all scopes; return True if it means that the code has bound
+        a name.
 
-        A statement that may bind a name has two events: the first notes the object that the name
-        has, with which the second one compares.
+        A statement that may bind a name has two events: the first one notes the object that the
+        name has, with which the second one compares.
 
         Args:
             word: the kind of event, such as ``MAY_BIND``.
@@ -158,7 +160,7 @@ class CodeObserver:
             return value is not value_before
         return word in BINDING_WORDS
 
-    def event_missed(self, event: str) -> bool:
+    def save_after_missed_event(self, event: str) -> bool:
         """Save the objects of all names that the running code may bind, because one of its events
         was not recorded; return False, because the event is not settled.
         """

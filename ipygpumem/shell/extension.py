@@ -141,7 +141,7 @@ class Extension:
             "names",
             recorder.record,
             lost="names of the running code are kept",
-            instead=code.event_missed,
+            instead=code.save_after_missed_event,
         )
         # Stays in the running cell's builtins: its instrumented code may still use it.
         trap.auto_builtins[BINDING_RECORDER] = recorder

@@ -384,10 +384,8 @@ class Survivors:
                 update_numpy(names, heap)
             roots = self.roots()
             rows = [row for _, row in self.with_holders(names, heap, roots)]
-            if value is not None and not rows:  # the object is alive, and has no arrays
-                holder = explain((), heap, roots, objects=[value])[object_key(value)]
-                row = row_of([value], Sizes().measure(value))
-                rows.append(HeldRow(replace(row, name=name), holder))
+            if value is not None and not rows:
+                rows.append(_row_without_arrays(value, name, heap, roots))
             heap.drop()
             del value
             other_data = OtherData.of_rows(rows, roots.lines.removed.objects, roots.namespaces)
@@ -395,6 +393,15 @@ class Survivors:
             remarks = other_data.remarks(self._context.config.min_held_bytes, {})
         namespace = self._context.namespace
         return tuple(row.record(namespace) for row in with_remarks(rows, remarks))
+
+
+def _row_without_arrays(value: object, name: str, heap: Heap, roots: Roots) -> HeldRow:
+    """Return the row of an object without arrays that is still alive, such as a long list, under
+    the deleted name that it had.
+    """
+    holder = explain((), heap, roots, objects=[value])[object_key(value)]
+    row = row_of([value], Sizes().measure(value))
+    return HeldRow(replace(row, name=name), holder)
 
 
 def _with_live_arrays(watched: WatchedName | None, heap: Heap) -> list[WatchedName]:

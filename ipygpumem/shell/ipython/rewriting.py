@@ -66,14 +66,25 @@ def rewrite_cell(lines: list[str]) -> list[str]:
             return [f"{command_with_mark[1]} -h\n"]
     lines = [_with_own_magic(lines[0]), *lines[1:]]
     magic = _CELL_MAGIC.match(lines[0])
-    if magic is not None and asks_for_help(lines[0][magic.end() :]):  # ``%%peak -h``
+    if magic is None:
+        return lines
+    if asks_for_help(lines[0][magic.end() :]):  # ``%%peak -h``
         # The cell stays text, so that its body does not run. IPython refuses a cell magic without
         # any body, so a line gets an empty one.
         if is_one_line:
             return [lines[0].rstrip() + "\n", "\n"]
         return lines
-    if magic is not None and is_one_line and magic[1] not in REWRITTEN:  # ``%%estimate`` alone
+    if magic[1] in REWRITTEN:
+        return _with_call(lines)
+    if is_one_line:  # ``%%estimate`` alone
         return [lines[0].rstrip() + "\n", NO_BODY]
+    return lines
+
+
+def _with_call(lines: list[str]) -> list[str]:
+    """Return the lines of a cell with its first line, such as ``%%experiment ARGS``, turned into a
+    call; unchanged if they ask IPython for help, or are for engines of a cluster.
+    """
     first_line = _FIRST_LINE.fullmatch(lines[0])
     if first_line is None:
         return lines
