@@ -21,7 +21,7 @@ from ipygpumem.shell.experiment_options import ExperimentOptions
 from ipygpumem.shell.measured_scope import MeasuredScope
 
 if TYPE_CHECKING:
-    from ipygpumem.inventory.watched_names import WatchedName
+    from ipygpumem.inventory.remaining.watched_names import WatchedName
     from ipygpumem.shell.survivors import Survivors
 
 _BLOCKS_TO_GAPS = 4
