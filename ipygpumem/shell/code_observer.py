@@ -135,7 +135,7 @@ class CodeObserver:
             for experiment in self._open:
                 experiment.scope.leave(name)
             # The scopes' code may bind the name again, and must report that.
-            self.binding_recorder.forget()
+            self.binding_recorder.forget_settled()
 
     def _note_event_outside(self, word: str, name: str) -> bool:
         """Note an event of code outside all scopes; return True if it means that the code has bound
@@ -300,7 +300,7 @@ class CodeObserver:
         """Prepare ``scope`` for code with these bindings; return the names that were saved, because
         the code does not report them.
         """
-        self.binding_recorder.forget()
+        self.binding_recorder.forget_settled()
         scope.expect_bindings(bindings, reported)
         return scope.save(bindings.bound.difference(reported))
 
@@ -321,7 +321,7 @@ class CodeObserver:
 
     def becomes_innermost(self, experiment: HasScope) -> None:
         """Prepare the scope that becomes the innermost for names that the running code may bind."""
-        self.binding_recorder.forget()
+        self.binding_recorder.forget_settled()
         for cell in self._cells.running(experiment.thread):
             for code in list(cell.code.pieces):
                 bindings = code.bindings()
@@ -334,7 +334,7 @@ class CodeObserver:
         A thread that its cells have started may go on, and need the names that it has bound by
         ``global``.
         """
-        self.binding_recorder.forget()
+        self.binding_recorder.forget_settled()
         self._stand_in_ends(experiment.thread)
         experiment.scope.leave_names((), names_in_threads(self._context.namespace))
         for cell in (*self._cells.outside(experiment.thread), *self._stand_ins.values()):
@@ -349,7 +349,7 @@ class CodeObserver:
         if not self._open:
             return
         # The cell's events are not those of the cells that run already.
-        self.binding_recorder.forget()
+        self.binding_recorder.forget_settled()
         if len(self._open.here()) < len(self._open):  # names that appear may be the cell's
             cell.code.note_names(self._context.namespace)
 
@@ -357,7 +357,7 @@ class CodeObserver:
         """Update all scopes after a cell's code: those of other threads leave it its names, and
         those around it drop the objects that it has not rebound.
         """
-        self.binding_recorder.forget()
+        self.binding_recorder.forget_settled()
         here = self._open.here()
         for experiment in self._open:
             if experiment not in here:

@@ -102,9 +102,9 @@ class Extension:
         self._install_cell_hooks()
         self._install_magics()
         # These are optional: their failure does not stop loading.
-        self._isolation.each("completion", (self._install_completers, "completion is off"))
+        self._isolation.run_all("completion", (self._install_completers, "completion is off"))
         if config.recorder:
-            self._isolation.each("the recorder", (self._start_recorder, "the recorder is off"))
+            self._isolation.run_all("the recorder", (self._start_recorder, "the recorder is off"))
 
     def _start_recorder(self) -> None:
         """Start the flight recorder, because the option ``recorder`` is set."""
@@ -200,7 +200,7 @@ class Extension:
         """Begin a cell; this builds the services for the first one."""
         self._signal_error = None
         with interrupts.reraise_swallowed():
-            self._isolation.each(
+            self._isolation.run_all(
                 "pre_run_cell", (self._observe_both_ends, "other transformers may hide code")
             )
             self.app.session.cell_begins(info)

@@ -214,7 +214,7 @@ class Recovery:
             (self._ensure_released, "the memory held by this error was not freed"),
             (self._add_record, "the report of the error is missing"),
         ]
-        self._context.isolation.each_with((handled,), "the recovery after an error", steps)
+        self._context.isolation.run_all_with((handled,), "the recovery after an error", steps)
 
     def _measure_before(self, handled: _HandledError) -> None:
         """Find the figures of an error before it is released, as far as memory suffices to get

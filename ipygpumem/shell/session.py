@@ -98,7 +98,7 @@ class Session:
         for observer in self.observers:
             lost = f"{_feature(observer)} missed this cell's start"
             steps.append((partial(observer.cell_begins, cell), lost))
-        context.isolation.each("pre_run_cell", *steps)
+        context.isolation.run_all("pre_run_cell", *steps)
         # Our own work may have taken long.
         cell.measurement.started_at = time()
         cell.measurement.started = perf_counter()
@@ -116,7 +116,7 @@ class Session:
             self._forget_cell(nested_cell)
         if cell is None:
             leave_names = self._experiments.code.unseen_cell_ended
-            self._context.isolation.each(
+            self._context.isolation.run_all(
                 "post_run_cell", (leave_names, "open experiments missed this cell's end")
             )
             self._notify_shown()
@@ -166,7 +166,7 @@ class Session:
             steps.append((end, f"{_feature(observer)} missed this cell's end"))
         try:
             with interrupts.reraise_swallowed():
-                isolation.each_with((result,), "post_run_cell", steps)
+                isolation.run_all_with((result,), "post_run_cell", steps)
         except BaseException as error:
             if not interrupts.is_from_signal(error):
                 raise
@@ -178,7 +178,7 @@ class Session:
             (self._notify_shown, "this cell's records were not passed on"),
             (partial(self._forget_cell, cell), "the measurement of this cell was not ended"),
         ]
-        isolation.each_with((result,), "post_run_cell", steps)
+        isolation.run_all_with((result,), "post_run_cell", steps)
 
     def _add_record(self, cell: Cell, seconds: float, result: Any) -> None:
         """Set the cell's record, and add it to the history and its line to the reports; a nested
@@ -231,7 +231,7 @@ class Session:
                 "the report of the recovery is missing",
             ),
         ]
-        self._context.isolation.each_with((cell, result), "post_run_cell", steps)
+        self._context.isolation.run_all_with((cell, result), "post_run_cell", steps)
 
     def _fix_usage_at_end(self, cell: Cell, result: Any) -> None:
         """Note the usage at the code's end, with its final peaks, if memory is freed after that."""
@@ -407,7 +407,7 @@ class Session:
         for observer in self.observers:
             lost = f"{_feature(observer)} missed that this cell was shown"
             steps.append((observer.cell_shown, lost))
-        self._context.isolation.each("post_run_cell", *steps)
+        self._context.isolation.run_all("post_run_cell", *steps)
 
 
 def _note_ended_children(cell: Cell, usages: Sequence[Usage]) -> None:

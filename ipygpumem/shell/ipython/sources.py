@@ -43,8 +43,10 @@ _ASSIGNMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign)
 
 
 def has_only_our_commands(source: str) -> bool:
-    """Return True if a cell runs no code of the user: each line is a line magic of ipygpumem, a
-    comment or blank, or the cell is a cell magic of ipygpumem that has no body or asks for help.
+    """Return True if a cell runs no code of the user.
+
+    Each line is then a line magic of ipygpumem, a comment or blank; or the cell is a cell magic of
+    ipygpumem that has no body or asks for help.
     """
     if runs_no_code(source):
         return True
@@ -162,8 +164,8 @@ def _code_in_magics(tree: ast.AST) -> Iterator[str]:
 
 
 def is_in_cell() -> bool:
-    """Return True if IPython runs a cell in this thread, and no silent request, for which it calls
-    no hooks.
+    """Return True if IPython runs a cell in this thread. A silent request of a front-end, for which
+    IPython calls no hooks, is none.
     """
     for frame, _ in walk_stack(None):
         if frame.f_code.co_name == "run_cell_async" and not frame.f_locals.get("silent"):
