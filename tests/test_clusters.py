@@ -54,7 +54,13 @@ def cluster(shared: Kernel) -> Kernel:
 def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
     reply = run_cells(
         cluster,
-        f"%%experiment sweep --on all --keep w\nx = bytearray(2**26)\nw = {ID}\nprint('id', w)\nw+1",  # noqa: E501
+        f"""
+        %%experiment sweep --on all --keep w
+        x = bytearray(2**26)
+        w = {ID}
+        print('id', w)
+        w+1
+        """,
     )
     experiment = record(cluster)
     assert [engine["engine"] for engine in experiment["engines"]] == [0, 1, 2, 3]

@@ -101,29 +101,49 @@ def shown(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], line: str
     return capsys.readouterr().out
 
 
-def test_history_lists_last_or_an_experiments(
-    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def with_history(loaded: InteractiveShell) -> InteractiveShell:
+    """A shell that has run three cells, two of them in experiments."""
     loaded.run_cell("first = 1")
     loaded.run_cell("%experiment start outer")
     loaded.run_cell("%%experiment inner\nsecond = 2")
     loaded.run_cell("third = 1 / 0")
     loaded.run_cell("%experiment end")
-    everything = shown(loaded, capsys, "%gpumem history")
+    return loaded
+
+
+def test_history_lists_each_cell(
+    with_history: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(with_history, capsys, "%gpumem history")
     for words in ("3 cells", "first = 1", "second = 2", "ZeroDivisionError"):
-        assert words in everything
-    two = shown(loaded, capsys, "%gpumem history -n 2")
-    assert "the last 2 of 3 cells" in two
-    assert "first" not in two
-    outer = shown(loaded, capsys, "%gpumem history --experiment out*")
+        assert words in text
+
+
+def test_history_lists_the_last_cells(
+    with_history: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(with_history, capsys, "%gpumem history -n 2")
+    assert "the last 2 of 3 cells" in text
+    assert "first" not in text
+
+
+def test_history_lists_the_cells_of_an_experiment(
+    with_history: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outer = shown(with_history, capsys, "%gpumem history --experiment out*")
     assert "second = 2" in outer
     assert "third" in outer
     assert "first" not in outer
-    assert "third" not in shown(loaded, capsys, "%gpumem history --experiment inner")
+    assert "third" not in shown(with_history, capsys, "%gpumem history --experiment inner")
+
+
+def test_an_experiment_inside_a_cell_has_no_cells_in_history(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
     loaded.run_cell("import ipygpumem\nwith ipygpumem.experiment('block'): pass")
-    assert "inside one cell has no cells of its own" in shown(
-        loaded, capsys, "%gpumem history --experiment block"
-    )
+    text = shown(loaded, capsys, "%gpumem history --experiment block")
+    assert "inside one cell has no cells of its own" in text
 
 
 def test_history_lists_traces_below_the_cells(

@@ -293,13 +293,19 @@ def size(value: object) -> int:
     return array.size_bytes
 
 
-def test_an_arrays_size_includes_memory_that_it_keeps_alive(tmp_path: Path) -> None:
+def test_a_views_size_is_that_of_its_base() -> None:
     assert size(numpy.ones(1000)[:10][2:]) == 8000
     assert size(numpy.broadcast_to(numpy.ones(1), (1000, 1000))) == 8
     assert size(numpy.lib.stride_tricks.as_strided(numpy.ones(10), (5, 5), (0, 8))) == 80
+
+
+def test_an_arrays_size_is_that_of_its_elements() -> None:
     assert size(numpy.empty((0, 5))) == 0
     assert size(numpy.zeros(10, [("a", "i4"), ("b", "f8")])) == 120
     assert describe([1]) is None
+
+
+def test_an_arrays_size_includes_a_buffer_that_it_keeps_alive(tmp_path: Path) -> None:
     assert size(numpy.frombuffer(b"x" * 100, numpy.uint8)) == 100
     file = tmp_path / "map"
     file.write_bytes(bytes(8192))

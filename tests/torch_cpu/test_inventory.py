@@ -155,28 +155,41 @@ def test_a_frozen_tensor_may_have_a_gradient() -> None:
     assert rows["tensor.grad"].kind == "gradient"
 
 
-def test_kinds_and_paths_of_a_model_in_training() -> None:
+def rows_in_training() -> dict[str, TensorRecord]:
+    """Return the tensors of a model after a step of its optimizer, and of a cache, by path."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(5, 3)).sum().backward()
     optimizer.step()
     hidden = model(torch.ones(5, 3))
-    rows = take(model=model, optimizer=optimizer, hidden=hidden, cache={"run3": [torch.ones(2)]})
-    kinds = {name: row.kind for name, row in rows.items()}
-    assert kinds["model[0].weight"] == "parameter"
-    assert kinds["model[0].weight.grad"] == "gradient"
-    assert kinds["model[1].running_mean"] == "buffer"
-    assert kinds['optimizer.state[model[0].weight]["exp_avg"]'] == "optimizer state"
-    assert kinds['cache["run3"][0]'] == "other"
-    weight = rows["model[0].weight"]
-    assert (weight.type_name, weight.shape, weight.dtype, weight.device) == (
-        "Parameter",
-        (4, 3),
-        "float32",
-        "cpu",
-    )
+    return take(model=model, optimizer=optimizer, hidden=hidden, cache={"run3": [torch.ones(2)]})
+
+
+def test_kinds_and_paths_of_a_model_in_training() -> None:
+    rows = rows_in_training()
+    for path, kind in (
+        ("model[0].weight", "parameter"),
+        ("model[0].weight.grad", "gradient"),
+        ("model[1].running_mean", "buffer"),
+        ('optimizer.state[model[0].weight]["exp_avg"]', "optimizer state"),
+        ('cache["run3"][0]', "other"),
+    ):
+        assert rows[path].kind == kind
+
+
+def test_a_tensors_type_shape_and_device_are_recorded() -> None:
+    weight = rows_in_training()["model[0].weight"]
+    assert weight.type_name == "Parameter"
+    assert weight.shape == (4, 3)
+    assert weight.dtype == "float32"
+    assert weight.device == "cpu"
+
+
+def test_a_tensors_place_in_a_graph_is_recorded() -> None:
+    rows = rows_in_training()
+    weight, hidden = rows["model[0].weight"], rows["hidden"]
     assert (weight.requires_grad, weight.in_graph) == (True, False)
-    assert (rows["hidden"].requires_grad, rows["hidden"].in_graph) == (True, True)
+    assert (hidden.requires_grad, hidden.in_graph) == (True, True)
     assert rows["model[1].running_mean"].requires_grad is False
 
 
