@@ -110,7 +110,12 @@ def test_snapshots_of_new_and_old_versions_are_read_by_device(
     assert [block.address for block in second.segments[0].blocks] == [7000, 7064]
     assert (second.pending_bytes, second.allocated_bytes, second.requested_bytes) == (64, 36, 36)
     asked: list[Any] = []  # the history of allocations may be long
-    torch.cuda.memory_snapshot = lambda include_traces=True: asked.append(include_traces) or []
+
+    def note_traces(include_traces: bool = True) -> list[Any]:
+        asked.append(include_traces)
+        return []
+
+    torch.cuda.memory_snapshot = note_traces
     assert allocator.snapshots("cuda") == {}
     assert asked == [False]
     unused = torch_with_snapshot(initialized=False)
@@ -479,9 +484,13 @@ def test_objects_are_counted_even_if_the_look_fails(monkeypatch: pytest.MonkeyPa
     def fail(observer: object) -> list[Storage]:
         raise ValueError("no look")
 
+    def count() -> Total:
+        counts.append(total())
+        return counts[0]
+
     counts: list[Total] = []
     monkeypatch.setattr(findings, "roles_of_objects", fail)
-    monkeypatch.setattr(findings, "total", lambda: counts.append(total()) or counts[0])
+    monkeypatch.setattr(findings, "total", count)
     meter = Meter([HostProbe()])
     result = findings.now(meter)
     meter.close()

@@ -632,9 +632,13 @@ def test_compiled_code_is_estimated_as_eager_code_with_a_note(tmp_path: Path) ->
     compiled = torch.compile(model)
     disabled = torch._dynamo.disable(model)
     estimate = ipygpumem.estimate(lambda: compiled(x).sum().backward())
-    eager = ipygpumem.estimate(
-        lambda: (model(x), disabled(x), checkpoint(model, x, use_reentrant=False))
-    )
+
+    def call_eagerly() -> None:
+        model(x)
+        disabled(x)
+        checkpoint(model, x, use_reentrant=False)
+
+    eager = ipygpumem.estimate(call_eagerly)
     assert [note for note in estimate.notes if "torch.compile" in note and "eager" in note]
     assert estimate.peak_bytes == ipygpumem.estimate(lambda: model(x).sum().backward()).peak_bytes
     assert eager.notes == ()

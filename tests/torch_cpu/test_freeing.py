@@ -401,16 +401,23 @@ def inside_fake(code: Code) -> None:
 def inside_backward(code: Code) -> None:
     x = torch.ones(2, requires_grad=True)
     y = x * 2
-    y.register_hook(lambda gradient: (code(), None)[1])
+
+    def hook(gradient: torch.Tensor) -> None:
+        code()
+
+    y.register_hook(hook)
     y.sum().backward()
 
 
-TRACED: dict[str, Callable[[Code], object]] = {
-    "jit": lambda code: torch.jit.trace(
-        lambda x: (code(), x * 2)[1], torch.ones(2), check_trace=False
-    ),
-    "compile": compiled,
-}
+def traced(code: Code) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        code()
+        return x * 2
+
+    torch.jit.trace(function, torch.ones(2), check_trace=False)
+
+
+TRACED: dict[str, Callable[[Code], object]] = {"jit": traced, "compile": compiled}
 
 
 class Box:

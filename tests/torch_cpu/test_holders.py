@@ -200,12 +200,15 @@ def _advice(names: dict[str, Any], keep: Callable[[Any], object]) -> str:
 def test_advice_calls_the_handle_of_a_hook_if_it_has_a_name(names: dict[str, Any]) -> None:
     names["model"] = torch.nn.Sequential(torch.nn.Linear(2, 2))
 
-    def keep(x: Any) -> Any:
-        return names["model"][0].register_forward_hook(lambda *_: x)
+    def keep(x: Any) -> None:
+        names["model"][0].register_forward_hook(lambda *_: x)
 
-    assert _advice(names, lambda x: keep(x) and None) == "model[0]._forward_hooks.clear()"
+    def keep_with_handle(x: Any) -> None:
+        names["mine"] = names["model"][0].register_forward_hook(lambda *_: x)
+
+    assert _advice(names, keep) == "model[0]._forward_hooks.clear()"
     names["other"] = names["model"].register_forward_hook(print)
-    assert _advice(names, lambda x: names.update(mine=keep(x))) == "mine.remove()"
+    assert _advice(names, keep_with_handle) == "mine.remove()"
 
 
 @pytest.mark.parametrize(
@@ -354,10 +357,11 @@ def test_a_hook_is_where_a_path_ends(
     path: Callable[..., str], names: dict[str, Any], hook: Callable[[Any], Any], expected: str
 ) -> None:
     names["lin"] = torch.nn.Linear(2, 2)
-    assert (
-        path(lambda x: names["lin"].register_forward_hook(hook(x)) and None)
-        == f"forward hook on lin{expected}"
-    )
+
+    def keep(x: Any) -> None:
+        names["lin"].register_forward_hook(hook(x))
+
+    assert path(keep) == f"forward hook on lin{expected}"
 
 
 @pytest.mark.parametrize(
