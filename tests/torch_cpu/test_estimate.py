@@ -608,7 +608,7 @@ def test_an_accelerators_optimizer_is_estimated_with_temporaries(name: str) -> N
     assert peak() == (together if name == "Adam" else each)
 
 
-def kept(code: Any, device: str) -> int:
+def bytes_kept_by(code: Any, device: str) -> int:
     """Return the memory that code keeps in addition to 1 MiB of result."""
     return ipygpumem.estimate(code, device=device).devices[0].kept_bytes - MIB
 
@@ -623,10 +623,15 @@ def test_dropout_and_attention_keep_the_same_memory_as_on_a_card() -> None:
             heads, heads, heads, dropout_p=0.1, is_causal=True
         )
 
-    assert kept(lambda: functional.dropout(x, 0.5), CARD) == MIB // 4
-    assert kept(lambda: functional.dropout(x, 0.5), "cpu") == MIB
-    assert kept(lambda: nn.Dropout(0.5).eval()(x), CARD) == -MIB  # it gives x itself
-    assert kept(attend, CARD) <= MIB // 16 < 4 * 1024 * 1024 * 4 < kept(attend, "cpu")
+    assert bytes_kept_by(lambda: functional.dropout(x, 0.5), CARD) == MIB // 4
+    assert bytes_kept_by(lambda: functional.dropout(x, 0.5), "cpu") == MIB
+    assert bytes_kept_by(lambda: nn.Dropout(0.5).eval()(x), CARD) == -MIB  # it gives x itself
+    assert (
+        bytes_kept_by(attend, CARD)
+        <= MIB // 16
+        < 4 * 1024 * 1024 * 4
+        < bytes_kept_by(attend, "cpu")
+    )
 
 
 def model_to_summarize() -> nn.Sequential:

@@ -717,7 +717,7 @@ from pickle import dump
 REAL = "only tensors are fake; calls to these run for real: "
 
 
-def told(body: str) -> list[str]:
+def effects_of_code(body: str) -> list[str]:
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(IMPORTS, space)
     return effects_of(compile(body, "cell", "exec"), (space,))
@@ -753,9 +753,9 @@ REACHES_NOTHING = [
 
 def test_only_calls_with_outside_effects_are_named() -> None:
     for body, name in REACHES_OUT.items():
-        (note,) = told(body)
+        (note,) = effects_of_code(body)
         assert name in note.partition("run for real: ")[2].split(", "), body
-    assert [told(body) for body in REACHES_NOTHING] == [[]] * len(REACHES_NOTHING)
+    assert [effects_of_code(body) for body in REACHES_NOTHING] == [[]] * len(REACHES_NOTHING)
 
 
 def test_functions_of_users_modules_are_looked_into(

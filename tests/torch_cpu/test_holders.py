@@ -45,7 +45,7 @@ def path(names: dict[str, Any]) -> Callable[..., str]:
     """Return a function that says by which path what a function keeps in its namespace is held."""
 
     def path_of(keep: Callable[[Any], object], kind: str = "numpy", **options: Any) -> str:
-        array, kept = made(keep, kind)
+        array, kept = put_new_array(keep, kind)
         heap = Heap()
         roots = Roots(
             {id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), **options
@@ -57,7 +57,7 @@ def path(names: dict[str, Any]) -> Callable[..., str]:
     return path_of
 
 
-def made(keep: Callable[[Any], object], kind: str) -> tuple[tuple[str, int], object]:
+def put_new_array(keep: Callable[[Any], object], kind: str) -> tuple[tuple[str, int], object]:
     """Let ``keep`` put a new array somewhere; return the identity of its storage."""
     value: Any = numpy.zeros(100) if kind == "numpy" else torch.zeros(100)
     key = storage_key(value)
@@ -188,7 +188,7 @@ def test_memory_held_only_by_cpp_is_named_so(path: Callable[..., str]) -> None:
 
 
 def _advice(names: dict[str, Any], keep: Callable[[Any], object]) -> str:
-    key, kept = made(keep, "torch")
+    key, kept = put_new_array(keep, "torch")
     roots = Roots(
         {id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), names=names
     )
@@ -529,7 +529,7 @@ def test_a_running_function_does_not_keep_its_explained_argument() -> None:
 def test_the_order_of_the_collectors_list_changes_no_path(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    key, shared = made(lambda x: [x], kind)
+    key, shared = put_new_array(lambda x: [x], kind)
     for name in ("mylib", "another"):
         module: Any = ModuleType(name)
         monkeypatch.setitem(sys.modules, name, module)

@@ -38,7 +38,7 @@ def take(**names: object) -> dict[str, TensorRecord]:
     }
 
 
-def sizes(**names: object) -> dict[str, int]:
+def size_by_name(**names: object) -> dict[str, int]:
     return {name: row.size_bytes for name, row in take(**names).items()}
 
 
@@ -48,7 +48,7 @@ def test_views_and_aliases_count_once_with_the_storages_bytes() -> None:
     assert list(rows) == ["detached"]
     assert (rows["detached"].size_bytes, rows["detached"].aliases) == (4000, 3)
     view = torch.zeros(1000)[:10]
-    assert sizes(view=view) == {"view": 4000}
+    assert size_by_name(view=view) == {"view": 4000}
 
 
 def bytes_of(*parts: Any) -> int:
@@ -66,7 +66,7 @@ def test_sparse_tensors_count_their_indices_and_values() -> None:
         csr = eye.to_sparse_csr()
         csc = eye.to_sparse_csc()
         bsr = eye.to_sparse_bsr((10, 10))
-        bytes_by_name = sizes(values=coo._values(), coo=coo, csr=csr, csc=csc, bsr=bsr)
+        bytes_by_name = size_by_name(values=coo._values(), coo=coo, csr=csr, csc=csc, bsr=bsr)
     assert bytes_by_name == {
         "coo": 2 * 100 * 8 + 100 * 4,
         "csr": bytes_of(csr.crow_indices(), csr.col_indices(), csr.values()),
