@@ -625,7 +625,7 @@ def test_a_thread_may_delete_names_at_any_moment() -> None:
     scope = Scope(namespace)
     namespace = scope._namespace = Vanishing(namespace)
     assert scope.save(["old"]) == ["old"]
-    assert scope.overwritten() == {}
+    assert scope.overwritten_objects() == {}
     for word in (BINDS, MAY_BIND):
         namespace["old"] = 1
         scope.record_event(f"{word}old", [scope])

@@ -115,6 +115,18 @@ def test_the_tightest_of_the_groups_and_the_machine_counts(tmp_path: Path) -> No
     left.close()
 
 
+def test_a_group_whose_limit_is_lifted_hides_no_outer_group(tmp_path: Path) -> None:
+    system = v2_system(tmp_path, "/a/b")
+    write_memory(system.root, available=800 * MIB)
+    system.v2("a", 400 * MIB, 350 * MIB, "")
+    system.v2("a/b", 300 * MIB, 100 * MIB, "")
+    left = MemoryLeft(system.root)
+    assert left.now().available_bytes == 50 * MIB
+    system.v2("a/b", "max", 100 * MIB, "")
+    assert left.now().available_bytes == 50 * MIB
+    left.close()
+
+
 def test_without_linux_psutil_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = MemoryLeft(tmp_path)
     assert left.now().data_bytes is None
@@ -369,7 +381,7 @@ def test_the_guards_thread_works_without_free_memory(
     now = guard._memory.left.now
 
     def refused_unless_raised() -> Figures:
-        if not guard._memory.limit._raises:
+        if not guard._memory.limit._raise.calls:
             raise MemoryError
         looks.append(1)
         return now()
@@ -379,7 +391,7 @@ def test_the_guards_thread_works_without_free_memory(
     pause = guard._watch._tick()
     assert pause is None or pause > 0
     assert looks
-    assert guard._memory.limit._raises == 0
+    assert guard._memory.limit._raise.calls == 0
 
 
 def test_the_thread_goes_on_looking_after_an_error(
@@ -501,7 +513,7 @@ def test_a_reading_that_was_due_at_off_reads_no_closed_file(
 def test_an_interrupt_waits_until_the_guard_is_on_or_off(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for line, place in {"guard on": "_join", "guard off": "_code_ended"}.items():
+    for line, place in {"guard on": "_switch_on", "guard off": "_code_ended"}.items():
         with monkeypatch.context() as patch:
             step = getattr(MemoryGuard, place)
 
@@ -550,7 +562,7 @@ def test_the_search_for_names_stops_before_memory_runs_out(
             figures._replace(available_bytes=size * MIB) for size in (*sizes, *[60] * 1000)
         )
         monkeypatch.setattr(guard._memory.left, "now", functools.partial(next, later))
-        guard._memory.shares.least_left_bytes = 60 * MIB
+        guard._memory.shares.interrupt_left_bytes = 60 * MIB
         guard._causes.note(GuardAction("refused 1 MiB"))
         (report,) = guard.cell_ended(Cell(None, is_nested=False, thread=0))
         assert ("Too little memory is left to measure the names" in str(report)) != has_names

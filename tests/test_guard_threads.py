@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.extras.guard.allocation_limit import NO_LIMIT, SMALL_BYTES, AllocationLimit
+from ipygpumem.extras.guard.allocation_limit import SMALL_BYTES, AllocationLimit
+from ipygpumem.extras.guard.soft_limit import NO_LIMIT
 from tests.steps import dedented, run_cells, run_failing, tidied_kernel
 from tests.waiting import wait_for
 
@@ -329,7 +330,7 @@ def test_the_limit_is_raised_only_as_long_as_needed(limit: AllocationLimit) -> N
 def test_a_blocked_call_does_not_raise_the_limit_for_long(limit: AllocationLimit) -> None:
     limit._data_bytes = lambda: 8 * MIB * MIB
     limit.begin_raise(SMALL_BYTES)
-    limit._raised_until = 0.0  # as a second later
+    limit._raise.forget_limit()  # as a second later
     limit.set_bounds(8 * MIB * MIB, 0)
     assert soft() == 8 * MIB
     limit.end_raise(renew=False)
@@ -377,8 +378,8 @@ def test_threads_that_allocate_are_waited_for(
     """An error is shown once they have ended or settled: they would use up the memory that it
     needs.
     """
-    monkeypatch.setattr("ipygpumem.extras.guard.cell_threads._SETTLE_SECONDS", 600)
-    monkeypatch.setattr("ipygpumem.extras.guard.cell_threads._LOOK_SECONDS", 0)
+    monkeypatch.setattr("ipygpumem.extras.guard.cell_threads._LONGEST_WAIT_SECONDS", 600)
+    monkeypatch.setattr("ipygpumem.extras.guard.cell_threads._CHECK_SECONDS", 0)
     sizes = [1, 2, 3, 4, 5]
 
     def grow_until_the_last() -> int:

@@ -603,7 +603,7 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
         )
         run_cells(
             kernel,
-            f"from ipygpumem.extras.isolate import isolate\nisolate._PAUSE = 'missing before GCC "
+            f"from ipygpumem.extras.isolate import openmp\nopenmp._PAUSE = 'missing before GCC "
             f"9'\n{code}",
         )
         run_quietly(

@@ -373,10 +373,10 @@ def test_a_list_at_the_address_of_a_dead_one_is_not_that_list() -> None:
     )
     is_new = Ages(are_known=True, new=lambda: {key}, learned=LearnedAges(lengths={key: 10}))
     for ages in (was_empty, is_new):
-        assert not ages.is_as_long_as_before(items)
+        assert not ages.learn_length(items)
         assert not ages.learned.lengths
     is_new.learned.columns[key] = ['"a"']
-    assert is_new.columns_of_older(items) == ()
+    assert is_new.learn_columns(items) == ()
 
 
 @pytest.mark.parametrize(

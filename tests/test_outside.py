@@ -171,7 +171,7 @@ def test_unreadable_children_are_reported(missing: str) -> None:
         return original(path)
 
     probe = OutsideProbe()
-    probe._lists_children &= missing != "children"
+    probe._kernel_lists_children &= missing != "children"
     setattr(Path, "read_bytes", read_bytes)  # noqa: B010  # mypy knows no methods that change
     child = subprocess.Popen(
         [sys.executable, "-c", INNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -61,7 +61,7 @@ def notebook(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Inter
         sys.modules, "ipygpumem.extras.panel.widget", SimpleNamespace(PanelWidget=FakeWidget)
     )  # type: ignore[arg-type]
     monkeypatch.setattr(loaded, "kernel", SimpleNamespace(), raising=False)
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 600)  # no test depends on speed
+    monkeypatch.setattr(module, "_SEARCH_SECONDS", 600)  # no test depends on speed
     worker = app_of(loaded).context.meter.worker
     jobs = dict[Any, int]()
     monkeypatch.setattr(worker, "add", lambda job: jobs.setdefault(job, 0))
@@ -137,8 +137,8 @@ def test_names_that_take_too_long_to_find_stay_as_they_were(
         progress(0.5)
 
     monkeypatch.setattr(module, "largest_names", slow)
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 1e-9)
-    monkeypatch.setattr(module, "_LOOK_SHARE", 0)  # not more for a cell that happens to take long
+    monkeypatch.setattr(module, "_SEARCH_SECONDS", 1e-9)
+    monkeypatch.setattr(module, "_SEARCH_SHARE", 0)  # not more for a cell that happens to take long
     for _ in range(3):
         notebook.run_cell("1")
     assert (calls, feed._largest_names) == (["look"], {})

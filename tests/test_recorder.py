@@ -164,7 +164,7 @@ def test_no_file_is_read_because_a_recording_names_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingWriter]:
-    monkeypatch.setattr(recordings, "MOST_WRITTEN", 2**16)
+    monkeypatch.setattr(recordings, "MOST_WRITTEN_BYTES", 2**16)
     writer = RecordingWriter(tmp_path / "r", DEAD)
     yield writer
     writer._file.close()

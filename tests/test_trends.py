@@ -211,7 +211,7 @@ def test_a_failed_search_for_holders_is_noted_with_the_growth(
     device = Device("children")
     for _ in range(5):
         device.run()
-        growth_search.note_processes(device.growing, dict, "run")
+        growth_search.find_grown_processes(device.growing, dict, "run")
     assert device.growing.growths
     assert "TypeError" in " ".join([*device.growing.holder_lines, *device.growing.process_lines])
     device.meter.close()

@@ -230,6 +230,23 @@ def test_a_scope_does_not_restore_over_a_subshells_new_value(subshell: Subshell)
     assert notebook.value("x") == "again"
 
 
+def test_an_undone_try_leaves_the_names_of_a_subshell(subshell: Subshell) -> None:
+    """They were deleted with those of the try."""
+    fitted = """
+%%autofit batch=8
+made_by_try = 1
+if batch == 8:
+    begun.set()
+    assert go_on.wait(60)
+    raise MemoryError
+"""
+    subshell.send(fitted.lstrip(), main=True)
+    subshell.send("assert begun.wait(60)\nduring = 1\nexec('by_exec = 2')\ngo_on.set()")
+    subshell.succeeds(2)
+    expected = {*_OWN, "batch", "made_by_try", "during", "by_exec"}
+    assert set(user_names(subshell.kernel)) == expected
+
+
 MEANWHILE = {
     "an assignment": ("a = 5\nmeet()", "a = 'theirs'"),
     "before the scope's own": ("meet()\na = 5", "a = 'theirs'"),

@@ -375,18 +375,17 @@ def test_a_second_derivative_has_the_line_of_the_forward_pass() -> None:
 def test_nodes_of_equal_numbers_of_two_threads_are_told_apart() -> None:
     """Each thread counts its nodes from 0 on; autograd has a thread for each card."""
     nodes, calling_code = graph.FollowedGraph(), CallingCode(line=("own.py", 1))
-    nodes._numbers[nodes._thread] = 8
-    nodes.record_node("mul", calling_code)
+    nodes.record_node(7, "mul", calling_code)
     with ThreadPoolExecutor(1) as pool:
         number = pool.submit(torch._C._autograd._get_sequence_nr).result()
         thread = pool.submit(threading.get_ident).result()
         nodes._nodes[thread, 7] = graph.Node("mul", "", ("other.py", 1), is_by_engine=False)
-        nodes._numbers[thread] = number
+        nodes._next_number_of[thread] = number
 
         def line_of(name: str, *, is_in_engine: bool) -> Any:
             running = SimpleNamespace(name=lambda: name, _sequence_nr=lambda: 7)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(graph, "_running_node", lambda: running)
+                patch.setattr(graph, "_torchs_running_node", lambda: running)
                 call = CallingCode(engine=sys._getframe() if is_in_engine else None)
                 return nodes.origin("mul", call).line
 
