@@ -97,7 +97,7 @@ def test_tensors_lists_the_largest_of_a_name(with_losses: Kernel) -> None:
     assert "and 25 more" in report(with_losses, "%gpumem tensors 'losses*' -n 5")
 
 
-def test_tensors_lists_those_of_a_size_and_device(with_losses: Kernel) -> None:
+def test_tensors_lists_large_tensors_of_a_device(with_losses: Kernel) -> None:
     text = report(with_losses, "%gpumem tensors --min 1MiB x --device RAM")
     assert row(text, "x").startswith("1 MiB")
 
