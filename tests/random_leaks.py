@@ -31,7 +31,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from tests.agreement import Asker, import_late_modules, shell_without_libraries
 from tests.answering import answer_questions, forked
-from tests.random_graphs import KINDS, Graph, helpers_of, random_nodes, with_late_references
+from tests.graph_kinds import KINDS
+from tests.random_graphs import Graph, helpers_of, random_nodes, with_late_references
 from tests.remedies import is_code, rows, spoiled
 
 _MOST_STEPS = 8

@@ -11,7 +11,8 @@ import os
 import pytest
 
 from tests.alone import printed
-from tests.random_graphs import CONTAINERS, KNOWN_WRONG, random_graph
+from tests.graph_kinds import CONTAINERS, KNOWN_WRONG
+from tests.random_graphs import random_graph
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="each graph is built and deleted in a forked process"
