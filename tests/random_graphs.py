@@ -28,7 +28,7 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -305,7 +305,7 @@ class Difference:
     name: str
     said_bytes: int
     freed_bytes: int
-    died: tuple[str, ...] = field(default=())
+    died: list[str] = field(default_factory=list)
     """The payloads that died when the name was deleted."""
     failure: str = ""
     """The error of the look or of the graph's code, if there was one."""
@@ -322,17 +322,18 @@ class Difference:
 
 def differences(graph: Graph, look: Look) -> list[Difference]:
     """Return the names of a graph of which ``look`` is wrong, found in a forked process."""
-    text = in_fork(lambda: json.dumps(examined(graph, look)))
+
+    def work() -> str:
+        return json.dumps([asdict(difference) for difference in examined(graph, look)])
+
+    text = in_fork(work)
     if not text:
         return [Difference("", 0, 0, failure="the process crashed")]
-    return [
-        Difference(name, said, freed, tuple(died), failure)
-        for name, said, freed, died, failure in json.loads(text)
-    ]
+    return [Difference(**fields) for fields in json.loads(text)]
 
 
-def examined(graph: Graph, look: Look) -> list[tuple[str, int, int, list[str], str]]:
-    """Build a graph in a new main module and compare each kept name; return the wrong ones.
+def examined(graph: Graph, look: Look) -> list[Difference]:
+    """Build a graph in a new main module and compare each kept name; return the differences.
 
     Code, looks and deletions run in this one function: tracebacks of the graph's code refer to its
     frame, which looks leave out while it runs.
@@ -351,22 +352,22 @@ def examined(graph: Graph, look: Look) -> list[tuple[str, int, int, list[str], s
         for statement in graph.statements[len(graph.nodes) :]:
             exec(compile(statement, "cell", "exec"), namespace)
     except Exception as error:
-        return [("", 0, 0, [], f"{type(error).__name__}: {error}")]
+        return [Difference("", 0, 0, failure=f"{type(error).__name__}: {error}")]
     collect()
     before = {name for name, reference in alive.items() if reference() is not None}
     slack_bytes = SLACK_BYTES * (len(graph.nodes) + 1)
-    wrong = list[tuple[str, int, int, list[str], str]]()
+    wrong = list[Difference]()
     for name in graph.kept:
         try:
             said = look(namespace, name)
         except Exception as error:
-            wrong.append((name, 0, 0, [], f"{type(error).__name__}: {error}"))
+            wrong.append(Difference(name, 0, 0, failure=f"{type(error).__name__}: {error}"))
             continue
-        after = json.loads(in_fork(lambda name=name: alive_without(name, namespace, alive)))  # type: ignore[misc]  # a default
+        after = json.loads(in_fork(functools.partial(alive_without, name, namespace, alive)))
         died = sorted(before.difference(after))
         freed = sum(map(sizes.__getitem__, died))
         if abs(said - freed) > slack_bytes:
-            wrong.append((name, said, freed, died, ""))
+            wrong.append(Difference(name, said, freed, died))
     return wrong
 
 
