@@ -64,7 +64,7 @@ def on_engines(kernel: Kernel, expression: str) -> list[Any]:
     return list(kernel.value(f"rc[:].apply_sync(eval, {expression!r})"))
 
 
-def record(kernel: Kernel) -> dict[str, Any]:
+def last_record(kernel: Kernel) -> dict[str, Any]:
     last_experiment: dict[str, Any] = kernel.value(
         "__import__('ipygpumem').experiments()[-1].to_dict()"
     )

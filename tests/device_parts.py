@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipygpumem.inventory.devices.breakdown import Reconciliation
 
 
-def sizes(memory: Reconciliation) -> dict[str, int | None]:
+def bytes_by_part(memory: Reconciliation) -> dict[str, int | None]:
     """Return the parts that are not empty, after the check that every device's must pass."""
     check(memory)
     return {part.name: part.size_bytes for part in memory.parts if part.size_bytes != 0}

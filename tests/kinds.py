@@ -693,7 +693,7 @@ def settle() -> int:
     return sum(int(lines[name].split()[0]) for name in ("RssAnon", "RssShmem")) * 1024
 
 
-def each(make: Callable[[int], object]) -> tuple[int, int]:
+def growth_and_size(make: Callable[[int], object]) -> tuple[int, int]:
     """Return the growth of the process when an object is made, and the object's size."""
     compiles = {"jax", "torch"} & lib.keys()  # and keeps workspaces for each size
     # Their buffers grow by steps, so that a smaller one has a larger part to spare.
@@ -751,7 +751,8 @@ if __name__ == "__main__":
     if mode == "each":
         for library in arguments or [""]:
             outcomes |= {
-                f"{library}: {kind}": forked(each, make) for kind, make in KINDS[library].items()
+                f"{library}: {kind}": forked(growth_and_size, make)
+                for kind, make in KINDS[library].items()
             }
     else:
         outcomes |= {seed: forked(mixed, int(seed)) for seed in arguments}

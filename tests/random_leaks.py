@@ -31,8 +31,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from tests.agreement import Asker, import_late_modules, shell_without_libraries
 from tests.answering import answer_questions, forked
-from tests.random_graphs import KINDS, Graph, helpers_of, random_nodes, with_late_references
-from tests.remedies import is_code, rows, spoiled
+from tests.graph_kinds import KINDS
+from tests.random_graphs import Graph, helpers_of, random_nodes, with_late_references
+from tests.remedies import Row, is_code, rows, spoiled
 
 _MOST_STEPS = 8
 """Maximum number of times that ``leaks`` is asked."""
@@ -294,10 +295,6 @@ def cells_of(places: Graph) -> list[str]:
 # -- the comparison -----------------------------------------------------------------------------
 
 
-Rows = list[tuple[int, str, str]]
-"""Bytes, holder and advice of each row."""
-
-
 @dataclass(frozen=True)
 class Order:
     """Way in which the printed lines are run."""
@@ -315,13 +312,12 @@ class Order:
     spoiled: str = ""
     """The part that each row is robbed of, to see that the checks can fail."""
 
-    def rows(self, ask: Asker) -> Rows:
+    def rows(self, ask: Asker) -> list[Row]:
         """Return the rows of the report."""
         leak_rows = []
-        for size, holder, advice in rows(ask, self.report):
-            if self.spoiled == "size":
-                size = 0
-            leak_rows.append((size, holder, spoiled(advice, self.spoiled)))
+        for row in rows(ask, self.report):
+            size_bytes = 0 if self.spoiled == "size" else row.size_bytes
+            leak_rows.append(Row(size_bytes, row.path, spoiled(row.advice, self.spoiled)))
         return leak_rows
 
 
@@ -350,7 +346,7 @@ def failure(
         ask.run(cell)
     ask.run("%%experiment e\n" + "\n".join(statements))
     innocent = len(alive_among(shell, "innocent"))  # the experiment may drop some itself
-    printed = Rows()
+    printed = list[Row]()
     wrong_size = wrong_size_of(shell, order.rows(ask)) if order.compares_sizes else ""
     if wrong_size:
         return wrong_size
@@ -358,11 +354,11 @@ def failure(
         left = order.rows(ask)
         if order.is_stepwise:
             left = left[:1]
-        for size, holder, advice in left:
-            printed.append((size, holder, advice))
-            if not is_code(shell, advice):
+        for row in left:
+            printed.append(row)
+            if not is_code(shell, row.advice):
                 return f"no code: {printed}"
-            result = shell.run_cell(order.line or advice, store_history=True)
+            result = shell.run_cell(order.line or row.advice, store_history=True)
             if not result.success:
                 return f"{result.error_in_exec or result.error_before_exec!r}: {printed}"
         if not left or not order.is_stepwise:
@@ -370,7 +366,7 @@ def failure(
     gc.collect()
     alive = len(alive_among(shell, "watched"))
     lost = innocent - len(alive_among(shell, "innocent"))
-    says_lost = any("of older data" in advice for _, _, advice in printed)
+    says_lost = any("of older data" in row.advice for row in printed)
     if alive or (lost > 0) != says_lost:
         return f"{alive} alive, {lost} innocent lost: {printed}"
     return ""
@@ -382,10 +378,10 @@ def alive_among(shell: InteractiveShell, name: str) -> list[Any]:
     return [item for item in objects if item is not None]
 
 
-def wrong_size_of(shell: InteractiveShell, found: Rows) -> str:
+def wrong_size_of(shell: InteractiveShell, found: list[Row]) -> str:
     """Return the sum of the rows with the right one; empty if it is right."""
     truth = sum(map(_size_of, alive_among(shell, "watched")))
-    said = sum(size for size, _, _ in found)
+    said = sum(row.size_bytes for row in found)
     if abs(said - truth) <= _WITHIN * truth:
         return ""
     return f"rows have {said:,} of {truth:,} bytes: {found}"

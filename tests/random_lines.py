@@ -33,9 +33,9 @@ from ipygpumem.report.layout import IN_ONE_LINE, Report
 from ipygpumem.units import parse_bytes
 from tests.agreement import Asker, import_late_modules, shell_without_libraries
 from tests.answering import answer_questions, forked
+from tests.graph_kinds import KINDS
 from tests.random_graphs import (
     KIB,
-    KINDS,
     SLACK_BYTES,
     Graph,
     collect,

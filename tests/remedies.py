@@ -16,7 +16,7 @@ import textwrap
 import threading
 from dataclasses import asdict, dataclass
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -44,14 +44,23 @@ watched = []
 """
 
 
+class Row(NamedTuple):
+    """A row of a report."""
+
+    size_bytes: int
+    path: str
+    """The holder, as the report writes it; empty if none is known."""
+    advice: str
+
+
 @dataclass
 class Outcome:
     """The result of the lines that ``leaks`` printed."""
 
-    survivors: list[tuple[int, str, str]]
-    """Bytes, holder and advice of each row of the experiment's report."""
-    rows: list[tuple[int, str, str]]
-    """Bytes, holder and advice of each row of ``leaks``."""
+    survivors: list[Row]
+    """Rows of the experiment's report."""
+    rows: list[Row]
+    """Rows of ``leaks``."""
     sentences: list[str]
     """The advice that is no code."""
     failures: list[str]
@@ -60,6 +69,14 @@ class Outcome:
     """Number of objects still alive after all lines."""
     after: str = ""
     """Error of the case's own code after the lines."""
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Outcome:
+        """Return the outcome that another process has sent as JSON, which knows only lists."""
+        outcome = cls(**fields)
+        outcome.survivors = [Row(*row) for row in outcome.survivors]
+        outcome.rows = [Row(*row) for row in outcome.rows]
+        return outcome
 
 
 def outcome(shell: InteractiveShell, case: Case, kind: str) -> Outcome:
@@ -72,7 +89,8 @@ def outcome(shell: InteractiveShell, case: Case, kind: str) -> Outcome:
     survivors, answers = rows(ask, "survivors"), rows(ask, "leaks")
     sentences = list[str]()
     failures = list[str]()
-    for _, _, advice in answers:
+    for row in answers:
+        advice = row.advice
         if not is_code(shell, advice):
             sentences.append(advice)
             continue
@@ -97,18 +115,18 @@ def join_cancelled_timers() -> None:
             thread.join()
 
 
-def rows(ask: Asker, report: str) -> list[tuple[int, str, str]]:
-    """Return the bytes, the holder and the advice of each row of a report."""
+def rows(ask: Asker, report: str) -> list[Row]:
+    """Return the rows of a report."""
     if report == "leaks":
         records = [row for row in ask.report("leaks").records if hasattr(row, "holder")]
     else:
         records = list(ask._app.experiments.finished[-1].survivors)
     printed_rows = []
-    for row in records:
-        holder = row.holder
-        printed_rows.append(
-            (row.size_bytes, holder.path if holder else "", holder.advice if holder else "")
-        )
+    for record in records:
+        path, advice = "", ""
+        if record.holder:
+            path, advice = record.holder.path, record.holder.advice
+        printed_rows.append(Row(record.size_bytes, path, advice))
     return printed_rows
 
 

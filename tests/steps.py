@@ -259,7 +259,5 @@ def mib_after(line: str, label: str) -> float:
         line.replace("\N{MINUS SIGN}", "-"),
     )
     assert match, (label, line)
-    return (
-        float(match[1])
-        * {None: 2**-20, "B": 2**-20, "KiB": 2**-10, "MiB": 1, "GiB": 2**10}[match[2]]
-    )
+    mib_by_unit = {None: 2**-20, "B": 2**-20, "KiB": 2**-10, "MiB": 1, "GiB": 2**10}
+    return float(match[1]) * mib_by_unit[match[2]]

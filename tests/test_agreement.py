@@ -142,7 +142,7 @@ def is_quick(name: str, question: Question) -> bool:
     return situation == "named" or not question.library
 
 
-def each(known: dict[str, str]) -> list[Any]:
+def question_cases(known: dict[str, str]) -> list[Any]:
     """Return all questions as parameters, those of ``known`` contradictions as
     expected failures.
     """
@@ -184,7 +184,7 @@ def answers_to() -> Iterator[Callable[[str], Answers]]:
 
 
 @linux
-@pytest.mark.parametrize("question", each(KNOWN_SIZES))
+@pytest.mark.parametrize("question", question_cases(KNOWN_SIZES))
 def test_commands_name_the_same_size(question: str, answers_to: Callable[[str], Answers]) -> None:
     answers = answers_to(question)
     largest = max(answer.size_bytes for answer in answers)
@@ -202,7 +202,7 @@ def test_commands_name_the_same_size(question: str, answers_to: Callable[[str], 
 
 
 @linux
-@pytest.mark.parametrize("question", each(KNOWN_HOLDERS))
+@pytest.mark.parametrize("question", question_cases(KNOWN_HOLDERS))
 def test_commands_name_the_same_holder(question: str, answers_to: Callable[[str], Answers]) -> None:
     expression = questions()[question].expression
     is_left = questions()[question].is_left

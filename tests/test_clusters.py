@@ -13,7 +13,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.cluster.engines_report import engines_report, merged_record, values_of
 from ipygpumem.records import CellRecord, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.units import GIB, MIB
-from tests.clusters import CTRL_C, ID, UNTIL, on_engines, record, start_cluster
+from tests.clusters import CTRL_C, ID, UNTIL, last_record, on_engines, start_cluster
 from tests.steps import experiment, run_cells
 
 NAMES = "sorted(name for name in globals() if name in ('x', 'y', 'w', 'theirs'))"
@@ -54,9 +54,15 @@ def cluster(shared: Kernel) -> Kernel:
 def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
     reply = run_cells(
         cluster,
-        f"%%experiment sweep --on all --keep w\nx = bytearray(2**26)\nw = {ID}\nprint('id', w)\nw+1",  # noqa: E501
+        f"""
+        %%experiment sweep --on all --keep w
+        x = bytearray(2**26)
+        w = {ID}
+        print('id', w)
+        w+1
+        """,
     )
-    experiment = record(cluster)
+    experiment = last_record(cluster)
     assert [engine["engine"] for engine in experiment["engines"]] == [0, 1, 2, 3]
     assert (experiment["deleted"], experiment["kept"]) == (("x",), ("w",))
     for engine in experiment["engines"]:
@@ -83,7 +89,7 @@ def test_failed_engines_are_named_and_other_results_are_kept(cluster: Kernel) ->
     )
     reply = cluster.run(source)
     assert (reply.status, reply.error) == ("error", "CompositeError"), "Run all stops"
-    experiment = record(cluster)
+    experiment = last_record(cluster)
     assert [engine["error"] for engine in experiment["engines"]] == ["", "MemoryError", "", ""]
     assert experiment["ooms"] == 1
     (text,) = reply.reports("engines")
@@ -100,7 +106,7 @@ def test_an_experiment_spans_cells_of_px(cluster: Kernel) -> None:
     )
     assert "on engines 0-2" in "".join(run_cells(cluster, "%experiment status").reports())
     run_cells(cluster, "%px y = 2", "%experiment end")
-    experiment = record(cluster)
+    experiment = last_record(cluster)
     assert [len(engine["record"]["cells"]) for engine in experiment["engines"]] == [2, 2, 2]
     assert experiment["parameters"] == {"lr": 0.1}
     assert on_engines(cluster, NAMES) == [["x"], ["x"], ["x"], ["x", "y"]], "engine 3 took no part"
@@ -118,7 +124,7 @@ def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel, tmp_path: P
         f"if {ID} == 2: Path({str(asleep)!r}).touch(); until({str(tmp_path / 'never')!r})"
     )
     assert cluster.run(source).error == "KeyboardInterrupt"
-    assert [engine["error"] for engine in record(cluster)["engines"]] == [
+    assert [engine["error"] for engine in last_record(cluster)["engines"]] == [
         "",
         "",
         "KeyboardInterrupt",
@@ -180,7 +186,7 @@ def test_a_second_ctrl_c_stops_waiting_for_a_stuck_engine(cluster: Kernel, tmp_p
     )
     try:
         assert cluster.run(source).error == "KeyboardInterrupt"
-        assert "its cell continues" in record(cluster)["engines"][1]["error"]
+        assert "its cell continues" in last_record(cluster)["engines"][1]["error"]
     finally:
         end.touch()
         run_cells(cluster, "e._GRACE_SECONDS = before")
@@ -195,7 +201,7 @@ def test_a_busy_engine_is_left_out_and_does_not_begin_later(cluster: Kernel) -> 
     run_cells(cluster, f"{seconds}\nbusy = {BUSY}")
     try:
         run_cells(cluster, experiment("x = 1", name="around", options="--on all"))
-        assert [engine["error"] for engine in record(cluster)["engines"]] == [
+        assert [engine["error"] for engine in last_record(cluster)["engines"]] == [
             "",
             "did not reply",
             "",
@@ -247,7 +253,7 @@ def test_an_engine_without_the_extension_is_named(cluster: Kernel) -> None:
     run_cells(cluster, f"rc[1].execute({hide!r}, block=True)")
     try:
         reply = run_cells(cluster, experiment("x = 1", name="some", options="--on all"))
-        errors = [engine["error"] for engine in record(cluster)["engines"]]
+        errors = [engine["error"] for engine in last_record(cluster)["engines"]]
         assert [bool(error) for error in errors] == [False, True, False, False]
         assert errors[1].startswith("has no ipygpumem, or an older one")
         assert "on 4 engines" in reply.reports("engines")[0]
@@ -280,7 +286,7 @@ def test_an_experiment_of_a_closed_client_blocks_no_new_client(cluster: Kernel) 
             """,
         )
     run_cells(cluster, "%experiment end shut --on all")
-    assert [bool(engine["record"]) for engine in record(cluster)["engines"]] == [True] * 4
+    assert [bool(engine["record"]) for engine in last_record(cluster)["engines"]] == [True] * 4
 
 
 def test_a_view_names_its_engines_without_asking_a_closed_client(cluster: Kernel) -> None:
@@ -299,7 +305,7 @@ def test_a_view_names_its_engines_without_asking_a_closed_client(cluster: Kernel
             x = 1
             """,
         )
-        assert [engine["engine"] for engine in record(cluster)["engines"]] == numbers
+        assert [engine["engine"] for engine in last_record(cluster)["engines"]] == numbers
     run_cells(
         cluster,
         """
@@ -367,8 +373,8 @@ def test_cells_of_another_client_belong_to_no_experiment(other: Kernel) -> None:
     )
     run_cells(other, "%experiment end")
     assert on_engines(other, NAMES) == [["theirs", "w"], [], [], []]
-    assert record(other)["deleted"] == ("x",)
-    assert [len(engine["record"]["cells"]) for engine in record(other)["engines"]] == [1] * 4
+    assert last_record(other)["deleted"] == ("x",)
+    assert [len(engine["record"]["cells"]) for engine in last_record(other)["engines"]] == [1] * 4
     run_cells(
         other,
         f"import time{MEANWHILE.replace('THEIRS', repr('theirs = 2'))}",
@@ -391,7 +397,7 @@ def test_a_ctrl_c_spares_another_clients_earlier_task(other: Kernel, tmp_path: P
         f"Path({str(ran)!r}).touch()"
     )
     assert other.run(source, timeout=60).error == "KeyboardInterrupt"
-    assert "its cell had not begun and was cancelled" in record(other)["engines"][0]["error"]
+    assert "its cell had not begun and was cancelled" in last_record(other)["engines"][0]["error"]
     assert other.value("task.ready()") is False
     end.touch()
     run_cells(other, "_ = task.get(60)")
@@ -408,7 +414,7 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
         x = 1
         """,
     )
-    for engine in record(kernel)["engines"]:
+    for engine in last_record(kernel)["engines"]:
         (usage,) = [usage for usage in engine["record"]["usages"] if usage["device"] == "cpu"]
         assert usage["peak_bytes"] - usage["before_bytes"] < 3 * MIB, (
             "what we import there is not the experiment's"
@@ -417,7 +423,7 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
         f"%%experiment deadly --on all\nimport os\nif {ID} == 1: os._exit(1)\nx = bytearray(2**25)"
     )
     assert reply.error == "CompositeError"
-    experiment = record(kernel)
+    experiment = last_record(kernel)
     assert [engine["error"] for engine in experiment["engines"]] == ["", "died"]
     assert [engine["record"] is None for engine in experiment["engines"]] == [False, True]
     (text,) = reply.reports("engines")
@@ -430,7 +436,7 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
         x = 1
         """,
     )
-    assert [engine["engine"] for engine in record(kernel)["engines"]] == [0]
+    assert [engine["engine"] for engine in last_record(kernel)["engines"]] == [0]
     kernel.run("cluster.stop_cluster_sync()")
 
 

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec, module_from_spec
 from itertools import chain, repeat
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import pytest
 
@@ -196,9 +196,12 @@ def test_a_list_that_cannot_save_is_unknown(
 def test_no_python_code_runs_in_a_collection(saver: YoungSaver) -> None:
     called = list[str]()
     since = started(saver)
-    sys.setprofile(
-        lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None
-    )
+
+    def note_calls(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(note_calls)
     try:
         gc.collect()
     finally:

@@ -101,7 +101,7 @@ def in_notebook(*ours: Any) -> bytes:
     return json.dumps({"nbformat": 4, "metadata": {"ipygpumem": 3}, "cells": cells}).encode()
 
 
-def names(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -154,7 +154,7 @@ def test_only_force_replaces_a_file_of_another_program(
         assert path.read_text() == theirs
     export.save(path, SESSION, force=True)
     assert path.read_text() != theirs
-    assert names(tmp_path) == sorted([path.name, f"y{other}"])
+    assert file_names(tmp_path) == sorted([path.name, f"y{other}"])
 
 
 def test_exports_work_with_links_long_names_and_the_umask(
@@ -189,7 +189,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "null" in _raises_one_line("x\0.json")
     for name in ("x", "x.html", "x.json.gz", ".json"):
         assert "the suffix selects the format: .json or .csv" in _raises_one_line(tmp_path / name)
-    assert names(tmp_path) == ["folder.json", "full.json"]
+    assert file_names(tmp_path) == ["folder.json", "full.json"]
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, earlier)
     assert "File too large" in message
     assert ipygpumem.load(tmp_path / "x.json").cells == ()
-    assert names(tmp_path) == ["x.json"]
+    assert file_names(tmp_path) == ["x.json"]
 
 
 KILLED = """
@@ -218,7 +218,7 @@ ipygpumem.export("x.json")
 def test_an_export_removes_a_killed_process_partial_file(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)
     assert done.returncode == -9
-    (left,) = names(tmp_path)
+    (left,) = file_names(tmp_path)
     stays = [
         re.sub(r"-\d+-", f"-{os.getpid()}-", left, count=1),  # of a process that runs
         ".ipygpumem-1-0badcafe-00.tmp",  # of another machine's
@@ -234,7 +234,7 @@ def test_an_export_removes_a_killed_process_partial_file(tmp_path: Path) -> None
     ):
         os.utime(tmp_path / name, (1, 1))
     export.save(tmp_path / "y.csv", SESSION)
-    assert names(tmp_path) == sorted([*stays, "y.csv"])
+    assert file_names(tmp_path) == sorted([*stays, "y.csv"])
 
 
 def test_an_interrupted_write_leaves_no_file_behind(
@@ -246,7 +246,7 @@ def test_an_interrupted_write_leaves_no_file_behind(
     monkeypatch.setattr(os, "fsync", stop)
     with pytest.raises(KeyboardInterrupt):
         export.save(tmp_path / "x.json", SESSION)
-    assert not names(tmp_path)
+    assert not file_names(tmp_path)
 
 
 @pytest.mark.parametrize(

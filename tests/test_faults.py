@@ -714,11 +714,19 @@ def test_code_that_was_not_read_may_bind_any_name(
     """Neither the look at the code nor the note that it has failed could be made."""
     shell.run_cell("%load_ext ipygpumem\nold = 1")
     cells = app_of(shell).context.cells
-    answers = iter([0, 0])
+    calls = list[int]()
     running = cells.running
-    monkeypatch.setattr(cells, "running", lambda *given: 1 / next(answers, 1) and running(*given))
+
+    def fail_twice(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) <= 2:
+            raise ZeroDivisionError
+        return running(*given)
+
+    monkeypatch.setattr(cells, "running", fail_twice)
     shell.run_cell("%%experiment e\nold = new = 2")
-    assert (shell.user_ns["old"], shell.user_ns.get("new"), next(answers, None)) == (1, None, None)
+    assert (shell.user_ns["old"], shell.user_ns.get("new")) == (1, None)
+    assert len(calls) >= 2
 
 
 def broken(*_: object, **__: object) -> None:

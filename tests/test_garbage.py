@@ -54,15 +54,23 @@ def test_a_full_collection_leaves_no_garbage_of_our_own() -> None:
         collector.mark()
         collector.list_from_now(ObjectsSince())
     collector.collect(None, [])
-    gc.callbacks.append(
-        lambda phase, info: rounds.append(info["collected"]) if phase == "stop" else None
-    )
+
+    def note_collected(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            rounds.append(info["collected"])
+
+    gc.callbacks.append(note_collected)
     assert [collector.collect(None, []) for _ in range(3)] == [0, 0, 0], rounds
 
 
 def test_garbage_is_not_collected_if_that_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     collected: list[int] = []
-    monkeypatch.setattr(gc, "collect", lambda generation=2: collected.append(generation) or 0)
+
+    def note_collection(generation: int = 2) -> int:
+        collected.append(generation)
+        return 0
+
+    monkeypatch.setattr(gc, "collect", note_collection)
     work(monkeypatch, 10_000.0)
     budget = Garbage()
     assert not budget.collect_if_cheap(0.001, 1.0)
@@ -256,12 +264,23 @@ def test_a_collection_while_saved_objects_are_read_loses_none(
 @needs_generations
 def test_any_incremental_collection_ends_the_knowledge_of_a_mark(incremental: Incremental) -> None:
     collector = Garbage()
+
+    def collect_young() -> None:
+        incremental.collect(0)
+
+    def collect_a_part() -> None:
+        incremental.mark(made)
+
+    def collect_a_part_unseen() -> None:
+        gc.callbacks.clear()
+        incremental.mark(made)
+
     endings: list[Any] = [
         incremental.collect,
-        lambda: incremental.collect(0),
-        lambda: incremental.mark(made),
+        collect_young,
+        collect_a_part,
+        collect_a_part_unseen,
     ]
-    endings.append(lambda: (gc.callbacks.clear(), incremental.mark(made)))
     for end in endings:
         mark = collector.mark()
         made = Made()
@@ -289,11 +308,33 @@ def test_increments_collect_garbage_since_a_mark_and_leave_older(incremental: In
     assert short() is None
 
 
+def collect_middle() -> None:
+    gc.collect(1)
+
+
+def mark_again() -> None:
+    Garbage().mark()
+
+
+def freeze_and_unfreeze() -> None:
+    gc.freeze()
+    gc.unfreeze()
+
+
+def make_many_lists() -> None:
+    _ = [[] for _ in range(50_000)]
+
+
 @needs_generations
 def test_new_objects_are_known_until_a_collection_makes_them_old() -> None:
-    endings: list[Any] = [gc.collect, lambda: gc.collect(1), lambda: Garbage().mark(), gc.disable]
-    endings += [lambda: (gc.freeze(), gc.unfreeze()), lambda: [[] for _ in range(50_000)]]
-    for end in endings:
+    for end in (
+        gc.collect,
+        collect_middle,
+        mark_again,
+        gc.disable,
+        freeze_and_unfreeze,
+        make_many_lists,
+    ):
         mark = Garbage().mark()
         made = Made()
         gc.collect(0)
@@ -420,7 +461,12 @@ def test_a_collection_in_another_thread_prevents_none(monkeypatch: pytest.Monkey
     begun = threading.Event()
     go_on = threading.Event()
     thread = threading.Thread(target=gc.collect)
-    monkeypatch.setattr(garbage.time, "sleep", lambda _: (go_on.set(), thread.join()))
+
+    def let_the_other_end(_: float) -> None:
+        go_on.set()
+        thread.join()
+
+    monkeypatch.setattr(garbage.time, "sleep", let_the_other_end)
     collector = Garbage()
     for since in (collector.mark, lambda: None):
         Slow()
@@ -462,25 +508,53 @@ def test_python_still_collects_everything_after_short_cells() -> None:
 
 
 def walk(random: Random, collector: Garbage, held: list[Made]) -> None:
-    """Do one thing that changes what is alive, or how old it is."""
-    new_kind: type[Made] = type("Later", (Made,), {})
+    """Do one thing that changes which objects are alive, or how old they are."""
+
+    def make_and_hold() -> None:
+        held.append(Made())
+
+    def make_of_a_new_class() -> None:
+        new_kind: type[Made] = type("Later", (Made,), {})
+        held.extend(new_kind() for _ in range(3))
+
+    def drop_last() -> None:
+        if held:
+            held.pop()
+
+    def collect_since_last_mark() -> None:
+        collector.collect(collector.last)
+
+    def collect_a_generation() -> None:
+        gc.collect(random.randrange(3))
+
+    def end_cell() -> None:
+        collector.cell_ended(0.0, 0.05, in_scope=random.random() < 0.5)
+
+    def mark_without_collector() -> None:
+        gc.disable()
+        collector.mark()
+        gc.enable()
+
+    def list_instances() -> None:
+        collector.instances(random.choice([Random, Made]))
+
     actions: list[Callable[[], object]] = [
-        lambda: held.append(Made()),
-        lambda: held.extend(new_kind() for _ in range(3)),
-        lambda: held.pop() if held else None,
-        lambda: held.clear(),
-        lambda: Made(),
-        lambda: gc.collect(random.randrange(3)),
+        make_and_hold,
+        make_of_a_new_class,
+        drop_last,
+        held.clear,
+        Made,
+        collect_a_generation,
         collector.mark,
-        lambda: collector.collect(collector.last),
-        lambda: collector.collect(),
-        lambda: collector.cell_ended(0.0, 0.05, in_scope=random.random() < 0.5),
-        lambda: Garbage().mark(),
-        lambda: (gc.freeze(), gc.unfreeze()),
-        lambda: (gc.disable(), collector.mark(), gc.enable()),
-        lambda: [[] for _ in range(10_000)],
-        lambda: collector.instances(Random),
-        lambda: collector.instances(Made),
+        collect_since_last_mark,
+        collector.collect,
+        end_cell,
+        mark_again,
+        freeze_and_unfreeze,
+        mark_without_collector,
+        make_many_lists,
+        list_instances,
+        list_instances,
     ]
     random.choice(actions)()
 

@@ -13,6 +13,7 @@ import threading
 import traceback
 import types
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -492,12 +493,15 @@ def test_a_reading_that_was_due_at_off_reads_no_closed_file(
     (guard,) = MemoryGuard._in_force
     app_of(loaded).context.meter.worker.remove(guard._watch._tick)
     figures = guard._memory.left.now()
-    held = []
-    monkeypatch.setattr(
-        guard._memory.left, "now", lambda: (held.append(guard._watch.lock.locked()), figures)[1]
-    )
+    was_locked = []
+
+    def note_lock() -> Figures:
+        was_locked.append(guard._watch.lock.locked())
+        return figures
+
+    monkeypatch.setattr(guard._memory.left, "now", note_lock)
     guard._watch._tick()
-    assert held == [True], "off waits until the files have been read"
+    assert was_locked == [True], "off waits until the files have been read"
     monkeypatch.undo()
     loaded.run_line_magic("gpumem", "guard off")
     assert guard._watch._tick() is None
@@ -512,11 +516,12 @@ def test_an_interrupt_waits_until_the_guard_is_on_or_off(
     for line, place in {"guard on": "_switch_on", "guard off": "_code_ended"}.items():
         with monkeypatch.context() as patch:
             step = getattr(MemoryGuard, place)
-            patch.setattr(
-                MemoryGuard,
-                place,
-                lambda self, step=step: (signal.raise_signal(signal.SIGINT), step(self)),
-            )
+
+            def interrupted(self: MemoryGuard, step: Any = step) -> Any:
+                signal.raise_signal(signal.SIGINT)
+                return step(self)
+
+            patch.setattr(MemoryGuard, place, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 loaded.run_line_magic("gpumem", line)
         on = [guard for guard in app_of(loaded).session.observers if isinstance(guard, MemoryGuard)]

@@ -381,7 +381,11 @@ def test_threads_that_allocate_are_waited_for(
     monkeypatch.setattr("ipygpumem.extras.guard.cell_threads._LONGEST_WAIT_SECONDS", 600)
     monkeypatch.setattr("ipygpumem.extras.guard.cell_threads._CHECK_SECONDS", 0)
     sizes = [1, 2, 3, 4, 5]
-    limit.threads._data_bytes = lambda: sizes.pop(0) if len(sizes) > 1 else sizes[0]
+
+    def grow_until_the_last() -> int:
+        return sizes.pop(0) if len(sizes) > 1 else sizes[0]
+
+    limit.threads._data_bytes = grow_until_the_last
     limit.threads.wait()
     assert len(sizes) >= 4, "without threads there is no wait"
     event = threading.Event()

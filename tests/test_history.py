@@ -94,48 +94,68 @@ def loaded(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Interact
     return shell
 
 
-def shown(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], line: str) -> str:
+def output_of(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], line: str) -> str:
     capsys.readouterr()
     result = shell.run_cell(line)
     assert result.success, result.error_in_exec
     return capsys.readouterr().out
 
 
-def test_history_lists_last_or_an_experiments(
-    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def with_history(loaded: InteractiveShell) -> InteractiveShell:
+    """A shell that has run three cells, two of them in experiments."""
     loaded.run_cell("first = 1")
     loaded.run_cell("%experiment start outer")
     loaded.run_cell("%%experiment inner\nsecond = 2")
     loaded.run_cell("third = 1 / 0")
     loaded.run_cell("%experiment end")
-    everything = shown(loaded, capsys, "%gpumem history")
+    return loaded
+
+
+def test_history_lists_each_cell(
+    with_history: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = output_of(with_history, capsys, "%gpumem history")
     for words in ("3 cells", "first = 1", "second = 2", "ZeroDivisionError"):
-        assert words in everything
-    two = shown(loaded, capsys, "%gpumem history -n 2")
-    assert "the last 2 of 3 cells" in two
-    assert "first" not in two
-    outer = shown(loaded, capsys, "%gpumem history --experiment out*")
+        assert words in text
+
+
+def test_history_lists_the_last_cells(
+    with_history: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = output_of(with_history, capsys, "%gpumem history -n 2")
+    assert "the last 2 of 3 cells" in text
+    assert "first" not in text
+
+
+def test_history_lists_the_cells_of_an_experiment(
+    with_history: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outer = output_of(with_history, capsys, "%gpumem history --experiment out*")
     assert "second = 2" in outer
     assert "third" in outer
     assert "first" not in outer
-    assert "third" not in shown(loaded, capsys, "%gpumem history --experiment inner")
+    assert "third" not in output_of(with_history, capsys, "%gpumem history --experiment inner")
+
+
+def test_an_experiment_inside_a_cell_has_no_cells_in_history(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
     loaded.run_cell("import ipygpumem\nwith ipygpumem.experiment('block'): pass")
-    assert "inside one cell has no cells of its own" in shown(
-        loaded, capsys, "%gpumem history --experiment block"
-    )
+    text = output_of(loaded, capsys, "%gpumem history --experiment block")
+    assert "inside one cell has no cells of its own" in text
 
 
 def test_history_lists_traces_below_the_cells(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "trace" not in shown(loaded, capsys, "%gpumem history")
+    assert "trace" not in output_of(loaded, capsys, "%gpumem history")
     loaded.run_cell(
         "import ipygpumem\nfor _ in ipygpumem.track(range(3), 'epoch', silent=True): pass"
     )
     loaded.run_cell("with ipygpumem.trace(silent=True):\n    1 / 0")
     loaded.run_cell("%%experiment apart\npass")
-    text = shown(loaded, capsys, "%gpumem history")
+    text = output_of(loaded, capsys, "%gpumem history")
     rows = [line.split() for line in text[text.index("4 traces") :].splitlines()]
     assert [row[:2] for row in rows if row[:1] == ["epoch"]] == [
         ["epoch", "1"],
@@ -143,26 +163,26 @@ def test_history_lists_traces_below_the_cells(
         ["epoch", "3"],
     ]
     assert rows[-1][-1] == "ZeroDivisionError"
-    two = shown(loaded, capsys, "%gpumem history -n 2")
+    two = output_of(loaded, capsys, "%gpumem history -n 2")
     assert "the last 2 of 4 traces" in two
     assert ["epoch", "1"] not in [line.split()[:2] for line in two.splitlines()]
-    assert "traces" not in shown(loaded, capsys, "%gpumem history --experiment apart")
+    assert "traces" not in output_of(loaded, capsys, "%gpumem history --experiment apart")
 
 
 def test_experiments_are_listed_and_compared(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "no experiment has finished yet" in shown(loaded, capsys, "%experiment list")
+    assert "no experiment has finished yet" in output_of(loaded, capsys, "%experiment list")
     for name, lr in (("a", 0.1), ("a", 0.2), ("b", 0.3)):
         loaded.run_cell(f"%%experiment {name} --note lr={lr}\nx = 1")
     loaded.run_cell("%experiment start still")
-    listed = shown(loaded, capsys, "%experiment list")
+    listed = output_of(loaded, capsys, "%experiment list")
     for words in ("3 experiments", "a #2", "lr=0.3", "open: still"):
         assert words in listed
-    assert "0.3" not in shown(loaded, capsys, "%experiment compare a")
-    assert "0.1" not in shown(loaded, capsys, "%experiment compare a#2 b")
-    assert "3 experiments side by side" in shown(loaded, capsys, "%experiment compare")
-    assert "3 experiments side by side" in shown(loaded, capsys, "%experiment compare [ab]")
+    assert "0.3" not in output_of(loaded, capsys, "%experiment compare a")
+    assert "0.1" not in output_of(loaded, capsys, "%experiment compare a#2 b")
+    assert "3 experiments side by side" in output_of(loaded, capsys, "%experiment compare")
+    assert "3 experiments side by side" in output_of(loaded, capsys, "%experiment compare [ab]")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import textwrap
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import psutil
@@ -103,11 +104,11 @@ def test_missing_system_features_are_replaced_and_reported(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     original = host.open_file
-    monkeypatch.setattr(
-        host,
-        "open_file",
-        lambda path, flags: None if path.startswith(missing) else original(path, flags),
-    )
+
+    def open_unless_missing(path: str, flags: int) -> Any:
+        return None if path.startswith(missing) else original(path, flags)
+
+    monkeypatch.setattr(host, "open_file", open_unless_missing)
     probe = HostProbe()
     (reading,) = probe.read()
     probe.close()

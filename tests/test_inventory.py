@@ -41,7 +41,7 @@ def take(**names: object) -> dict[str, TensorRecord]:
     }
 
 
-def names(**roots: object) -> list[str]:
+def paths_of(**roots: object) -> list[str]:
     arrays = NamedArrays()
     return [arrays.paths[key] for key in arrays.named(roots.items())]
 
@@ -124,7 +124,7 @@ def test_paths_are_the_shortest_and_read_like_python() -> None:
         return default
 
     both = numpy.ones(5)
-    paths = names(slotted=slotted, plain=plain, function=function, deep=[[both]], both=both)
+    paths = paths_of(slotted=slotted, plain=plain, function=function, deep=[[both]], both=both)
     assert paths == [
         "both",
         "slotted.x",
@@ -150,7 +150,7 @@ def test_a_part_that_was_displayed_has_the_path_of_its_variable(loaded: Interact
 def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     loop: list[Any] = [numpy.ones(1)]
     loop.append(loop)
-    assert names(loop=loop) == ["loop[0]"]
+    assert paths_of(loop=loop) == ["loop[0]"]
     monkeypatch.setattr("ipygpumem.heap.walks.named_arrays.MOST_OBJECTS", 10)
     tree = [[[numpy.ones(1)]] for i in range(100)]
     assert (
@@ -204,7 +204,7 @@ def test_objects_with_hostile_attributes_are_never_asked() -> None:
     strange = hostile.made(hostile.Slotted, numpy.ones(3))
     lazy = hostile.made(hostile.Lazy)
     with hostile.untouched():
-        assert names(strange=strange, lazy=lazy) == ["strange.content"]
+        assert paths_of(strange=strange, lazy=lazy) == ["strange.content"]
 
 
 def test_a_dict_that_another_thread_changes_stops_nothing() -> None:
@@ -237,7 +237,7 @@ def test_a_dict_that_another_thread_changes_stops_nothing() -> None:
         sys.setswitchinterval(interval)
 
 
-def made(*rows: TensorRecord) -> Inventory:
+def inventory_of(*rows: TensorRecord) -> Inventory:
     return Inventory(rows, 0.0)
 
 
@@ -249,7 +249,7 @@ ARRAY = TensorRecord(None, "ndarray", (10,), "float64", "cpu", 80, storage=3)
 
 
 def test_a_bracket_in_a_pattern_stands_for_itself() -> None:
-    inventory = made(WEIGHT, LOSS, ARRAY)
+    inventory = inventory_of(WEIGHT, LOSS, ARRAY)
     assert records.select(inventory, ["losses[0]"]).tensors == (LOSS,)
     assert records.select(inventory, ["model.*"], device="cuda").tensors == (WEIGHT,)
     assert records.select(inventory, device="cpu").tensors == (ARRAY,)
@@ -293,13 +293,19 @@ def size(value: object) -> int:
     return array.size_bytes
 
 
-def test_an_arrays_size_includes_memory_that_it_keeps_alive(tmp_path: Path) -> None:
+def test_a_views_size_is_that_of_its_base() -> None:
     assert size(numpy.ones(1000)[:10][2:]) == 8000
     assert size(numpy.broadcast_to(numpy.ones(1), (1000, 1000))) == 8
     assert size(numpy.lib.stride_tricks.as_strided(numpy.ones(10), (5, 5), (0, 8))) == 80
+
+
+def test_an_arrays_size_is_that_of_its_elements() -> None:
     assert size(numpy.empty((0, 5))) == 0
     assert size(numpy.zeros(10, [("a", "i4"), ("b", "f8")])) == 120
     assert describe([1]) is None
+
+
+def test_an_arrays_size_includes_a_buffer_that_it_keeps_alive(tmp_path: Path) -> None:
     assert size(numpy.frombuffer(b"x" * 100, numpy.uint8)) == 100
     file = tmp_path / "map"
     file.write_bytes(bytes(8192))

@@ -216,7 +216,11 @@ def test_a_probe_that_failed_at_the_start_gives_no_figure(monkeypatch: pytest.Mo
     probe = FakeProbe("cuda:0")
     more = list[FakeProbe]()
     probe.set(500)
-    meter = Meter([probe], find_more=lambda: [more.pop()] if more else [])
+
+    def find_more() -> list[FakeProbe]:
+        return [more.pop()] if more else []
+
+    meter = Meter([probe], find_more=find_more)
     with monkeypatch.context() as patch:
         patch.setattr(probe, "rearm", lambda: 1 / 0)
         failed = meter.span()

@@ -51,7 +51,7 @@ def _sum_of(parts: dict[str, int], beginnings: tuple[str, ...]) -> int:
     return sum(size for name, size in parts.items() if name.startswith(beginnings))
 
 
-def each() -> list[Any]:
+def notebook_cases() -> list[Any]:
     """Return all notebooks as parameters; `make test` runs the quick ones."""
     parameters = []
     for name, notebook in NOTEBOOKS.items():
@@ -66,7 +66,7 @@ def each() -> list[Any]:
 
 
 @linux
-@pytest.mark.parametrize("name", each())
+@pytest.mark.parametrize("name", notebook_cases())
 def test_the_memory_of_a_notebook_is_named(name: str) -> None:
     notebook = NOTEBOOKS[name]
     with Kernel() as kernel:

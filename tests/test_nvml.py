@@ -371,9 +371,12 @@ def test_an_unused_device_is_not_asked_for_free_memory(
 ) -> None:
     asked: list[int] = []
     original = cuda.mem_get_info
-    monkeypatch.setattr(
-        cuda, "mem_get_info", lambda device: asked.append(device) or original(device)
-    )
+
+    def note_device(device: int) -> Any:
+        asked.append(device)
+        return original(device)
+
+    monkeypatch.setattr(cuda, "mem_get_info", note_device)
     allocator.allocate(1)
     meter.now(detail=True)
     assert asked == [0]

@@ -16,7 +16,7 @@ kinds.lib["numpy"] = np
 SIZE_BYTES = 1 << 20
 
 
-def shown(value: Any) -> Any:
+def objects_that_show(value: Any) -> Any:
     """Return objects that show memory of the value, some of it without a reference to it."""
     if isinstance(value, bytes | bytearray):
         return [memoryview(value), np.frombuffer(value, "u1")]
@@ -40,7 +40,7 @@ def test_passing_leaves_to_measure_as_little_as_measuring(library: str) -> None:
     for kind, make in kinds.KINDS[library].items():
         value = make(SIZE_BYTES)
         older = [value]
-        newer = [value, *shown(value), bytes(SIZE_BYTES)]
+        newer = [value, *objects_that_show(value), bytes(SIZE_BYTES)]
         expected = counted_after(lambda sizes: sizes.together([older]), newer)  # noqa: B023
         size = counted_after(lambda sizes: sizes.pass_through([older]), newer)  # noqa: B023
         if size != expected:

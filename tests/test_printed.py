@@ -34,7 +34,7 @@ KEPT = """(lambda manager: sum(
 """The letters that IPython keeps."""
 
 
-def kept(kernel: Kernel) -> int:
+def kept_megabytes(kernel: Kernel) -> int:
     """Return the letters that IPython keeps of what cells printed, in MB."""
     return int(kernel.value(KEPT)) // 1_000_000
 
@@ -48,16 +48,16 @@ for line in range(4):
 def test_an_experiment_drops_its_cells_printed_text(notebook: Kernel) -> None:
     run_quietly(notebook, 'print("y" * 2_000_000)')
     reply = run_quietly(notebook, experiment(PRINT_4_MB, name="a"))
-    assert kept(notebook) == 2
+    assert kept_megabytes(notebook) == 2
     (text,) = reply.reports("experiment")
     assert "not named" not in text
 
 
 def test_an_experiment_of_many_cells_drops_their_output(notebook: Kernel) -> None:
     run_quietly(notebook, "%experiment start a", PRINT_4_MB, PRINT_4_MB)
-    assert kept(notebook) == 8
+    assert kept_megabytes(notebook) == 8
     run_quietly(notebook, "%experiment end")
-    assert kept(notebook) == 0
+    assert kept_megabytes(notebook) == 0
 
 
 def test_text_printed_before_a_block_in_the_cell_stays(notebook: Kernel) -> None:
@@ -71,7 +71,7 @@ def test_text_printed_before_a_block_in_the_cell_stays(notebook: Kernel) -> None
         print("x" * 2_000_000)
         """,
     )
-    assert kept(notebook) == 3
+    assert kept_megabytes(notebook) == 3
 
 
 def test_an_inner_experiment_leaves_the_outer_ones_text(notebook: Kernel) -> None:
@@ -81,9 +81,9 @@ def test_an_inner_experiment_leaves_the_outer_ones_text(notebook: Kernel) -> Non
         'print("x" * 1_000_000)',
         experiment(PRINT_4_MB, name="inner"),
     )
-    assert kept(notebook) == 1
+    assert kept_megabytes(notebook) == 1
     run_quietly(notebook, "%experiment end")
-    assert kept(notebook) == 0
+    assert kept_megabytes(notebook) == 0
 
 
 def test_a_failing_cells_text_and_message_are_dropped(notebook: Kernel) -> None:
@@ -95,7 +95,7 @@ def test_a_failing_cells_text_and_message_are_dropped(notebook: Kernel) -> None:
         raise ValueError("x" * 2_000_000)
         """,
     )
-    assert kept(notebook) == 0
+    assert kept_megabytes(notebook) == 0
 
 
 @pytest.mark.parametrize("store_history", [False, True])
@@ -106,22 +106,22 @@ def test_text_of_nested_cells_is_dropped(notebook: Kernel, store_history: bool) 
             f"get_ipython().run_cell({PRINT_4_MB!r}, store_history={store_history})", name="a"
         ),
     )
-    assert kept(notebook) == 0
+    assert kept_megabytes(notebook) == 0
 
 
 def test_text_of_a_cell_without_a_number_is_dropped(notebook: Kernel) -> None:
     run_quietly(notebook, "%experiment start a")
     run_cells(notebook, PRINT_4_MB, store_history=False)
-    assert kept(notebook) == 4
+    assert kept_megabytes(notebook) == 4
     run_quietly(notebook, "%experiment end")
-    assert kept(notebook) == 0
+    assert kept_megabytes(notebook) == 0
 
 
 def test_results_and_captured_text_are_dropped(notebook: Kernel) -> None:
     run_quietly(notebook, "%experiment start a", '"x" * 2_000_000', f"%%capture cap\n{PRINT_4_MB}")
-    assert kept(notebook) >= 4
+    assert kept_megabytes(notebook) >= 4
     run_quietly(notebook, "%experiment end")
-    assert kept(notebook) == 0
+    assert kept_megabytes(notebook) == 0
 
 
 def test_text_of_another_threads_cell_stays(notebook: Kernel) -> None:
@@ -136,9 +136,9 @@ def test_text_of_another_threads_cell_stays(notebook: Kernel) -> None:
         thread.join()
         """,  # noqa: E501
     )
-    assert kept(notebook) == 4, "IPython adds what any thread prints to all running cells"
+    assert kept_megabytes(notebook) == 4, "IPython adds what any thread prints to all running cells"
     run_quietly(notebook, "%experiment end")
-    assert kept(notebook) == 2
+    assert kept_megabytes(notebook) == 2
 
 
 def test_text_on_stderr_and_displays_are_dropped(notebook: Kernel) -> None:
@@ -156,24 +156,24 @@ def test_text_on_stderr_and_displays_are_dropped(notebook: Kernel) -> None:
         """,
     )
     run_quietly(notebook, "get_ipython().display_pub.store_display_history = False")
-    assert kept(notebook) == 0
+    assert kept_megabytes(notebook) == 0
 
 
 def test_kept_names_keep_the_printed_text_after_a_slip(notebook: Kernel) -> None:
     run_quietly(notebook, f"%%experiment a --keep lost\nlist_ = 1\n{PRINT_4_MB}")
-    assert kept(notebook) == 4
+    assert kept_megabytes(notebook) == 4
 
 
 def test_text_is_dropped_after_reset_restarts_the_count(notebook: Kernel) -> None:
     run_quietly(notebook, PRINT_4_MB, "%experiment start a", "%reset -f", PRINT_4_MB, PRINT_4_MB)
     run_quietly(notebook, "%experiment end")
-    assert kept(notebook) == 0
+    assert kept_megabytes(notebook) == 0
 
 
 def test_free_drops_the_printed_text_of_cells(notebook: Kernel) -> None:
     run_quietly(notebook, 'print("x" * 40_000_000)')
     (text,) = run_quietly(notebook, "%gpumem free").reports("note")
-    assert kept(notebook) == 0
+    assert kept_megabytes(notebook) == 0
     assert re.search(r"printed output \(RAM 3\d(\.\d)? MiB\)", text), text
     # IPython adds to the last output of the running cell.
     assert run_quietly(notebook, "%gpumem free\nprint('still prints')").stdout == "still prints\n"
@@ -218,7 +218,7 @@ def test_text_captured_by_a_deleted_name_is_named(notebook: Kernel) -> None:
     (text,) = run_quietly(notebook, "%gpumem leaks").leaks()
     assert re.search(r"38\.\d MiB · printed and displayed by ", text), text
     run_quietly(notebook, "%gpumem free")
-    assert kept(notebook) == 0
+    assert kept_megabytes(notebook) == 0
 
 
 def test_a_large_message_of_an_error_is_in_one_row(notebook: Kernel) -> None:

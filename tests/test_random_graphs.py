@@ -11,7 +11,8 @@ import os
 import pytest
 
 from tests.alone import printed
-from tests.random_graphs import CONTAINERS, KNOWN_WRONG, random_graph
+from tests.graph_kinds import CONTAINERS, KNOWN_WRONG
+from tests.random_graphs import random_graph
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="each graph is built and deleted in a forked process"
@@ -34,7 +35,7 @@ def failures(*arguments: object) -> dict[str, str]:
     return dict(json.loads(text.splitlines()[-1]))
 
 
-def shown(found: dict[str, str]) -> str:
+def readable(found: dict[str, str]) -> str:
     """Return the failures as a text that can be read and pasted."""
     return "\n\n".join(f"# {title}\n{text}" for title, text in found.items())
 
@@ -43,20 +44,20 @@ def shown(found: dict[str, str]) -> str:
 @pytest.mark.parametrize(("first", "stop"), PARTS)
 def test_promised_objects_die_in_random_graphs(look: str, first: int, stop: int) -> None:
     wrong_graphs = failures(look, first, stop)
-    assert not wrong_graphs, shown(wrong_graphs)
+    assert not wrong_graphs, readable(wrong_graphs)
 
 
 @pytest.mark.parametrize(("look", "turn"), [("why", 0), ("top", 1)])
 def test_promised_objects_die_with_each_kind_of_holder(look: str, turn: int) -> None:
     wrong_graphs = failures(look, "each", turn)
-    assert not wrong_graphs, shown(wrong_graphs)
+    assert not wrong_graphs, readable(wrong_graphs)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("look", ["why", "top"])
 def test_promised_objects_die_in_each_graph_of_each_kind(look: str) -> None:
     wrong_graphs = failures(look, "each")
-    assert not wrong_graphs, shown(wrong_graphs)
+    assert not wrong_graphs, readable(wrong_graphs)
 
 
 def test_a_wrong_search_fails_in_most_graphs() -> None:

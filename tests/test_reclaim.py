@@ -60,7 +60,11 @@ def test_a_step_gets_no_credit_for_memory_freed_by_other_threads() -> None:
     probe.set(100)
 
     def fall(to: int, answer: object) -> Callable[[], object]:
-        return lambda: (probe.set(to), answer)[1]
+        def action() -> object:
+            probe.set(to)
+            return answer
+
+        return action
 
     actions: list[reclaim.Step] = [
         ("garbage", fall(90, 0)),

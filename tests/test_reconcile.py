@@ -17,7 +17,7 @@ from ipygpumem.probes.host import HostFigures
 from ipygpumem.probes.mappings import OwnPages
 from ipygpumem.records import Reading
 from ipygpumem.units import MIB
-from tests.device_parts import check, sizes
+from tests.device_parts import bytes_by_part, check
 
 DEVICE = "cuda:0"
 
@@ -64,7 +64,7 @@ def wide(**changes: Any) -> WholeDevice:
 
 def test_every_byte_of_a_device_belongs_to_a_part() -> None:
     memory = device_parts.device_parts(reading(), SNAPSHOT, wide(), HELD)
-    assert sizes(memory) == {
+    assert bytes_by_part(memory) == {
         "tensors: parameter": 1000,
         "tensors: gradient": 150,
         "tensors: other": 50,
@@ -86,7 +86,7 @@ def test_every_byte_of_a_device_belongs_to_a_part() -> None:
 
 
 def test_tensors_that_were_not_searched_are_called_live_tensors() -> None:
-    parts = sizes(device_parts.device_parts(reading(), SNAPSHOT, wide(), None))
+    parts = bytes_by_part(device_parts.device_parts(reading(), SNAPSHOT, wide(), None))
     assert parts["live tensors"] == 1000 + 100 + 200
     assert parts["rounding"] == 24 + 76
     assert not [name for name in parts if name.startswith(("tensors:", "autograd"))]
@@ -96,7 +96,7 @@ def test_a_view_into_a_block_counts_only_its_own_bytes() -> None:
     """A storage that covers only a part of what was asked for: somebody else asked for the rest."""
     snapshot = Snapshot((Segment((block(0, 1024, requested=1000),)),))
     storages = [Storage(DEVICE, 100, 300, "buffer")]
-    parts = sizes(
+    parts = bytes_by_part(
         device_parts.device_parts(reading(reserved_bytes=1024), snapshot, wide(), storages)
     )
     assert (parts["tensors: buffer"], parts["autograd or C++ code"], parts["rounding"]) == (
@@ -109,7 +109,7 @@ def test_a_view_into_a_block_counts_only_its_own_bytes() -> None:
 def test_other_libraries_memory_is_not_counted_as_the_allocators() -> None:
     storages = [*HELD, Storage(DEVICE, 500_000, 4 * MIB, "other")]
     memory = device_parts.device_parts(reading(), SNAPSHOT, wide(), storages)
-    assert sizes(memory)["tensors: other"] == 50
+    assert bytes_by_part(memory)["tensors: other"] == 50
     assert "4 MiB of tensors lie outside torch's allocator" in memory.notes[0]
 
 
@@ -120,7 +120,7 @@ def test_indistinct_processes_are_one_unknown_part_with_a_reason(
     used_by_driver: WholeDevice | None,
 ) -> None:
     memory = device_parts.device_parts(reading(note="hidden"), SNAPSHOT, used_by_driver, HELD)
-    assert sizes(memory)["unknown: context, libraries and other processes"] == 10_000 - 6256
+    assert bytes_by_part(memory)["unknown: context, libraries and other processes"] == 10_000 - 6256
     assert next(part.advice for part in memory.parts if part.name.startswith("unknown")) == "hidden"
 
 
@@ -133,7 +133,7 @@ def test_indistinct_processes_are_one_unknown_part_with_a_reason(
 )
 def test_a_driver_that_contradicts_torch_is_not_believed(figures: dict[str, int]) -> None:
     memory = device_parts.device_parts(reading(), SNAPSHOT, wide(**figures), HELD)
-    assert sizes(memory)["unknown: context, other processes, free"] is None
+    assert bytes_by_part(memory)["unknown: context, other processes, free"] is None
     assert (memory.total_bytes, memory.basis) == (6256, "reserved by torch's allocator")
     assert "contradict" in memory.parts[-1].advice
 
@@ -152,7 +152,7 @@ def test_without_the_drivers_figure_parts_sum_to_reserved_memory() -> None:
 
 def test_apples_gpu_is_one_device_that_shares_the_hosts_memory() -> None:
     counters = Reading("mps", 1000, 1000, "sampled", total_bytes=9000, reserved_bytes=1500)
-    parts = sizes(
+    parts = bytes_by_part(
         device_parts.device_parts(counters, None, None, [Storage("mps:0", 1, 900, "parameter")])
     )
     assert parts["live tensors"] == 1000
@@ -228,7 +228,7 @@ def all_there(ranges: list[tuple[int, int]]) -> list[int]:
 
 def test_every_byte_of_the_host_belongs_to_a_part() -> None:
     memory = host_parts(MACHINE, None, all_there)
-    assert sizes(memory) == {
+    assert bytes_by_part(memory) == {
         "this process": 1500,
         "libraries and mapped files": 300 + 200,  # shared memory below a MiB
         "child processes": 400,
@@ -248,7 +248,7 @@ def test_shared_memory_from_a_mib_on_has_a_row() -> None:
         shared_bytes=MIB,
         file_bytes=300 * MIB,
     )
-    parts = sizes(host_parts(figures, None, all_there))
+    parts = bytes_by_part(host_parts(figures, None, all_there))
     assert parts["shared memory"] == MIB
     assert parts["libraries and mapped files"] == 300 * MIB
 
@@ -266,7 +266,7 @@ def test_arrays_count_as_far_as_they_are_in_ram() -> None:
         asked.extend(ranges)
         return [800, 200, 0]
 
-    parts = sizes(host_parts(MACHINE, storages, resident))
+    parts = bytes_by_part(host_parts(MACHINE, storages, resident))
     assert asked == [(1000, 800), (1800, 200), (5000, 5000)]
     assert (parts["arrays: parameter"], parts["arrays: other"]) == (800, 200)
     assert parts["not named"] == 500
@@ -282,11 +282,11 @@ def test_the_processs_own_pages_have_five_parts() -> None:
     expected = {"arrays: other": 800, "data of pyarrow": 40, **objects}
     expected |= {"data of libraries": 100, "stacks": 50, "free heap pages": 60}
     expected |= {"free blocks of Python": 30, "not named": 240}
-    assert expected.items() <= sizes(memory).items()
+    assert expected.items() <= bytes_by_part(memory).items()
     assert memory.notes == ()
     most = host_parts(figures, storages, all_there, {**objects, "Python objects": 300})
     assert most.notes == (), "less than a tenth"
-    too_many = sizes(host_parts(figures, storages, all_there, {"Python objects": 5000}))
+    too_many = bytes_by_part(host_parts(figures, storages, all_there, {"Python objects": 5000}))
     assert too_many["Python objects"] == 660
     assert not {"stacks", "not named"} & too_many.keys()
 
@@ -296,17 +296,17 @@ def test_without_page_data_arrays_are_not_a_separate_part() -> None:
         raise PermissionError(1, "Operation not permitted")
 
     memory = host_parts(MACHINE, [Storage("cpu", 1, 800, "other")], refuse)
-    assert sizes(memory)["this process"] == 1500
+    assert bytes_by_part(memory)["this process"] == 1500
     assert "Operation not permitted" in memory.notes[0]
     too_large = host_parts(MACHINE, [Storage("cpu", 1, 1600, "other")], all_there)
-    assert sizes(too_large)["this process"] == 1500
+    assert bytes_by_part(too_large)["this process"] == 1500
     assert "cannot be separated" in too_large.notes[0]
 
 
 def test_in_a_container_the_limit_is_the_total() -> None:
     group = Group(limit_bytes=6000, used_bytes=3500, cache_bytes=900, mapped_bytes=100)
     memory = host_parts(HostFigures(**{**vars(MACHINE), "group": group}), None, all_there)
-    assert sizes(memory) == {
+    assert bytes_by_part(memory) == {
         "this process": 1500,
         # the rest is charged to the process that read the files first; 200 are shared memory
         "libraries and mapped files": 100 + 200,
@@ -322,13 +322,13 @@ def test_in_a_container_the_limit_is_the_total() -> None:
 def test_a_container_has_no_more_free_memory_than_its_machine() -> None:
     group = Group(limit_bytes=9000, used_bytes=3000)
     memory = host_parts(HostFigures(**{**vars(MACHINE), "group": group}), None, all_there)
-    assert sizes(memory)["free"] == 5000
-    assert sizes(memory)["out of reach"] == 1000
+    assert bytes_by_part(memory)["free"] == 5000
+    assert bytes_by_part(memory)["out of reach"] == 1000
 
 
 def test_indistinct_children_count_as_other_processes() -> None:
     memory = host_parts(HostFigures(**{**vars(MACHINE), "children_bytes": None}), None, all_there)
-    assert sizes(memory)["other processes and the system"] == 10_000 - 2000 - 2700 - 2000
+    assert bytes_by_part(memory)["other processes and the system"] == 10_000 - 2000 - 2700 - 2000
     assert "not known separately" in memory.notes[0]
 
 

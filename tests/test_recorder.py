@@ -82,7 +82,7 @@ def recording(
     )
 
 
-def shown(restored: Recording) -> str:
+def rendered(restored: Recording) -> str:
     return text.render([postmortem_report(restored, judge(restored))])
 
 
@@ -108,7 +108,7 @@ def test_garbage_and_a_torn_end_hide_no_whole_line(
     assert (damaged.kernel is not None) + len(damaged.cell) + (damaged.end is not None) >= len(
         ENTRIES
     ) - 1
-    assert shown(damaged)
+    assert rendered(damaged)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_the_verdict_claims_no_more_than_the_evidence(
 
 
 def test_the_report_has_the_cell_its_memory_and_the_reason() -> None:
-    page = shown(recording(START, TICK, skipped=2))
+    page = rendered(recording(START, TICK, skipped=2))
     headline, *rows = page.split("\n")
     assert headline.startswith(
         f"kernel of a.ipynb, process {ALIVE.pid} died in cell 1 · 1970-01-01 "
@@ -324,9 +324,9 @@ def test_the_report_has_the_cell_its_memory_and_the_reason() -> None:
         f"machine: available {f'{one} ' * 4}16.00 GiB",
     ]
     assert "cell 1, ran 1.00 s until its last entry" in page
-    assert "died while no cell ran" in shown(recording(START, CELL_END))
-    assert "cell 1, ran 2.00 s ValueError" in shown(recording(START, CELL_END))
-    assert "cell 1, ran 2.00 s:\n" in shown(
+    assert "died while no cell ran" in rendered(recording(START, CELL_END))
+    assert "cell 1, ran 2.00 s ValueError" in rendered(recording(START, CELL_END))
+    assert "cell 1, ran 2.00 s:\n" in rendered(
         recording(START, dataclasses.replace(CELL_END, error=""))
     )
 
@@ -377,7 +377,7 @@ def run_until_dead(
     wait_for(lambda: not kernel._manager.is_alive())
 
 
-def told(kernel: Kernel, line: str = "%gpumem postmortem") -> str:
+def postmortem(kernel: Kernel, line: str = "%gpumem postmortem") -> str:
     (report,) = kernel.run(line).reports("postmortem")
     return report
 
@@ -391,7 +391,7 @@ def test_after_a_kill_and_a_crash_the_next_kernel_names_the_cell(
     kernel = start(ON)
     (note,) = kernel.run("%load_ext ipygpumem").reports("note")
     assert note == "the previous kernel died in cell 2: see %gpumem postmortem"
-    headline, *rest = told(kernel).split("\n")
+    headline, *rest = postmortem(kernel).split("\n")
     assert "died in cell 2" in headline
     assert "it was killed, or it crashed (unknown)" in headline
     assert [line.strip() for line in rest[-5:]] == [line.strip() for line in ALLOCATE.splitlines()]
@@ -402,7 +402,7 @@ def test_after_a_kill_and_a_crash_the_next_kernel_names_the_cell(
     run_until_dead(kernel, "import ctypes; ctypes.string_at(0)")
     after = start()
     after.run("%load_ext ipygpumem")
-    headline = told(after).split("\n")[0]
+    headline = postmortem(after).split("\n")[0]
     assert (
         "a fault in native code (certain)" in headline
         or "it was killed, or it crashed (unknown)" in headline
@@ -420,7 +420,7 @@ def test_a_kernel_killed_before_its_first_tick_is_reported(start: Start) -> None
         run_until_dead(kernel, "all_at_once = bytearray(b'1') * 2**30")
         after = start()
         after.run("%load_ext ipygpumem")
-        headline = told(after).split("\n")[0]
+        headline = postmortem(after).split("\n")[0]
     assert "died in cell 2" in headline
     assert "OOM killer ended it" in headline
 
@@ -433,12 +433,12 @@ def test_a_shutdown_while_a_cell_runs_is_no_death(start: Start, folder: Path) ->
     busy._client.execute("import time; time.sleep(600)")
     wait_for(lambda: recorded(folder, "time.sleep(600)"))
     name = next(path.name for path in folder.glob("*.jsonl") if "sleep(600)" in path.read_text())
-    assert "still runs" in told(other, f"%gpumem postmortem {name}").split("\n")[0]
+    assert "still runs" in postmortem(other, f"%gpumem postmortem {name}").split("\n")[0]
     busy._manager.shutdown_kernel(now=False)  # is killed in the end: the cell goes on
-    assert told(other).startswith(
+    assert postmortem(other).startswith(
         "no kernel is known to have died while it was recorded (2 recordings in "
     )
-    assert "it was asked to end" in told(other, f"%gpumem postmortem {name}").split("\n")[0]
+    assert "it was asked to end" in postmortem(other, f"%gpumem postmortem {name}").split("\n")[0]
 
 
 def entries_of(path: Path) -> list[dict[str, Any]]:

@@ -476,7 +476,7 @@ def test_an_object_is_shown_with_its_large_parts_alone() -> None:
     ]
 
 
-def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
+def test_leaks_that_are_too_many_to_examine_are_counted() -> None:
     line = (
         "2 smaller storages, 2 MiB in total: too many to examine; free larger ones first, then run "
         "it again"
@@ -485,20 +485,25 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
     assert (report.headline, report.lines) == ("1 leak, 2 unexamined storages · 3 MiB", [line])
     assert rows_of(report)[0].isprintable()
     assert leaks_report([], MIB, [leak("y"), leak("z")]).lines == [line]
+
+
+def test_leaks_that_are_too_many_to_show_are_counted() -> None:
     rows = rows_of(leaks_report([leak(f"x{n}") for n in range(23)], MIB))
     assert (len(rows), rows[-1]) == (21, "3 MiB · and 3 more")
-    reclaimable = [
-        ReclaimableItem(number * MIB, "cpu", f"losses{number - 1}", "del it", number * MIB)
-        for number in range(1, 24)
-    ]
-    assert (
-        leaks_report([leak("x")], MIB, (), reclaimable).headline
-        == "1 leak, 23 reclaimable items · 277 MiB"
-    )
-    report = leaks_report([], MIB, (), reclaimable, ["a note"])
-    assert (
-        report.headline == "no leak of at least 1 MiB, but 276 MiB are kept by what is listed below"
-    )
+
+
+def test_reclaimable_items_are_listed_below_the_leaks() -> None:
+    items = []
+    for number in range(1, 24):
+        size_bytes = number * MIB
+        items.append(
+            ReclaimableItem(size_bytes, "cpu", f"losses{number - 1}", "del it", size_bytes)
+        )
+    headline = leaks_report([leak("x")], MIB, (), items).headline
+    assert headline == "1 leak, 23 reclaimable items · 277 MiB"
+    report = leaks_report([], MIB, (), items, ["a note"])
+    headline = "no leak of at least 1 MiB, but 276 MiB are kept by what is listed below"
+    assert report.headline == headline
     rows = rows_of(report)
     assert (rows[0], rows[-1]) == ("23 MiB · losses22 · del it", "6 MiB · and 3 more")
     assert report.lines == ["a note"]

@@ -62,7 +62,12 @@ def test_a_bar_is_full_when_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise tqdm's widget takes the work for failed, and stays."""
     bars: list[Any] = []
     new = display._new_bar
-    monkeypatch.setattr(display, "_new_bar", lambda *given: bars.append(new(*given)) or bars[-1])
+
+    def note_bar(*given: Any) -> Any:
+        bars.append(new(*given))
+        return bars[-1]
+
+    monkeypatch.setattr(display, "_new_bar", note_bar)
     work(monkeypatch, 0.5)
     assert [bar.n for bar in bars] == [1.0]
 

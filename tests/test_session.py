@@ -383,10 +383,13 @@ def test_a_cells_time_begins_after_our_own_work(
     end.
     """
     begun = list[float]()
-    own = ExperimentManager.cell_begins
-    monkeypatch.setattr(
-        ExperimentManager, "cell_begins", lambda *args: (own(*args), begun.append(time.time()))
-    )
+    cell_begins = ExperimentManager.cell_begins
+
+    def note_time(*args: Any) -> None:
+        cell_begins(*args)
+        begun.append(time.time())
+
+    monkeypatch.setattr(ExperimentManager, "cell_begins", note_time)
     loaded.run_cell("1")
     assert ipygpumem.history()[-1].started_at >= begun[-1]
 

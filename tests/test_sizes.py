@@ -10,6 +10,7 @@ import sys
 import textwrap
 from importlib.util import find_spec
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -183,32 +184,55 @@ def test_an_array_and_a_tensor_on_its_memory_are_counted_once() -> None:
     assert 1 << 20 < Sizes().measure(both[::-1]).size_bytes < (1 << 20) + 5000
 
 
-def test_columns_that_polars_objects_share_are_counted_once() -> None:
+_TEXTS_OF_A_FRAME = 1 << 15
+
+
+def frame_and_table() -> tuple[Any, Any]:
+    """Return a frame of polars and the table of arrow from which it was made, with whose numbers it
+    shares the memory.
+    """
     polars, arrow = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
-    table = arrow.table(
-        {"a": range(1 << 15), "text": [f"{number:0100d}" for number in range(1 << 15)]}
-    )
-    frame = polars.from_arrow(
-        table.cast(arrow.schema([("a", "int64"), ("text", arrow.string_view())]))
-    )
-    more = [
+    texts = [f"{number:0100d}" for number in range(_TEXTS_OF_A_FRAME)]
+    table = arrow.table({"a": range(_TEXTS_OF_A_FRAME), "text": texts})
+    schema = arrow.schema([("a", "int64"), ("text", arrow.string_view())])
+    return polars.from_arrow(table.cast(schema)), table
+
+
+def test_columns_that_polars_objects_share_are_counted_once() -> None:
+    polars = pytest.importorskip("polars")
+    frame, _ = frame_and_table()
+    size = Sizes().measure(frame).size_bytes
+    assert size == pytest.approx((8 + 16 + 100) * _TEXTS_OF_A_FRAME, rel=0.01)
+    parts = [
         frame.with_columns(b="a"),
         frame["text"],
         frame.head(9),
         frame.filter(polars.col("a") % 3000 == 0),
-        table,
     ]
-    size = Sizes().measure(frame).size_bytes
-    assert size == pytest.approx((8 + 16 + 100) << 15, rel=0.01)
-    assert Sizes().measure([frame, *more[:-1]]).size_bytes < 1.01 * size
+    assert Sizes().measure([frame, *parts]).size_bytes < 1.01 * size
     assert Sizes().measure([frame.head(9), frame]).size_bytes == pytest.approx(size, rel=0.01)
-    # views of texts are polars' own
-    assert Sizes().measure([frame, table]).size_bytes < 1.01 * size + (108 << 15)
-    named = Sizes({"frame": frame, "part": more[1]})
+
+
+def test_columns_that_polars_and_arrow_share_are_counted_once() -> None:
+    frame, table = frame_and_table()
+    size = Sizes().measure(frame).size_bytes
+    # Views of texts are polars' own.
+    assert Sizes().measure([frame, table]).size_bytes < 1.01 * size + 108 * _TEXTS_OF_A_FRAME
+
+
+def test_a_column_of_polars_is_also_in_its_frame() -> None:
+    frame, _ = frame_and_table()
+    column = frame["text"]
+    size = Sizes().measure(frame).size_bytes
+    named = Sizes({"frame": frame, "part": column})
     assert named.measure(frame, "frame").size_bytes == pytest.approx(size, rel=0.001)
-    assert named.measure(more[1], "part").also_in == ("frame",)
-    odd = polars.DataFrame({"things": [object()] * 1000})  # without buffers
-    assert Sizes().measure(odd).size_bytes > 8000
+    assert named.measure(column, "part").also_in == ("frame",)
+
+
+def test_objects_in_a_frame_of_polars_are_counted() -> None:
+    polars = pytest.importorskip("polars")
+    without_buffers = polars.DataFrame({"things": [object()] * 1000})
+    assert Sizes().measure(without_buffers).size_bytes > 8000
 
 
 def test_an_unnamed_object_names_objects_that_share_its_memory() -> None:

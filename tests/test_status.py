@@ -27,7 +27,7 @@ from ipygpumem.probes.nvml import Nvml
 from ipygpumem.records import CellRecord, Reading
 from ipygpumem.report.status import started_in, status_report
 from ipygpumem.units import GIB, MIB
-from tests.device_parts import check, sizes
+from tests.device_parts import bytes_by_part, check
 from tests.fake_nvml import FakeNvml
 from tests.fake_nvml import driver as driver  # a fixture
 from tests.fakes import FakeAllocator, fake_module, fake_torch
@@ -110,7 +110,12 @@ def test_snapshots_of_new_and_old_versions_are_read_by_device(
     assert [block.address for block in second.segments[0].blocks] == [7000, 7064]
     assert (second.pending_bytes, second.allocated_bytes, second.requested_bytes) == (64, 36, 36)
     asked: list[Any] = []  # the history of allocations may be long
-    torch.cuda.memory_snapshot = lambda include_traces=True: asked.append(include_traces) or []
+
+    def note_traces(include_traces: bool = True) -> list[Any]:
+        asked.append(include_traces)
+        return []
+
+    torch.cuda.memory_snapshot = note_traces
     assert allocator.snapshots("cuda") == {}
     assert asked == [False]
     unused = torch_with_snapshot(initialized=False)
@@ -237,7 +242,7 @@ def test_torchs_blocks_and_the_drivers_processes_make_one_sum(card: FakeNvml) ->
         "fragmentation": 100,
     }
     drivers = {"context and libraries": 260, "process -7": 300, "unknown": 800, "free": 3000}
-    assert sizes(memory) == torchs | drivers
+    assert bytes_by_part(memory) == torchs | drivers
     assert card.shut_down
 
 
@@ -250,9 +255,9 @@ def test_cards_are_shown_before_torch_has_used_one(
     driver.processes["GPU-b"] = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=200)]
     first, second = findings.reconcile(dict).reconciliations
     assert (first.device, second.device) == ("nvml:0", "nvml:1")
-    assert sizes(first) == {"process -7": 300, "unknown": 400, "free": 300}
+    assert bytes_by_part(first) == {"process -7": 300, "unknown": 400, "free": 300}
     assert first.notes == ("card GPU-a, by the driver's numbers: not used by this process yet",)
-    assert sizes(second) == {"context and libraries": 200, "unknown": 100, "free": 1700}
+    assert bytes_by_part(second) == {"context and libraries": 200, "unknown": 100, "free": 1700}
     assert "not by torch" in second.notes[0]
     driver.processes["GPU-a"] = [SimpleNamespace(pid=7, usedGpuMemory=None)]
     first, _ = findings.reconcile(dict).reconciliations
@@ -292,7 +297,7 @@ def test_without_snapshots_the_counters_are_used(
     monkeypatch.setattr(sys.modules["torch"].cuda, "memory_snapshot", refuse)
     result = found_with(card)
     assert "cudaMallocAsync" in result.failures["allocator of cuda"]
-    assert sizes(result.reconciliations[0])["allocator cache and fragmentation"] == 128
+    assert bytes_by_part(result.reconciliations[0])["allocator cache and fragmentation"] == 128
 
 
 def test_a_hidden_context_of_torch_is_not_another_processs(card: FakeNvml) -> None:
@@ -306,7 +311,7 @@ def test_a_hidden_context_of_torch_is_not_another_processs(card: FakeNvml) -> No
     card.processes["GPU-uuid-0"] = [SimpleNamespace(pid=-7, usedGpuMemory=300)]
     (memory,) = findings.reconcile(lambda: read(probe)).reconciliations
     probe.close()
-    assert "process -7" not in sizes(memory)
+    assert "process -7" not in bytes_by_part(memory)
     assert "process ids are hidden" in memory.parts[-2].advice
 
 
@@ -346,7 +351,7 @@ def test_ram_is_summed_with_arrays_by_kind_as_before_the_look() -> None:
     assert result.readings["cpu"].current_bytes < host.read(detail=True)[0].current_bytes - 32 * MIB
     host.close()
     ram = next(item for item in result.reconciliations if item.device == "cpu")
-    parts = sizes(ram)
+    parts = bytes_by_part(ram)
     if "arrays: other" in parts:  # where the kernel tells which pages are there
         assert parts["arrays: other"] == 64 * MIB
         assert (parts.get("arrays: buffer") or 0) < 4 * MIB
@@ -479,9 +484,13 @@ def test_objects_are_counted_even_if_the_look_fails(monkeypatch: pytest.MonkeyPa
     def fail(observer: object) -> list[Storage]:
         raise ValueError("no look")
 
+    def count() -> Total:
+        counts.append(total())
+        return counts[0]
+
     counts: list[Total] = []
     monkeypatch.setattr(findings, "roles_of_objects", fail)
-    monkeypatch.setattr(findings, "total", lambda: counts.append(total()) or counts[0])
+    monkeypatch.setattr(findings, "total", count)
     meter = Meter([HostProbe()])
     result = findings.now(meter)
     meter.close()

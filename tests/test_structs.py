@@ -64,7 +64,12 @@ def test_reading_a_database_calls_no_callback(database: sqlite3.Connection) -> N
     called = list[object]()
     database.set_trace_callback(called.append)
     database.set_progress_handler(lambda: called.append("progress"), 1)
-    database.set_authorizer(lambda *arguments: called.append(arguments) or sqlite3.SQLITE_OK)  # type: ignore[func-returns-value]
+
+    def authorize(*arguments: object) -> int:
+        called.append(arguments)
+        return sqlite3.SQLITE_OK
+
+    database.set_authorizer(authorize)
     assert size_of(database) > ROWS * 1000
     assert called == []
 

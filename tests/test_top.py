@@ -180,29 +180,42 @@ def test_the_large_name_among_very_many_is_found() -> None:
     assert largest.small_names + len(largest.names) == 3000
 
 
-def test_names_devices_and_sizes_are_selected() -> None:
-    rows = (
+LARGEST = LargestNames(
+    (
         NamedSize("model", "Net", {"cpu": 10, "cuda:0": 500}),
         NamedSize("frame", "DataFrame", {"cpu": 100}),
         NamedSize("Out[5]", "list", {"cpu": 7}),
-    )
-    largest = LargestNames(rows, {"cpu": 1000, "cuda:0": 600}, 0.0)
-    assert [row.name for row in top.select(largest, ["Out[[]5]", "Out[5]"]).names] == ["Out[5]"]
-    assert [row.name for row in top.select(largest, device="cpu").names] == [
-        "frame",
-        "model",
-        "Out[5]",
-    ]
-    on_card = top.select(largest, device="cuda")
+    ),
+    {"cpu": 1000, "cuda:0": 600},
+    0.0,
+)
+
+
+def selected(*arguments: Any, **options: Any) -> list[str]:
+    """Return the names of the rows that are selected of LARGEST."""
+    return [row.name for row in top.select(LARGEST, *arguments, **options).names]
+
+
+def test_names_and_sizes_are_selected() -> None:
+    assert selected(["Out[[]5]", "Out[5]"]) == ["Out[5]"]
+    assert selected(min_bytes=100) == ["model", "frame"]
+    assert selected(device="cpu") == ["frame", "model", "Out[5]"]
+
+
+def test_rows_of_a_device_have_its_bytes_alone() -> None:
+    on_card = top.select(LARGEST, device="cuda")
     assert [row.device_bytes for row in on_card.names] == [{"cuda:0": 500}]
     assert on_card.used_bytes == {"cuda:0": 600}
-    assert [row.name for row in top.select(largest, min_bytes=100).names] == ["model", "frame"]
-    assert LargestNames.from_dict(largest.to_dict()) == largest
-    assert (
-        top_report(largest).headline
-        == "memory by name: 3 names · RAM 117 B of 1000 B · cuda:0 500 B of 600 B"
-    )
-    first, rest = top_report(largest, top=1).tables[0].rows
+
+
+def test_a_record_of_names_is_restored_from_its_dict() -> None:
+    assert LargestNames.from_dict(LARGEST.to_dict()) == LARGEST
+
+
+def test_names_that_are_not_listed_are_counted() -> None:
+    headline = "memory by name: 3 names · RAM 117 B of 1000 B · cuda:0 500 B of 600 B"
+    assert top_report(LARGEST).headline == headline
+    first, rest = top_report(LARGEST, top=1).tables[0].rows
     assert (first[1:4], rest[1:4]) == (("83%", "model", "cuda:0"), ("", "and 3 more", ""))
 
 

@@ -193,7 +193,7 @@ def test_a_broken_stdout_harms_nothing_and_is_said_once(
     )
 
 
-def kept(tracked: Any) -> list[tuple[int | None, int, int]]:
+def figures_by_iteration(tracked: Any) -> list[tuple[int | None, int, int]]:
     records = tracked.records
     return [(r.iteration, r.usages[0].delta_bytes, r.usages[0].peak_delta_bytes) for r in records]
 
@@ -207,7 +207,7 @@ def test_an_iterations_figures_include_fetching_its_item(script_memory: FakeProb
     loop = ipygpumem.track(batches(), "epoch", silent=True)
     for number in loop:
         script_memory.spike(200 + number)
-    assert kept(loop) == [(1, 0, 100), (2, 10, 101), (3, 10, 92)]
+    assert figures_by_iteration(loop) == [(1, 0, 100), (2, 10, 101), (3, 10, 92)]
     assert ipygpumem.traces() == list(loop.records)
     assert {record.label for record in loop.records} == {"epoch"}
 
@@ -227,7 +227,7 @@ def test_a_break_or_an_error_ends_a_loop_with_its_iteration(script_memory: FakeP
         script_memory.set(100 + number)
         if number == 1:
             break
-    assert kept(loop) == [(1, 0, 0), (2, 1, 1)]
+    assert figures_by_iteration(loop) == [(1, 0, 0), (2, 1, 1)]
 
     def fails() -> None:
         for number in loop:

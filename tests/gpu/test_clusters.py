@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
-from tests.clusters import ID, on_engines, record, start_cluster
+from tests.clusters import ID, last_record, on_engines, start_cluster
 from tests.gpu.support import started_kernel
 from tests.steps import run_quietly
 
@@ -41,7 +41,7 @@ def test_each_engines_card_is_measured_and_an_oom_is_given_back(cluster: Kernel)
     source += f"if {ID} == 2: torch.empty(2**50, device='cuda')"
     reply = cluster.run(f"%%experiment cards --on all\n{source}")
     assert reply.status == "error"
-    experiment = record(cluster)
+    experiment = last_record(cluster)
     assert [engine["error"] for engine in experiment["engines"]] == ["", "", "OutOfMemoryError", ""]
     assert experiment["ooms"] == 1
     assert experiment["consumed"]["cuda"] == 4 * 64 * MIB

@@ -19,7 +19,7 @@ def alive():
 """
 
 
-def recovers(kernel: Kernel, code: str, **options: Any) -> str:
+def report_of_recovery(kernel: Kernel, code: str, **options: Any) -> str:
     """Run a cell that runs out of memory; every watched array is gone at once.
     Return the report.
     """

@@ -16,7 +16,7 @@ from ipygpumem.heap.knowledge.frames import (
     running_ids,
 )
 from ipygpumem.reclaim.frames import unfinished_frames
-from tests.recovery.cases import recovers
+from tests.recovery.cases import report_of_recovery
 from tests.steps import SHOW_LIBRARIES, experiment, run_cells, run_failing
 
 WORKER = """
@@ -48,7 +48,7 @@ def worker(notebook: Kernel) -> Kernel:
 
 
 def test_a_worker_survives_the_release_of_its_jobs_errors(worker: Kernel) -> None:
-    recovers(worker, "await ask(runs_out)")
+    report_of_recovery(worker, "await ask(runs_out)")
     assert run_cells(worker, "await ask(fine)").result == "'fine'"
     run_failing(worker, "await ask(waits_for_long)")
     assert run_cells(worker, "await ask(fine)").result == "'fine'"

@@ -22,20 +22,20 @@ from ipygpumem.reclaim.tracebacks import release
 from ipygpumem.records import RecoveryRecord
 from ipygpumem.report.recovery import recovery_reports
 from ipygpumem.units import MIB
-from tests.recovery.cases import recovers
+from tests.recovery.cases import report_of_recovery
 from tests.steps import run_cells, run_failing
 
 PLENTY = 1 << 40
 
 
-def counted(ticks: int, available: Callable[[], int] = lambda: PLENTY) -> Allowance:
+def allowance_of(ticks: int, available: Callable[[], int] = lambda: PLENTY) -> Allowance:
     """Return an allowance whose clock advances by one with each reading."""
     clock = itertools.count()
     return Allowance(ticks, clock=lambda: next(clock), available=available)
 
 
 def test_a_spent_allowance_stays_spent() -> None:
-    allowance = counted(2)
+    allowance = allowance_of(2)
     assert [allowance.is_spent() for _ in range(4)] == [False, True, True, True]
     assert allowance.reason == "time"
     with pytest.raises(AllowanceError):
@@ -43,7 +43,7 @@ def test_a_spent_allowance_stays_spent() -> None:
 
 
 def test_a_share_ends_before_the_whole_and_with_it() -> None:
-    whole = counted(1000)
+    whole = allowance_of(1000)
     share = whole.share(3)
     while not share.is_spent():
         pass
@@ -56,13 +56,13 @@ def test_a_share_ends_before_the_whole_and_with_it() -> None:
 
 def test_too_little_memory_ends_an_allowance_at_once_or_later() -> None:
     left = [PLENTY]
-    allowance = counted(1000, lambda: left[0])
+    allowance = allowance_of(1000, lambda: left[0])
     share = allowance.share(2)
     assert not share.is_spent()
     left[0] = allowances.SPARE_BYTES - 1
     assert share.is_spent()
     assert (share.reason, allowance.reason) == ("memory", "memory")
-    assert counted(1000, lambda: 0).is_spent()
+    assert allowance_of(1000, lambda: 0).is_spent()
 
 
 # -- walks --------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_list_of_locals_stops_when_its_time_is_over(
     make: Callable[[], object], steps: list[None]
 ) -> None:
     error = failed_with(*(make() for _ in range(4)))
-    held_memory = listing.held_by_frames(error, {}, counted(60))
+    held_memory = listing.held_by_frames(error, {}, allowance_of(60))
     assert held_memory.cut is not None
     assert held_memory.cut.reason == "time"
     assert 1 <= held_memory.cut.uncounted <= held_memory.cut.names == 2
@@ -170,7 +170,7 @@ def test_the_notebooks_names_do_not_take_the_time_either(
 ) -> None:
     names = {"one": make(), "other": make()}
     error = failed_with(np.ones(MIB // 2))
-    held_memory = listing.held_by_frames(error, names, counted(60))
+    held_memory = listing.held_by_frames(error, names, allowance_of(60))
     assert [(row.name, row.size_bytes) for row in held_memory.rows] == [("first", 4 * MIB)]
     assert len(steps) <= 60
 
@@ -216,7 +216,7 @@ def fail(depth=2000):
         )
     finally:
         sys.setrecursionlimit(limit)
-    held_memory = listing.held_by_frames(error, {}, counted(100))
+    held_memory = listing.held_by_frames(error, {}, allowance_of(100))
     assert held_memory.cut is not None
     assert held_memory.cut.names > 2001
     assert len(steps) <= 100
@@ -238,7 +238,7 @@ def fail():
     raise MemoryError
 """
     )
-    held_memory = listing.held_by_frames(error, {"unrelated": [1]}, counted(1000, lambda: 0))
+    held_memory = listing.held_by_frames(error, {"unrelated": [1]}, allowance_of(1000, lambda: 0))
     sizes = {row.name: row.size_bytes / MIB for row in held_memory.rows}
     assert {name: round(size, 1) for name, size in sizes.items()} == {
         "batch": 8,
@@ -253,7 +253,7 @@ def fail():
 def test_a_container_of_the_notebook_is_listed_only_after_a_walk() -> None:
     items = [None] * MIB
     error = failed_with(items)
-    assert listing.held_by_frames(error, {"own": items}, counted(1000, lambda: 0)).rows == ()
+    assert listing.held_by_frames(error, {"own": items}, allowance_of(1000, lambda: 0)).rows == ()
 
 
 def test_one_heavy_local_leaves_time_for_other_locals() -> None:
@@ -265,7 +265,7 @@ def fail():
     raise MemoryError
 """
     )
-    held_memory = listing.held_by_frames(error, {}, counted(400))
+    held_memory = listing.held_by_frames(error, {}, allowance_of(400))
     assert "batch" in [row.name for row in held_memory.rows]
 
 
@@ -279,7 +279,7 @@ def fail(depth=4):
     raise MemoryError
 """
     )
-    held_memory = listing.held_by_frames(error, {}, counted(10_000))
+    held_memory = listing.held_by_frames(error, {}, allowance_of(10_000))
     sizes = Counter[str]()
     for row in held_memory.rows:
         sizes[row.name] += row.size_bytes // MIB
@@ -288,7 +288,9 @@ def fail(depth=4):
 
 
 def test_a_complete_list_says_nothing_of_a_cut() -> None:
-    held_memory = listing.held_by_frames(failed_with(np.ones(MIB), [1, 2]), {}, counted(10_000))
+    held_memory = listing.held_by_frames(
+        failed_with(np.ones(MIB), [1, 2]), {}, allowance_of(10_000)
+    )
     assert [row.name for row in held_memory.rows] == ["first"]
     assert held_memory.cut is None
 
@@ -316,7 +318,7 @@ def restored(kernel: Kernel) -> None:
 
 def test_an_oom_is_freed_although_nothing_can_be_listed(notebook: Kernel) -> None:
     run_cells(notebook, SPEND.format(seconds=100, available=0))
-    text = recovers(notebook, HEAVY.format(error="MemoryError"))
+    text = report_of_recovery(notebook, HEAVY.format(error="MemoryError"))
     restored(notebook)
     assert "held by the traceback, at least" in text
     assert "16 MiB   fail" in text
@@ -325,7 +327,7 @@ def test_an_oom_is_freed_although_nothing_can_be_listed(notebook: Kernel) -> Non
         "not everything was counted: listing stopped, because little memory was left; 2 of 2 locals"
         in text
     )
-    assert "not everything" not in recovers(notebook, HEAVY.format(error="MemoryError"))
+    assert "not everything" not in report_of_recovery(notebook, HEAVY.format(error="MemoryError"))
 
 
 def test_the_line_of_another_error_says_at_least(notebook: Kernel) -> None:

@@ -13,13 +13,13 @@ from ipygpumem.meter.meter import Span
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.ending import ExperimentEnd
 from ipygpumem.shell.measured_scope import MeasuredScope
-from tests.recovery.cases import OOM, recovers
+from tests.recovery.cases import OOM, report_of_recovery
 from tests.steps import experiment, plain, run_cells, run_failing
 
 
 @pytest.mark.parametrize("code", OOM.values(), ids=OOM)
 def test_after_an_oom_nothing_is_pinned_and_one_report_says_so(notebook: Kernel, code: str) -> None:
-    text = recovers(notebook, code)
+    text = report_of_recovery(notebook, code)
     assert "out of memory (" in text
     assert "freed: " in text
     assert "Restart" not in text
@@ -73,7 +73,7 @@ async with asyncio.TaskGroup() as tasks:
 def test_an_oom_inside_an_exception_group_is_found_and_released(
     notebook: Kernel, code: str
 ) -> None:
-    assert "out of memory (MemoryError)" in recovers(notebook, code)
+    assert "out of memory (MemoryError)" in report_of_recovery(notebook, code)
 
 
 @pytest.mark.parametrize("how", ["%run", "%run -i", "%run -n"])
@@ -104,8 +104,8 @@ def test_an_oom_in_a_script_leaves_only_the_scripts_names(
 def test_no_traceback_style_pins_memory_and_tb_still_works(notebook: Kernel, mode: str) -> None:
     run_cells(notebook, f"%xmode {mode}")
     try:
-        recovers(notebook, OOM["raise from"])
-        recovers(notebook, OOM["a generator"])
+        report_of_recovery(notebook, OOM["raise from"])
+        report_of_recovery(notebook, OOM["a generator"])
         run_failing(notebook, OOM["a plain function"])
         # Frames whose locals the user's own code has read keep a copy of them before Python 3.13.
         run_failing(
@@ -141,7 +141,7 @@ def test_the_report_lists_memory_by_frame_largest_first(notebook: Kernel) -> Non
         notebooks_own = np.ones(64 << 17)
         """,
     )
-    text = recovers(notebook, "outer()")
+    text = report_of_recovery(notebook, "outer()")
     rows = [
         line.split() for line in text.splitlines() if line.split()[2:3] in (["inner"], ["outer"])
     ]
@@ -169,7 +169,7 @@ def test_the_notebooks_own_names_are_not_touched_by_a_release(notebook: Kernel) 
 
 
 def test_numpys_memory_error_is_shown_with_its_size(notebook: Kernel) -> None:
-    text = recovers(
+    text = report_of_recovery(
         notebook,
         """
         def f():
@@ -179,7 +179,7 @@ def test_numpys_memory_error_is_shown_with_its_size(notebook: Kernel) -> None:
         """,
     )
     assert "asked for 1.00 PiB" in text
-    text = recovers(
+    text = report_of_recovery(
         notebook,
         """
         def f():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 
 import pytest
@@ -52,14 +53,23 @@ def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -
     (text,) = run_cells(notebook, "%gpumem why segments").reports("why")
     assert re.search(r"RAM 9 MiB · del segments frees \d+ B", text), text
     assert f"del view; {advice}" in text
-    assert advice in run_cells(notebook, "del view\n%gpumem why segments").reports("why")[0]
+    (text,) = run_cells(notebook, "del view", "%gpumem why segments").reports("why")
+    assert advice in text
     run_cells(notebook, f"name = segments[0].name; {advice}")
     run_failing(notebook, "SharedMemory(name)", "FileNotFoundError")
-    make = (
-        "lost = SharedMemory(create=True, size=9 << 20); lost.buf[:] = bytes(9 << 20); name = "
-        "lost.name"
-    )
-    (text,) = run_cells(notebook, f"%%experiment y --keep name\n{make}").reports("experiment")
+
+
+def test_shared_memory_without_a_name_is_freed_by_its_line(notebook: Kernel) -> None:
+    (text,) = run_cells(
+        notebook,
+        "from multiprocessing.shared_memory import SharedMemory",
+        """
+        %%experiment y --keep name
+        lost = SharedMemory(create=True, size=9 << 20)
+        lost.buf[:] = bytes(9 << 20)
+        name = lost.name
+        """,
+    ).reports("experiment")
     stays = r"^ *shared memory: 9 MiB stay until you unlink them: (.+)$"
     for report in [text, *run_cells(notebook, "%gpumem leaks").leaks()]:
         assert re.search(stays, report, re.MULTILINE), report
@@ -212,22 +222,14 @@ def test_the_locals_of_a_running_thread_are_named_in_each_report(notebook: Kerne
         threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait()
         """,
     )
-    where = {
-        name: f'thread "worker": running work() line 4, local {name}'
-        for name in ("text", "array", "rows")
-    }
+    local = 'thread "worker": running work() line 4, local '
     try:
-        sizes_and_paths = sorted(
-            ((row.size_bytes >> 20, row.path) for row in survivors(notebook)), reverse=True
-        )
-        assert sizes_and_paths == [(10, where["text"]), (8, where["array"]), (7, where["rows"])]
+        mib_by_path = {row.path: row.size_bytes >> 20 for row in survivors(notebook)}
+        assert mib_by_path == {f"{local}text": 10, f"{local}array": 8, f"{local}rows": 7}
         run_cells(notebook, "del older")
         (text,) = run_cells(notebook, "%gpumem leaks").leaks()
-        assert [
-            path
-            for path in (*where.values(), where["text"].replace("text", "given"))
-            if path not in text
-        ] == []
+        for name in ("text", "array", "rows", "given"):
+            assert f"{local}{name}" in text
         (text,) = run_cells(notebook, "%gpumem top").reports("top")
         for size, name in (
             ("10 MiB", "text"),
@@ -367,44 +369,49 @@ def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     )
 
 
-@pytest.mark.skipif(
+_WITH_FRAMES_OF_COROUTINES = pytest.mark.skipif(
     sys.version_info < (3, 11),
     reason="3.10 does not enter the frame of a coroutine: docs/memory-reference.md",
 )
-def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -> None:
+_TASKS_AND_VARIABLES = """
+import asyncio, contextvars, re, weakref
+class Big(bytearray): pass
+made = weakref.WeakValueDictionary()
+def big(name): return made.setdefault(name, Big(9 << 20))
+async def sleep(x): await asyncio.sleep(1000)
+async def wait(x): await asyncio.Event().wait()
+slept = asyncio.create_task(sleep(big('slept')))
+waits = asyncio.create_task(wait(big('waits')))
+group = [asyncio.create_task(sleep(big('group')))]
+new = contextvars.ContextVar('new')
+token = new.set(big('new'))
+inner = contextvars.ContextVar('inner')
+inner.set({'k': [big('inner')]});
+"""
+"""Tasks and context variables that have 9 MiB each."""
+
+
+@pytest.fixture
+def with_tasks(notebook: Kernel) -> Iterator[Kernel]:
+    """A kernel with tasks and context variables, which are gone after the test."""
+    run_cells(notebook, SHOW_LIBRARIES, _TASKS_AND_VARIABLES, "await asyncio.sleep(0)")
+    assert notebook.value("sorted(made)") == ["group", "inner", "new", "slept", "waits"]
+    yield notebook
     run_cells(
         notebook,
-        SHOW_LIBRARIES,
         """
-        import asyncio, contextvars, re, weakref
-        class Big(bytearray): pass
+        for task in asyncio.all_tasks():
+            if task.get_coro().__name__ in ("sleep", "wait"): task.cancel()
         """,
-        """
-        async def sleep(x): await asyncio.sleep(1000)
-        async def wait(x): await asyncio.Event().wait()
-        """,
-        """
-        def big(name): return made.setdefault(name, Big(9 << 20))
-        made = weakref.WeakValueDictionary()
-        """,
-        """
-        slept = asyncio.create_task(sleep(big('slept')))
-        waits = asyncio.create_task(wait(big('waits')))
-        group = [asyncio.create_task(sleep(big('group')))]
-        new = contextvars.ContextVar('new')
-        token = new.set(big('new'))
-        inner = contextvars.ContextVar('inner')
-        inner.set({'k': [big('inner')]});
-        """,
+        "new.set(None); inner.set(None);",
+        "await asyncio.sleep(0)",
     )
-    (top,) = run_cells(
-        notebook,
-        """
-        await asyncio.sleep(0)
-        %gpumem top
-        """,
-    ).reports("top")
-    rows = notebook.value(
+
+
+@_WITH_FRAMES_OF_COROUTINES
+def test_top_has_lines_for_tasks_and_context_variables(with_tasks: Kernel) -> None:
+    (top,) = run_cells(with_tasks, "%gpumem top").reports("top")
+    rows = with_tasks.value(
         "{row.name: (row.size_bytes >> 20, row.remedy) for row in "
         "__import__('ipygpumem').top().names}"
     )
@@ -417,34 +424,49 @@ def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -
     ):
         assert rows[name] == (9, remedy)
     assert "token" not in top
-    (why,) = run_cells(notebook, "%gpumem why slept").reports("why")
-    assert re.search(r"9 MiB +the event loop.* slept.cancel\(\); del slept$", why, re.MULTILINE), (
-        why
-    )
-    (why,) = run_cells(notebook, "%gpumem why waits").reports("why")
-    assert re.search("del waits frees (9 MiB|all of it)", why), why
-    assert (
-        "let its tasks end, or cancel them"
-        in run_cells(notebook, "%gpumem why group").reports("why")[0]
-    )
-    assert re.search(
-        r"del token frees \d+ B", run_cells(notebook, "%gpumem why token").reports("why")[0]
-    )
-    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
+
+
+@_WITH_FRAMES_OF_COROUTINES
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("slept", r"9 MiB +the event loop.* slept.cancel\(\); del slept$"),
+        ("waits", r"del waits frees (9 MiB|all of it)"),
+        ("group", "let its tasks end, or cancel them"),
+        ("token", r"del token frees \d+ B"),
+        (
+            'inner.get()["k"][0]',
+            r'context variable inner\["k"\]\[0\] +del inner.get\(\)\["k"\]\[0\]',
+        ),
+    ],
+)
+def test_why_has_a_line_for_data_of_a_task_or_variable(
+    with_tasks: Kernel, name: str, pattern: str
+) -> None:
+    (why,) = run_cells(with_tasks, f"%gpumem why {name}").reports("why")
+    assert re.search(pattern, why, re.MULTILINE), why
+
+
+@_WITH_FRAMES_OF_COROUTINES
+def test_leaks_name_the_context_variables_that_hold_data(with_tasks: Kernel) -> None:
+    (leaks,) = run_cells(with_tasks, "%gpumem leaks").leaks()
     for name in ("new", "inner"):
         assert f"held by context variable {name} · to free it: {name}.set(None);" in leaks
-    (why,) = run_cells(notebook, '%gpumem why inner.get()["k"][0]').reports("why")
-    assert re.search(r'context variable inner\["k"\]\[0\] +del inner.get\(\)\["k"\]\[0\]', why), why
-    assert notebook.value("sorted(made)") == ["group", "inner", "new", "slept", "waits"]
-    run_cells(notebook, "slept.cancel(); del slept", "waits.cancel(); del waits", "new.set(None);")
+
+
+@_WITH_FRAMES_OF_COROUTINES
+def test_advice_about_tasks_and_context_variables_frees_them(with_tasks: Kernel) -> None:
     run_cells(
-        notebook,
+        with_tasks,
+        "slept.cancel(); del slept",
+        "waits.cancel(); del waits",
+        "new.set(None);",
         'del inner.get()["k"][0]',
         "for task in group: task.cancel()",
         "await asyncio.sleep(0)",
+        "del group, task; import gc; gc.collect();",
     )
-    run_cells(notebook, "del group, task; import gc; gc.collect()")
-    assert notebook.value("sorted(made)") == []
+    assert with_tasks.value("sorted(made)") == []
 
 
 def test_an_object_keeps_the_name_that_the_experiment_gave_it(notebook: Kernel) -> None:

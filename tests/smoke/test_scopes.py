@@ -38,7 +38,7 @@ _NAMES = """{n: v if isinstance(v, (int, str, list, dict)) else type(v).__name__
 if n[0] != '_' and n not in ('In', 'Out', 'exit', 'quit', 'get_ipython', 'open')}"""  # noqa: E501
 
 
-def names(kernel: Kernel) -> dict[str, Any]:
+def user_values(kernel: Kernel) -> dict[str, Any]:
     """Return the user's names with their values, or the types of those that are not plain."""
     user_names = kernel.value(_NAMES)
     assert isinstance(user_names, dict)
@@ -112,7 +112,7 @@ def test_a_scope_deletes_new_names_and_restores_old_ones(
     notebook: Kernel, code: str, way: str
 ) -> None:
     whole_scope(notebook, way, code)
-    assert names(notebook) == {}
+    assert user_values(notebook) == {}
     run_quietly(
         notebook,
         """
@@ -204,7 +204,7 @@ def test_the_other_rules_of_names(notebook: Kernel, rule: str, way: str) -> None
     before, code, left = OTHER_RULES[rule]
     run_quietly(notebook, before)
     whole_scope(notebook, way, code)
-    assert names(notebook) == left
+    assert user_values(notebook) == left
 
 
 @pytest.mark.parametrize("way", ["cell", "start"])
@@ -253,7 +253,7 @@ def test_a_scope_deletes_names_bound_without_an_assignment(
     script = tmp_path / "script.py"
     script.write_text("new = 1\n")
     whole_scope(notebook, way, dedented(code).replace("{script}", f"'{script}'"))
-    assert names(notebook) == {}
+    assert user_values(notebook) == {}
 
 
 OBJECT = """
@@ -489,7 +489,7 @@ print(x)""",
 def test_names_after_the_cells_of_a_notebook(notebook: Kernel, name: str) -> None:
     cells, left = NOTEBOOKS[name]
     run_quietly(notebook, *cells)
-    assert names(notebook) == left
+    assert user_values(notebook) == left
     assert open_experiments(notebook) == []
 
 

@@ -75,7 +75,9 @@ def test_frames_and_series_have_their_names(notebook: Kernel) -> None:
     assert "(no name)" not in text
 
 
-def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
+@pytest.fixture
+def with_losses(notebook: Kernel) -> Kernel:
+    """A notebook with an array of 1 MiB and a list of 30 small ones."""
     run_quietly(
         notebook,
         """
@@ -84,24 +86,32 @@ def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
         losses = [np.ones(1000 + i) for i in range(30)]
         """,
     )
-    text = report(notebook, "%gpumem tensors 'losses*' --top 3")
+    return notebook
+
+
+def test_tensors_lists_the_largest_of_a_name(with_losses: Kernel) -> None:
+    text = report(with_losses, "%gpumem tensors 'losses*' --top 3")
     assert row(text, "losses[29]").startswith("8 KiB")
     assert "and 27 more" in text
-    assert "and 25 more" in report(notebook, "%gpumem tensors 'losses*' -n 5")
     assert "x " not in text
-    assert row(report(notebook, "%gpumem tensors --min 1MiB x --device RAM"), "x").startswith(
-        "1 MiB"
-    )
-    assert row(report(notebook, "%gpumem tensors --by name --kind other"), "30").endswith(
-        " 30 losses"
-    )
-    assert (
-        "there is no cuda:99 here"
-        in run_failing(notebook, "%gpumem tensors x --device cuda:99", None).stderr
-    )
-    assert run_failing(notebook, "%gpumem tensors --device RAMM", None).stderr.startswith(
-        "UsageError: 'RAMM' is not a device"
-    )
+    assert "and 25 more" in report(with_losses, "%gpumem tensors 'losses*' -n 5")
+
+
+def test_tensors_lists_large_tensors_of_a_device(with_losses: Kernel) -> None:
+    text = report(with_losses, "%gpumem tensors --min 1MiB x --device RAM")
+    assert row(text, "x").startswith("1 MiB")
+
+
+def test_tensors_are_grouped_by_name(with_losses: Kernel) -> None:
+    text = report(with_losses, "%gpumem tensors --by name --kind other")
+    assert row(text, "30").endswith(" 30 losses")
+
+
+def test_a_device_that_is_not_here_is_named(with_losses: Kernel) -> None:
+    unknown = run_failing(with_losses, "%gpumem tensors x --device cuda:99", None).stderr
+    assert "there is no cuda:99 here" in unknown
+    misspelt = run_failing(with_losses, "%gpumem tensors --device RAMM", None).stderr
+    assert misspelt.startswith("UsageError: 'RAMM' is not a device")
 
 
 def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -> None:

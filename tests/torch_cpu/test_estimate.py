@@ -608,7 +608,7 @@ def test_an_accelerators_optimizer_is_estimated_with_temporaries(name: str) -> N
     assert peak() == (together if name == "Adam" else each)
 
 
-def kept(code: Any, device: str) -> int:
+def bytes_kept_by(code: Any, device: str) -> int:
     """Return the memory that code keeps in addition to 1 MiB of result."""
     return ipygpumem.estimate(code, device=device).devices[0].kept_bytes - MIB
 
@@ -623,35 +623,49 @@ def test_dropout_and_attention_keep_the_same_memory_as_on_a_card() -> None:
             heads, heads, heads, dropout_p=0.1, is_causal=True
         )
 
-    assert kept(lambda: functional.dropout(x, 0.5), CARD) == MIB // 4
-    assert kept(lambda: functional.dropout(x, 0.5), "cpu") == MIB
-    assert kept(lambda: nn.Dropout(0.5).eval()(x), CARD) == -MIB  # it gives x itself
-    assert kept(attend, CARD) <= MIB // 16 < 4 * 1024 * 1024 * 4 < kept(attend, "cpu")
+    assert bytes_kept_by(lambda: functional.dropout(x, 0.5), CARD) == MIB // 4
+    assert bytes_kept_by(lambda: functional.dropout(x, 0.5), "cpu") == MIB
+    assert bytes_kept_by(lambda: nn.Dropout(0.5).eval()(x), CARD) == -MIB  # it gives x itself
+    assert (
+        bytes_kept_by(attend, CARD)
+        <= MIB // 16
+        < 4 * 1024 * 1024 * 4
+        < bytes_kept_by(attend, "cpu")
+    )
+
+
+def model_to_summarize() -> nn.Sequential:
+    """Return a model with a module in another one, and a parameter that is not trained."""
+    last = nn.Sequential(nn.Linear(512, 10), nn.Identity())
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), last)
+    model[0].bias.requires_grad_(False)
+    return model
 
 
 def test_a_summary_has_a_row_for_each_module() -> None:
-    model = nn.Sequential(
-        nn.Linear(256, 512), nn.ReLU(), nn.Sequential(nn.Linear(512, 10), nn.Identity())
-    )
-    model[0].bias.requires_grad_(False)
-    summary = ipygpumem.summary(model, torch.randn(64, 256))
-    rows = {row.name: row for row in summary.rows}
-    assert list(rows) == ["", "0", "1", "2", "2.0", "2.1"]
-    assert [row.depth for row in summary.rows] == [0, 1, 1, 1, 2, 2]
-    assert [row.output_shape for row in summary.rows] == [
-        (64, 10),
-        (64, 512),
-        (64, 512),
-        (64, 10),
-        (64, 10),
-        (64, 10),
+    summary = ipygpumem.summary(model_to_summarize(), torch.randn(64, 256))
+    assert [(row.name, row.depth, row.output_shape) for row in summary.rows] == [
+        ("", 0, (64, 10)),
+        ("0", 1, (64, 512)),
+        ("1", 1, (64, 512)),
+        ("2", 1, (64, 10)),
+        ("2.0", 2, (64, 10)),
+        ("2.1", 2, (64, 10)),
     ]
-    assert (rows["0"].parameters, rows["0"].parameter_bytes) == (257 * 512, 257 * 512 * 4)
-    assert rows[""].parameters == summary.trainable_parameters + 512
-    activation_bytes = {name: row.activation_bytes for name, row in rows.items()}
+
+
+def test_a_summary_counts_parameters() -> None:
+    summary = ipygpumem.summary(model_to_summarize(), torch.randn(64, 256))
+    whole, first, *_ = summary.rows
+    assert (first.parameters, first.parameter_bytes) == (257 * 512, 257 * 512 * 4)
+    assert whole.parameters == summary.trainable_parameters + 512
+
+
+def test_a_summary_has_the_bytes_kept_for_backward() -> None:
+    summary = ipygpumem.summary(model_to_summarize(), torch.randn(64, 256))
     # Nothing needs what the first layer gives: the ReLU keeps its own result, and the last layer's
     # is the caller's.
-    assert activation_bytes == {
+    assert {row.name: row.activation_bytes for row in summary.rows} == {
         "": 64 * 522 * 4,
         "0": 0,
         "1": 64 * 512 * 4,
@@ -659,10 +673,25 @@ def test_a_summary_has_a_row_for_each_module() -> None:
         "2.0": 64 * 40,
         "2.1": 0,
     }
-    assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()] == [0] * 6
-    assert (model[0].weight.grad, type(model[0].weight)) == (None, nn.Parameter)
-    assert str(summary).startswith("Sequential: 136,714 parameters, 136,202 trainable")
-    assert "64 × 512" in str(summary)
+
+
+def test_a_summary_leaves_the_model_as_it_was() -> None:
+    model = model_to_summarize()
+    ipygpumem.summary(model, torch.randn(64, 256))
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    assert model[0].weight.grad is None
+    assert type(model[0].weight) is nn.Parameter
+
+
+def test_a_summary_is_printed_as_a_table() -> None:
+    text = str(ipygpumem.summary(model_to_summarize(), torch.randn(64, 256)))
+    assert text.startswith("Sequential: 136,714 parameters, 136,202 trainable")
+    assert "64 × 512" in text
+
+
+def test_a_summary_takes_only_a_module() -> None:
     with pytest.raises(EstimateError, match=r"a summary takes a torch.nn.Module, not int"):
         ipygpumem.summary(3)
 

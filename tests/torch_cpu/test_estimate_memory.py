@@ -153,22 +153,20 @@ def test_a_replay_starts_with_the_segments_of_the_card() -> None:
     """Storages that are there lie where they do, gaps are used, and blocks of others are not
     counted.
     """
-    sizes = [
-        (8, "allocated"),
-        (6, "inactive"),
-        (4, "allocated"),
-        (2, "inactive"),
-        (20, "allocated"),
-    ]
-    starts = [0, 8, 14, 18, 40]
-    parts = zip(starts, sizes, strict=True)
-    blocks = [
-        SnapshotBlock(start * MIB, size * MIB, size * MIB, state) for start, (size, state) in parts
-    ]
+
+    def block(start: int, size: int, state: str) -> SnapshotBlock:
+        return SnapshotBlock(start * MIB, size * MIB, size * MIB, state)
+
+    blocks = (
+        block(0, 8, "allocated"),
+        block(8, 6, "inactive"),
+        block(14, 4, "allocated"),
+        block(18, 2, "inactive"),
+    )
     segments = (
-        Segment(tuple(blocks[:4])),
-        Segment(tuple(blocks[4:])),
-        Segment((SnapshotBlock(80 * MIB, 6 * MIB, 6 * MIB, "inactive"),), stream=7),
+        Segment(blocks),
+        Segment((block(40, 20, "allocated"),)),
+        Segment((block(80, 6, "inactive"),), stream=7),
     )
     replay = Replay([(0, 8 * MIB), (1, 6 * MIB), (0, 0), (2, 14 * MIB)], 1 << 62, segments, {0: 0})
     assert (replay.others_bytes, replay.already_held_bytes) == (30 * MIB, 16 * MIB)

@@ -52,7 +52,7 @@ def device_objects() -> Any:
     return torch.zeros(4, NUMBERS, device=host), torch.zeros_like(x), x + 1
 
 
-def made(device: str) -> torch.Tensor:
+def numbers_on(device: str) -> torch.Tensor:
     return torch.zeros(4, NUMBERS, device=device)
 
 
@@ -89,7 +89,7 @@ def in_contexts() -> Any:
 ON_THE_HOST: dict[Callable[[], Any], Figures] = {
     cached: {CARD: (2, 1), "cpu": (4, 4)},
     device_objects: {CARD: (3, 2), "cpu": (4, 4)},
-    lambda: made("cpu"): {"cpu": (4, 4)},
+    lambda: numbers_on("cpu"): {"cpu": (4, 4)},
     results_on_the_host: {CARD: (2, 0), "cpu": (12, 6)},
     as_other_tensors: {CARD: (1, 0), "cpu": (5, 4)},
     there_and_back: {CARD: (2, 2), "cpu": (4, 0)},
@@ -104,15 +104,15 @@ def test_tensors_put_on_the_cpu_by_name_stay_there(step: Callable[[], Any]) -> N
 
 
 def of_the_notebook() -> Any:
-    return torch.zeros(NUMBERS, device=HERE), made(SETTINGS.name), x.to(SETTINGS.device)
+    return torch.zeros(NUMBERS, device=HERE), numbers_on(SETTINGS.name), x.to(SETTINGS.device)
 
 
 def of_another_tensor() -> Any:
-    return made(x.device), x.new_zeros(NUMBERS), nn.Linear(1024, 1024, device=x.device)
+    return numbers_on(x.device), x.new_zeros(NUMBERS), nn.Linear(1024, 1024, device=x.device)
 
 
 def chosen() -> Any:
-    return made("cuda" if torch.cuda.is_available() else "cpu"), x + 1
+    return numbers_on("cuda" if torch.cuda.is_available() else "cpu"), x + 1
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_gradients_are_where_their_parameters_are(device: str | None) -> None:
 
 def test_the_size_of_a_card_is_not_that_of_the_ram() -> None:
     def step() -> Any:
-        return made("cpu"), x + 1
+        return numbers_on("cpu"), x + 1
 
     rows = ipygpumem.estimate(step, device=CARD, device_memory="1GiB").devices
     rooms = {row.device: row.room_bytes for row in rows}
@@ -171,6 +171,6 @@ def test_known_values_stay_known_on_the_host() -> None:
 
 def test_code_without_a_card_has_one_place() -> None:
     def step() -> Any:
-        return made("cpu"), x.cpu(), (x + 1).to("cpu")
+        return numbers_on("cpu"), x.cpu(), (x + 1).to("cpu")
 
     assert figures(step, None) == {"cpu": (6, 5)}

@@ -23,7 +23,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
@@ -451,41 +451,51 @@ def frame() -> pandas.DataFrame:
     )
 
 
-def add_items(frame: pandas.DataFrame) -> None:
+def change_cells(frame: pandas.DataFrame) -> None:
+    frame.loc[0, "a"] = 9
+    frame.iloc[1, 1] = 7.0
     frame["o"].iloc[0].append(9)
     frame.attrs["seen"] = True
 
 
-FRAMES: dict[str, Callable[[pandas.DataFrame], Any]] = {
-    "cells": lambda frame: (
-        frame.loc.__setitem__((0, "a"), 9),
-        frame.iloc.__setitem__((1, 1), 7.0),
-        add_items(frame),
-    ),
-    "columns": lambda frame: (
-        frame.__setitem__("n", 3),
-        frame.__setitem__("a", frame["b"]),
-        frame.pop("c"),
-    ),
-    "in place": lambda f: (
-        f.sort_values("b", ascending=False, inplace=True),
-        f.index.set_names("i", inplace=True),
-    ),
-    "names in place": lambda frame: frame.rename(columns={"a": "z"}, inplace=True),
-    "values": lambda frame: frame["a"].values.__setitem__(0, 9),
-}
+def change_columns(frame: pandas.DataFrame) -> None:
+    frame["n"] = 3
+    frame["a"] = frame["b"]
+    frame.pop("c")
+
+
+def change_in_place(frame: pandas.DataFrame) -> None:
+    frame.sort_values("b", ascending=False, inplace=True)
+    frame.index.set_names("i", inplace=True)
+
+
+def change_names_in_place(frame: pandas.DataFrame) -> None:
+    frame.rename(columns={"a": "z"}, inplace=True)
+
+
+def change_values(frame: pandas.DataFrame) -> None:
+    frame["a"].values[0] = 9
+
+
+CHANGES = (
+    change_cells,
+    change_columns,
+    change_in_place,
+    change_names_in_place,
+    change_values,
+)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_dataframe_that_code_changes_is_put_back() -> None:
-    tables = {change: frame() for change in FRAMES}
+    tables = {change: frame() for change in CHANGES}
     column = frame()["b"]
 
     def step() -> None:
         for change, table in tables.items():
             # The values are read-only where pandas copies on write.
             with contextlib.suppress(ValueError):
-                FRAMES[change](table)
+                change(table)
         column.iloc[0] = 9.0
 
     ipygpumem.estimate(step)
@@ -948,8 +958,12 @@ def test_a_queue_keeps_changes_by_another_thread() -> None:
         SHARED.put(SHARED.get() + 1)
         done.set()
 
+    def ask_and_wait() -> None:
+        asked.set()
+        done.wait()
+
     threading.Thread(target=work).start()
-    ipygpumem.estimate(lambda: (asked.set(), done.wait()))
+    ipygpumem.estimate(ask_and_wait)
     assert SHARED.get(timeout=0) == 2
 
 

@@ -632,9 +632,13 @@ def test_compiled_code_is_estimated_as_eager_code_with_a_note(tmp_path: Path) ->
     compiled = torch.compile(model)
     disabled = torch._dynamo.disable(model)
     estimate = ipygpumem.estimate(lambda: compiled(x).sum().backward())
-    eager = ipygpumem.estimate(
-        lambda: (model(x), disabled(x), checkpoint(model, x, use_reentrant=False))
-    )
+
+    def call_eagerly() -> None:
+        model(x)
+        disabled(x)
+        checkpoint(model, x, use_reentrant=False)
+
+    eager = ipygpumem.estimate(call_eagerly)
     assert [note for note in estimate.notes if "torch.compile" in note and "eager" in note]
     assert estimate.peak_bytes == ipygpumem.estimate(lambda: model(x).sum().backward()).peak_bytes
     assert eager.notes == ()
@@ -713,7 +717,7 @@ from pickle import dump
 REAL = "only tensors are fake; calls to these run for real: "
 
 
-def told(body: str) -> list[str]:
+def effects_of_code(body: str) -> list[str]:
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(IMPORTS, space)
     return effects_of(compile(body, "cell", "exec"), (space,))
@@ -749,9 +753,9 @@ REACHES_NOTHING = [
 
 def test_only_calls_with_outside_effects_are_named() -> None:
     for body, name in REACHES_OUT.items():
-        (note,) = told(body)
+        (note,) = effects_of_code(body)
         assert name in note.partition("run for real: ")[2].split(", "), body
-    assert [told(body) for body in REACHES_NOTHING] == [[]] * len(REACHES_NOTHING)
+    assert [effects_of_code(body) for body in REACHES_NOTHING] == [[]] * len(REACHES_NOTHING)
 
 
 def test_functions_of_users_modules_are_looked_into(

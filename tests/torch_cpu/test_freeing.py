@@ -401,16 +401,23 @@ def inside_fake(code: Code) -> None:
 def inside_backward(code: Code) -> None:
     x = torch.ones(2, requires_grad=True)
     y = x * 2
-    y.register_hook(lambda gradient: (code(), None)[1])
+
+    def hook(gradient: torch.Tensor) -> None:
+        code()
+
+    y.register_hook(hook)
     y.sum().backward()
 
 
-TRACED: dict[str, Callable[[Code], object]] = {
-    "jit": lambda code: torch.jit.trace(
-        lambda x: (code(), x * 2)[1], torch.ones(2), check_trace=False
-    ),
-    "compile": compiled,
-}
+def traced(code: Code) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        code()
+        return x * 2
+
+    torch.jit.trace(function, torch.ones(2), check_trace=False)
+
+
+TRACED: dict[str, Callable[[Code], object]] = {"jit": traced, "compile": compiled}
 
 
 class Box:
@@ -442,7 +449,7 @@ LOOKS: dict[str, Callable[[Any, Any], object]] = {
 }
 
 
-def asked(inside: Callable[[Code], object], call: Callable[[Any, Any], object]) -> str:
+def result_or_refusal(inside: Callable[[Code], object], call: Callable[[Any, Any], object]) -> str:
     """Ask for something there, and return what it said; the model is what it was, and torch is out
     of it again.
     """
@@ -474,7 +481,7 @@ def asked(inside: Callable[[Code], object], call: Callable[[Any, Any], object]) 
 @pytest.mark.parametrize("name", [*MOVES, *LOOKS])
 def test_freeing_is_refused_while_torch_traces_code(inside: str, name: str) -> None:
     """A release ended the process inside of ``torch.jit.trace``."""
-    message = asked(TRACED[inside], {**MOVES, **LOOKS}[name])
+    message = result_or_refusal(TRACED[inside], {**MOVES, **LOOKS}[name])
     assert message.startswith("torch is tracing this code")
     assert message.endswith("outside of it")
 
@@ -486,6 +493,6 @@ def test_freeing_is_refused_while_torch_traces_code(inside: str, name: str) -> N
 def test_all_works_among_fake_tensors_and_in_backward(
     inside: Callable[[Code], object], names: list[str]
 ) -> None:
-    assert {name: asked(inside, {**MOVES, **LOOKS}[name]) for name in names} == dict.fromkeys(
-        names, ""
-    )
+    assert {
+        name: result_or_refusal(inside, {**MOVES, **LOOKS}[name]) for name in names
+    } == dict.fromkeys(names, "")

@@ -45,7 +45,7 @@ def path(names: dict[str, Any]) -> Callable[..., str]:
     """Return a function that says by which path what a function keeps in its namespace is held."""
 
     def path_of(keep: Callable[[Any], object], kind: str = "numpy", **options: Any) -> str:
-        array, kept = made(keep, kind)
+        array, kept = put_new_array(keep, kind)
         heap = Heap()
         roots = Roots(
             {id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), **options
@@ -57,7 +57,7 @@ def path(names: dict[str, Any]) -> Callable[..., str]:
     return path_of
 
 
-def made(keep: Callable[[Any], object], kind: str) -> tuple[tuple[str, int], object]:
+def put_new_array(keep: Callable[[Any], object], kind: str) -> tuple[tuple[str, int], object]:
     """Let ``keep`` put a new array somewhere; return the identity of its storage."""
     value: Any = numpy.zeros(100) if kind == "numpy" else torch.zeros(100)
     key = storage_key(value)
@@ -188,7 +188,7 @@ def test_memory_held_only_by_cpp_is_named_so(path: Callable[..., str]) -> None:
 
 
 def _advice(names: dict[str, Any], keep: Callable[[Any], object]) -> str:
-    key, kept = made(keep, "torch")
+    key, kept = put_new_array(keep, "torch")
     roots = Roots(
         {id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), names=names
     )
@@ -200,12 +200,15 @@ def _advice(names: dict[str, Any], keep: Callable[[Any], object]) -> str:
 def test_advice_calls_the_handle_of_a_hook_if_it_has_a_name(names: dict[str, Any]) -> None:
     names["model"] = torch.nn.Sequential(torch.nn.Linear(2, 2))
 
-    def keep(x: Any) -> Any:
-        return names["model"][0].register_forward_hook(lambda *_: x)
+    def keep(x: Any) -> None:
+        names["model"][0].register_forward_hook(lambda *_: x)
 
-    assert _advice(names, lambda x: keep(x) and None) == "model[0]._forward_hooks.clear()"
+    def keep_with_handle(x: Any) -> None:
+        names["mine"] = names["model"][0].register_forward_hook(lambda *_: x)
+
+    assert _advice(names, keep) == "model[0]._forward_hooks.clear()"
     names["other"] = names["model"].register_forward_hook(print)
-    assert _advice(names, lambda x: names.update(mine=keep(x))) == "mine.remove()"
+    assert _advice(names, keep_with_handle) == "mine.remove()"
 
 
 @pytest.mark.parametrize(
@@ -354,10 +357,11 @@ def test_a_hook_is_where_a_path_ends(
     path: Callable[..., str], names: dict[str, Any], hook: Callable[[Any], Any], expected: str
 ) -> None:
     names["lin"] = torch.nn.Linear(2, 2)
-    assert (
-        path(lambda x: names["lin"].register_forward_hook(hook(x)) and None)
-        == f"forward hook on lin{expected}"
-    )
+
+    def keep(x: Any) -> None:
+        names["lin"].register_forward_hook(hook(x))
+
+    assert path(keep) == f"forward hook on lin{expected}"
 
 
 @pytest.mark.parametrize(
@@ -525,7 +529,7 @@ def test_a_running_function_does_not_keep_its_explained_argument() -> None:
 def test_the_order_of_the_collectors_list_changes_no_path(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    key, shared = made(lambda x: [x], kind)
+    key, shared = put_new_array(lambda x: [x], kind)
     for name in ("mylib", "another"):
         module: Any = ModuleType(name)
         monkeypatch.setitem(sys.modules, name, module)

@@ -38,7 +38,7 @@ def take(**names: object) -> dict[str, TensorRecord]:
     }
 
 
-def sizes(**names: object) -> dict[str, int]:
+def size_by_name(**names: object) -> dict[str, int]:
     return {name: row.size_bytes for name, row in take(**names).items()}
 
 
@@ -48,7 +48,7 @@ def test_views_and_aliases_count_once_with_the_storages_bytes() -> None:
     assert list(rows) == ["detached"]
     assert (rows["detached"].size_bytes, rows["detached"].aliases) == (4000, 3)
     view = torch.zeros(1000)[:10]
-    assert sizes(view=view) == {"view": 4000}
+    assert size_by_name(view=view) == {"view": 4000}
 
 
 def bytes_of(*parts: Any) -> int:
@@ -66,7 +66,7 @@ def test_sparse_tensors_count_their_indices_and_values() -> None:
         csr = eye.to_sparse_csr()
         csc = eye.to_sparse_csc()
         bsr = eye.to_sparse_bsr((10, 10))
-        bytes_by_name = sizes(values=coo._values(), coo=coo, csr=csr, csc=csc, bsr=bsr)
+        bytes_by_name = size_by_name(values=coo._values(), coo=coo, csr=csr, csc=csc, bsr=bsr)
     assert bytes_by_name == {
         "coo": 2 * 100 * 8 + 100 * 4,
         "csr": bytes_of(csr.crow_indices(), csr.col_indices(), csr.values()),
@@ -155,28 +155,41 @@ def test_a_frozen_tensor_may_have_a_gradient() -> None:
     assert rows["tensor.grad"].kind == "gradient"
 
 
-def test_kinds_and_paths_of_a_model_in_training() -> None:
+def rows_in_training() -> dict[str, TensorRecord]:
+    """Return the tensors of a model after a step of its optimizer, and of a cache, by path."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(5, 3)).sum().backward()
     optimizer.step()
     hidden = model(torch.ones(5, 3))
-    rows = take(model=model, optimizer=optimizer, hidden=hidden, cache={"run3": [torch.ones(2)]})
-    kinds = {name: row.kind for name, row in rows.items()}
-    assert kinds["model[0].weight"] == "parameter"
-    assert kinds["model[0].weight.grad"] == "gradient"
-    assert kinds["model[1].running_mean"] == "buffer"
-    assert kinds['optimizer.state[model[0].weight]["exp_avg"]'] == "optimizer state"
-    assert kinds['cache["run3"][0]'] == "other"
-    weight = rows["model[0].weight"]
-    assert (weight.type_name, weight.shape, weight.dtype, weight.device) == (
-        "Parameter",
-        (4, 3),
-        "float32",
-        "cpu",
-    )
+    return take(model=model, optimizer=optimizer, hidden=hidden, cache={"run3": [torch.ones(2)]})
+
+
+def test_kinds_and_paths_of_a_model_in_training() -> None:
+    rows = rows_in_training()
+    for path, kind in (
+        ("model[0].weight", "parameter"),
+        ("model[0].weight.grad", "gradient"),
+        ("model[1].running_mean", "buffer"),
+        ('optimizer.state[model[0].weight]["exp_avg"]', "optimizer state"),
+        ('cache["run3"][0]', "other"),
+    ):
+        assert rows[path].kind == kind
+
+
+def test_a_tensors_type_shape_and_device_are_recorded() -> None:
+    weight = rows_in_training()["model[0].weight"]
+    assert weight.type_name == "Parameter"
+    assert weight.shape == (4, 3)
+    assert weight.dtype == "float32"
+    assert weight.device == "cpu"
+
+
+def test_a_tensors_place_in_a_graph_is_recorded() -> None:
+    rows = rows_in_training()
+    weight, hidden = rows["model[0].weight"], rows["hidden"]
     assert (weight.requires_grad, weight.in_graph) == (True, False)
-    assert (rows["hidden"].requires_grad, rows["hidden"].in_graph) == (True, True)
+    assert (hidden.requires_grad, hidden.in_graph) == (True, True)
     assert rows["model[1].running_mean"].requires_grad is False
 
 

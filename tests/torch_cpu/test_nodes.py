@@ -3,6 +3,7 @@
 import gc
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -113,7 +114,12 @@ def test_searches_of_a_living_graph_list_the_heap_seldom(monkeypatch: pytest.Mon
     search(steps[-1])
     lists = list[int]()
     get_objects = gc.get_objects
-    monkeypatch.setattr(gc, "get_objects", lambda: lists.append(1) or get_objects())
+
+    def note_list() -> list[Any]:
+        lists.append(1)
+        return get_objects()
+
+    monkeypatch.setattr(gc, "get_objects", note_list)
     for step in steps[:200]:
         search(step)
     assert 0 < len(lists) < 10

@@ -34,7 +34,7 @@ from ipygpumem.introspect import is_ours
 from ipygpumem.probes.malloc import trim_heap
 from ipygpumem.units import KIB, MIB, format_bytes
 from tests.alone import printed
-from tests.steps import run_cells, run_quietly
+from tests.steps import dedented, run_cells, run_quietly
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
@@ -748,34 +748,42 @@ def test_a_finished_block_keeps_none_of_the_codes_values() -> None:
     assert ram(peak).rows
 
 
-def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
+@pytest.mark.parametrize(
+    "magics", ["%%peak\n", "%%experiment one\n%%peak --top 1\n", "%%time\n%%peak\n"]
+)
+def test_a_cell_with_peak_shows_a_report(notebook: Kernel, magics: str) -> None:
     run_cells(notebook, "held = torch.ones(1 << 20)")
-    for magics in ("%%peak\n", "%%experiment one\n%%peak --top 1\n", "%%time\n%%peak\n"):
-        (report,) = run_quietly(
-            notebook,
-            f"""
-            {magics}more = torch.ones(1 << 21)
-            del more
-            """,
-        ).reports("peak")
-        assert report.startswith("peak · RAM of tensors highest with 12")
-        assert report.partition("\n")[0].endswith(", faster without %%peak")
-        assert "held" in report or "--top 1" in magics
-        assert "del more" not in report
-    assert "did you mean --top" in notebook.run("%%peak --tops\n1").stderr
-    assert "first line" in notebook.run("%peak").stderr
-    assert "ends in .pickle" in notebook.run("%%peak --save x.txt\n1").stderr
+    code = dedented("""
+        more = torch.ones(1 << 21)
+        del more
+        """)
+    (report,) = run_quietly(notebook, magics + code).reports("peak")
+    assert report.startswith("peak · RAM of tensors highest with 12")
+    assert report.partition("\n")[0].endswith(", faster without %%peak")
+    assert "held" in report or "--top 1" in magics
+    assert "del more" not in report
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("%%peak --tops\n1", "did you mean --top"),
+        ("%peak", "first line"),
+        ("%%peak --save x.txt\n1", "ends in .pickle"),
+        ("%%peak --save other.pkl\n1", "is not a snapshot"),
+        ("%%peak --save no/where.pkl\n1", "is not a folder"),
+    ],
+)
+def test_a_mistake_in_the_line_of_peak_is_explained(
+    notebook: Kernel, cell: str, words: str
+) -> None:
     run_quietly(notebook, "with open('other.pkl', 'w') as file: file.write('text')")
-    assert "is not a snapshot" in notebook.run("%%peak --save other.pkl\n1").stderr
-    assert "is not a folder" in notebook.run("%%peak --save no/where.pkl\n1").stderr
-    (report,) = run_quietly(
-        notebook,
-        "import os; os.remove('other.pkl')",
-        """
-        %%peak --save other.pkl
-        1
-        """,
-    ).reports("peak")
+    assert words in notebook.run(cell).stderr
+    run_quietly(notebook, "import os; os.remove('other.pkl')")
+
+
+def test_a_cell_without_allocations_saves_nothing(notebook: Kernel) -> None:
+    (report,) = run_quietly(notebook, "%%peak --save other.pkl\n1").reports("peak")
     assert "nothing was saved" in report
 
 

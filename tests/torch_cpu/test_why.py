@@ -424,7 +424,7 @@ def test_the_printed_predictions_of_why_come_true(notebook: Kernel) -> None:
     assert notebook.value("alive()") == []
 
 
-def why(notebook: Kernel, expression: str) -> str:
+def why_report(notebook: Kernel, expression: str) -> str:
     """Return the report of ``%gpumem why``."""
     (report,) = run_cells(notebook, f"%gpumem why {expression}").reports("why")
     return report
@@ -440,7 +440,7 @@ def test_an_output_is_a_holder_with_its_own_line(notebook: Kernel) -> None:
         frame
         """,
     )
-    report = why(notebook, "frame")
+    report = why_report(notebook, "frame")
     assert "Out[" in report or "output _" in report
     assert "%xdel _" in report
 
@@ -455,11 +455,11 @@ def test_the_last_object_of_a_deleted_name_is_named(notebook: Kernel) -> None:
         "block = np.ones(2**18); kept.append([block])",
         "del block",
     )
-    report = why(notebook, "block")
+    report = why_report(notebook, "block")
     assert "del kept[0][0]" in report
     assert "lefts" not in report
     run_cells(notebook, "kept.clear()")
-    assert "lefts" in why(notebook, "block")
+    assert "lefts" in why_report(notebook, "block")
 
 
 @pytest.mark.usefixtures("small_heap")
@@ -481,11 +481,11 @@ def test_a_name_deleted_by_an_experiment_has_its_cell_and_holder(notebook: Kerne
         hook = keep(block)
         """,
     )
-    report = why(notebook, "block")
+    report = why_report(notebook, "block")
     assert "block is not defined; cell" in report
     assert "cache[0]" in report
     assert "no such name" not in report
-    assert why(notebook, "missing").startswith("missing is not defined")
+    assert why_report(notebook, "missing").startswith("missing is not defined")
 
 
 @pytest.mark.usefixtures("small_heap")
@@ -497,10 +497,10 @@ def test_no_line_deletes_a_container_with_other_objects(notebook: Kernel) -> Non
         third = first
         """,
     )
-    assert "del second, third" in why(notebook, "first")
+    assert "del second, third" in why_report(notebook, "first")
     run_cells(notebook, "shelf = {'a': third, 'b': torch.ones(3)}")
     for name in ("first", 'shelf["a"]'):
-        assert not re.search(r"del shelf\b(?!\[)", why(notebook, name))  # it holds more
+        assert not re.search(r"del shelf\b(?!\[)", why_report(notebook, name))  # it holds more
 
 
 @pytest.mark.usefixtures("small_heap")
@@ -512,7 +512,7 @@ def test_a_part_of_a_variable_has_the_line_that_deletes_the_part(notebook: Kerne
         notebook, "import numpy, pandas; frame = pandas.DataFrame({'x': numpy.ones(2**17), 'y': 1})"
     )
     for expression, advice in (("row[0]", "del row[0]"), ("frame['x']", 'del frame["x"]')):
-        report = why(notebook, expression)
+        report = why_report(notebook, expression)
         assert f"notebook variable {expression.partition('[')[0]}" in report
         assert advice in report
         assert "del " not in report.replace(advice, "")
@@ -524,9 +524,9 @@ def test_objects_of_python_and_ipython_have_no_line(notebook: Kernel) -> None:
         notebook, "import numpy, pandas; frame = pandas.DataFrame({'x': numpy.ones(2**17), 'y': 1})"
     )
     run_cells(notebook, "few = pandas.Series(['a', numpy.nan] * 10, dtype=object)")
-    assert "del frame" not in why(notebook, "few")  # the whole process shares this number
-    assert "del _ih" not in why(notebook, "In")
-    assert "is not defined" not in why(notebook, "print")
+    assert "del frame" not in why_report(notebook, "few")  # the whole process shares this number
+    assert "del _ih" not in why_report(notebook, "In")
+    assert "is not defined" not in why_report(notebook, "print")
 
 
 WRONG_LINES = ("%gpumem why", "%gpumem why 1 +", "%gpumem why class", "%gpumem why cache['it'")
