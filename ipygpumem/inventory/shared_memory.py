@@ -17,30 +17,30 @@ from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.explanation import OUT_OF_SIGHT
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.heap.watching import WatchedArray
-from ipygpumem.inventory.array_holders import Explained
+from ipygpumem.inventory.array_holders import HeldArrays
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.inventory.watched_names import WatchedName, storages_of
 
 
-def rows_of(explained: Sequence[Explained], heap: Heap) -> list[HeldRow]:
+def rows_of(held_arrays: Sequence[HeldArrays], heap: Heap) -> list[HeldRow]:
     """Return the rows of arrays, with one row for an array and a tensor on its memory, such as one
     made by ``torch.from_numpy``.
 
     Args:
-        explained: the arrays of names and their rows.
+        held_arrays: the arrays of names, and their rows.
         heap: the live objects.
     """
-    rows = [row for _, row in explained]
-    arrays_below = _arrays_below([item for item, _ in explained], heap)
+    rows = [row for _, row in held_arrays]
+    arrays_below = _arrays_below([item for item, _ in held_arrays], heap)
     if not arrays_below:
         return rows
     position_of_storage = dict[StorageKey, int]()
     """The position in ``rows`` of the row with each storage."""
-    for position, (item, _) in enumerate(explained):
+    for position, (item, _) in enumerate(held_arrays):
         position_of_storage.update(dict.fromkeys(item.live_storages(), position))
     joined_positions = set[int]()
-    for position, (item, row) in enumerate(explained):
+    for position, (item, row) in enumerate(held_arrays):
         owners = [arrays_below.get(storage, storage) for storage in item.live_storages()]
         positions_of_owners = set(map(position_of_storage.get, owners))
         if len(positions_of_owners) > 1:

@@ -217,10 +217,10 @@ class LeakSearch:
         is known.
         """
         questions = unnamed.questions()
-        explained = self._survivors.explained(survivors, heap, roots, questions)
-        holders = questions.holders  # the search has filled it
-        of_experiments = rows_of(explained, heap)
-        of_experiments += unnamed.surviving.rows(holders, explained)
+        found = self._survivors.array_holders(survivors, heap, roots, questions)
+        holders = found.of_questions
+        of_experiments = rows_of(found.arrays, heap)
+        of_experiments += unnamed.surviving.rows(holders, found.arrays)
         of_any_age, not_reached = _by_reach(unnamed.rows_of_any_age(holders))
         of_any_age += rows_of_registries(unnamed.unlisted)
         return _RowsOfLeaks(of_experiments, of_any_age, not_reached)

@@ -30,7 +30,7 @@ from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import NUMBERS, is_users_module, module_dict, text_of
 from ipygpumem.inventory import unreached
-from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Explained
+from ipygpumem.inventory.array_holders import MOST_EXPLAINED, HeldArrays
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_registered
 from ipygpumem.inventory.retained import words_on_output
@@ -196,7 +196,7 @@ class SurvivingObjects:
         else:
             self.to_explain.append(items[0])
 
-    def rows(self, holders: Holders, of_arrays: Sequence[Explained]) -> Iterator[HeldRow]:
+    def rows(self, holders: Holders, of_arrays: Sequence[HeldArrays]) -> Iterator[HeldRow]:
         """Yield the rows of the objects that are large.
 
         Args:

@@ -38,8 +38,8 @@ from ipygpumem.heap.paths.remedies import REMOVE, Holder
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.inventory.array_holders import (
-    Explained,
-    explained,
+    HeldArrays,
+    find_array_holders,
     holder_of_possibly_older,
     storages_with_holder_of,
 )
@@ -133,7 +133,7 @@ class SurvivorSearch:
         self.smallest = context.config.min_held_bytes
         self.alive: list[WatchedName] = []
         self.unnamed_bytes = ended.growth.size_bytes
-        self._explained: list[Explained] = []
+        self._held_arrays: list[HeldArrays] = []
         """The names with live arrays and their rows."""
         self._new_ids: set[int] | None = None
         """Identities of the objects made since the start; None until they are asked for."""
@@ -346,10 +346,11 @@ class SurvivorSearch:
         self._add_alive(self._arrays_without_name(heap))
         self.alive += tensors_on_arrays(self.alive, heap)
         self._add_remarks_on_grown(heap)
-        self._explained = explained(self.alive, heap, roots, smallest=self.smallest)
+        found = find_array_holders(self.alive, heap, roots, smallest=self.smallest)
+        self._held_arrays = found.arrays
         detach_numpy(self.alive, heap)
-        self.alive = [name for name, _ in self._explained]
-        return rows_of(self._explained, heap)
+        self.alive = [name for name, _ in self._held_arrays]
+        return rows_of(self._held_arrays, heap)
 
     def _add_remarks_on_grown(self, heap: Heap) -> None:
         """Add remarks on live arrays that are older than their memory, such as one that the
@@ -406,10 +407,10 @@ class SurvivorSearch:
         arrays = _largest_within(self._possibly_older, limit_bytes)
         if not arrays:
             return []
-        rows_by_name = explained(arrays, heap, roots, smallest=self.smallest)
+        found = find_array_holders(arrays, heap, roots, smallest=self.smallest)
         detach_numpy(arrays, heap)
-        self.alive += [name for name, _ in rows_by_name]
-        return rows_of(rows_by_name, heap)
+        self.alive += [name for name, _ in found.arrays]
+        return rows_of(found.arrays, heap)
 
     def rows_without_arrays(self, heap: Heap, roots: Roots) -> list[tuple[Remaining, HeldRow]]:
         """Return the memory that is in no array, each part with its row, which has the holder."""
@@ -466,7 +467,7 @@ class SurvivorSearch:
         name = self._ended.growth.names.get(id(item), "")
         cell = self._cell_of(name) if name else None
         row = HeldRow(replace(part.record, name=name, cell=cell), holder)
-        storages = storages_with_holder_of(row, self._explained)
+        storages = storages_with_holder_of(row, self._held_arrays)
         return HeldRow(with_arrays(row.row, item, storages), holder)
 
     def _remaining(self, heap: Heap) -> list[Remaining]:

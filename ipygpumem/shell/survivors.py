@@ -24,9 +24,10 @@ from ipygpumem.heap.paths.roots import LinesOfReport, RemovedByLines, Roots
 from ipygpumem.heap.remembered import Remembered
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.array_holders import (
-    Explained,
+    ArrayHolders,
+    HeldArrays,
     Questions,
-    explained,
+    find_array_holders,
     storages_with_holder_of,
 )
 from ipygpumem.inventory.array_parts import with_arrays
@@ -63,7 +64,7 @@ class ReportedObjects(NamedTuple):
         """Return the present size of the objects together."""
         return sizes.measure(self.items if len(self.items) > 1 else self.items[0])
 
-    def row(self, size: Size, holder: Holder, arrays: Iterable[Explained]) -> HeldRow:
+    def row(self, size: Size, holder: Holder, arrays: Iterable[HeldArrays]) -> HeldRow:
         """Return the row of the objects now.
 
         Args:
@@ -191,15 +192,14 @@ class Survivors:
         """Return the identities of records that lines of earlier reports remove."""
         return set(chain.from_iterable(item.identities for item in self._removed_records))
 
-    def explained(
+    def array_holders(
         self,
         watched: Sequence[WatchedName],
         heap: Heap,
         roots: Roots,
         questions: Questions | None = None,
-    ) -> list[Explained]:
-        """Return the live arrays of each name, largest first, with the object that holds all of
-        them.
+    ) -> ArrayHolders:
+        """Find the object that holds all live arrays of each name.
 
         Args:
             watched: the names.
@@ -208,7 +208,9 @@ class Survivors:
             questions: further objects whose holders the same search finds.
         """
         smallest = self._context.config.min_held_bytes
-        return explained(watched, heap, roots, smallest=smallest, questions=questions)
+        return find_array_holders(
+            watched, heap, roots, smallest=smallest, questions=questions or Questions()
+        )
 
     # -- at the end of an experiment --------------------------------------------------------------
 
@@ -380,7 +382,7 @@ class Survivors:
                 names = [item for item in self.names_with_arrays if item.record.name == name]
                 update_numpy(names, heap)
             roots = self.roots()
-            rows = [row for _, row in self.explained(names, heap, roots)]
+            rows = [row for _, row in self.array_holders(names, heap, roots).arrays]
             if value is not None and not rows:  # it has no arrays
                 holder = explain((), heap, roots, objects=[value])[object_key(value)]
                 row = row_of([value], Sizes().measure(value))
