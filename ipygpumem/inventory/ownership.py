@@ -22,7 +22,7 @@ from ipygpumem.heap.paths.roots import RemovedByLines, Roots
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import type_name
-from ipygpumem.inventory.dropped_data import OtherData
+from ipygpumem.inventory.other_data import OtherData
 from ipygpumem.inventory.other_holders import (
     LEAST_BYTES,
     LEAST_SHARE,

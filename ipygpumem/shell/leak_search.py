@@ -19,10 +19,11 @@ from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.introspect import is_atom, is_instance
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Questions
-from ipygpumem.inventory.dropped_data import KnownObjects, OtherData, with_remarks
+from ipygpumem.inventory.dropped_objects import with_remarks
 from ipygpumem.inventory.ended_cycles import with_ended_cycles
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import merged, remarks_on_possibly_older
+from ipygpumem.inventory.other_data import KnownObjects, OtherData
 from ipygpumem.inventory.retained import Finding, Retained, allocator_caches, paths_of
 from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
 from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays

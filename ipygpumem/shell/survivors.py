@@ -31,11 +31,13 @@ from ipygpumem.inventory.array_holders import (
     storages_with_holder_of,
 )
 from ipygpumem.inventory.array_parts import with_arrays
-from ipygpumem.inventory.dropped_data import OlderData, OtherData, with_remarks
+from ipygpumem.inventory.dropped_objects import with_remarks
 from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
 from ipygpumem.inventory.grown_rows import GrownRow
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import merged
+from ipygpumem.inventory.older_data import OlderData
+from ipygpumem.inventory.other_data import OtherData
 from ipygpumem.inventory.watched_names import (
     WatchedName,
     places_of_numpy,
