@@ -44,7 +44,7 @@ from ipygpumem.inventory.array_holders import (
     storages_with_holder_of,
 )
 from ipygpumem.inventory.array_parts import with_arrays
-from ipygpumem.inventory.baseline import arrays_behind, within_reach
+from ipygpumem.inventory.baseline import arrays_behind, arrays_within_reach
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.remaining import (
     Changes,
@@ -243,7 +243,7 @@ class SurvivorSearch:
         """
         if library_type("numpy", "ndarray") is None or not self._ended.baseline.is_complete:
             return []
-        arrays, _ = within_reach(self._context.namespace)
+        arrays, _ = arrays_within_reach(self._context.namespace)
         large_new = dict[StorageKey, WatchedName]()
         are_few = len(arrays) <= MOST_SEARCHED
         for item, array in described(arrays):
