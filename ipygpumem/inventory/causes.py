@@ -93,7 +93,9 @@ def cause_of(shortage: Shortage) -> Cause | None:
 
 
 def _cause_on_device(shortage: Shortage, asked: int, free: int) -> Cause | None:
-    """Return why a device did not have the memory: in pieces, or in use."""
+    """Return why a device could not serve a request: its free memory is in pieces, or there is too
+    little of it. None if the figures say that the request fits.
+    """
     if not exceeds(asked, max(free, shortage.largest_gap_bytes)):
         return None
     if exceeds(free + shortage.gap_bytes, asked):
@@ -113,8 +115,8 @@ def _full_shared_memory(shortage: Shortage) -> Cause:
 
 
 def _beyond_limit(shortage: Shortage, bound: Bound) -> Cause:
-    """Return the cause of a request beyond a limit, and its largest holder if that would have made
-    room.
+    """Return the cause of a request beyond a limit, with the largest process or names whose memory
+    would have been enough, or else with the line that raises the limit.
     """
     asked = shortage.requested_bytes
     free = shortage.free_bytes or 0
@@ -125,7 +127,7 @@ def _beyond_limit(shortage: Shortage, bound: Bound) -> Cause:
     text = f"{_request(asked)}, but only {left} were left of {bound.words}"
     if exceeds(free, asked):
         text += f", although {format_bytes(free)} of the machine were free"
-    holder = _largest_solving(shortage, asked)
+    holder = _largest_sufficient_holder(shortage, asked)
     if holder is not None:
         return Cause("limit", shortage.device, f"{text}. {holder.words}", holder.remedy)
     return Cause("limit", shortage.device, text, bound.remedy)
@@ -148,30 +150,34 @@ def _fragmentation(shortage: Shortage, asked: int, free: int) -> Cause:
 
 
 def _too_much(shortage: Shortage, asked: int, free: int) -> Cause:
-    """Return the cause of a request that is larger than all free memory, and the largest holder
-    that would have made room.
+    """Return the cause of a request that is larger than all free memory, with the largest process
+    or names whose memory would have been enough.
     """
     text = (
         f"{_request(asked)}, but {format_bytes(free)} of {shortage.device} were free: "
         f"{format_bytes(asked - free)} too much"
     )
-    holder = _largest_solving(shortage, asked)
+    holder = _largest_sufficient_holder(shortage, asked)
     if holder is not None:
         return Cause(holder.kind, shortage.device, f"{text}. {holder.words}", holder.remedy)
     return Cause("too much", shortage.device, text)
 
 
 def _request(asked: int) -> str:
-    """Return the words for the bytes that were asked for."""
+    """Return the words ``asked for 6.00 GiB``."""
     return f"asked for {format_bytes(asked)}"
 
 
-def _largest_solving(shortage: Shortage, asked: int) -> Holder | None:
-    """Return the largest holder without whose memory the request would have fit."""
-    solving = [holder for holder in shortage.holders if exceeds(holder.room_bytes, asked)]
-    return max(solving, key=lambda holder: holder.size_bytes, default=None)
+def _largest_sufficient_holder(shortage: Shortage, asked: int) -> Holder | None:
+    """Return the largest process or group of names without whose memory the request would have fit;
+    None if none of them was large enough.
+    """
+    sufficient = [holder for holder in shortage.holders if exceeds(holder.room_bytes, asked)]
+    return max(sufficient, key=lambda holder: holder.size_bytes, default=None)
 
 
 def exceeds(size: int, other: int) -> bool:
-    """Return True if a size is larger for sure: messages round to three digits."""
+    """Return True if a size is surely larger than another one. Figures in torch's messages have
+    three digits, so that each may be wrong by half a percent.
+    """
     return size - other > (size + other) // 200

@@ -26,62 +26,70 @@ from ipygpumem.introspect import is_exactly
 from ipygpumem.inventory.held_rows import HeldRow
 
 
-class ObjectsOfLine(NamedTuple):
-    """The objects that lose a reference when a line runs."""
+class RemovedObjects(NamedTuple):
+    """The objects to which a line removes references. They die if nothing else refers to them."""
 
     objects: list[object]
     """The objects, once for each reference."""
     certain: set[int]
-    """The identities of the objects to which the line itself removes references, not a call."""
+    """The identities of the objects to which the line itself removes a reference. A call, such as
+    ``rows.close()`` of a generator, may end further ones.
+    """
 
     @classmethod
-    def of(cls, cuts: Sequence[Cut], removed_objects: Mapping[int, object]) -> ObjectsOfLine:
-        """Return the objects at the end of a line's references.
+    def of(cls, cuts: Sequence[Cut], removed_objects: Mapping[int, object]) -> RemovedObjects:
+        """Return the objects at the end of the references that a line removes.
 
         Args:
             cuts: the references.
             removed_objects: the objects at the end of all lines' references, by identity.
         """
-        of_line = cls([], set())
-        # The line does not close a generator that it deletes with a tuple around it.
+        removed = cls([], set())
+        # ``del pair`` deletes a generator in a tuple with the tuple, and does not close it: so only
+        # the outermost references count.
         for reference in outermost(cuts):
             if reference.removed_id in removed_objects:
-                of_line.objects.append(removed_objects[reference.removed_id])
-                of_line.certain.add(reference.removed_id)
+                removed.objects.append(removed_objects[reference.removed_id])
+                removed.certain.add(reference.removed_id)
             else:
-                of_line.objects.extend(_targets_of_call(reference, removed_objects))
-        return of_line
+                removed.objects.extend(_targets_of_call(reference, removed_objects))
+        return removed
 
     @classmethod
-    def joined(cls, of_lines: Iterable[ObjectsOfLine]) -> ObjectsOfLine:
-        """Return the objects of several lines."""
+    def joined(cls, by_lines: Iterable[RemovedObjects]) -> RemovedObjects:
+        """Return the objects to which several lines remove references."""
         together = cls([], set())
-        for of_line in of_lines:
-            together.objects.extend(of_line.objects)
-            together.certain.update(of_line.certain)
+        for removed in by_lines:
+            together.objects.extend(removed.objects)
+            together.certain.update(removed.certain)
         return together
 
 
 def nodes_dropped(
-    region: Region, of_line: ObjectsOfLine, ours: Mapping[int, int], ended: Set[int]
+    region: Region,
+    removed: RemovedObjects,
+    own_references: Mapping[int, int],
+    in_ended_cycles: Set[int],
 ) -> set[NodeKey]:
-    """Return the nodes that die with the objects that a line removes.
+    """Return the nodes that die when a line is run.
 
     Args:
-        region: what these objects lead to.
-        of_line: the objects.
-        ours: the references that do not count, as in ``held_from_outside``.
-        ended: the arrays in the cycles that the line ends, by identity.
+        region: everything to which the removed objects lead.
+        removed: the objects to which the line removes references.
+        own_references: the number of our references to objects, by identity, which do not count.
+        in_ended_cycles: the arrays in the cycles that the line ends, by identity.
     """
-    held_before = region.held_from_outside(ours)
-    ours_and_removed = Counter(ours)
-    ours_and_removed.update(map(id, of_line.objects))
-    held_after = region.held_from_outside(ours_and_removed)
-    held_after |= region.in_hidden_cycles() - ended
-    # A holder that is read, too, because a child refers to its parent, leads to what it loses.
-    lost = of_line.certain - held_before
+    held_before = region.held_from_outside(own_references)
+    # Afterwards, the references that the line removes do not count either.
+    own_and_removed = Counter(own_references)
+    own_and_removed.update(map(id, removed.objects))
+    held_after = region.held_from_outside(own_and_removed)
+    held_after |= region.in_hidden_cycles() - in_ended_cycles
+    # The region may have read the container that loses an object, if the object refers back to it,
+    # as a child does to its parent. That container stays, and no longer leads to the object.
+    lost = removed.certain - held_before
     alive = region.reach(held_after, without=lost)
-    return region.reach(map(id, of_line.objects)) - alive
+    return region.reach(map(id, removed.objects)) - alive
 
 
 def arrays_among(items: Sequence[object]) -> list[object]:
@@ -92,7 +100,9 @@ def arrays_among(items: Sequence[object]) -> list[object]:
 
 
 def plain_arrays(items: Sequence[object]) -> set[int]:
-    """Return the identities of the tensors and the arrays without objects."""
+    """Return the identities of the arrays among the items behind which nothing else is: tensors,
+    and arrays that are not of Python objects.
+    """
     arrays = by_identity(arrays_among(items))
     of_numpy = list(filter(is_array, arrays.values()))
     of_objects = compress(of_numpy, holding_objects(of_numpy))
@@ -100,12 +110,20 @@ def plain_arrays(items: Sequence[object]) -> set[int]:
 
 
 def have_references(items: Sequence[object]) -> bool:
-    """Return True if one of the items may have references: it is no array, or one of objects."""
+    """Return True if other objects may be behind the items: they are not all plain arrays."""
     return len(plain_arrays(items)) < len(by_identity(items))
 
 
 def _targets_of_call(cut: Cut, removed_objects: Mapping[int, object]) -> Sequence[object]:
-    """Return the objects that lose a reference when a call ends their owner."""
+    """Return the objects that lose a reference when a call ends their owner: the variables of a
+    generator that ``rows.close()`` ends, or the results of a cache that ``load.cache_clear()``
+    empties.
+
+    Args:
+        cut: the reference that the call removes.
+        removed_objects: the objects at the end of all lines' references, and their owners, by
+            identity.
+    """
     owner = removed_objects.get(cut.owner_id) if cut.kind is Kind.CALL else None
     if is_exactly(owner, *SUSPENDED):
         return gc.get_referents(owner)
@@ -115,5 +133,10 @@ def _targets_of_call(cut: Cut, removed_objects: Mapping[int, object]) -> Sequenc
 
 
 def with_remarks(rows: Iterable[HeldRow], remarks: Mapping[str, str]) -> list[HeldRow]:
-    """Return the rows with the remark on each one's line, by the line."""
+    """Return the rows, with the remark on its line added to each.
+
+    Args:
+        rows: the rows.
+        remarks: the remarks by line; lines without a remark are missing.
+    """
     return [row.with_comment(remarks.get(row.line, "")) for row in rows]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.region import Region
-from ipygpumem.inventory.dropped_objects import ObjectsOfLine, have_references, nodes_dropped
+from ipygpumem.inventory.dropped_objects import RemovedObjects, have_references, nodes_dropped
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.older_data import also_drops_older
 from ipygpumem.units import format_bytes
@@ -26,25 +26,28 @@ _UNSURE = 0.1
 
 
 class KnownObjects(NamedTuple):
-    """The objects whose age is known. It keeps them alive: drop it soon."""
+    """Objects whose age is known, because an experiment has examined them. It keeps them alive:
+    drop it soon.
+    """
 
     older: Sequence[object] = ()
     """The nearest older objects behind memory that experiments have left."""
     left_over: Sequence[object] = ()
     """The objects that experiments have left."""
 
-    def bytes_of_older(self, region: Region, of_line: ObjectsOfLine, dropped: Set[NodeKey]) -> int:
-        """Return the bytes of the older objects that a line drops; 0 if it names one of them: new
-        data in that, such as the fit of an estimator, may be too small for a row.
+    def bytes_of_older(self, region: Region, removed: RemovedObjects, dropped: Set[NodeKey]) -> int:
+        """Return the bytes of the older objects that a line drops. It is 0 if the line names one of
+        them: the new data in it, such as the fit of an estimator, may be too small for a row of its
+        own.
 
         Args:
             region: the objects behind the lines.
-            of_line: the objects to which the line removes references.
+            removed: the objects to which the line removes references.
             dropped: everything that dies.
         """
         left_over_ids = set(map(id, self.left_over))
         older_ids = set(map(id, self.older)) - left_over_ids
-        if not older_ids.isdisjoint(map(id, of_line.objects)):
+        if not older_ids.isdisjoint(map(id, removed.objects)):
             return 0
         dropped_older = region.reach(older_ids & dropped, without=left_over_ids) & dropped
         return region.bytes_of(dropped_older).total()
@@ -54,7 +57,7 @@ _NOTHING_KNOWN = KnownObjects()
 
 
 class OtherData:
-    """The data that lines drop besides the memory of their rows, however old it is.
+    """Finds the data that lines drop in addition to the memory of their rows, however old it is.
 
     It keeps objects alive: drop it soon.
 
@@ -74,12 +77,12 @@ class OtherData:
     ) -> None:
         self._namespaces = list(namespaces)
         self._sizes = sizes
-        self._objects_of_lines: dict[str, ObjectsOfLine] = {}
-        """The object at the end of each reference that a line removes."""
+        self._removed_by_line: dict[str, RemovedObjects] = {}
+        """The objects to which each line removes references, if anything may be behind them."""
         for line in sizes:
-            of_line = ObjectsOfLine.of(cuts.get(line, ()), removed_objects)
-            if have_references(of_line.objects):
-                self._objects_of_lines[line] = of_line
+            removed = RemovedObjects.of(cuts.get(line, ()), removed_objects)
+            if have_references(removed.objects):
+                self._removed_by_line[line] = removed
 
     @classmethod
     def of_rows(
@@ -88,7 +91,7 @@ class OtherData:
         removed_objects: Mapping[int, object],
         namespaces: Iterable[int],
     ) -> OtherData:
-        """Return the data that the lines of the first rows drop.
+        """Return the search for the data that the lines of the first rows drop.
 
         Args:
             rows: the rows, the largest first.
@@ -112,8 +115,8 @@ class OtherData:
         """The objects at the end of the references that the lines remove, once for each
         reference.
         """
-        of_lines = self._objects_of_lines.values()
-        return list(chain.from_iterable(of_line.objects for of_line in of_lines))
+        by_lines = self._removed_by_line.values()
+        return list(chain.from_iterable(removed.objects for removed in by_lines))
 
     def remarks(
         self,
@@ -124,7 +127,7 @@ class OtherData:
         is_certain: bool = False,
     ) -> dict[str, str]:
         """Return the remark on each line that drops older data, or at least ``smallest`` bytes of
-        other data.
+        other data: ``also drops 8 MiB of other data``.
 
         Nothing else of ours may refer to these objects now: it would count as their holder.
 
@@ -135,20 +138,22 @@ class OtherData:
             is_certain: True to leave out the objects that the line names, and memory of libraries
                 that may have other owners, such as a cache that two connections of sqlite3 share.
         """
-        removed = self.objects
-        region = Region([*removed, *known.older, *known.left_over], namespaces=self._namespaces)
-        in_lists = Counter(map(id, removed))
-        in_lists.update(in_lists)  # ``removed``, and the list of each line
-        in_lists.update(map(id, [*known.older, *known.left_over]))
+        removed_objects = self.objects
+        region = Region(
+            [*removed_objects, *known.older, *known.left_over], namespaces=self._namespaces
+        )
+        own_references = Counter(map(id, removed_objects))
+        own_references.update(own_references)  # also of the list of each line
+        own_references.update(map(id, [*known.older, *known.left_over]))
         remarks = dict[str, str]()
-        for line, of_line in self._objects_of_lines.items():
-            dropped = nodes_dropped(region, of_line, in_lists, ended.get(line, set()))
+        for line, removed in self._removed_by_line.items():
+            dropped = nodes_dropped(region, removed, own_references, ended.get(line, set()))
             if is_certain:
-                dropped_bytes = _certain_bytes(region, of_line, dropped)
+                dropped_bytes = _certain_bytes(region, removed, dropped)
             else:
                 dropped_bytes = region.bytes_of(dropped).total()
             other_bytes = dropped_bytes - self._sizes[line]
-            older_bytes = known.bytes_of_older(region, of_line, dropped)
+            older_bytes = known.bytes_of_older(region, removed, dropped)
             least_bytes = max(smallest, self._sizes[line] * _UNSURE)
             if other_bytes - older_bytes >= least_bytes:
                 remarks[line] = f"also drops {format_bytes(other_bytes)} of other data"
@@ -157,11 +162,11 @@ class OtherData:
         return remarks
 
 
-def _certain_bytes(region: Region, of_line: ObjectsOfLine, dropped: Set[NodeKey]) -> int:
-    """Return the bytes of dropped nodes that are surely other data: neither the objects that the
-    line names, nor memory of libraries that may have other owners.
+def _certain_bytes(region: Region, removed: RemovedObjects, dropped: Set[NodeKey]) -> int:
+    """Return the bytes of dropped nodes that surely belong to other data: neither to objects that
+    the line names, nor to a library whose memory may have other owners.
     """
     counted = {key for key in dropped if isinstance(key, int) or key[0] == "torch"}
-    dropped_ids = of_line.certain & dropped
-    named = [item for item in of_line.objects if id(item) in dropped_ids]
+    dropped_ids = removed.certain & dropped
+    named = [item for item in removed.objects if id(item) in dropped_ids]
     return region.bytes_of(counted).total() - region.reader.types.own_bytes.of(named)
