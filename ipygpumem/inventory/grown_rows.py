@@ -1,6 +1,6 @@
-"""Rows of the old containers that have grown since the start of an experiment, in words.
+"""Makes rows of the old containers that have grown since the start of an experiment.
 
-Such as ``from 1,000 to 9,000,000 items`` for ``log.samples``, which keeps only numbers.
+Of ``log.samples``, which keeps only numbers, the row says ``from 1,000 to 9,000,000 items``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rows_of_grown_containers(
     roots: Roots,
     new_ids: Set[int],
 ) -> list[GrownRow]:
-    """Return the old containers that have grown, the one that has grown most first.
+    """Return a row for each old container that has grown, the one that has grown most first.
 
     Args:
         names: the names and their objects.

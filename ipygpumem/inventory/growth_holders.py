@@ -1,5 +1,5 @@
 """Finds the names that hold the memory that each run of some code adds: ``history``, if each run
-appends to it.
+appends a tensor to it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def holders_of_growth(
     runs: int,
     array_holders_of: Callable[[Sequence[TensorRecord]], list[ArrayHolder]],
 ) -> list[GrowthHolder]:
-    """Return the names that grew in each of the last runs, the largest first, and then the arrays
-    without a name, as far as they are a relevant share of a device's growth.
+    """Return the holders of the memory that each of the last runs has added to a device: first the
+    names that have grown, the largest first, then the arrays without a name. Holders of a small
+    share are left out.
 
     Args:
         growth: the growth of the device.
@@ -92,7 +93,8 @@ def _paths_to_arrays(
     array_holders: Sequence[ArrayHolder],
     grown_names: Container[str],
 ) -> _PathsToArrays:
-    """Return the references that lead to new arrays, by what holds each of them.
+    """Return the references that lead to new arrays: from names that have grown, or from anything
+    else.
 
     Args:
         arrays: the arrays, the largest first.
@@ -129,8 +131,8 @@ def _grown_names(
 def _grown_unnamed(
     before: Inventory, now: Inventory, device: str
 ) -> tuple[int, list[TensorRecord]]:
-    """Return the growth of a device's arrays without a name, and the new arrays among them, the
-    largest first.
+    """Return the bytes that arrays without a name have grown by on a device, and the new ones among
+    them, the largest first.
     """
     bytes_before = before.device_bytes.get(device, 0)
     growth = now.device_bytes.get(device, 0) - bytes_before
