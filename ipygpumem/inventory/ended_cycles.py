@@ -1,8 +1,8 @@
 """Puts statements before a line that end the cycles which the line alone would leave.
 
 The collector does not see the references of an array of objects, so nothing ever frees a cycle
-through one. Before ``del box["x"]``, the cycle of the object there has to be ended: ``box["x"].rows
-= None; del box["x"]``.
+through one. Before ``del box["x"]``, the cycle of the object there has to be ended:
+``box["x"].rows = None; del box["x"]``.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ _OWN = {
     "free heap pages": "kept by malloc for later: %gpumem free returns them to the system",
     "free blocks of Python": "between objects that are alive: kept by Python for new objects",
 }
-"""Parts by the fields of ``OwnPages``, with advice."""
+"""The parts for the fields of ``OwnPages``, in their order, with advice."""
 _REST = "libraries' own data and caches: delete names, then %gpumem free"
 _NOT_NAMED = "not named"
 _OF_NO_OBJECT = (
@@ -61,7 +61,7 @@ def host_parts(
     resident: Resident,
     objects: Mapping[str, int] | None = None,
 ) -> Reconciliation:
-    """Return the breakdown of the host's memory.
+    """Return the breakdown of the host's memory, or of the container's if that has a limit.
 
     Args:
         figures: the system's figures.
@@ -100,7 +100,9 @@ _CACHE = "cached files: the system frees them when memory is needed"
 
 
 class _HostBasis(NamedTuple):
-    """The memory that is broken down: the machine's, or that of a container."""
+    """The memory that is broken down, the machine's or that of a container, in the kernel's
+    figures.
+    """
 
     name: str
     total_bytes: int
@@ -188,8 +190,8 @@ class _Claims(NamedTuple):
 def _claims(basis: _HostBasis, figures: HostFigures) -> _Claims:
     """Divide the host's memory among the kinds of pages.
 
-    The kernel's figures overlap: a page of a mapped file is in the page cache, too. Each figure
-    gets what the ones before it leave of the total.
+    The kernel's figures overlap: a page of a mapped file is in the page cache, too. So each figure
+    gets at most the bytes that the figures before it leave of the total.
     """
     in_order = (
         basis.free_bytes,
@@ -209,7 +211,9 @@ def _claims(basis: _HostBasis, figures: HostFigures) -> _Claims:
 
 
 def _host_notes(claims: _Claims, figures: HostFigures) -> list[str]:
-    """Return a note on the process's pages that are charged elsewhere, if there are any."""
+    """Return a note, in a list, on pages of this process that its container is not charged for;
+    nothing if there are none.
+    """
     missing = figures.rss_bytes - claims.private - claims.shared - claims.files
     if missing <= 0:
         return []
@@ -226,7 +230,8 @@ def _own_pages(
     objects: Mapping[str, int],
 ) -> list[Part]:
     """Return the parts of this process's own pages: arrays in RAM by kind, objects, free pages of
-    malloc, and pages without a name; one part if the arrays' bytes in RAM are unknown.
+    malloc, and pages without a name. If the arrays' bytes in RAM are unknown, all pages are one
+    part.
 
     Args:
         size: bytes of all these pages.
@@ -253,6 +258,7 @@ def _own_pages(
     named = dict(objects)
     if own is not None:
         named |= zip(_OWN, own, strict=True)
+    # Each part gets at most the bytes that are still unnamed, so that all parts sum to the total.
     for name, size_bytes in named.items():
         advice = _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY)
         claim = min(unnamed_bytes, size_bytes)
@@ -292,8 +298,8 @@ def _resident_by_kind(storages: Iterable[Storage], resident: Resident) -> Counte
 
 
 def _disjoint(storages: Iterable[Storage]) -> list[Storage]:
-    """Return the storages by address, without bytes that an earlier one covers (arrays may share
-    memory).
+    """Return the storages by address, each without the bytes that an earlier one covers: arrays may
+    share memory, and no byte may count twice.
     """
     disjoint = []
     reached = 0

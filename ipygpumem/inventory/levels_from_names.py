@@ -1,7 +1,8 @@
 """Finds the chain of references from a name to an object that a search by levels has listed.
 
-Such a search lists a million objects without the way to each. Chains are wanted of the few
-containers that have grown: they are found afterwards, by a search for parents in the levels.
+Such a search lists a million objects, level by level, without the way to each. Chains are needed
+only for the few containers that have grown, so they are found afterwards: from a container back to
+its parent in the level before, and so on.
 """
 
 from __future__ import annotations
@@ -61,19 +62,19 @@ class LevelsFromNames:
         self._levels.append(level)
 
     def containers_in_last(self, containers: Iterable[Grown]) -> Iterator[GrownContainer]:
-        """Yield containers of the last level that have grown, with their names and chains."""
+        """Yield the grown containers, all of the last level, each with its name and chain."""
         return self._with_chains(containers, self._levels[:-1])
 
     def containers_in_before_last(self, containers: Iterable[Grown]) -> Iterator[GrownContainer]:
-        """Yield containers of the level before the last that have grown, with their names and
-        chains.
+        """Yield the grown containers, all of the level before the last, each with its name and
+        chain.
         """
         return self._with_chains(containers, self._levels[:-2])
 
     def _with_chains(
         self, containers: Iterable[Grown], nearer_levels: Sequence[Sequence[object]]
     ) -> Iterator[GrownContainer]:
-        """Yield grown containers with their names and chains.
+        """Yield grown containers, each with its name and chain.
 
         Args:
             containers: the containers, all of one level.
@@ -84,7 +85,9 @@ class LevelsFromNames:
             yield GrownContainer(self._names[id(chain[0])], chain, grown)
 
     def _chain_to(self, item: object, nearer_levels: Sequence[Sequence[object]]) -> Chain:
-        """Return the objects from a named one to ``item``, with one of each nearer level."""
+        """Return the objects from a named one to ``item``: one of each nearer level, then
+        ``item``.
+        """
         backward = [item]
         for level in reversed(nearer_levels):
             child = backward[-1]
@@ -106,9 +109,11 @@ def _parent_of(child: object, level: Sequence[object]) -> object:
             for item in part:
                 if id(child) in map(id, references_of(item)):
                     return item
-    return child  # a thread has removed it since
+    return child  # a thread has removed the reference since
 
 
 def _through_dicts(*items: object) -> list[object]:
-    """Return the objects to which dicts among the references of some objects refer."""
+    """Return the objects in the dicts to which some objects refer, such as the dicts of
+    attributes.
+    """
     return gc.get_referents(*of_types({id(dict)}, gc.get_referents(*items)))
