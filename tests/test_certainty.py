@@ -18,7 +18,7 @@ import pytest
 
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.heap import structs
+from ipygpumem.heap.kinds import structs
 from ipygpumem.heap.knowledge import certainty
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes
 from ipygpumem.heap.knowledge.size_methods import size_method

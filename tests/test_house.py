@@ -186,7 +186,7 @@ def in_circles(knows: dict[str, set[str]]) -> set[str]:
     ],
 )
 def test_each_kind_of_import_is_seen(code: str) -> None:
-    known = modules_known_to("ipygpumem.heap.heap", ast.parse(code))
+    known = modules_known_to("ipygpumem.heap.bulk", ast.parse(code))
     assert "ipygpumem.report.html" in known
 
 

@@ -6,9 +6,9 @@ import types
 
 import pytest
 
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.chains import HolderChains
-from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.live.heap import Heap
+from ipygpumem.heap.sizes.sizes import Sizes
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.remaining import Changes, find_remaining
 from ipygpumem.inventory.searched_rows import MOST_SEARCHED, is_searched_together

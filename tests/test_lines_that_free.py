@@ -16,12 +16,12 @@ from unittest import mock
 import pytest
 
 from ipygpumem import introspect
-from ipygpumem.heap.arrays import storage_key
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.referrer_graph import ReferrerGraph
 from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import storage_key
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths import container_steps
 from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.patches import line_that_stops, started_patches

@@ -517,7 +517,7 @@ fail()
 """,
     ),
     "garbage": (
-        "ipygpumem.heap.garbage.Garbage.collect",
+        "ipygpumem.heap.live.garbage.Garbage.collect",
         """%%experiment e
 new = Item()
 new.me = new

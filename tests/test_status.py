@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipygpumem.heap.total import Total, total
+from ipygpumem.heap.live.total import Total, total
 from ipygpumem.inventory import findings
 from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage
 from ipygpumem.inventory.findings import Findings

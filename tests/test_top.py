@@ -20,8 +20,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from ipygpumem.heap.region import Region
-from ipygpumem.heap.sizes import Share
+from ipygpumem.heap.sizes.region import Region
+from ipygpumem.heap.sizes.sizes import Share
 from ipygpumem.inventory import top
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.report.top import content_of, top_report

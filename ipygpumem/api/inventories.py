@@ -10,8 +10,8 @@ from types import FrameType, ModuleType
 
 from ipygpumem.api.shell import loaded_app
 from ipygpumem.errors import GpuMemError
+from ipygpumem.heap.kinds.tensors import Storages
 from ipygpumem.heap.paths.roots import Root, Roots
-from ipygpumem.heap.tensors import Storages
 from ipygpumem.introspect import is_instance, module_dict, text_of, type_name
 from ipygpumem.inventory import ownership, records, survey
 from ipygpumem.inventory import top as largest

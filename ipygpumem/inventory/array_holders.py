@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import Array, StorageKey
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.explanation import NOT_REACHED
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import Array, StorageKey
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE_THEM, Holder
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.inventory.held_rows import HeldRow

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
-from ipygpumem.heap.array_search import ArraySearch
-from ipygpumem.heap.arrays import StorageKey
-from ipygpumem.heap.parts import ObjectPart, parts_of
+from ipygpumem.heap.kinds.arrays import StorageKey
+from ipygpumem.heap.walks.array_search import ArraySearch
+from ipygpumem.heap.walks.parts import ObjectPart, parts_of
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.inventory.joint_rows import MOST_NAMES
 from ipygpumem.records import RetainedArray

@@ -14,7 +14,10 @@ from operator import not_
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.bulk import Kinds, by_identity, of_types, without_types
+from ipygpumem.heap.containers import CONTAINER_TYPES
+from ipygpumem.heap.holders.registries import figures_and_widgets
+from ipygpumem.heap.kinds.arrays import (
     Array,
     Span,
     is_array,
@@ -23,14 +26,11 @@ from ipygpumem.heap.arrays import (
     owner_of,
     place_of,
 )
-from ipygpumem.heap.bulk import Kinds, by_identity, of_types, without_types
-from ipygpumem.heap.containers import CONTAINER_TYPES
-from ipygpumem.heap.garbage import Garbage
-from ipygpumem.heap.holders.registries import figures_and_widgets
+from ipygpumem.heap.kinds.tensors import Reader, Storages
 from ipygpumem.heap.knowledge.frames import users_locals
-from ipygpumem.heap.live_tensors import live_tensors
-from ipygpumem.heap.tensors import Reader, Storages
-from ipygpumem.heap.walk import MOST_AT_START, Walk
+from ipygpumem.heap.live.garbage import Garbage
+from ipygpumem.heap.live.live_tensors import live_tensors
+from ipygpumem.heap.walks.walk import MOST_AT_START, Walk
 from ipygpumem.introspect import ATOMS, is_instance, module_dict, named_objects, users_modules
 
 _LARGE = 1 << 16

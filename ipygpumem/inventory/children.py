@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.kinds.arrays import is_of_library
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.introspect import instance_dict, is_instance, is_name, module_dict, named_objects
 from ipygpumem.probes.children import Child

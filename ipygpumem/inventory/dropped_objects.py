@@ -14,14 +14,14 @@ from functools import _lru_cache_wrapper
 from itertools import compress
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import holding_objects, is_array, library_type
 from ipygpumem.heap.bulk import by_identity, instances_among
-from ipygpumem.heap.graph import NodeKey
+from ipygpumem.heap.kinds.arrays import holding_objects, is_array, library_type
 from ipygpumem.heap.knowledge.frames import SUSPENDED
-from ipygpumem.heap.parts import cached
 from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.statements import outermost
-from ipygpumem.heap.region import Region
+from ipygpumem.heap.sizes.graph import NodeKey
+from ipygpumem.heap.sizes.region import Region
+from ipygpumem.heap.walks.parts import cached
 from ipygpumem.introspect import is_exactly
 from ipygpumem.inventory.held_rows import HeldRow
 

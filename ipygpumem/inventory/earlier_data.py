@@ -16,7 +16,7 @@ from typing import Any
 
 from ipygpumem.heap.bulk import Kinds, by_identity, of_types, types_of
 from ipygpumem.heap.containers import UNTRACKED_TYPES
-from ipygpumem.heap.remembered import sample_of_text
+from ipygpumem.heap.live.remembered import sample_of_text
 
 _SHORTEST_TEXT = 1 << 6
 """Minimum length of a text that is recorded: a sentence, not a name."""

@@ -13,12 +13,12 @@ from dataclasses import replace
 from itertools import chain, compress
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import flat_elements, holding_objects
 from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE
+from ipygpumem.heap.kinds.arrays import flat_elements, holding_objects
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end_cycles
 from ipygpumem.heap.paths.roots import Roots
-from ipygpumem.heap.region import Region
+from ipygpumem.heap.sizes.region import Region
 from ipygpumem.inventory.held_rows import HeldRow
 
 _MOST_ROWS = 50

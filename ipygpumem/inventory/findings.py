@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.kinds.arrays import (
     is_array,
     is_of_library,
     is_on_closed_map,
     owner_of,
     place_of,
 )
-from ipygpumem.heap.total import ObjectCount, Total, total
+from ipygpumem.heap.live.total import ObjectCount, Total, total
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage
 from ipygpumem.inventory.device_parts import card_parts, device_parts, pools_on

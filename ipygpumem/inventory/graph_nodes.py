@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
+from ipygpumem.heap.kinds.arrays import StorageKey, object_key, storage_key
 from ipygpumem.heap.knowledge.graphs import saved_by
 from ipygpumem.heap.knowledge.nodes import Nodes, is_leaf
 from ipygpumem.introspect import name_of

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 
-from ipygpumem.heap.arrays import Array, StorageKey, library_type
 from ipygpumem.heap.bulk import instances_among
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.rows import objects_of_storages
+from ipygpumem.heap.kinds.arrays import Array, StorageKey, library_type
+from ipygpumem.heap.live.heap import Heap
 
 _REMARK_ON_TENSOR = "also drops an older tensor, which has new memory"
 _REMARK_ON_ARRAY = "also drops an older array, which has grown"

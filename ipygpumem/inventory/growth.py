@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import IdentityTable, Kinds, by_identity, of_types
 from ipygpumem.heap.containers import GROWING
+from ipygpumem.heap.kinds.libraries import VISITS_BUFFER
+from ipygpumem.heap.kinds.tensors import each
 from ipygpumem.heap.knowledge.own_bytes import rounded
-from ipygpumem.heap.libraries import VISITS_BUFFER
-from ipygpumem.heap.tensors import each
 from ipygpumem.introspect import loaded_object
 from ipygpumem.records import COMMENT
 

@@ -14,15 +14,14 @@ from itertools import chain
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.bulk import by_identity, container_base
-from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.chains import FoundChain, HolderChains
 from ipygpumem.heap.holders.removal import HolderWays
+from ipygpumem.heap.kinds.arrays import is_of_library
+from ipygpumem.heap.kinds.libraries import is_segment
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
-from ipygpumem.heap.libraries import is_segment
 from ipygpumem.heap.paths.container_steps import cuts_of_repeated
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.path_writer import PathWriter
@@ -31,6 +30,7 @@ from ipygpumem.heap.paths.roots import Rank, Root, Roots
 from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.paths.ways import Way, joined
+from ipygpumem.heap.sizes.graph import NodeKey
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_users_class, module_of
 
 _MOST_ALIASES = 4

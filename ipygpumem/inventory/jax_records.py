@@ -8,9 +8,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import is_array, library_type, memory_of, place_of
 from ipygpumem.heap.bulk import by_identity
-from ipygpumem.heap.walk import ARRAY_TYPES
+from ipygpumem.heap.kinds.arrays import is_array, library_type, memory_of, place_of
+from ipygpumem.heap.walks.walk import ARRAY_TYPES
 from ipygpumem.introspect import is_instance, loaded, type_name
 from ipygpumem.inventory.labels import Labels
 from ipygpumem.inventory.records import TensorRecord

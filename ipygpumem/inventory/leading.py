@@ -14,8 +14,8 @@ from operator import not_
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import flat_elements, holding_objects, library_type, read_array
 from ipygpumem.heap.bulk import Kinds, by_identity, container_bases
+from ipygpumem.heap.kinds.arrays import flat_elements, holding_objects, library_type, read_array
 from ipygpumem.heap.knowledge.barriers import globals_among, types_not_entered
 from ipygpumem.heap.paths.data_frame_steps import arrays_of_cells
 from ipygpumem.introspect import ATOMS, class_dict, module_dict

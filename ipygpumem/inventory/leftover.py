@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ipygpumem.heap.heap import undisturbed
-from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.live.heap import undisturbed
+from ipygpumem.heap.sizes.sizes import Sizes
 from ipygpumem.inventory.host_parts import MANY_BYTES, MANY_SHARE, UNACCOUNTED
 from ipygpumem.probes.host import RamFigures
 from ipygpumem.probes.mappings import own_pages

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import filterfalse, islice, repeat
 from typing import Any
 
-from ipygpumem.heap.arrays import has_objects, is_array, library_type
 from ipygpumem.heap.bulk import (
     ONCE_IN_LIST,
     Kinds,
@@ -26,6 +25,7 @@ from ipygpumem.heap.bulk import (
     without_types,
 )
 from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES, UNTRACKED_TYPES
+from ipygpumem.heap.kinds.arrays import has_objects, is_array, library_type
 from ipygpumem.introspect import HEAP_TYPE, flags_of, is_users_class
 from ipygpumem.inventory.earlier_data import EarlierData
 from ipygpumem.inventory.growth import Extents, Grown

@@ -12,9 +12,9 @@ from itertools import compress
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
-from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.kinds.tensors import ENDS_OF_STORAGES
 from ipygpumem.heap.knowledge.barriers import NOT_ENTERED, is_of_tool, recorders_of_cells
-from ipygpumem.heap.tensors import ENDS_OF_STORAGES
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.inventory.leading import leading_objects
 
 _LEVELS_NEAR_NAMES = 4

@@ -13,13 +13,13 @@ from itertools import chain, compress
 from operator import not_
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import Array, StorageKey, described
 from ipygpumem.heap.bulk import by_identity, of_types, without_types
-from ipygpumem.heap.graph import NodeKey
+from ipygpumem.heap.kinds.arrays import Array, StorageKey, described
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.paths.cuts import Cut
-from ipygpumem.heap.region import Region
+from ipygpumem.heap.sizes.graph import NodeKey
+from ipygpumem.heap.sizes.region import Region
 from ipygpumem.introspect import NUMBERS
 from ipygpumem.inventory.dropped_objects import (
     RemovedObjects,

@@ -30,7 +30,7 @@ def lines_for_all(ownership: Ownership) -> list[str]:
     Returns:
         No lines if the object has no other holder that is known, or may have further ones; if the
         line of a holder does not remove all of its references; or if it cannot be joined with
-        others.
+        another line.
     """
     large_parts = [part for part in ownership.held if part.keeps_much_of(ownership.size_bytes)]
     if not _names_all_holders(ownership, large_parts):

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import chain
 from typing import NamedTuple
 
-from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.paths.cuts import Cut
-from ipygpumem.heap.region import Region
+from ipygpumem.heap.sizes.graph import NodeKey
+from ipygpumem.heap.sizes.region import Region
 from ipygpumem.inventory.dropped_objects import RemovedObjects, have_references, nodes_dropped
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.older_data import also_drops_older

@@ -12,22 +12,22 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
-from ipygpumem.heap.graph import NodeKey
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE, NOT_REACHED, OUT_OF_SIGHT
 from ipygpumem.heap.holders.kept_by_graphs import graph_holders
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import StorageKey, object_key, storage_key
+from ipygpumem.heap.kinds.libraries import OUTLIVES, segments
 from ipygpumem.heap.knowledge.graphs import with_graphs
-from ipygpumem.heap.libraries import OUTLIVES, segments
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.cuts import Kind
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end_cycles
 from ipygpumem.heap.paths.remedies import NO_REMEDY, Holder, Remedy
 from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Root, RootOf, Roots
 from ipygpumem.heap.paths.task_endings import ending_of
-from ipygpumem.heap.region import Region
-from ipygpumem.heap.sharing import Partners, partners, types_to_compare
+from ipygpumem.heap.sizes.graph import NodeKey
+from ipygpumem.heap.sizes.region import Region
+from ipygpumem.heap.sizes.sharing import Partners, partners, types_to_compare
 from ipygpumem.introspect import is_atom, is_instance, loaded_object, target_of
 from ipygpumem.inventory.holder_rows import Groups, HolderRows
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
-from ipygpumem.heap.graph import NodeKey
-from ipygpumem.heap.heap import undisturbed
 from ipygpumem.heap.knowledge.barriers import is_never_followed
+from ipygpumem.heap.live.heap import undisturbed
 from ipygpumem.heap.paths.cuts import WITH_POSITIONS, Cut
 from ipygpumem.heap.paths.remedies import MORE_THERE, Holder, Remedy
 from ipygpumem.heap.paths.roots import RemovedByLines, Roots
-from ipygpumem.heap.region import Region
-from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.sizes.graph import NodeKey
+from ipygpumem.heap.sizes.region import Region
+from ipygpumem.heap.sizes.sizes import Sizes
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.other_data import OtherData
 from ipygpumem.inventory.other_holders import (

@@ -15,10 +15,10 @@ from operator import not_
 from typing import NamedTuple
 
 from ipygpumem.heap.bulk import by_identity
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.tasks import pending_tasks
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.data_frame_steps import without_old_blocks
-from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.sizes.sizes import Sizes
 from ipygpumem.inventory.contents import Contents, Received
 from ipygpumem.inventory.leftover import MANY_MODULES
 from ipygpumem.inventory.new_objects import AllNewObjects, NewNearNames, objects_with_data

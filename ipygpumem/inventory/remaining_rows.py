@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import StorageKey, object_key
 from ipygpumem.heap.bulk import by_identity, of_types, types_of
 from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.kinds.arrays import StorageKey, object_key
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import Roots
-from ipygpumem.heap.sizes import Share, Size, Sizes, row_of
+from ipygpumem.heap.sizes.sizes import Share, Size, Sizes, row_of
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.contents import Received
 from ipygpumem.records import SEVERAL_TYPES, RetainedArray

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.kinds.arrays import (
     StorageKey,
     described,
     is_array,
@@ -17,10 +17,10 @@ from ipygpumem.heap.arrays import (
     place_of,
     read_array,
 )
-from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.kinds.tensors import tensors_of_script
 from ipygpumem.heap.knowledge.nodes import has_graph
-from ipygpumem.heap.named_arrays import NamedArrays
-from ipygpumem.heap.tensors import tensors_of_script
+from ipygpumem.heap.live.heap import Heap
+from ipygpumem.heap.walks.named_arrays import NamedArrays
 from ipygpumem.introspect import instance_dict, is_instance, type_name
 from ipygpumem.inventory.graph_nodes import GraphNodes
 from ipygpumem.inventory.stored_graphs import GraphGroups, StoredGraph, name_in, words_on_graphs

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import Kinds
-from ipygpumem.heap.heap import Heap, TrackedInstances
+from ipygpumem.heap.kinds.arrays import library_type
+from ipygpumem.heap.kinds.tensors import Reader
+from ipygpumem.heap.live.heap import Heap, TrackedInstances
 from ipygpumem.heap.paths.torch_steps import MADE_IN_STEPS
-from ipygpumem.heap.tensors import Reader
 from ipygpumem.introspect import instance_dict, is_instance, module_of
 from ipygpumem.inventory.records import Role
 

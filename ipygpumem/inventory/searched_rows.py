@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ipygpumem.heap.arrays import StorageKey, object_key
 from ipygpumem.heap.bulk import types_of
 from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.kinds.arrays import StorageKey, object_key
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import EVENT_LOOP

@@ -12,11 +12,11 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, describe, storage_key
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.explanation import OUT_OF_SIGHT
-from ipygpumem.heap.tensors import Reader
-from ipygpumem.heap.watching import WatchedArray
+from ipygpumem.heap.kinds.arrays import StorageKey, describe, storage_key
+from ipygpumem.heap.kinds.tensors import Reader
+from ipygpumem.heap.kinds.watching import WatchedArray
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.inventory.array_holders import HeldArrays
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_all

@@ -10,8 +10,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
 from ipygpumem.heap.containers import CONTAINERS
+from ipygpumem.heap.kinds.arrays import StorageKey, object_key, storage_key
 from ipygpumem.heap.knowledge.nodes import is_leaf
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 from ipygpumem.inventory.graph_nodes import GraphNodes, adds

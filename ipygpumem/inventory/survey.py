@@ -14,18 +14,18 @@ from operator import attrgetter, not_
 from types import FrameType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import Kinds, Progress, no_progress
-from ipygpumem.heap.heap import (
+from ipygpumem.heap.kinds.arrays import library_type
+from ipygpumem.heap.kinds.tensors import Storages
+from ipygpumem.heap.knowledge.frames import peek
+from ipygpumem.heap.live.heap import (
     Heap,
     HeapObserver,
     TrackedInstances,
     refuse_while_traced,
     undisturbed,
 )
-from ipygpumem.heap.knowledge.frames import peek
-from ipygpumem.heap.named_arrays import NamedArrays
-from ipygpumem.heap.tensors import Storages
+from ipygpumem.heap.walks.named_arrays import NamedArrays
 from ipygpumem.introspect import module_dict
 from ipygpumem.inventory.jax_records import jax_records, shown_by_jax
 from ipygpumem.inventory.labels import CellOf, Labels

@@ -11,11 +11,11 @@ from itertools import compress, repeat
 from operator import not_
 from typing import Any
 
-from ipygpumem.heap.arrays import describe, is_array, library_type, memory_of, place_of
 from ipygpumem.heap.bulk import by_identity, chunks, type_names
+from ipygpumem.heap.kinds.arrays import describe, is_array, library_type, memory_of, place_of
+from ipygpumem.heap.kinds.tensors import Memory, Reader, each
 from ipygpumem.heap.knowledge.graphs import with_graph_or_gradient
 from ipygpumem.heap.knowledge.nodes import has_graph
-from ipygpumem.heap.tensors import Memory, Reader, each
 from ipygpumem.introspect import is_instance, type_name
 from ipygpumem.inventory.labels import Labels
 from ipygpumem.inventory.records import Role, TensorRecord

@@ -12,18 +12,18 @@ from itertools import islice
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import Progress, chunks, instances_among, no_progress
-from ipygpumem.heap.heap import refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE
+from ipygpumem.heap.kinds.arrays import is_of_library, library_type
+from ipygpumem.heap.kinds.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.knowledge.tasks import is_pending, pending_tasks
 from ipygpumem.heap.knowledge.views import small_view
-from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
-from ipygpumem.heap.parts import CACHED
+from ipygpumem.heap.live.heap import refuse_while_traced, undisturbed
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end_cycles
 from ipygpumem.heap.paths.task_endings import ending_of
-from ipygpumem.heap.region import Region
-from ipygpumem.heap.sizes import Share, Size, Sizes, sizeable
+from ipygpumem.heap.sizes.region import Region
+from ipygpumem.heap.sizes.sizes import Share, Size, Sizes, sizeable
+from ipygpumem.heap.walks.parts import CACHED
 from ipygpumem.introspect import is_instance, target_of, type_name
 from ipygpumem.inventory.records import matcher
 from ipygpumem.probes.device_memory import device_here

@@ -27,11 +27,11 @@ from ipygpumem.heap.bulk import (
     without_objects,
 )
 from ipygpumem.heap.containers import CONTAINER_TYPES
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.frames import SUSPENDED, code_of, locals_of, with_tracebacks
 from ipygpumem.heap.knowledge.slices import Slices, is_view
-from ipygpumem.heap.parts import cached
-from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.live.heap import Heap
+from ipygpumem.heap.sizes.sizes import Sizes
+from ipygpumem.heap.walks.parts import cached
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,

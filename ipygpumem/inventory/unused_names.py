@@ -14,11 +14,11 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.knowledge.barriers import is_never_followed
 from ipygpumem.heap.knowledge.frames import stack
-from ipygpumem.heap.region import Region
-from ipygpumem.heap.sharing import partners, types_to_compare
+from ipygpumem.heap.live.heap import Heap, undisturbed
+from ipygpumem.heap.sizes.region import Region
+from ipygpumem.heap.sizes.sharing import partners, types_to_compare
 from ipygpumem.introspect import is_users, is_users_class
 from ipygpumem.inventory.causes import Holder, Shortage, exceeds
 from ipygpumem.inventory.findings import storages_of

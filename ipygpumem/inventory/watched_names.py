@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import attrgetter, itemgetter
 
-from ipygpumem.heap.array_search import ArraySearch
-from ipygpumem.heap.arrays import Array, Span, StorageKey, describe, library_type, owner_of
 from ipygpumem.heap.bulk import instances_among
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.rows import Row
-from ipygpumem.heap.tensors import Reader, Storages
-from ipygpumem.heap.watching import WatchedArray, watch
+from ipygpumem.heap.kinds.arrays import Array, Span, StorageKey, describe, library_type, owner_of
+from ipygpumem.heap.kinds.tensors import Reader, Storages
+from ipygpumem.heap.kinds.watching import WatchedArray, watch
+from ipygpumem.heap.live.heap import Heap
+from ipygpumem.heap.walks.array_search import ArraySearch
 from ipygpumem.introspect import type_name
 from ipygpumem.records import RetainedArray
 

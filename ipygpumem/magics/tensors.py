@@ -9,10 +9,10 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import quoted
-from ipygpumem.heap.arrays import StorageKey
-from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import StorageKey
 from ipygpumem.heap.knowledge.barriers import is_never_followed
+from ipygpumem.heap.live.heap import Heap, undisturbed
 from ipygpumem.inventory import records
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED
 from ipygpumem.inventory.records import Inventory

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ipygpumem import interrupts
 from ipygpumem.errors import describe_error, quoted
-from ipygpumem.heap.array_search import ArraySearch
-from ipygpumem.heap.arrays import StorageKey
-from ipygpumem.heap.garbage import GcMark
+from ipygpumem.heap.kinds.arrays import StorageKey
+from ipygpumem.heap.live.garbage import GcMark
+from ipygpumem.heap.walks.array_search import ArraySearch
 from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import code_of_output

@@ -15,16 +15,16 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import object_key
 from ipygpumem.heap.bulk import Progress
-from ipygpumem.heap.garbage import Garbage
-from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
-from ipygpumem.heap.libraries import loaded_classes
-from ipygpumem.heap.live_tensors import live_tensors
+from ipygpumem.heap.kinds.arrays import object_key
+from ipygpumem.heap.kinds.libraries import loaded_classes
+from ipygpumem.heap.live.garbage import Garbage
+from ipygpumem.heap.live.heap import Heap, undisturbed
+from ipygpumem.heap.live.live_tensors import live_tensors
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import NOTEBOOK, Root, Roots
-from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.sizes.sizes import Sizes
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import is_users_module, module_dict, type_name, users_modules
 from ipygpumem.inventory import survey, top

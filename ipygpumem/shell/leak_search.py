@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import Progress
-from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.explanation import NOT_REACHED
-from ipygpumem.heap.libraries import loaded_classes
-from ipygpumem.heap.live_tensors import live_tensors
+from ipygpumem.heap.kinds.arrays import StorageKey, library_type, storage_key
+from ipygpumem.heap.kinds.libraries import loaded_classes
+from ipygpumem.heap.live.heap import Heap, undisturbed
+from ipygpumem.heap.live.live_tensors import live_tensors
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.introspect import is_atom, is_instance
 from ipygpumem.inventory import unreached

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import Progress, no_progress
-from ipygpumem.heap.tensors import Storages
+from ipygpumem.heap.kinds.tensors import Storages
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory import survey
 from ipygpumem.inventory.records import Inventory

@@ -17,7 +17,7 @@ from typing import Any
 
 from ipygpumem.fitting.budgets import Budget, note_refusal
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.garbage import GcMark
+from ipygpumem.heap.live.garbage import GcMark
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import running_cell

@@ -14,7 +14,11 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.bulk import of_types
+from ipygpumem.heap.holders.explanation import NOT_REACHED, OUT_OF_SIGHT
+from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import (
     Array,
     StorageKey,
     describe,
@@ -26,17 +30,13 @@ from ipygpumem.heap.arrays import (
     owner_of,
     place_of,
 )
-from ipygpumem.heap.bulk import of_types
-from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
-from ipygpumem.heap.holders.explanation import NOT_REACHED, OUT_OF_SIGHT
-from ipygpumem.heap.holders.rows import Row
-from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.tasks import is_pending
-from ipygpumem.heap.live_tensors import live_tensors
+from ipygpumem.heap.live.heap import Heap, large_tensors, undisturbed
+from ipygpumem.heap.live.live_tensors import live_tensors
 from ipygpumem.heap.paths.data_frame_steps import without_old_blocks
 from ipygpumem.heap.paths.remedies import REMOVE, Holder
 from ipygpumem.heap.paths.roots import Roots
-from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.sizes.sizes import Sizes
 from ipygpumem.inventory.array_holders import (
     HeldArrays,
     find_array_holders,

@@ -14,15 +14,15 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import object_key
 from ipygpumem.heap.bulk import Progress, by_identity
-from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import object_key
+from ipygpumem.heap.live.heap import Heap, undisturbed
+from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.heap.paths.ages import Ages, LearnedAges
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import LinesOfReport, RemovedByLines, Roots
-from ipygpumem.heap.remembered import Remembered
-from ipygpumem.heap.sizes import Size, Sizes, row_of
+from ipygpumem.heap.sizes.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.array_holders import (
     ArrayHolders,
     HeldArrays,

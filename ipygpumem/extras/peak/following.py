@@ -33,7 +33,7 @@ from ipygpumem.extras.peak.pages import LEAST_COUNTED_BYTES, PagesLog
 from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.row_keys import BUFFERS, ROLES, RowKeys
 from ipygpumem.extras.peak.timeline import Clock, Lives, Timeline, alive_at
-from ipygpumem.heap.tensors import answers_itself
+from ipygpumem.heap.kinds.tensors import answers_itself
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 from ipygpumem.inventory.records import Inventory

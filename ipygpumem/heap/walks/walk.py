@@ -16,11 +16,6 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.arrays import (
-    flat_elements,
-    holding_objects,
-    library_type,
-)
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import (
     CHUNK,
@@ -36,6 +31,11 @@ from ipygpumem.heap.bulk import (
     types_of,
 )
 from ipygpumem.heap.containers import CONTAINER_TYPES
+from ipygpumem.heap.kinds.arrays import (
+    flat_elements,
+    holding_objects,
+    library_type,
+)
 from ipygpumem.heap.knowledge.barriers import is_of_tool, types_not_entered
 from ipygpumem.heap.knowledge.tasks import BUILTIN, storage_of_context, without_wakeups
 from ipygpumem.introspect import (

@@ -12,14 +12,14 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.allowance import Allowance, AllowanceError
-from ipygpumem.heap.arrays import describe, holding_objects, library_type
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each
-from ipygpumem.heap.graph import NodeKey, Reading
+from ipygpumem.heap.kinds.arrays import describe, holding_objects, library_type
+from ipygpumem.heap.kinds.libraries import AT_LEAST, Piece
 from ipygpumem.heap.knowledge.barriers import is_never_followed
-from ipygpumem.heap.libraries import AT_LEAST, Piece
-from ipygpumem.heap.parts import ObjectPart, parts_of
-from ipygpumem.heap.reading import MOST_NODES
-from ipygpumem.heap.region import Region
+from ipygpumem.heap.sizes.graph import NodeKey, Reading
+from ipygpumem.heap.sizes.reading import MOST_NODES
+from ipygpumem.heap.sizes.region import Region
+from ipygpumem.heap.walks.parts import ObjectPart, parts_of
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import ATOMS, is_instance, name_of, type_name
 from ipygpumem.records import SEVERAL_TYPES, RetainedArray

@@ -16,8 +16,10 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap import structs
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.attributes import slots
+from ipygpumem.heap.bulk import instances_among, kinds_of, of_types, subtypes, types_of
+from ipygpumem.heap.kinds import structs
+from ipygpumem.heap.kinds.arrays import (
     is_array,
     is_of_library,
     library_type,
@@ -27,11 +29,9 @@ from ipygpumem.heap.arrays import (
     place_of,
     read_array,
 )
-from ipygpumem.heap.arrow import buffers
-from ipygpumem.heap.attributes import slots
-from ipygpumem.heap.bulk import instances_among, kinds_of, of_types, subtypes, types_of
-from ipygpumem.heap.mapped import MappedFiles, note_on_pages
-from ipygpumem.heap.tensors import Reader, each, tensors_of_script
+from ipygpumem.heap.kinds.arrow import buffers
+from ipygpumem.heap.kinds.mapped import MappedFiles, note_on_pages
+from ipygpumem.heap.kinds.tensors import Reader, each, tensors_of_script
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import (
     instance_dict,

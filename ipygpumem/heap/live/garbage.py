@@ -26,16 +26,16 @@ from types import BuiltinMethodType
 from typing import Any, NamedTuple
 
 from ipygpumem import interrupts
-from ipygpumem.heap.arrays import is_array
 from ipygpumem.heap.bulk import by_identity, instances_among, of_types, one_of_each
-from ipygpumem.heap.heap import live_instances
+from ipygpumem.heap.kinds.arrays import is_array
 from ipygpumem.heap.knowledge.frames import (
     SUSPENDED,
     frames_of_other_threads,
     is_started,
     stack,
 )
-from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
+from ipygpumem.heap.live.heap import live_instances
+from ipygpumem.heap.live.objects_since import ObjectsSince, YoungSaver
 from ipygpumem.introspect import class_dict, is_exactly, mro_of
 from ipygpumem.probes.host import decrease_during
 

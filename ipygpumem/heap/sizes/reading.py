@@ -12,15 +12,15 @@ from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.bulk import CHUNK, by_identity, without_types
-from ipygpumem.heap.folding import Folder, constants_among
-from ipygpumem.heap.frontier import Context, Frontier, Limits
-from ipygpumem.heap.graph import Graph, Reading
+from ipygpumem.heap.kinds.libraries import Piece
 from ipygpumem.heap.knowledge.barriers import Barriers, without_never_followed
 from ipygpumem.heap.knowledge.sorted_types import SortedTypes
-from ipygpumem.heap.levels import LevelReader
-from ipygpumem.heap.libraries import Piece
-from ipygpumem.heap.memory import MemoryReader
-from ipygpumem.heap.passing import PlainObjects
+from ipygpumem.heap.sizes.folding import Folder, constants_among
+from ipygpumem.heap.sizes.frontier import Context, Frontier, Limits
+from ipygpumem.heap.sizes.graph import Graph, Reading
+from ipygpumem.heap.sizes.levels import LevelReader
+from ipygpumem.heap.sizes.memory import MemoryReader
+from ipygpumem.heap.sizes.passing import PlainObjects
 
 MOST_NODES = 20_000_000
 """Maximum number of objects, except numbers and text with one reference."""

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Container
 from typing import Any
 
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.kinds.arrays import (
     Span,
     is_array,
     is_of_library,
@@ -15,7 +15,7 @@ from ipygpumem.heap.arrays import (
     owner_of,
     place_of,
 )
-from ipygpumem.heap.tensors import Storages, reader_of
+from ipygpumem.heap.kinds.tensors import Storages, reader_of
 
 
 def watch(item: object) -> Callable[[], bool]:

@@ -10,13 +10,13 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 from operator import itemgetter
 
-from ipygpumem.heap.arrays import storage_key
-from ipygpumem.heap.graph import NodeKey
-from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.kinds.arrays import storage_key
+from ipygpumem.heap.kinds.libraries import BUFFERS, Piece, sharing_kinds, with_memory
 from ipygpumem.heap.knowledge.graphs import kept_by_many
 from ipygpumem.heap.knowledge.nodes import Nodes
-from ipygpumem.heap.libraries import BUFFERS, Piece, sharing_kinds, with_memory
-from ipygpumem.heap.region import Region
+from ipygpumem.heap.live.heap import Heap
+from ipygpumem.heap.sizes.graph import NodeKey
+from ipygpumem.heap.sizes.region import Region
 from ipygpumem.introspect import type_name
 
 _MOST_PARTNERS = 20

@@ -8,10 +8,10 @@ from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.bulk import OBSERVERS, by_identity, types_of, without_types
-from ipygpumem.heap.graph import Graph, Reading
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.sorted_types import SortedTypes
-from ipygpumem.heap.memory import MemoryReader
+from ipygpumem.heap.sizes.graph import Graph, Reading
+from ipygpumem.heap.sizes.memory import MemoryReader
 
 
 class Frontier:

@@ -13,14 +13,14 @@ from itertools import chain, compress, repeat
 from operator import and_, not_
 from typing import Any
 
-from ipygpumem.heap.arrays import bases_of, plain_arrays
 from ipygpumem.heap.bulk import CHUNK, ONCE_IN_LIST, chunks, of_types, types_of
-from ipygpumem.heap.folding import Folder, constants_among
-from ipygpumem.heap.frontier import Context
-from ipygpumem.heap.graph import NodeKey
+from ipygpumem.heap.kinds.arrays import bases_of, plain_arrays
 from ipygpumem.heap.knowledge.tasks import BUILTIN, CONTEXT_NODES
 from ipygpumem.heap.knowledge.text_keys import has_own_keys
 from ipygpumem.heap.knowledge.torch_references import plain_tensors
+from ipygpumem.heap.sizes.folding import Folder, constants_among
+from ipygpumem.heap.sizes.frontier import Context
+from ipygpumem.heap.sizes.graph import NodeKey
 
 
 class _Level:

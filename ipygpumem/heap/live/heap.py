@@ -22,17 +22,6 @@ from operator import not_
 from typing import Any, NamedTuple, Protocol
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.heap.arrays import (
-    Span,
-    StorageKey,
-    describe,
-    described,
-    flat_elements,
-    holding_objects,
-    library_type,
-    places_of,
-    storage_key,
-)
 from ipygpumem.heap.bulk import (
     ROWS,
     AddressFilter,
@@ -45,11 +34,22 @@ from ipygpumem.heap.bulk import (
     subtypes,
 )
 from ipygpumem.heap.containers import UNTRACKED_TYPES
+from ipygpumem.heap.kinds.arrays import (
+    Span,
+    StorageKey,
+    describe,
+    described,
+    flat_elements,
+    holding_objects,
+    library_type,
+    places_of,
+    storage_key,
+)
+from ipygpumem.heap.kinds.large import LargeObjects
+from ipygpumem.heap.kinds.tensors import Reader
 from ipygpumem.heap.knowledge.frames import emptied_locals, running_locals
 from ipygpumem.heap.knowledge.text_keys import referents_of
-from ipygpumem.heap.large import LargeObjects
-from ipygpumem.heap.referrers import CopiedReferences, Referrers
-from ipygpumem.heap.tensors import Reader
+from ipygpumem.heap.live.referrers import CopiedReferences, Referrers
 from ipygpumem.introspect import identities_of_list, loaded_object
 from ipygpumem.probes.accelerators import loaded_torch
 

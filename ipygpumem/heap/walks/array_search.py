@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.arrays import Array, describe, described
 from ipygpumem.heap.bulk import by_identity, without_objects
+from ipygpumem.heap.kinds.arrays import Array, describe, described
 from ipygpumem.heap.knowledge.barriers import globals_among
-from ipygpumem.heap.walk import MOST_OBJECTS, Group, Walk
+from ipygpumem.heap.walks.walk import MOST_OBJECTS, Group, Walk
 from ipygpumem.introspect import type_name
 from ipygpumem.records import RetainedArray
 

@@ -17,13 +17,13 @@ from operator import is_not, sub
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.arrays import holding_objects, storage_key
 from ipygpumem.heap.bulk import chunks, of_types
-from ipygpumem.heap.graph import Graph, NodeKey
+from ipygpumem.heap.kinds.arrays import holding_objects, storage_key
+from ipygpumem.heap.kinds.libraries import Piece
+from ipygpumem.heap.kinds.tensors import each
 from ipygpumem.heap.knowledge.nodes import has_graph
-from ipygpumem.heap.libraries import Piece
-from ipygpumem.heap.reading import MOST_NODES, GraphReader
-from ipygpumem.heap.tensors import each
+from ipygpumem.heap.sizes.graph import Graph, NodeKey
+from ipygpumem.heap.sizes.reading import MOST_NODES, GraphReader
 from ipygpumem.introspect import loaded_object
 
 _SAMPLED_FROM = 10_000_000

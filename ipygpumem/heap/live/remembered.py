@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.garbage import Known, lasting_weak
+from ipygpumem.heap.live.garbage import Known, lasting_weak
 from ipygpumem.introspect import is_atom
 
 _MOST_SAMPLES = 300

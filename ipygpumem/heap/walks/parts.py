@@ -11,11 +11,11 @@ from itertools import islice
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.attributes import MODULE_PARTS, slots
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each, types_of
+from ipygpumem.heap.kinds.arrays import is_of_library, library_type
+from ipygpumem.heap.kinds.libraries import library_of, polars_column, polars_columns
 from ipygpumem.heap.knowledge.frames import SUSPENDED, locals_in_traceback, locals_of
-from ipygpumem.heap.libraries import library_of, polars_column, polars_columns
 from ipygpumem.introspect import (
     ATOMS,
     class_dict,

@@ -12,11 +12,6 @@ from operator import itemgetter
 from types import BuiltinFunctionType, CellType, FunctionType
 from typing import Any
 
-from ipygpumem.heap.arrays import (
-    elements,
-    inside_pandas,
-    library_type,
-)
 from ipygpumem.heap.attributes import (
     MODULE_PARTS,
     attribute_name,
@@ -31,8 +26,13 @@ from ipygpumem.heap.bulk import (
     without_objects,
 )
 from ipygpumem.heap.containers import SEQUENCES
+from ipygpumem.heap.kinds.arrays import (
+    elements,
+    inside_pandas,
+    library_type,
+)
 from ipygpumem.heap.knowledge.barriers import are_globals
-from ipygpumem.heap.walk import LONGEST, MOST_OBJECTS, Group, Label, Walk
+from ipygpumem.heap.walks.walk import LONGEST, MOST_OBJECTS, Group, Label, Walk
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from itertools import compress, filterfalse
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import flat_elements, holding_objects, library_type, owner_of
 from ipygpumem.heap.bulk import Batch, by_identity, chunks
-from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.kinds.arrays import flat_elements, holding_objects, library_type, owner_of
+from ipygpumem.heap.kinds.libraries import Piece, PieceReader, library_of
+from ipygpumem.heap.kinds.tensors import Reader
 from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_tensors
 from ipygpumem.heap.knowledge.text_keys import referents_of, text_keys
-from ipygpumem.heap.libraries import Piece, PieceReader, library_of
-from ipygpumem.heap.tensors import Reader
+from ipygpumem.heap.live.heap import Heap, undisturbed
 from ipygpumem.introspect import HAS_REFERENCES, flags_of, is_instance
 
 

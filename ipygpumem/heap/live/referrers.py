@@ -16,8 +16,8 @@ from itertools import compress, repeat
 from operator import eq, not_
 from typing import Any
 
-from ipygpumem.heap.arrays import bases_of, flat_elements, holding_objects
 from ipygpumem.heap.bulk import AddressFilter, by_identity, chunks
+from ipygpumem.heap.kinds.arrays import bases_of, flat_elements, holding_objects
 from ipygpumem.heap.knowledge.slices import having_slices, is_view, views_among
 from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import identities_of_list, is_atom

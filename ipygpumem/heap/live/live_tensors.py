@@ -11,12 +11,12 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
-from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, without_types
-from ipygpumem.heap.garbage import Garbage, Known
+from ipygpumem.heap.kinds.arrays import library_type
+from ipygpumem.heap.kinds.tensors import tensors_of_script
 from ipygpumem.heap.knowledge.graphs import kept_by, with_graph_or_gradient
 from ipygpumem.heap.knowledge.nodes import Nodes, expect_dead_nodes
-from ipygpumem.heap.tensors import tensors_of_script
+from ipygpumem.heap.live.garbage import Garbage, Known
 
 
 def _let_swap(utils: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.libraries import Piece, PieceKey
+from ipygpumem.heap.kinds.libraries import Piece, PieceKey
 
 NodeKey = int | PieceKey
 """Identity of an object, or the key of a piece of memory such as ``("torch", address)``, or of a

@@ -18,8 +18,8 @@ from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import instances_among, of_types, type_names
-from ipygpumem.heap.structs import UnknownLayoutError, memory_of_texts
-from ipygpumem.heap.tensors import each, reader_of
+from ipygpumem.heap.kinds.structs import UnknownLayoutError, memory_of_texts
+from ipygpumem.heap.kinds.tensors import each, reader_of
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import (
     instance_dict,

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.bulk import instances_among, of_types, types_of, without_objects
+from ipygpumem.heap.kinds.arrays import (
     STRING_KIND,
     bases_of,
     is_array,
@@ -25,11 +26,7 @@ from ipygpumem.heap.arrays import (
     read_array,
     storage_key,
 )
-from ipygpumem.heap.bulk import instances_among, of_types, types_of, without_objects
-from ipygpumem.heap.graph import Graph, NodeKey, NodeSpan, Reading, SmallPieces, Spans
-from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
-from ipygpumem.heap.knowledge.sorted_types import SortedTypes
-from ipygpumem.heap.libraries import (
+from ipygpumem.heap.kinds.libraries import (
     UNREAD,
     Piece,
     PieceKey,
@@ -37,8 +34,11 @@ from ipygpumem.heap.libraries import (
     read_behind,
     texts_of_numpy,
 )
-from ipygpumem.heap.mapped import MappedFiles
-from ipygpumem.heap.tensors import Memory, PlainTensors, Reader, each
+from ipygpumem.heap.kinds.mapped import MappedFiles
+from ipygpumem.heap.kinds.tensors import Memory, PlainTensors, Reader, each
+from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
+from ipygpumem.heap.knowledge.sorted_types import SortedTypes
+from ipygpumem.heap.sizes.graph import Graph, NodeKey, NodeSpan, Reading, SmallPieces, Spans
 from ipygpumem.introspect import is_atom
 
 _LARGE = 1 << 16

@@ -10,9 +10,9 @@ from itertools import chain, compress
 from typing import Any
 
 from ipygpumem.heap.bulk import ONCE_IN_LIST, by_identity, chunks, of_types, types_of, without_types
-from ipygpumem.heap.folding import Folder
-from ipygpumem.heap.frontier import Context
-from ipygpumem.heap.libraries import BUFFERS
+from ipygpumem.heap.kinds.libraries import BUFFERS
+from ipygpumem.heap.sizes.folding import Folder
+from ipygpumem.heap.sizes.frontier import Context
 
 _FEW = 8
 """Fewer objects may be nodes of linked lists, which are read together."""

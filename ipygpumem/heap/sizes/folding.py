@@ -14,7 +14,6 @@ from operator import not_
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import holding_objects, is_array, parts_of_array, read_array
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import (
     CHUNK,
@@ -32,11 +31,12 @@ from ipygpumem.heap.bulk import (
     without_types,
 )
 from ipygpumem.heap.containers import CONTAINER_TYPES
-from ipygpumem.heap.frontier import Context
-from ipygpumem.heap.graph import NodeKey
+from ipygpumem.heap.kinds.arrays import holding_objects, is_array, parts_of_array, read_array
 from ipygpumem.heap.knowledge.references import ReferenceReader, References
 from ipygpumem.heap.knowledge.text_keys import COMMON_REFERENCES
 from ipygpumem.heap.knowledge.torch_references import known_to_torch
+from ipygpumem.heap.sizes.frontier import Context
+from ipygpumem.heap.sizes.graph import NodeKey
 from ipygpumem.introspect import ATOMS, instance_dict, is_instance
 
 SAMPLED = "estimated from a sample of its items"
