@@ -1,6 +1,8 @@
-"""Finds memory kept by mistake: autograd graphs of stored results and evaluations, outputs, caches.
+"""Finds memory that is probably kept by mistake: autograd graphs of stored results and evaluations,
+outputs, caches.
 
-No user code runs, and nothing is changed.
+After ``losses.append(loss)``, each loss keeps its graph, with all activations. No user code runs,
+and nothing is changed.
 """
 
 from __future__ import annotations
@@ -29,11 +31,17 @@ from ipygpumem.notebook import cell_of_output, deletion_of_output
 from ipygpumem.probes.allocator import snapshots
 
 
-def paths_of(
-    names: Mapping[str, object], outputs: Mapping[str, object]
-) -> tuple[dict[int, str], set[int]]:
-    """Return the paths of arrays by identity, such as ``model.weight``, and the identities of all
-    objects that only ``outputs`` lead to.
+class NamedPaths(NamedTuple):
+    """The paths to arrays, and the objects behind outputs."""
+
+    paths: dict[int, str]
+    """The path to each array, such as ``model.weight``, by the array's identity."""
+    only_in_outputs: set[int]
+    """The identities of all objects to which only outputs lead."""
+
+
+def paths_of(names: Mapping[str, object], outputs: Mapping[str, object]) -> NamedPaths:
+    """Return the paths of arrays, and the objects that only ``outputs`` lead to.
 
     Call it before listing the heap: reading an object's attributes may create a dict.
     """
@@ -43,11 +51,11 @@ def paths_of(
     walk.named(outputs.items())
     walk.drop()
     only_in_outputs = walk.seen - behind_names
-    return walk.paths, only_in_outputs
+    return NamedPaths(walk.paths, only_in_outputs)
 
 
 class Finding(NamedTuple):
-    """Memory kept alive on one device, and a remedy."""
+    """Memory that is kept alive on one device, with words for its holder and a remedy."""
 
     device: str
     shares: dict[StorageKey, int]
@@ -63,7 +71,8 @@ class Finding(NamedTuple):
 
 
 class Retained:
-    """Memory that the user's names and IPython's outputs keep alive; drop it with the heap.
+    """Finds memory that the user's names and IPython's outputs keep alive, probably by mistake;
+    drop it with the heap.
 
     Args:
         heap: the live objects.
@@ -106,7 +115,9 @@ class Retained:
     # -- graphs ----------------------------------------------------------------------------------
 
     def _graphs_not_needed(self, heap: Heap) -> Iterator[Finding]:
-        """Yield the graphs that are probably not needed; none if there are too many to follow."""
+        """Yield the memory of graphs that are probably not needed; nothing if there are too many
+        nodes to follow. Note in ``complete`` if that is so.
+        """
         requiring = [tensor for tensor in heap.tensors if self._read("requires_grad", tensor)]
         with_graphs = list(filter(has_graph, requiring))
         tensors = heap.tensors
@@ -129,13 +140,12 @@ class Retained:
     def _groups_not_needed(
         self, with_graphs: Iterable[object], gradients: Iterable[object], nodes: GraphNodes
     ) -> GraphGroups:
-        """Return the tensors whose graphs are probably not needed, in groups; set
-        ``in_graphs_of_names``.
+        """Return the tensors whose graphs are probably not needed, in groups. Note the storages of
+        the other graphs in ``in_graphs_of_names``.
 
         Args:
             with_graphs: the tensors with graphs.
-            gradients: the gradients, whose graphs are needed after
-                ``backward(create_graph=True)``.
+            gradients: the gradients, whose graphs are needed after ``backward(create_graph=True)``.
             nodes: the nodes of all graphs.
         """
         needed = list(map(nodes.first, gradients))
@@ -145,6 +155,7 @@ class Retained:
             if graph.kind:
                 not_needed.append(graph)
                 continue
+            # A plain variable, or a tensor without a name: ``backward()`` may follow.
             needed.append(graph.node)
             if graph.path:
                 nodes_of_names.append(graph.node)
@@ -170,7 +181,9 @@ class Retained:
         return gradients
 
     def _stored_graphs(self, tensors: Iterable[object], nodes: GraphNodes) -> list[StoredGraph]:
-        """Return the tensors with their graphs, the graphs of sums first, which are the largest."""
+        """Return the tensors with their graphs. Those of sums come first: they are the largest, and
+        a graph that two tensors share belongs to the group of the first.
+        """
         graphs = []
         for tensor in tensors:
             node = nodes.first(tensor)
@@ -182,8 +195,8 @@ class Retained:
         return sorted(graphs, key=lambda graph: graph.kind != "sum")
 
     def _findings_of_groups(self, groups: GraphGroups) -> Iterator[Finding]:
-        """Yield the memory kept by groups of tensors with graphs; that of outputs is noted for
-        ``outputs`` instead.
+        """Yield the memory that each group of tensors with graphs keeps. That of outputs is noted
+        for the method ``outputs`` instead, which yields it with the outputs' own memory.
         """
         saved = groups.saved()
         for name, graphs in groups.members.items():
@@ -199,7 +212,11 @@ class Retained:
     # -- outputs ---------------------------------------------------------------------------------
 
     def outputs(self, listed: Collection[StorageKey]) -> Iterator[Finding]:
-        """Yield the outputs that only IPython refers to, without storages that are ``listed``."""
+        """Yield the memory of the outputs that only IPython refers to.
+
+        Args:
+            listed: storages to leave out, because they have rows.
+        """
         if not self._outputs:
             return
         storages_by_output = dict(self._graphs_of_outputs)
@@ -218,8 +235,8 @@ class Retained:
             yield from self._memory.findings(unlisted, *words_on_output(name, value))
 
     def _output_of_each_storage(self) -> dict[StorageKey, str]:
-        """Return the name of the output from which all paths to a storage's arrays begin, by the
-        storage; without storages to which other names lead.
+        """Return the name of the output that leads to a storage's arrays, by the storage. Storages
+        to which another name leads, too, are left out.
         """
         output_of_storage: dict[StorageKey, str] = {}
         for key, items in self._memory.shown_by.items():
@@ -242,7 +259,7 @@ def words_on_output(name: str, value: object) -> tuple[str, str]:
 
 
 def _read_nothing(name: str, tensor: object) -> None:
-    """Stand for ``Reader.read`` without torch."""
+    """Take the place of ``Reader.read`` if torch is not loaded, and return None."""
 
 
 def _parameters_in_evaluation(modules: Iterable[object]) -> set[int]:
@@ -264,7 +281,8 @@ def _parameters_in_evaluation(modules: Iterable[object]) -> set[int]:
 
 
 class _Memory:
-    """The storages of live tensors and arrays, and what refers to these.
+    """The storages of live tensors and arrays, and the objects that refer to these. It tells which
+    storages are freed with some objects.
 
     Attributes:
         shown_by: the tensors and arrays on each storage.
@@ -286,8 +304,8 @@ class _Memory:
             self.shown_by.setdefault(key, []).append(item)
 
     def _record_storages(self, items: Sequence[object]) -> list[StorageKey]:
-        """Record the bytes of the storage of each tensor or array; return the storages. An object
-        without a storage stands for itself.
+        """Record the bytes of the storage of each tensor or array, and return the storages. For an
+        object without a storage, the object itself is returned as one.
         """
         arrays = {id(item): array for item, array in described(items)}
         keys = list[StorageKey]()
@@ -301,7 +319,7 @@ class _Memory:
         return keys
 
     def lock(self, items: Iterable[object]) -> None:
-        """Note that code out of sight may keep the memory of tensors or arrays alive: it never
+        """Lock the memory of tensors or arrays: code out of sight may keep it alive, so it never
         counts as freed.
         """
         self._locked.update(self._record_storages(list(items)))
@@ -324,35 +342,49 @@ class _Memory:
         self.lock(locked)
 
     def ask_about(self, items: Iterable[object]) -> None:
-        """Find the objects that refer to the items, for ``is_referred`` and ``dies``: all at once,
-        because each search passes over the heap.
+        """Find the objects that refer to the items, which ``is_referred``, ``referrers_of`` and
+        ``dies`` need. All are asked about at once, because each search passes over the heap.
         """
         self._referrers = self._heap.referrers_of({id(item): item for item in items})
 
     def is_referred(self, item: object, inside: Collection[int] = ()) -> bool:
-        """Return True if any Python object refers to an item, except objects whose identities are
-        ``inside``: these would be freed, too.
+        """Return True if a Python object refers to an item.
+
+        Args:
+            item: the item.
+            inside: identities of objects that do not count, because they would be freed, too.
         """
         if id(item) in self._in_frames:
             return True
         return any(id(referrer) not in inside for referrer in self.referrers_of(item))
 
     def referrers_of(self, item: object) -> list[Any]:
-        """Return the objects that refer to an item, without tensors: C++ code holds a tensor's
-        gradient.
+        """Return the objects that refer to an item, without tensors: a tensor refers to its
+        gradient only in C++, which is no place from which a user could remove it.
         """
         referrers = self._referrers.get(id(item), ())
         return [referrer for referrer in referrers if id(referrer) not in self._tensor_ids]
 
     def dies(self, key: StorageKey, inside: Collection[int]) -> bool:
-        """Return True if a storage is freed with objects, whose identities are ``inside``."""
+        """Return True if a storage is freed with some objects.
+
+        Args:
+            key: the storage.
+            inside: the identities of the objects.
+        """
         if key not in self._sizes or key in self._locked:
             return False
         items = self.shown_by.get(key, ())
         return not any(self.is_referred(item, inside) for item in items)
 
     def findings(self, keys: Iterable[StorageKey], what: str, remedy: str) -> Iterator[Finding]:
-        """Yield a finding for the storages on each device; ``what`` and ``remedy`` are words."""
+        """Yield a finding for each device with some of the storages.
+
+        Args:
+            keys: the storages.
+            what: the words for their holder.
+            remedy: the line or advice that frees them.
+        """
         by_device: dict[str, dict[StorageKey, int]] = {}
         for key in keys:
             device, size = self._sizes[key]
@@ -362,7 +394,7 @@ class _Memory:
 
 
 def allocator_caches() -> Iterator[Finding]:
-    """Yield the memory that torch's allocators have reserved and can free."""
+    """Yield the memory that torch's allocators have reserved and can return, for each device."""
     for backend in ("cuda", "xpu"):
         try:
             by_device = snapshots(backend)

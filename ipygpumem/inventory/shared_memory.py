@@ -1,6 +1,7 @@
-"""Makes one row of an array and a tensor that share memory, as after ``torch.from_numpy``.
+"""Makes one row of an array and a tensor that share memory, as after ``torch.from_numpy(array)``.
 
-NumPy and torch each know a storage of their own; only the address tells that these are the same.
+NumPy and torch each have a storage of their own for it; only the address tells that these are the
+same memory.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from ipygpumem.inventory.watched_names import WatchedName, storages_of
 
 
 def rows_of(held_arrays: Sequence[HeldArrays], heap: Heap) -> list[HeldRow]:
-    """Return the rows of arrays, with one row for an array and a tensor on its memory, such as one
-    made by ``torch.from_numpy``.
+    """Return the rows of arrays, with one row for an array and the tensors on its memory.
 
     Args:
         held_arrays: the arrays of names, and their rows.
@@ -40,11 +40,12 @@ def rows_of(held_arrays: Sequence[HeldArrays], heap: Heap) -> list[HeldRow]:
     for position, (item, _) in enumerate(held_arrays):
         position_of_storage.update(dict.fromkeys(item.live_storages(), position))
     joined_positions = set[int]()
+    """The positions of rows of tensors that have become a part of an array's row."""
     for position, (item, row) in enumerate(held_arrays):
         owners = [arrays_below.get(storage, storage) for storage in item.live_storages()]
         positions_of_owners = set(map(position_of_storage.get, owners))
         if len(positions_of_owners) > 1:
-            continue
+            continue  # its tensors are on several arrays, or some on none
         position_of_array = positions_of_owners.pop()
         if position_of_array is not None and position_of_array != position:
             rows[position_of_array] = _row_of_both(rows[position_of_array], row)
@@ -53,7 +54,8 @@ def rows_of(held_arrays: Sequence[HeldArrays], heap: Heap) -> list[HeldRow]:
 
 
 def _arrays_below(watched: Sequence[WatchedName], heap: Heap) -> dict[StorageKey, StorageKey]:
-    """Return the storage of the array on whose memory a torch storage is, by the torch storage.
+    """Return the storage of the NumPy array on whose memory a torch storage lies, by the torch
+    storage. Torch storages with memory of their own are missing.
 
     Args:
         watched: names with tensors and arrays.
@@ -62,11 +64,11 @@ def _arrays_below(watched: Sequence[WatchedName], heap: Heap) -> dict[StorageKey
     torch_storages = set[StorageKey]()
     for item in watched:
         torch_storages.update(storage for storage in item.live_storages() if storage[0] == "torch")
-    places_of_arrays = _places_of_arrays(watched)
+    places_of_arrays = _places_in_memory(watched)
     if not torch_storages or not places_of_arrays:
         return {}
     array_storages = dict[StorageKey, StorageKey]()
-    for torch_storage, address in _addresses(torch_storages, heap).items():
+    for torch_storage, address in _addresses_of_foreign(torch_storages, heap).items():
         for start, end, array_storage in places_of_arrays:
             if start <= address < end:
                 array_storages[torch_storage] = array_storage
@@ -74,11 +76,13 @@ def _arrays_below(watched: Sequence[WatchedName], heap: Heap) -> dict[StorageKey
 
 
 def tensors_on_arrays(watched: Sequence[WatchedName], heap: Heap) -> list[WatchedName]:
-    """Watch the tensors of any size on the memory of names' arrays, which they keep alive.
+    """Watch the tensors on the memory of names' arrays, which they keep alive, however small they
+    are.
 
-    An example is ``torch.from_numpy(x[:100])``: no object that Python sees leads from it to ``x``.
+    ``torch.from_numpy(x[:100])`` keeps all of ``x``, and no object that Python sees leads from one
+    to the other.
     """
-    places = _places_of_arrays(watched)
+    places = _places_in_memory(watched)
     if not places or not heap.tensors:
         return []
     places.sort()
@@ -93,7 +97,9 @@ def tensors_on_arrays(watched: Sequence[WatchedName], heap: Heap) -> list[Watche
             if key is None or key in listed:
                 continue
             listed.add(key)
-            address = reader.address_of_others(tensor) if reader.memory(tensor).is_plain else None
+            address = None
+            if reader.memory(tensor).is_plain:
+                address = reader.address_of_others(tensor)
             array = describe(tensor)
             if address is None or array is None:
                 continue
@@ -103,8 +109,10 @@ def tensors_on_arrays(watched: Sequence[WatchedName], heap: Heap) -> list[Watche
     return on_arrays
 
 
-def _places_of_arrays(watched: Sequence[WatchedName]) -> list[tuple[int, int, StorageKey]]:
-    """Return the start and end of the memory of each live NumPy array, and its storage."""
+def _places_in_memory(watched: Sequence[WatchedName]) -> list[tuple[int, int, StorageKey]]:
+    """Return the start and end of the memory of each live NumPy array of the names, and its
+    storage.
+    """
     places = list[tuple[int, int, StorageKey]]()
     for item in watched:
         for is_alive, array in item.arrays:
@@ -114,8 +122,10 @@ def _places_of_arrays(watched: Sequence[WatchedName]) -> list[tuple[int, int, St
     return places
 
 
-def _addresses(storages: set[StorageKey], heap: Heap) -> dict[StorageKey, int]:
-    """Return the addresses of the torch storages that another library has allocated."""
+def _addresses_of_foreign(storages: set[StorageKey], heap: Heap) -> dict[StorageKey, int]:
+    """Return the addresses of those torch storages whose memory another library has allocated, by
+    the storage.
+    """
     addresses = dict[StorageKey, int]()
     torch: Any = sys.modules["torch"]
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
@@ -131,7 +141,9 @@ def _addresses(storages: set[StorageKey], heap: Heap) -> dict[StorageKey, int]:
 
 
 def _row_of_both(of_array: HeldRow, of_tensor: HeldRow) -> HeldRow:
-    """Return an array's row with the name and the holder of a tensor on its memory."""
+    """Return the row of an array with a tensor on its memory: the array's size, with the names and
+    holders of both.
+    """
     rows = (of_array, of_tensor)
     names = [row.row.name for row in rows if row.row.name]
     holders = [row.holder for row in rows if row.holder is not None]
