@@ -95,7 +95,7 @@ def _keys_of_groups(row: HeldRow, changed: _ChangedPlaces) -> Iterator[object]:
 
 
 def _keys_of_loop(cut: Cut) -> Iterator[object]:
-    """Yield the key of the rows that one loop frees: ``for item in runs: del item["grad"]``, for
+    """Yield the key of the rows that one loop frees: ``for _item in runs: del _item["grad"]``, for
     the references ``runs[0]["grad"]``, ``runs[1]["grad"]`` and so on. Other references have no such
     key.
     """

@@ -1,8 +1,8 @@
-"""Finds memory of any kind that the user's code keeps in places that no name of the notebook leads
-to directly.
+"""Finds memory of any kind that the user's code keeps in places to which no name of the notebook
+leads directly.
 
 Such places are functions (closures, defaults, caches), generators, errors, running functions, and
-libraries. What names lead to by items and attributes is kept on purpose.
+libraries. Everything to which names lead by items and attributes is kept on purpose.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Places:
         self.items: list[Any] = list(_users_places(heap))
         self.contents: dict[int, object] = {}
         for place in self.items:
-            self.contents.update(by_identity(_contents(place)))
+            self.contents.update(by_identity(_contents_of_place(place)))
         self.contents.update(by_identity(heap.local))
 
 
@@ -110,7 +110,8 @@ def possible_leaks(
     smallest: int,
     most: int,
 ) -> list[object]:
-    """Return the objects that are leaks of at least ``smallest`` bytes if no name leads to them.
+    """Return the objects that are leaks if no name leads to them: those in the places of the user's
+    code, and large ones anywhere else.
 
     Args:
         places: the places in which the user's code keeps objects.
@@ -140,18 +141,22 @@ def possible_leaks(
 
 
 def _largest_objects(sized: Iterable[tuple[int, object]], smallest: int, most: int) -> list[object]:
-    """Return the ``most`` largest objects of at least ``smallest`` bytes, in their order."""
+    """Return the ``most`` largest of the objects that have at least ``smallest`` bytes, in the
+    order in which they were found.
+    """
     large_enough = [pair for pair in sized if pair[0] >= smallest]
     largest = sorted(large_enough, key=itemgetter(0), reverse=True)[:most]
     largest_ids = {id(item) for _, item in largest}
     return [item for _, item in large_enough if id(item) in largest_ids]
 
 
-def led_to_by_names(names: Iterable[object], wanted: set[int]) -> set[int]:
-    """Return the ``wanted`` identities to which names lead by items and attributes alone.
+def ids_behind_names(names: Iterable[object], wanted: set[int]) -> set[int]:
+    """Return those of the ``wanted`` identities whose objects are behind names, by items and
+    attributes alone.
 
     It does not enter functions, classes, modules, errors and other objects of Python itself that
-    are no containers, and it stops after ``_MOST_NAMED`` objects: the names may lead to more.
+    are no containers. It stops after ``_MOST_NAMED`` objects, so the names may lead to more of
+    them.
     """
     reached_ids = set[int]()
     passed_ids = set[int]()
@@ -161,7 +166,7 @@ def led_to_by_names(names: Iterable[object], wanted: set[int]) -> set[int]:
     wide = list[Any]()
     """Containers with very many items, which are entered when nothing else is left to enter."""
     while (level or wide) and len(reached_ids) < len(wanted) and len(passed_ids) < _MOST_NAMED:
-        reads_wide = not level
+        reads_wide = not level  # only when nothing else is left to enter
         if reads_wide:
             level = _take_smallest(wide)
         below = dict[int, object]()
@@ -180,7 +185,7 @@ def led_to_by_names(names: Iterable[object], wanted: set[int]) -> set[int]:
 
 
 def _put_wide_aside(items: Sequence[Any], wide: list[Any]) -> Sequence[Any]:
-    """Add the containers of many items to ``wide``, and return the other objects."""
+    """Add the containers of very many items to ``wide``, and return all other items."""
     containers = of_types(CONTAINER_TYPES, items)
     # In C: most objects have a dict of attributes, and a loop would take ten times as long.
     are_wide = list(map(_WIDE.__lt__, map(len, containers)))
@@ -203,8 +208,9 @@ def _take_smallest(containers: list[Any]) -> list[Any]:
 
 
 class _EnteredTypes:
-    """The types of objects whose items and attributes are kept on purpose if the object is: of
-    containers, and of classes that users or libraries have defined.
+    """Decides from the types of objects which ones are entered: containers, and instances of
+    classes that users or libraries have defined. Their items and attributes are kept on purpose if
+    they are.
     """
 
     def __init__(self) -> None:
@@ -214,7 +220,7 @@ class _EnteredTypes:
         """Identities of the types of which objects are entered."""
 
     def of_entered_types(self, items: Sequence[Any]) -> list[Any]:
-        """Return the objects that are to be entered."""
+        """Return the items that are entered."""
         batch = Batch(items)
         examples = batch.one_of_each(batch.types - self._examined)
         for type_id, example in examples.items():
@@ -235,8 +241,8 @@ def _is_plain_object(item: object) -> bool:
 def count_named(
     sizes: Sizes, places: Places, names: Iterable[object], modules: Iterable[ModuleType]
 ) -> None:
-    """Count the memory that names lead to by items and attributes: it is kept on purpose, and not
-    listed as memory without a name.
+    """Count the memory to which names lead by items and attributes. It is kept on purpose, so it is
+    not listed as memory without a name.
 
     Args:
         sizes: counts it; has measured everything that is listed elsewhere.
@@ -274,8 +280,10 @@ def _users_places(heap: Heap) -> Iterator[Any]:
     yield from with_tracebacks(heap.instances(BaseException))
 
 
-def _contents(place: Any) -> list[object]:
-    """Return the objects that a function, a cache, a generator or an error keeps."""
+def _contents_of_place(place: Any) -> list[object]:
+    """Return the objects that a function, a cache, a generator or an error keeps: default arguments
+    and closure variables, cached results, local variables.
+    """
     if is_instance(place, BaseException):
         values = list[object]()
         for frame in frames_of(place):

@@ -200,11 +200,11 @@ class LeakSearch:
         in_rows = storages_of_survivors | surviving.storages | storages_of_graphs
         unlisted = Unlisted(notebook, large.places, surviving.sizes, storages_of_survivors)
         candidates = large.largest(unlisted)
-        led_to_by_names = _led_to_by_names(candidates, notebook)
-        arrays = _UnnamedArrays(notebook, in_rows, led_to_by_names)
+        ids_behind_names = _ids_behind_names(candidates, notebook)
+        arrays = _UnnamedArrays(notebook, in_rows, ids_behind_names)
         # From 30,000 names on, the namespace is a large dict itself.
         ours = self._printed_texts | {id(self._printed_texts), id(namespace)} | notes
-        objects = UnreachedObjects(candidates, unlisted, ours | led_to_by_names)
+        objects = UnreachedObjects(candidates, unlisted, ours | ids_behind_names)
         return _UnnamedMemory(surviving, arrays, objects, unlisted)
 
     def _rows_of_leaks(
@@ -314,7 +314,7 @@ class _UnnamedArrays:
     Args:
         notebook: the live objects and the user's names.
         in_rows: storages that have rows of their own.
-        led_to_by_names: identities of the arrays that names lead to.
+        ids_behind_names: identities of the arrays that names lead to.
 
     Attributes:
         to_explain: the storages whose holders are searched, the largest first.
@@ -322,12 +322,12 @@ class _UnnamedArrays:
     """
 
     def __init__(
-        self, notebook: NotebookOnHeap, in_rows: Set[StorageKey], led_to_by_names: Set[int]
+        self, notebook: NotebookOnHeap, in_rows: Set[StorageKey], ids_behind_names: Set[int]
     ) -> None:
         self._notebook = notebook
         self._rows: dict[StorageKey, RetainedArray] = {}
         for key, arrays in notebook.heap.large(notebook.smallest).items():
-            if key not in in_rows and led_to_by_names.isdisjoint(map(id, arrays)):
+            if key not in in_rows and ids_behind_names.isdisjoint(map(id, arrays)):
                 self._rows[key] = record_without_name(arrays[0])
         largest_first = sorted(self._rows, key=lambda key: -self._rows[key].size_bytes)
         self.to_explain = largest_first[:MOST_EXPLAINED]
@@ -340,7 +340,7 @@ class _UnnamedArrays:
                 yield HeldRow(self._rows[key], holders[key])
 
 
-def _led_to_by_names(candidates: Sequence[object], notebook: NotebookOnHeap) -> set[int]:
+def _ids_behind_names(candidates: Sequence[object], notebook: NotebookOnHeap) -> set[int]:
     """Return the identities of the ``candidates``, and of the large arrays, that a name leads to:
     one walk from the names for both.
     """
@@ -348,7 +348,7 @@ def _led_to_by_names(candidates: Sequence[object], notebook: NotebookOnHeap) -> 
     for arrays in notebook.heap.large(notebook.smallest).values():
         wanted.update(map(id, arrays))
     values = list(notebook.names.values())
-    return wanted.intersection(map(id, values)) | unreached.led_to_by_names(values, wanted)
+    return wanted.intersection(map(id, values)) | unreached.ids_behind_names(values, wanted)
 
 
 def _by_reach(rows: Iterable[HeldRow]) -> tuple[list[HeldRow], list[RetainedArray]]:
