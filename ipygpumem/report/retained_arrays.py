@@ -1,4 +1,6 @@
-"""Retained arrays: their table in the report of an error, and words that reports of leaks share."""
+"""Reports retained arrays: their table after an error, and words that the reports of leaks use,
+too.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def _held_row(item: RetainedArray) -> dict[str, str]:
 
 
 def shape_text(item: RetainedArray) -> str:
-    """Return the shape of an array, or the number of arrays in a container."""
+    """Return the shape of an array; of a container, the number of arrays in it."""
     if item.shape is not None:
         return shape_label(item.shape)
     if item.arrays and not item.parts:
@@ -76,7 +78,7 @@ def shape_text(item: RetainedArray) -> str:
 
 
 def contents_text(item: RetainedArray) -> str:
-    """Return the parts of an object with their sizes."""
+    """Return the parts of an object with their sizes: ``price 12 MiB, name 4 MiB``."""
     parts = [f"{name} {format_bytes(size)}" for name, size in item.parts.items()]
     return ", ".join(parts)
 
@@ -91,10 +93,10 @@ def large_contents_text(item: RetainedArray) -> str:
 
 
 def total_text(held: Iterable[RetainedArray]) -> str:
-    """Return the bytes of all arrays in ``held``, in words."""
+    """Return the bytes of all arrays together, in words."""
     return format_bytes(total_bytes(held))
 
 
 def total_bytes(held: Iterable[RetainedArray]) -> int:
-    """Return the bytes of all arrays in ``held``."""
+    """Return the bytes of all arrays together."""
     return sum(item.size_bytes for item in held)
