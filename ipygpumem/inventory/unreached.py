@@ -110,7 +110,7 @@ def possible_leaks(
     smallest: int,
     most: int,
 ) -> list[object]:
-    """Return the objects that are leaks if no name leads to them: those in the places of the user's
+    """Return the objects that are leaks if no name leads to them: objects in places of the user's
     code, and large ones anywhere else.
 
     Args:
@@ -151,8 +151,8 @@ def _largest_objects(sized: Iterable[tuple[int, object]], smallest: int, most: i
 
 
 def ids_behind_names(names: Iterable[object], wanted: set[int]) -> set[int]:
-    """Return those of the ``wanted`` identities whose objects are behind names, by items and
-    attributes alone.
+    """Return the ``wanted`` identities whose objects are behind names, by items and attributes
+    alone.
 
     It does not enter functions, classes, modules, errors and other objects of Python itself that
     are no containers. It stops after ``_MOST_NAMED`` objects, so the names may lead to more of
