@@ -110,7 +110,7 @@ def possible_leaks(
     smallest: int,
     most: int,
 ) -> list[object]:
-    """Return the objects that are leaks if no name leads to them: objects in places of the user's
+    """Return the objects that are leaks if no name leads to them: objects in the places of user
     code, and large ones anywhere else.
 
     Args:
