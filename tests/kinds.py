@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from ipygpumem.heap.sizes.sizes import Sizes
-from ipygpumem.inventory import top
+from ipygpumem.inventory.names import top
 from ipygpumem.probes.mappings import own_pages
 
 MIB = 1 << 20

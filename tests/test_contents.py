@@ -19,7 +19,7 @@ import pytest
 from ipygpumem.heap.kinds.libraries import VISITS_BUFFER
 from ipygpumem.heap.live import garbage, objects_since
 from ipygpumem.heap.live.objects_since import ObjectsSince, YoungSaver
-from ipygpumem.inventory.contents import Contents
+from ipygpumem.inventory.remaining.contents import Contents
 from tests.hiding import hide_existing_objects
 
 

@@ -315,7 +315,7 @@ def test_loading_imports_nothing_that_takes_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "needed"), [("load", "report.export"), ("tensors", "inventory.survey")]
+    ("name", "needed"), [("load", "report.export"), ("tensors", "inventory.arrays.survey")]
 )
 def test_a_script_imports_only_features_that_it_calls(name: str, needed: str) -> None:
     loaded = imported_after(f"import ipygpumem\nipygpumem.{name}")

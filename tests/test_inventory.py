@@ -21,8 +21,9 @@ from ipygpumem.heap.bulk import CHUNK
 from ipygpumem.heap.kinds.arrays import Array, describe, elements
 from ipygpumem.heap.walks.named_arrays import NamedArrays
 from ipygpumem.introspect import users_modules
-from ipygpumem.inventory import baseline, records, survey
-from ipygpumem.inventory.records import Inventory, TensorRecord
+from ipygpumem.inventory.arrays import records, survey
+from ipygpumem.inventory.arrays.records import Inventory, TensorRecord
+from ipygpumem.inventory.remaining import baseline
 from ipygpumem.shell.notebook_inventory import inventory_of_notebook
 from tests import hostile
 from tests.alone import printed

@@ -30,8 +30,8 @@ from ipygpumem.heap.paths.roots import Root, Roots
 from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.ways import Way, joined
 from ipygpumem.introspect import is_ours, is_users
-from ipygpumem.inventory.held_rows import HeldRow
-from ipygpumem.inventory.merging import merged
+from ipygpumem.inventory.rows.held_rows import HeldRow
+from ipygpumem.inventory.rows.merging import merged
 from ipygpumem.records import RetainedArray
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

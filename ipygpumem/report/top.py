@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ipygpumem.heap.paths.remedies import Remedy
 from ipygpumem.heap.sizes.sizes import Share
 from ipygpumem.heap.walks.parts import CACHED
-from ipygpumem.inventory.top import SMALLEST, LargestNames, NamedSize
+from ipygpumem.inventory.names.top import SMALLEST, LargestNames, NamedSize
 from ipygpumem.records import COMMENT, OUTSIDE
 from ipygpumem.report.devices import accelerator, device_label, is_worth_a_row
 from ipygpumem.report.layout import TO_FREE, Report, Table, row_of_more

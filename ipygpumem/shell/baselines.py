@@ -25,9 +25,9 @@ from ipygpumem.heap.live.heap import Heap, take_out
 from ipygpumem.heap.live.objects_since import ObjectsSince
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import module_dict, users_modules
-from ipygpumem.inventory.baseline import BaselineSnapshot
-from ipygpumem.inventory.contents import Contents
-from ipygpumem.inventory.grown_arrays import remarks_on_grown
+from ipygpumem.inventory.remaining.baseline import BaselineSnapshot
+from ipygpumem.inventory.remaining.contents import Contents
+from ipygpumem.inventory.remaining.grown_arrays import remarks_on_grown
 from ipygpumem.probes.mappings import ReadableAddresses
 from ipygpumem.reclaim.name_snapshot import NameSnapshot
 from ipygpumem.scope.ownable import ownable_objects

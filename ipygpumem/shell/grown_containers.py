@@ -17,8 +17,8 @@ from ipygpumem.heap.kinds.arrays import object_key
 from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.heap.paths.roots import NOTEBOOK, Roots
-from ipygpumem.inventory.grown_rows import GrownRow
-from ipygpumem.inventory.growth import Extents, Grown
+from ipygpumem.inventory.remaining.grown_rows import GrownRow
+from ipygpumem.inventory.remaining.growth import Extents, Grown
 from ipygpumem.records import COMMENT
 from ipygpumem.units import format_bytes
 

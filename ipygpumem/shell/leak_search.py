@@ -17,17 +17,21 @@ from ipygpumem.heap.live.heap import Heap, undisturbed
 from ipygpumem.heap.live.live_tensors import live_tensors
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.introspect import is_atom, is_instance
-from ipygpumem.inventory import unreached
-from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Questions
-from ipygpumem.inventory.dropped_objects import with_remarks
-from ipygpumem.inventory.ended_cycles import with_ended_cycles
-from ipygpumem.inventory.held_rows import HeldRow
-from ipygpumem.inventory.merging import merged, remarks_on_possibly_older
-from ipygpumem.inventory.other_data import KnownObjects, OtherData
-from ipygpumem.inventory.retained import Finding, Retained, allocator_caches, paths_of
-from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
-from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays
-from ipygpumem.inventory.watched_names import WatchedName, record_without_name, storages_of
+from ipygpumem.inventory.arrays.roles import added_to_optimizers, optimizer_states
+from ipygpumem.inventory.leaks import unreached
+from ipygpumem.inventory.leaks.retained import Finding, Retained, allocator_caches, paths_of
+from ipygpumem.inventory.remaining.watched_names import (
+    WatchedName,
+    record_without_name,
+    storages_of,
+)
+from ipygpumem.inventory.rows.array_holders import MOST_EXPLAINED, Questions
+from ipygpumem.inventory.rows.dropped_objects import with_remarks
+from ipygpumem.inventory.rows.ended_cycles import with_ended_cycles
+from ipygpumem.inventory.rows.held_rows import HeldRow
+from ipygpumem.inventory.rows.merging import merged, remarks_on_possibly_older
+from ipygpumem.inventory.rows.other_data import KnownObjects, OtherData
+from ipygpumem.inventory.rows.shared_memory import rows_of, tensors_on_arrays
 from ipygpumem.notebook import code_of_output
 from ipygpumem.records import RetainedArray
 from ipygpumem.report.leaks import ReclaimableItem

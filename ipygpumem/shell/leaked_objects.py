@@ -29,12 +29,12 @@ from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.sizes.region import Region
 from ipygpumem.heap.sizes.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import NUMBERS, is_users_module, module_dict, text_of
-from ipygpumem.inventory import unreached
-from ipygpumem.inventory.array_holders import MOST_EXPLAINED, HeldArrays
-from ipygpumem.inventory.held_rows import HeldRow
-from ipygpumem.inventory.merging import holder_of_registered
-from ipygpumem.inventory.retained import words_on_output
-from ipygpumem.inventory.searched_rows import holder_of_several, is_searched_together
+from ipygpumem.inventory.leaks import unreached
+from ipygpumem.inventory.leaks.retained import words_on_output
+from ipygpumem.inventory.rows.array_holders import MOST_EXPLAINED, HeldArrays
+from ipygpumem.inventory.rows.held_rows import HeldRow
+from ipygpumem.inventory.rows.merging import holder_of_registered
+from ipygpumem.inventory.rows.searched_rows import holder_of_several, is_searched_together
 from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.survivors import ReportedObjects, Survivors

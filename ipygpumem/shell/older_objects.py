@@ -16,7 +16,7 @@ from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.live.remembered import Remembered
-from ipygpumem.inventory.earlier_data import EarlierData
+from ipygpumem.inventory.remaining.earlier_data import EarlierData
 from ipygpumem.shell.context import ShellContext
 
 _MOST_BEHIND = 20_000

@@ -410,7 +410,10 @@ class Recovery:
         if figures is None and not failure.place:
             return None
         with growth_for("the cause of the error"):
-            from ipygpumem.inventory import cause_search, unused_names  # loading stays fast
+            from ipygpumem.inventory.out_of_memory import (  # loading stays fast
+                cause_search,
+                unused_names,
+            )
 
             cells = self._cells.running()
             if cell is not None:

@@ -23,27 +23,27 @@ from ipygpumem.heap.paths.ages import Ages, LearnedAges
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import LinesOfReport, RemovedByLines, Roots
 from ipygpumem.heap.sizes.sizes import Size, Sizes, row_of
-from ipygpumem.inventory.array_holders import (
+from ipygpumem.inventory.remaining.grown_rows import GrownRow
+from ipygpumem.inventory.remaining.watched_names import (
+    WatchedName,
+    places_of_numpy,
+    storages_of,
+    update_numpy,
+)
+from ipygpumem.inventory.rows.array_holders import (
     ArrayHolders,
     HeldArrays,
     Questions,
     find_array_holders,
     storages_with_holder_of,
 )
-from ipygpumem.inventory.array_parts import with_arrays
-from ipygpumem.inventory.dropped_objects import with_remarks
-from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
-from ipygpumem.inventory.grown_rows import GrownRow
-from ipygpumem.inventory.held_rows import HeldRow
-from ipygpumem.inventory.merging import merged
-from ipygpumem.inventory.older_data import OlderData
-from ipygpumem.inventory.other_data import OtherData
-from ipygpumem.inventory.watched_names import (
-    WatchedName,
-    places_of_numpy,
-    storages_of,
-    update_numpy,
-)
+from ipygpumem.inventory.rows.array_parts import with_arrays
+from ipygpumem.inventory.rows.dropped_objects import with_remarks
+from ipygpumem.inventory.rows.ended_cycles import EndedCycles, with_ended_cycles
+from ipygpumem.inventory.rows.held_rows import HeldRow
+from ipygpumem.inventory.rows.merging import merged
+from ipygpumem.inventory.rows.older_data import OlderData
+from ipygpumem.inventory.rows.other_data import OtherData
 from ipygpumem.records import RetainedArray
 from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext

@@ -20,9 +20,10 @@ from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.heap.sizes import levels
 from ipygpumem.heap.sizes.region import Region
 from ipygpumem.heap.sizes.sizes import Sizes
-from ipygpumem.inventory import survey, top
-from ipygpumem.inventory.findings import storages_of
-from ipygpumem.inventory.records import TensorRecord
+from ipygpumem.inventory.arrays import survey
+from ipygpumem.inventory.arrays.records import TensorRecord
+from ipygpumem.inventory.devices.findings import storages_of
+from ipygpumem.inventory.names import top
 from tests import hostile
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

@@ -36,7 +36,7 @@ from ipygpumem.introspect import (
     solid_base,
     type_name,
 )
-from ipygpumem.inventory import survey
+from ipygpumem.inventory.arrays import survey
 from ipygpumem.notebook import current_shell, running_cell
 from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.reclaim.reclaim import free_now

@@ -36,8 +36,8 @@ from ipygpumem.extras.peak.timeline import Clock, Lives, Timeline, alive_at
 from ipygpumem.heap.kinds.tensors import answers_itself
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
-from ipygpumem.inventory.records import Inventory
-from ipygpumem.inventory.survey import roles_of_tensors
+from ipygpumem.inventory.arrays.records import Inventory
+from ipygpumem.inventory.arrays.survey import roles_of_tensors
 
 _SET = torch.ops.aten.set_
 _MAY_HAVE_MEMORY = object()
