@@ -9,7 +9,7 @@ belongs to other processes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -71,8 +71,8 @@ def host_parts(
     """
     basis = _host_basis(figures)
     claims = _claims(basis, figures)
-    notes = _host_notes(claims, figures)
-    private = _own_pages(claims.private, storages, resident, notes, figures.own, objects or {})
+    own_pages = _own_pages(claims.private, storages, resident, figures.own, objects or {})
+    notes = [*_host_notes(claims, figures), *own_pages.notes]
     if figures.children_bytes is None:
         notes.append(f"child processes are not known separately here: they are among the {_OTHERS}")
     shared = claims.shared
@@ -80,7 +80,7 @@ def host_parts(
     if shared < MIB:  # semaphores of libraries, which no user asks about
         shared, files = 0, files + shared
     parts = [
-        *private,
+        *own_pages.parts,
         Part("shared memory", shared, _SHARED),
         Part("libraries and mapped files", files, _FILES),
         Part("child processes", claims.children, _WORKERS),
@@ -221,14 +221,21 @@ def _host_notes(claims: _Claims, figures: HostFigures) -> list[str]:
     return [f"{size} of this process's RSS are not charged to it here: shared files, mostly"]
 
 
+class _PartsOfPages(NamedTuple):
+    """The parts of this process's own pages."""
+
+    parts: list[Part]
+    notes: Sequence[str] = ()
+    """The reason why there is only one part."""
+
+
 def _own_pages(
     size: int,
     storages: Iterable[Storage] | None,
     resident: Resident,
-    notes: list[str],
     own: OwnPages | None,
     objects: Mapping[str, int],
-) -> list[Part]:
+) -> _PartsOfPages:
     """Return the parts of this process's own pages: arrays in RAM by kind, objects, free pages of
     malloc, and pages without a name. If the arrays' bytes in RAM are unknown, all pages are one
     part.
@@ -237,7 +244,6 @@ def _own_pages(
         size: bytes of all these pages.
         storages: as for ``host_parts``.
         resident: as for ``host_parts``.
-        notes: gets the reason why there is only one part.
         own: the pages that the kernel and malloc report; None if they are unknown.
         objects: as for ``host_parts``.
     """
@@ -245,15 +251,15 @@ def _own_pages(
     try:
         kinds = _resident_by_kind(storages or (), resident)
     except OSError as error:
-        notes.append(f"the arrays' bytes in RAM are unknown here ({error.strerror})")
-        return single_part
+        note = f"the arrays' bytes in RAM are unknown here ({error.strerror})"
+        return _PartsOfPages(single_part, [note])
     unnamed_bytes = size - kinds.total()
     if unnamed_bytes < 0:
-        notes.append(
+        note = (
             "the arrays that Python holds are larger than this process's own pages: they cannot be "
             "separated"
         )
-        return single_part
+        return _PartsOfPages(single_part, [note])
     parts = _parts_of_arrays(kinds)
     named = dict(objects)
     if own is not None:
@@ -265,8 +271,8 @@ def _own_pages(
         parts.append(Part(name, claim, advice))
         unnamed_bytes -= claim
     if not parts:
-        return single_part
-    return [*parts, Part(_NOT_NAMED, unnamed_bytes, _OF_NO_OBJECT)]
+        return _PartsOfPages(single_part)
+    return _PartsOfPages([*parts, Part(_NOT_NAMED, unnamed_bytes, _OF_NO_OBJECT)])
 
 
 def _parts_of_arrays(kinds: Mapping[str, int]) -> list[Part]:

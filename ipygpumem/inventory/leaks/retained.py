@@ -75,6 +75,19 @@ class Finding(NamedTuple):
         return sum(self.shares.values())
 
 
+class _Graphs(NamedTuple):
+    """The memory that autograd graphs keep."""
+
+    not_needed: list[Finding]
+    """The memory of graphs that are probably not needed, without those of outputs."""
+    of_outputs: dict[str, list[StorageKey]]
+    """The storages that the graph of each output keeps, by the output's name."""
+    of_names: set[StorageKey]
+    """The storages that the graphs of named results have saved, which may be needed."""
+    are_all: bool = True
+    """False if there were too many nodes of graphs to follow; then there is nothing else here."""
+
+
 class Retained:
     """Finds memory that the user's names and IPython's outputs keep alive, probably by mistake;
     drop it with the heap.
@@ -99,13 +112,9 @@ class Retained:
         outputs: Mapping[str, object],
         only_in_outputs: Collection[int],
     ) -> None:
-        self.complete = True
-        self.in_graphs_of_names: set[StorageKey] = set()
         self._paths = paths
         self._outputs = outputs
         self._only_in_outputs = only_in_outputs
-        self._graphs_of_outputs: dict[str, list[StorageKey]] = {}
-        """The storages that the graph of each output keeps, by the output's name."""
         with torch_reader() as reader:
             foreign_addresses = set[int | None]()
             self._read: Callable[[str, object], Any] = _read_nothing
@@ -115,13 +124,17 @@ class Retained:
                 foreign_addresses.update(map(reader.address_of_others, plain))
             self._memory = _Memory(heap)
             self._memory.lock_arrays(heap.ndarrays, foreign_addresses)
-            self.graphs = list(self._graphs_not_needed(heap))
+            graphs = self._graphs_on(heap)
+        self.graphs = graphs.not_needed
+        self.in_graphs_of_names = graphs.of_names
+        self.complete = graphs.are_all
+        self._graphs_of_outputs = graphs.of_outputs
 
     # -- graphs ----------------------------------------------------------------------------------
 
-    def _graphs_not_needed(self, heap: Heap) -> Iterator[Finding]:
-        """Yield the memory of graphs that are probably not needed; nothing if there are too many
-        nodes to follow. Note in ``complete`` if that is so.
+    def _graphs_on(self, heap: Heap) -> _Graphs:
+        """Return the memory that autograd graphs keep. Gradients, and what scripted modules keep,
+        count as needed.
         """
         requiring = [tensor for tensor in heap.tensors if self._read("requires_grad", tensor)]
         with_graphs = list(filter(has_graph, requiring))
@@ -135,22 +148,21 @@ class Retained:
         for module in heap.modules:
             self._memory.lock(tensors_of_script(module))
         if not with_graphs:
-            return
+            return _Graphs([], {}, set())
         nodes = GraphNodes([*gradients, *with_graphs], _parameters_in_evaluation(heap.modules))
-        self.complete = nodes.are_all
-        if self.complete:
-            groups = self._groups_not_needed(with_graphs, gradients, nodes)
-            yield from self._findings_of_groups(groups)
+        if not nodes.are_all:
+            return _Graphs([], {}, set(), are_all=False)
+        return self._graphs_of(with_graphs, gradients, nodes)
 
-    def _groups_not_needed(
+    def _graphs_of(
         self, with_graphs: Iterable[object], gradients: Iterable[object], nodes: GraphNodes
-    ) -> GraphGroups:
-        """Return the tensors whose graphs are probably not needed, in groups. Note the storages of
-        the other graphs in ``in_graphs_of_names``.
+    ) -> _Graphs:
+        """Return the memory that the graphs of tensors keep.
 
         Args:
             with_graphs: the tensors with graphs.
-            gradients: the gradients, whose graphs are needed after ``backward(create_graph=True)``.
+            gradients: the gradients, whose graphs are needed after
+                ``backward(create_graph=True)``.
             nodes: the nodes of all graphs.
         """
         needed = list(map(nodes.first, gradients))
@@ -164,11 +176,29 @@ class Retained:
             needed.append(graph.node)
             if graph.path:
                 nodes_of_names.append(graph.node)
-        self.in_graphs_of_names = nodes.saved_behind(nodes_of_names)
         groups = GraphGroups(nodes, needed)
         for graph in not_needed:
             groups.add(graph)
-        return groups
+        findings = list[Finding]()
+        of_outputs = dict[str, list[StorageKey]]()
+        for name, storages in self._storages_of_groups(groups).items():
+            graphs = groups.members[name]
+            if graphs[0].kind == "output":
+                of_outputs[name] = storages
+            else:
+                findings += self._memory.findings(storages, *words_on_graphs(graphs))
+        return _Graphs(findings, of_outputs, nodes.saved_behind(nodes_of_names))
+
+    def _storages_of_groups(self, groups: GraphGroups) -> dict[str, list[StorageKey]]:
+        """Return the storages that only the graphs of one group keep alive, by the group's name."""
+        saved = groups.saved()
+        storages_by_group = dict[str, list[StorageKey]]()
+        for name in groups.members:
+            storages = storages_by_group[name] = list[StorageKey]()
+            for key, groups_with_storage in saved.groups.items():
+                if groups_with_storage == {name} and self._memory.dies(key, saved.node_ids):
+                    storages.append(key)
+        return storages_by_group
 
     def _gradients(self, tensors: Iterable[object], without: Collection[int]) -> list[Any]:
         """Return the gradients of tensors.
@@ -198,21 +228,6 @@ class Retained:
                 holders = self._memory.referrers_of(tensor)
                 graphs.append(StoredGraph.of(tensor, node, path, shape, holders, nodes))
         return sorted(graphs, key=lambda graph: graph.kind != "sum")
-
-    def _findings_of_groups(self, groups: GraphGroups) -> Iterator[Finding]:
-        """Yield the memory that each group of tensors with graphs keeps. That of outputs is noted
-        for the method ``outputs`` instead, which yields it with the outputs' own memory.
-        """
-        saved = groups.saved()
-        for name, graphs in groups.members.items():
-            storages = []
-            for key, groups_with_storage in saved.groups.items():
-                if groups_with_storage == {name} and self._memory.dies(key, saved.node_ids):
-                    storages.append(key)
-            if graphs[0].kind == "output":
-                self._graphs_of_outputs[name] = storages
-            else:
-                yield from self._memory.findings(storages, *words_on_graphs(graphs))
 
     # -- outputs ---------------------------------------------------------------------------------
 

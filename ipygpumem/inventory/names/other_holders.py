@@ -287,13 +287,13 @@ class _HeldNodes:
         for key, items in objects_by_node.items():
             rows.add(key, items)
         groups = rows.groups()
-        without_holder = rows.without_holder
         # 2. Autograd graphs, which keep tensors in C++.
         sharers = self._tensors_of_partners()
         in_graphs = self._region.held_in_torch(sharers)
         in_graphs |= _saved_by_graphs(self._region, self._shared)
-        in_graphs_too = in_graphs.intersection(held) - without_holder
-        without_holder -= self._add_tensors_of_graphs(groups, without_holder)
+        in_graphs_too = in_graphs.intersection(held) - rows.without_holder
+        of_graphs = self._add_tensors_of_graphs(groups, rows.without_holder)
+        without_holder = rows.without_holder - of_graphs
         self._add_graphs_of_held_tensors(groups, in_graphs_too, sharers)
         # 3. Words for the remaining nodes: the search ended before it knew, or has found nothing.
         not_reached = without_holder

@@ -307,13 +307,10 @@ def _measure(
     region = Region(namespaces=namespaces, progress=lambda: progress(len(rows) / number_of_names))
     variables = {name: value for name, value in to_measure.items() if name not in outputs}
     sizes = Sizes(variables, region=region)
-    # Memory counts for the first name that leads to it, so the order decides.
-    if elsewhere:
+    if elsewhere:  # first, because memory counts for the first object that leads to it
         sizes.measure(list(elsewhere))
-    in_order = _in_order_of_counting(variables)
-    in_order += [name for name in to_measure if name in outputs]
     is_complete = True
-    for name in in_order:
+    for name in _in_order_of_counting(variables, to_measure):
         value = to_measure[name]
         size = sizes.measure(value, name)
         is_complete &= size.complete
@@ -454,17 +451,26 @@ def _without_small_groups(
     return remaining
 
 
-def _in_order_of_counting(named: Mapping[str, object]) -> list[str]:
-    """Return the names in the order in which memory counts for them: shared memory comes before the
-    views of it, and torch's modules before their optimizers, which refer to the same parameters.
+def _in_order_of_counting(
+    variables: Mapping[str, object], named: Mapping[str, object]
+) -> list[str]:
+    """Return the names in the order in which memory counts for them. Shared memory comes before the
+    views of it, torch's modules before their optimizers, which refer to the same parameters, and
+    outputs last.
+
+    Args:
+        variables: the objects by name, without outputs.
+        named: all objects by name.
     """
-    values = list(named.values())
+    values = list(variables.values())
     module_type = library_type("torch.nn", "Module")
     modules = list[object]()
     if module_type is not None:
         modules = instances_among(values, module_type)
     ids_at_front = set(map(id, [*segments(values), *modules]))
-    return sorted(named, key=lambda name: id(named[name]) not in ids_at_front)
+    in_order = sorted(variables, key=lambda name: id(variables[name]) not in ids_at_front)
+    in_order += [name for name in named if name not in variables]
+    return in_order
 
 
 def select(

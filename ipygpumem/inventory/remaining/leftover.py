@@ -45,27 +45,34 @@ def notes_on_unnamed(
         knows_new: returns False if new objects without a name were not searched, because they
             cannot be told from old ones.
     """
-    free = max(0, now.free_bytes - start.free_bytes)
-    if free:  # malloc also counts pages that are not in RAM
-        free = min(free, own_pages().free_heap_bytes)
-    sizes = {
-        **named,
-        "code of libraries": now.file_bytes - start.file_bytes,
-        "free heap pages": free,
-    }
+    sizes = {**named, **_sizes_without_objects(start, now)}
     unnamed_bytes = kept_bytes - sum(max(0, size) for size in sizes.values())
+    # Of the free blocks, only those count that nothing else accounts for.
     free_blocks = min(unnamed_bytes, now.free_blocks_bytes - start.free_blocks_bytes)
     unnamed_bytes -= max(0, free_blocks)
     sizes[FREE_BLOCKS] = free_blocks
-    texts = [f"{format_bytes(size)} {name}" for name, size in sizes.items() if size >= MIB]
     many = max(_LEAST_BYTES_TO_MENTION, min(MANY_BYTES, MANY_SHARE * kept_bytes))
     if max(unnamed_bytes, free_blocks) <= many:
         return []
+    texts = [f"{format_bytes(size)} {name}" for name, size in sizes.items() if size >= MIB]
     if unnamed_bytes > many:
         facts = _facts_about_unnamed(start, now, unnamed_bytes)
         facts = [UNACCOUNTED, *facts] if knows_new() else [*facts, _NOT_TOLD]
         texts.append(f"{format_bytes(unnamed_bytes)} not named: {'; '.join(facts)}")
     return [f"{format_bytes(kept_bytes)} of RAM are still in use: {', '.join(texts)}"]
+
+
+def _sizes_without_objects(start: RamFigures, now: RamFigures) -> dict[str, int]:
+    """Return the growth of the pages in which there are no objects, in words and bytes; a size may
+    be negative.
+    """
+    free = max(0, now.free_bytes - start.free_bytes)
+    if free:  # malloc also counts pages that are not in RAM
+        free = min(free, own_pages().free_heap_bytes)
+    return {
+        "code of libraries": now.file_bytes - start.file_bytes,
+        "free heap pages": free,
+    }
 
 
 def ram_of(values: list[object]) -> int:

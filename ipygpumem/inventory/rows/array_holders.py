@@ -99,8 +99,7 @@ def find_array_holders(
         questions: further objects whose holders the first search finds, too.
     """
     of_questions = dict[StorageKey, Holder]()
-    in_one_place = list[_NameAndHolder]()
-    scattered = list[_NameAndHolder]()
+    found = _FoundNames()
     to_search = list(watched)
     for number in range(_MOST_PLACES):
         is_first = number == 0
@@ -108,29 +107,55 @@ def find_array_holders(
         search = _Search(to_search, heap, roots, questions if is_first else _NO_QUESTIONS)
         if is_first:
             of_questions = search.holders
-        to_search = []
+        to_search = found.add(search, smallest, is_last=is_last)
+        if not to_search:
+            break
+    held_arrays = list[HeldArrays]()
+    with_holders = [*found.in_one_place, *_with_all_holders(found.scattered, heap, roots)]
+    for name, holder in with_holders:
+        row = _row_of(name, holder)
+        if row is not None:
+            held_arrays.append(HeldArrays(name, row))
+    held_arrays.sort(key=lambda held: -held.row.row.size_bytes)
+    return ArrayHolders(held_arrays, of_questions)
+
+
+class _FoundNames:
+    """The names whose holders the searches have found.
+
+    Attributes:
+        in_one_place: names with the arrays that are in one place, and the holder there.
+        scattered: names with arrays in several places, and the holder of the first one.
+    """
+
+    def __init__(self) -> None:
+        self.in_one_place: list[_NameAndHolder] = []
+        self.scattered: list[_NameAndHolder] = []
+
+    def add(self, search: _Search, smallest: int, *, is_last: bool) -> list[WatchedName]:
+        """Add the names of a search, with the arrays to which their holders lead. Return names with
+        the arrays elsewhere, which the next search looks for.
+
+        Args:
+            search: the search.
+            smallest: minimum bytes of the arrays in one place.
+            is_last: True if there is no next search.
+        """
+        to_search = list[WatchedName]()
         for name, arrays in search.alive:
             parts = [name] if is_last else search.parts(name, arrays, smallest)
             nearest, *elsewhere = parts
             to_search += elsewhere
             holder = search.holder(arrays)
             if holder is None:
-                in_one_place.append(_NameAndHolder(nearest, NOT_REACHED))
+                self.in_one_place.append(_NameAndHolder(nearest, NOT_REACHED))
             elif elsewhere or search.leads_to_all(arrays):
-                in_one_place.append(_NameAndHolder(nearest, holder))
+                self.in_one_place.append(_NameAndHolder(nearest, holder))
             else:
-                # The holder leads to some of the arrays, and no further search looks for
-                # the remaining ones: they are too small for a row, or this search was the last one.
-                scattered.append(_NameAndHolder(nearest, holder))
-        if not to_search:
-            break
-    held_arrays = list[HeldArrays]()
-    for name, holder in [*in_one_place, *_with_all_holders(scattered, heap, roots)]:
-        row = _row_of(name, holder)
-        if row is not None:
-            held_arrays.append(HeldArrays(name, row))
-    held_arrays.sort(key=lambda held: -held.row.row.size_bytes)
-    return ArrayHolders(held_arrays, of_questions)
+                # The holder leads to some of the arrays, and no further search looks for the
+                # remaining ones: they are too small for a row, or this search was the last one.
+                self.scattered.append(_NameAndHolder(nearest, holder))
+        return to_search
 
 
 class _Search:
