@@ -50,7 +50,9 @@ def experiment_reports(
 
 
 def _compact_part(record: ExperimentRecord, usage: Usage) -> str:
-    """Return an experiment's figures on one device in a few words."""
+    """Return an experiment's figures on one device in words: ``RAM consumed +64 MiB, freed 64 MiB,
+    peak +128 MiB``.
+    """
     labels = end_labels(record, usage.device)
     consumed, freed = labels["consumed"], labels["freed"]
     text = f"{usage_label(usage)} consumed {consumed}, freed {freed}"
@@ -132,5 +134,7 @@ def times(seconds: float, span_seconds: float) -> list[str]:
 
 
 def has_pauses(seconds: float, span_seconds: float) -> bool:
-    """Return True if an experiment's span is notably longer than the time in its cells."""
+    """Return True if an experiment took at least a second longer than its cells: there were pauses
+    between them.
+    """
     return span_seconds > seconds + 1

@@ -253,6 +253,7 @@ def save(
     render, head = _FORMATS[suffix]
 
     def is_ours(beginning: str) -> bool:
+        """Return True if a file begins like an export in this format."""
         return beginning.startswith(head)
 
     return place, write(place, render(record), is_ours=is_ours, force=force)

@@ -125,7 +125,9 @@ _PIECES = ((8, "rgba(128, 128, 128, 0.6)"), (8, IN_USE), (4, PEAK))
 
 
 def with_text(reports: Sequence[Report], *, bars: bool) -> dict[str, str]:
-    """Return the reports as HTML and as text, by MIME type; a front-end shows one of the two."""
+    """Return the reports in two forms by MIME type, HTML and text; a front-end shows one of
+    them.
+    """
     return {"text/plain": text.render(reports), "text/html": render(reports, bars=bars)}
 
 
@@ -168,7 +170,7 @@ def _parts_in_a_row(
 
 
 def _line(line: str) -> str:
-    """Return a line, broken between its parts if it has any."""
+    """Return a line as HTML. If it has several parts, it breaks between them."""
     if SEPARATOR not in line:
         return _escaped(line)
     return _html_parts(*map(_escaped, line.split(SEPARATOR)))

@@ -75,7 +75,9 @@ def leaks_report(
 
 
 def note_on_unreached(rows: Sequence[RetainedArray]) -> str:
-    """Return a line about memory that may be no leak: the search ended before it knew."""
+    """Return a line about memory for which the search for a holder ended at its limits. A name may
+    lead to it, so it may be no leak.
+    """
     it, they = ("it", "it") if len(rows) == 1 else ("them", "they")
     leak = "no leak" if len(rows) == 1 else "no leaks"
     return (
@@ -185,7 +187,7 @@ def _leak_rows(held: Sequence[RetainedArray]) -> list[_SizedRow]:
 
 
 def _groups_of_leaks(held: Sequence[RetainedArray]) -> list[list[RetainedArray]]:
-    """Return the leaks in groups that a row shows together, the largest first."""
+    """Return the leaks in groups, the largest first: a group has one row."""
     groups: dict[tuple[object, ...], list[RetainedArray]] = {}
     for item in held:
         groups.setdefault(_key_of_group(item), []).append(item)
@@ -204,7 +206,7 @@ def _key_of_group(item: RetainedArray) -> tuple[object, ...]:
 
 
 def _leak_row(group: Sequence[RetainedArray]) -> dict[str, str]:
-    """Return the row of a group of leaks: of the same kind, and in one container."""
+    """Return the row of a group of leaks, which look alike and are in one container."""
     first = group[0]
     is_at_least = any(item.is_at_least for item in group)
     row = {

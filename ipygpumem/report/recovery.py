@@ -131,7 +131,7 @@ _ERRORS_SHOWN = 5
 
 
 def _error_lines(errors: Sequence[KeptError]) -> list[str]:
-    """Return a line for each of the largest errors that hold memory, and one that sums up the
+    """Return a line for each of the largest errors that still hold memory, and one line for all
     smaller ones.
     """
     lines = list(map(_error_line, errors[:_ERRORS_SHOWN]))

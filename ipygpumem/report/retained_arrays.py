@@ -84,7 +84,9 @@ def contents_text(item: RetainedArray) -> str:
 
 
 def large_contents_text(item: RetainedArray) -> str:
-    """Return the parts that have at least a hundredth of an object's memory, with their sizes."""
+    """Return an object's parts with their sizes, as ``contents_text`` does; parts of less than a
+    hundredth of its memory are left out.
+    """
     parts = dict[str, int]()
     for name, size in item.parts.items():
         if size >= _LEAST_SHARE * item.size_bytes:

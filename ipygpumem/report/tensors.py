@@ -61,7 +61,12 @@ def groups_report(
 
 
 def _group_row(group: TensorGroup, by: str) -> dict[str, str]:
-    """Return the row of a group, whose label is in the column ``by``."""
+    """Return the row of a group of tensors.
+
+    Args:
+        group: the group.
+        by: the heading of the column with the group's label.
+    """
     return {
         "size": format_bytes(group.size_bytes),
         "tensors": str(group.tensors),
@@ -143,7 +148,9 @@ def _table_of_tensors(
 
 
 class _EqualTensors(NamedTuple):
-    """Tensors that a table shows in one row: equal ones without a name, or one with a name."""
+    """The tensors in one row of a table: one with a name, or all equal ones without a name in one
+    container.
+    """
 
     tensors: list[TensorRecord]
     holder: str

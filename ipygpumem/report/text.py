@@ -504,7 +504,9 @@ def _right(text: str, width: int) -> str:
 
 
 def _side_by_side(grid: _Grid, widths: Sequence[int], layout: _Layout, style: Style) -> list[str]:
-    """Return the lines of a table whose columns have these widths: headings, a rule, the rows."""
+    """Return the lines of a table whose columns have the given widths: the headings, a rule, and
+    the rows.
+    """
     gap = layout.gap
     body = []
     for number, texts in enumerate(grid.rows):

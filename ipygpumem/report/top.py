@@ -40,6 +40,7 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
     shown = list(rows_by_name.values())  # a name on two devices has two shares
     table = _table_of_names(names, shares, top)
     lines = _lines_on_names(names, shown, small)
+    # The table shows the bytes that ``del`` of each name frees, so a user may run it.
     deletions = [f"del {row.name}" for row in shown]
     return Report("top", _top_head(names), lines, [table], records=[names], advised=deletions)
 

@@ -173,7 +173,9 @@ def _lines_of_content(ownership: Ownership) -> list[str]:
 
 
 def _head_of_why(ownership: Ownership) -> list[str]:
-    """Return the headline: the object, its size, and the memory that ``del`` frees."""
+    """Return the headline: the object's name and type, its size, and the bytes that ``del`` of the
+    name frees.
+    """
     head = [clean_name(ownership.name), clean_name(ownership.type_name)]
     if not ownership.followed:
         return head

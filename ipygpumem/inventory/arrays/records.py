@@ -77,7 +77,9 @@ class TensorGroup(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Inventory(Record):
-    """The live tensors and arrays of one moment, the largest first, each storage once."""
+    """The live tensors and arrays of one moment, the largest first; each storage is listed once,
+    with the number of further tensors on it.
+    """
 
     tensors: tuple[TensorRecord, ...]
     taken_at: float

@@ -22,7 +22,9 @@ _MOST_PER_STATE = 1_000_000
 def roles_of(
     reader: Reader, heap: Heap | TrackedInstances, tensors: Sequence[Any], gradients: Sequence[Any]
 ) -> dict[int, Role]:
-    """Return the roles of tensors and storages; the missing ones have the role "other".
+    """Return the roles of tensors. One without a role here has the role "other".
+
+    A storage has the role of a tensor on it, so that a view of a parameter is a parameter, too.
 
     Args:
         reader: reads tensors without user code.
@@ -41,7 +43,9 @@ def roles_of(
         "parameter": _parameters(tensors),
     }
     roles: dict[int, Role] = {}
-    for role, tensors_of_role in tensors_by_role.items():  # the last role wins
+    # In this order, because the last role of a tensor counts: a parameter that an optimizer has in
+    # its state is a parameter.
+    for role, tensors_of_role in tensors_by_role.items():
         for tensor in tensors_of_role:
             roles[id(tensor)] = role
             roles.update(dict.fromkeys(reader.keys(tensor), role))

@@ -195,7 +195,7 @@ class _Survey:
             )
 
     def drop(self) -> None:
-        """Drop everything but names, so that a collection need not examine it."""
+        """Drop everything but names: a garbage collection would have to examine it."""
         self._heap.drop()
         self._named.clear()
 
@@ -254,7 +254,9 @@ class _Survey:
             return _TensorRecords(listed.records(roles), shown)
 
     def roles(self) -> list[tuple[object, Role]]:
-        """Return each object with memory, or with parts that have memory, and its role."""
+        """Return each tensor and array with its role. A tensor without memory of its own, such as a
+        sparse one, is followed by its parts.
+        """
         roles: list[tuple[object, Role]] = [(array, "other") for array in self._heap.ndarrays]
         with torch_reader() as reader:
             if reader is None:

@@ -238,7 +238,9 @@ class TensorList:
         return sharers
 
     def _records_of_plain(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
-        """Return the records of tensors that are alone on their storage: there may be a million."""
+        """Return the records of tensors that are alone on their storage. There may be a million, so
+        they are read in parts, column by column.
+        """
         records = list[TensorRecord]()
         for part, storages, keys, sizes, devices in zip(*map(chunks, self._alone), strict=True):
             kinds: Iterable[Role] = repeat("other", len(part))
@@ -263,8 +265,8 @@ class TensorList:
         shared: Sequence[bool],
         notes: Iterable[str],
     ) -> list[TensorRecord]:
-        """Return the records of tensors on different storages: read column by column in C; there
-        may be a million.
+        """Return the records of tensors on different storages. They are made in C from columns,
+        because there may be a million.
 
         Args:
             tensors: the tensors.
@@ -281,6 +283,7 @@ class TensorList:
         dtypes = each(reader.base.dtype.__get__, tensors)
         requires, in_graph = self._gradient_columns(tensors)
         libraries, storages = self._owner_columns(keys)
+        # In the order of the fields of ``TensorRecord``.
         columns = (
             names,
             type_names(tensors),
@@ -298,6 +301,7 @@ class TensorList:
             storages,
             notes,
         )
+        # Calling ``TensorRecord`` would run its ``__new__`` in Python for each record.
         record_of = functools.partial(tuple.__new__, TensorRecord)
         return list(map(record_of, zip(*columns, strict=True)))
 

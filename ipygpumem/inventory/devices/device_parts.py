@@ -95,7 +95,7 @@ def _notes_on_outside(cover: _Cover) -> list[str]:
 
 
 def _parts_by_blocks(snapshot: Snapshot, cover: _Cover) -> list[Part]:
-    """Return the parts of the allocator's memory, given the storages in its blocks."""
+    """Return the parts of the allocator's memory, given its blocks with the storages in them."""
     kinds = dict.fromkeys(ADVICE_BY_ROLE, 0) | cover.kinds
     return [
         *kind_parts("tensors", kinds),
@@ -126,7 +126,8 @@ _IN_POOLS = "free blocks of CUDA graphs or other pools: delete those, then %gpum
 
 
 class _Cover:
-    """Matches storages with used blocks, by address; bytes shared by several storages count once.
+    """Matches storages with the blocks in which they lie, by address. Bytes that several storages
+    share count once.
 
     Attributes:
         kinds: bytes of the storages in blocks, by kind.
@@ -182,7 +183,7 @@ def _parts_by_counters(reading: Reading) -> list[Part]:
 
 
 def _live_tensors(size: int) -> Part:
-    """Return the part of all tensors, whose roles are unknown."""
+    """Return the part of all live tensors, if their roles are unknown."""
     return Part("live tensors", size, "delete their names, or end the experiment that made them")
 
 

@@ -179,7 +179,7 @@ def _allocator_snapshots(findings: Findings) -> dict[str, Snapshot]:
 
 
 def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
-    """Return the breakdown of each device's memory now.
+    """Return the breakdown of each device's memory at this moment, as ``%gpumem status`` shows it.
 
     Args:
         meter: reads the devices.
@@ -188,6 +188,7 @@ def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
     counted = ObjectCount()
 
     def look() -> Iterator[Storage]:
+        """Return the storages of a pass over the heap, in which ``counted`` sees all objects."""
         return storages_of(roles_of_objects(counted))
 
     def count() -> Total:
@@ -338,8 +339,8 @@ def _has_many_gaps(snapshot: Snapshot, total_bytes: int) -> bool:
 def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
     """Yield the storage of each torch tensor or NumPy array, each address once.
 
-    Objects without memory of their own are left out: meta, fake and sparse tensors, wrappers around
-    other tensors.
+    Objects without memory of their own are left out: meta, fake and sparse tensors, and wrappers
+    around other tensors.
 
     Args:
         arrays: the tensors and arrays with their roles.

@@ -116,8 +116,8 @@ class _HostBasis(NamedTuple):
 
 
 def _host_basis(figures: HostFigures) -> _HostBasis:
-    """Return the memory to break down: the container's, if that is less than the machine's; without
-    the free memory that a limit of this process withholds.
+    """Return the memory to break down: the container's, if its limit is below the machine's RAM,
+    else the machine's. Free memory beyond a limit on this process counts as withheld.
     """
     basis = _machine_as_basis(figures)
     group = figures.group
@@ -140,7 +140,7 @@ _IN_USE_OUTSIDE = "within the container's limit, but in use by the rest of the m
 
 
 def _machine_as_basis(figures: HostFigures) -> _HostBasis:
-    """Return the machine's memory as the one to break down."""
+    """Return the memory to break down if there is no container: the machine's."""
     return _HostBasis(
         name="the machine's RAM",
         total_bytes=figures.ram_bytes,
@@ -154,7 +154,7 @@ def _machine_as_basis(figures: HostFigures) -> _HostBasis:
 
 
 def _container_as_basis(figures: HostFigures, group: cgroup.Group) -> _HostBasis:
-    """Return the memory within a container's limit as the one to break down."""
+    """Return the memory to break down within a container's limit."""
     free_bytes = max(0, group.limit_bytes - group.used_bytes)
     file_bytes = min(figures.file_bytes, group.mapped_bytes)
     return _HostBasis(
@@ -170,7 +170,7 @@ def _container_as_basis(figures: HostFigures, group: cgroup.Group) -> _HostBasis
 
 
 class _Claims(NamedTuple):
-    """Bytes of each kind of pages, each byte in the first that claims it."""
+    """Bytes of each kind of pages. A page of several kinds counts for the first of them."""
 
     free: int
     private: int

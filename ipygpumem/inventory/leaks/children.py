@@ -115,10 +115,11 @@ def _removals_in_one_line(removals: Iterable[str]) -> str:
 
 
 def _named_owners(namespace: dict[str, Any]) -> Iterator[_Owner]:
-    """Yield the items of named lists, tuples and dicts, then the named objects.
+    """Yield the items of named lists, tuples and dicts first, and then the named objects
+    themselves.
 
-    A name replaces the line of an item, because it is shorter: ``process.terminate()``, not
-    ``started[0].terminate()``.
+    The last line of a process counts, so that a name replaces the line of an item, because it is
+    shorter: ``process.terminate()``, not ``started[0].terminate()``.
     """
     named = list[tuple[str, Any]]()
     for name, value in named_objects(namespace):
@@ -131,8 +132,8 @@ def _named_owners(namespace: dict[str, Any]) -> Iterator[_Owner]:
 
 
 def _items(owner: _Owner, most_steps: int) -> Iterator[_Owner]:
-    """Yield the items of a short list, tuple or dict, those furthest inside first; none of any
-    other object.
+    """Yield the items of a short list, tuple or dict; before each level, the items further inside.
+    Yield nothing for any other object.
     """
     container = owner.value
     if type(container) not in (list, tuple, dict) or len(container) > _MOST_ITEMS:

@@ -49,7 +49,7 @@ class GraphNodes:
         self.leaves = self._kinds_of_leaves(at_rest)
 
     def _kinds_of_leaves(self, at_rest: set[int]) -> dict[int, set[bool]]:
-        """Return the kinds of leaves behind each node, as in ``leaves``."""
+        """Return the kinds of leaves behind each node, for ``leaves``."""
         kinds_of_leaves: dict[int, set[bool]] = {}
         for node in self._nodes.finished:  # each after the nodes behind it
             kinds = set[bool]()
@@ -87,7 +87,9 @@ class GraphNodes:
         return NodesBehind(list(followed.values()), boundary)
 
     def saved(self) -> Iterator[tuple[Any, Any]]:
-        """Yield each node with each tensor that it has saved; a leaf with its gradient."""
+        """Yield each node with each tensor that it has saved for ``backward()``. A leaf counts as
+        having saved its gradient.
+        """
         for node in self._nodes.finished:
             for item in saved_by(node):
                 yield node, item

@@ -283,8 +283,8 @@ def _read_nothing(name: str, tensor: object) -> None:
 
 
 def _parameters_in_evaluation(modules: Iterable[object]) -> set[int]:
-    """Return the identities of the parameters of modules in eval mode that no module in training
-    has.
+    """Return the identities of the parameters of modules in eval mode. Parameters that a module in
+    training shares are left out.
     """
     in_training = set[int]()
     in_evaluation = set[int]()
@@ -345,8 +345,8 @@ class _Memory:
         self._locked.update(self._record_storages(list(items)))
 
     def lock_arrays(self, arrays: Iterable[Any], foreign_addresses: Collection[int | None]) -> None:
-        """Lock the memory of arrays that code out of sight may keep: memory that no array owns, or
-        that a tensor shows.
+        """Lock the memory of arrays that code out of sight may keep: memory that no array owns (a
+        buffer), or on which a tensor lies.
 
         Args:
             arrays: NumPy arrays.

@@ -205,9 +205,8 @@ class GraphGroups:
         """The name of the group that needs a node, by the node's identity."""
 
     def add(self, graph: StoredGraph) -> None:
-        """Add a tensor to the group with which it shares results, or else to that of its name.
-
-        A tensor whose graph is needed as a whole is in no group.
+        """Add a tensor to the group with whose graphs its own shares results; if there is none, to
+        the group of its name. A tensor whose graph is needed as a whole is in no group.
         """
         behind = self._nodes.behind([graph.node], self._owners)
         sharing_groups = []

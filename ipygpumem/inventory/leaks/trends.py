@@ -55,7 +55,7 @@ class Trends:
         """The cells with a first look, which wait for the second."""
 
     def add(self, record: CellRecord) -> Growing:
-        """Count a run of a cell, and return its last runs."""
+        """Count a run of a cell. Return the last runs of this cell, with this one."""
         keys = [key for key in (record.cell_id, record.source_digest) if key]
         growing = None
         for key in reversed(keys):  # the id comes last, because it counts more than the source
@@ -77,7 +77,7 @@ class Trends:
 # Generating more methods of these classes would slow down loading the extension.
 @dataclass(slots=True, eq=False, repr=False)
 class _Streak:
-    """Consecutive runs of the same code, each of which grew a device by a minimum of bytes."""
+    """Consecutive runs of the same code, in each of which a device grew by a minimum of bytes."""
 
     runs: int = 0
     least_bytes: int = 0

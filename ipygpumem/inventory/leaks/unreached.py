@@ -197,7 +197,9 @@ def _put_wide_aside(items: Sequence[Any], wide: list[Any]) -> Sequence[Any]:
 
 
 def _take_smallest(containers: list[Any]) -> list[Any]:
-    """Take the smallest containers out of a list, one at least, and return them."""
+    """Remove the smallest containers from a list, and return them: as many as have
+    ``_MOST_TOGETHER`` items together, but at least one.
+    """
     containers.sort(key=len, reverse=True)
     smallest = [containers.pop()]
     number_of_items = len(smallest[0])
@@ -261,8 +263,8 @@ def count_named(
 
 
 def _users_places(heap: Heap) -> Iterator[Any]:
-    """Yield the user's functions, their caches, the user's generators, and all errors that have a
-    traceback.
+    """Yield the user's functions and their caches, the user's generators, and all errors that have
+    a traceback: an error may have frames of the user's code.
     """
     functions = heap.instances(FunctionType)
     files = list(map(attrgetter("__code__.co_filename"), functions))

@@ -116,8 +116,8 @@ def _paths_to_arrays(
 def _grown_names(
     before: LargestNames, now: LargestNames, device: str, least: float, runs: int
 ) -> list[tuple[int, NamedSize]]:
-    """Return the names that grew by at least ``least`` bytes in each run, the largest first, each
-    with its bytes for one run.
+    """Return the names that grew by at least ``least`` bytes in each run, the largest first. Each
+    comes with its bytes for one run.
     """
     bytes_before = {row.name: row.device_bytes.get(device, 0) for row in before.names}
     grown = []

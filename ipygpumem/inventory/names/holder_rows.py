@@ -221,7 +221,9 @@ class HolderRows:
                     self._add_neighbours(row, steps)
 
     def _unnamed_chain(self, items: Sequence[object]) -> list[FoundChain]:
-        """Return a chain from an object to which nothing visible refers, if there is one."""
+        """Return a chain from an object to which nothing visible refers, such as a list in a C
+        extension; no chain if there is none.
+        """
         for item in items:
             chain_down = self._search.graph.chain(item, self._search.up_to_unheld)
             if chain_down is not None:
@@ -230,7 +232,9 @@ class HolderRows:
         return []
 
     def groups(self) -> dict[Holder, set[NodeKey]]:
-        """Return the nodes that each holder keeps alive; variables first."""
+        """Return the nodes by the holder that keeps them alive. Variables come first, because their
+        lines are the simplest.
+        """
         rows = sorted(chain.from_iterable(self._by_root.values()), key=_is_no_variable)
         holders = list[Holder]()
         for row in rows:
@@ -474,15 +478,19 @@ class HolderRows:
         return all(root.rank is not Rank.IPYTHON for root in roots)
 
     def _is_deleted_as_a_whole(self, steps: Sequence[object], references: int) -> bool:
-        """Return True if an object has nothing that its user may want to keep.
+        """Return True if a line may delete an object as a whole, because its user cannot want to
+        keep anything in it but the objects that were asked about.
 
         Args:
             steps: the chain from it to an object that was asked about.
             references: number of its references to that object.
         """
         first = steps[0]
-        if len(steps) == 1 or (self._is_name and not _may_hold_more(first)):
+        if len(steps) == 1:
+            return True  # it was asked about itself
+        if self._is_name and not _may_hold_more(first):
             return True
+        # All items of the container are the object, as in ``runs = [x] * 3``.
         return references > 1 and _is_container(first) and references == _number_of_items(first)
 
     def _add_neighbours(self, row: _Row, steps: Sequence[object]) -> None:
@@ -530,14 +538,16 @@ def _steps_through_each_attribute(found_chain: FoundChain) -> list[tuple[Sequenc
 
 
 def _are_attributes(steps: Sequence[object]) -> bool:
-    """Return True if the last step is an object with attributes, or the dict of these."""
+    """Return True if the last step leads to the next object by an attribute: it is an object, or
+    the dict of its attributes.
+    """
     if not _is_container(steps[-1]):
         return True
     return len(steps) > 1 and instance_dict(steps[-2]) is steps[-1]
 
 
 def _cuts_of_variables(roots: Sequence[Root], item: object) -> tuple[Cut, ...]:
-    """Return the references that a line removes which deletes the variables of an object."""
+    """Return the references that ``del`` removes with the variables of an object."""
     cuts = list[Cut]()
     for root in roots:
         if root.cut is not None and root.rank is Rank.VARIABLE:
@@ -551,8 +561,8 @@ def _is_no_variable(row: _Row) -> bool:
 
 
 def _may_hold_more(item: object) -> bool:
-    """Return True for a container, a user's object, a class or a cached function: what else it
-    holds may be wanted, so that no advice deletes all of it.
+    """Return True for a container, a user's object, a class or a cached function. A user may want
+    to keep the other objects in it, so no line deletes all of it.
     """
     if is_instance(item, type) or is_exactly(item, functools._lru_cache_wrapper):
         return True
@@ -560,15 +570,17 @@ def _may_hold_more(item: object) -> bool:
 
 
 def _may_have_other_data(item: object) -> bool:
-    """Return True for an object that a user may want to keep for what else is in it."""
+    """Return True for an object that keeps other data, too, which its deletion would drop: a
+    container, a function with its default arguments, a module of torch.
+    """
     if _is_container(item) or is_exactly(item, FunctionType, functools.partial):
         return True
     return is_of_library(item, "torch.nn", "Module")
 
 
 def _is_whole_of_torch(item: object) -> bool:
-    """Return True for a torch module or optimizer, whose parts have no line of their own: without
-    one of them it would be broken.
+    """Return True for a torch module or optimizer. It would be broken without one of its parts, so
+    there is no line for a part.
     """
     return is_of_library(item, "torch.nn", "Module") or is_of_library(
         item, "torch.optim", "Optimizer"

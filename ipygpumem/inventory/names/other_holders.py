@@ -85,15 +85,15 @@ class OwnedObject:
         return self.region.held_from_outside({id(self.holding[0]): references})
 
     def roots_without_ours(self, roots: Roots) -> Roots:
-        """Return the roots for a search that skips our own references to the object."""
+        """Return the roots for a search that does not pass our own references to the object."""
         ours = {id(self.region.objects), id(self.region.folded), id(self.holding)}
         return replace(roots, hidden=roots.hidden | ours)
 
     def roots_outside(self, roots: Roots) -> Roots:
         """Return the roots for a search for other holders.
 
-        It skips our own references to the object, its name, and the references among the objects
-        in it.
+        The search does not pass our own references to the object, its name, or references among the
+        objects in it.
         """
         roots = self.roots_without_ours(roots)
         own_name = self.name if self.is_name else ""
@@ -306,8 +306,8 @@ class _HeldNodes:
         return groups
 
     def _objects_to_search(self, held: Sequence[int]) -> dict[NodeKey, Sequence[object]]:
-        """Return the objects whose holders keep each node alive: the node's own object, and objects
-        elsewhere that show its memory.
+        """Return, for each node, the objects whose holders keep it alive: its own object, and
+        objects elsewhere that show its memory.
 
         Args:
             held: the objects to which something outside refers.

@@ -183,8 +183,8 @@ def ownership_of(
 
 
 def _bytes_in_graphs(owned: OwnedObject, freed: Set[NodeKey]) -> int:
-    """Return the bytes of the nodes freed with an object to which it leads through autograd graphs
-    alone.
+    """Return the bytes that are freed with an object, and to which it leads only through autograd
+    graphs: ``detach()`` would free them.
     """
     region = owned.region
     if not region.graph.has_autograd:
@@ -194,7 +194,7 @@ def _bytes_in_graphs(owned: OwnedObject, freed: Set[NodeKey]) -> int:
 
 
 def _parts_by_holder(region: Region, other_holders: OtherHolders) -> _PartsByHolder:
-    """Return the memory that each holder keeps alive."""
+    """Return the memory that each holder keeps alive, and that of nodes without a known holder."""
     parts = _PartsByHolder(region)
     with_holder = set[NodeKey]()
     for holder, keys in other_holders.groups.items():
@@ -325,13 +325,15 @@ class _PartsByHolder:
         self._by_holder: dict[Holder, HeldPart] = {}
 
     def add(self, holder: Holder, keys: Collection[NodeKey]) -> None:
-        """Add the memory behind the nodes to which a holder refers."""
+        """Add the memory behind the nodes to which a holder refers. If it is little, it counts as
+        that of small objects.
+        """
         added, shared_bytes = self._count(keys)
         is_shared = shared_bytes >= LEAST_BYTES
         if added.total() >= LEAST_BYTES or is_shared:
             part = HeldPart(holder.record(), len(keys), dict(added), is_shared, shared_bytes)
             self._join(holder, part)
-        else:  # a number that the whole process shares is no reason to delete its holder
+        else:  # a number that the whole process shares is no reason to name its holder
             self._join_small(keys, added)
 
     def add_without_holder(self, keys: Collection[NodeKey]) -> None:

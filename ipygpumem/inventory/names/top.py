@@ -297,7 +297,9 @@ def _measure(
     elsewhere: Sequence[object],
     progress: Progress,
 ) -> _Measured:
-    """Measure named objects one after the other; the arguments are those of ``measure_names``."""
+    """Measure named objects one after the other. Memory counts for the first object that leads to
+    it. The arguments are those of ``measure_names``.
+    """
     names_by_object = _names_by_object(named)
     objects = _sizeable_objects(named, names_by_object)
     namespaces = [*namespaces, id(named)]
@@ -377,8 +379,8 @@ def _named_row(name: str, value: object, size: Size, other_names: Sequence[str])
 
 
 def notes_on(value: object, size: Size) -> tuple[str, ...]:
-    """Return the notes on an object's size: estimates, memory that is not counted, a small view of
-    a large block.
+    """Return the notes on an object's size: that a part is an estimate, that a library's memory is
+    not counted, or that the object is a small view of a large block.
     """
     notes = list(size.notes)
     if size.uncounted:

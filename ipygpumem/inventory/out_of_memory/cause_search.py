@@ -234,12 +234,15 @@ class Room:
 
 
 def _largest_free(snapshot: Snapshot, free: int, freed: Collection[int]) -> int:
-    """Return the largest request that fits on a card once the blocks at some addresses are freed.
+    """Return the largest request that fits on a card once some blocks are freed.
+
+    A segment that becomes free as a whole is returned to the card. In any other one, the request
+    must fit into a run of free blocks.
 
     Args:
         snapshot: the allocator's segments.
         free: bytes of the card that no process uses.
-        freed: the addresses.
+        freed: the addresses of the blocks.
     """
     largest_run = 0
     """Bytes of the largest free run in a segment that cannot be returned to the card."""

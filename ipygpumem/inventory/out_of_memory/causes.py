@@ -27,8 +27,8 @@ class Bound(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """Processes or names without whose memory the device would have ``room_bytes``
-    for one request.
+    """Processes or names without whose memory the device could serve a request of
+    ``room_bytes``.
     """
 
     kind: Literal["process", "names"]
@@ -41,7 +41,9 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True)
 class Shortage:
-    """Figures of one device, RAM or shared memory, when a request failed; None where unknown."""
+    """Figures of one device, RAM or shared memory at the moment when a request failed; None where a
+    figure is unknown.
+    """
 
     device: str
     requested_bytes: int | None = None
@@ -134,8 +136,8 @@ def _beyond_limit(shortage: Shortage, bound: Bound) -> Cause:
 
 
 def _fragmentation(shortage: Shortage, asked: int, free: int) -> Cause:
-    """Return the cause of a request that fits into the free memory as a whole, but into no piece of
-    it.
+    """Return the cause of a request that fits into all free memory together, but into no single
+    piece of it.
     """
     together = format_bytes(free + shortage.gap_bytes)
     largest = format_bytes(max(free, shortage.largest_gap_bytes))

@@ -203,7 +203,9 @@ def _blocks_that_return_space(blocks: dict[int, int]) -> dict[int, int]:
 
 
 def _shared_ranges() -> list[tuple[int, int]]:
-    """Return the start and end of each shared mapping: not all limits count shared memory."""
+    """Return the start and end of each shared mapping of this process: limits such as
+    ``RLIMIT_DATA`` do not count shared memory.
+    """
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
     except OSError:

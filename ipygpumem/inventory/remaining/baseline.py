@@ -165,16 +165,18 @@ def _hold_only_atoms(containers: Sequence[Any]) -> bool:
 
 
 def _owning_array(view: Any) -> Any:
-    """Return the array that owns the memory of a view; the view if a tensor owns it."""
+    """Return the array that owns the memory of a view; the view itself if it is on a tensor's
+    memory.
+    """
     owner = owner_of(view)
     return owner if is_array(owner) else view
 
 
 class BaselineSnapshot:
-    """Snapshot of the memory of all tensors, and of the arrays behind a notebook's names.
+    """The memory of all tensors at some moment, and of the arrays behind a notebook's names.
 
     It keeps no object alive. Torch storages are referenced weakly, so that their identities are not
-    reused. Arrays are known by their places in memory.
+    used again. Arrays are recognised by their places in memory.
 
     Attributes:
         complete: False if there was too much to follow, so that some old arrays may be unknown.
@@ -249,8 +251,8 @@ class BaselineSnapshot:
         return self._consists_of_old_tensors(item)
 
     def _has_array(self, item: Any, array: Array) -> bool:
-        """Return True if the memory of a NumPy array existed before: a large one by its place, a
-        small one by its identity.
+        """Return True if the memory of a NumPy array existed before. A large array is recognised by
+        its place, a small one by its identity.
         """
         owner = owner_of(item)
         if is_array(owner) and array.size_bytes > _LARGE:

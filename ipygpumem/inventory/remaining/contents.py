@@ -219,7 +219,7 @@ class Contents:
     # -- questions about one object --------------------------------------------------------------
 
     def unrecorded_objects(self, namespace: dict[str, Any]) -> list[object]:
-        """Return the objects of the user's names now that were not within reach."""
+        """Return the objects that the user's names have now and that were not within reach."""
         objects = dict(namespace)
         latest_names = islice(objects, self._number_of_older_names, None)
         named = [objects[name] for name in ownable(latest_names)]
@@ -356,7 +356,7 @@ class Contents:
         attributes. That dict is not new data, so its values are returned instead of it.
         """
         contents = gc.get_referents(item)
-        if type(item) is dict and len(contents) > len(item):  # it lists keys, too
+        if type(item) is dict and len(contents) > len(item):  # the collector lists its keys, too
             contents = [*_keys_with_data(item), *item.values()]
         dicts = of_types({id(dict)}, contents)
         has_unrecorded_dict = not all(self._were_recorded(dicts))
@@ -505,10 +505,10 @@ def _chains_to_classes(
 
 
 def _keys_with_data(items: dict[Any, Any]) -> list[object]:
-    """Return the keys of a dict, without short texts.
+    """Return the keys of a dict that may be data: no short texts.
 
-    The collector lists no texts among the keys of a dict that has no other keys: an older one would
-    seem new once the dict gets a number as a key.
+    The collector lists no texts among the keys of a dict that has only such keys. Once the dict
+    gets a number as a key, it lists all keys, so that an older text would seem new.
     """
     texts = of_types({id(str)}, list(items))
     long = compress(texts, map(_LONG_TEXT.__le__, map(len, texts)))

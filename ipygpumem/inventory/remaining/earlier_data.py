@@ -127,7 +127,9 @@ class EarlierData:
         return earlier
 
     def _at_recorded_addresses(self, items: Sequence[object]) -> list[Any]:
-        """Return the items at the addresses of earlier data, which may have died since."""
+        """Return the items whose addresses earlier data had. They may be other objects, if that
+        data has died since.
+        """
         return list(compress(items, map(self._samples.__contains__, map(id, items))))
 
     def _has_earlier_keys(self, item: dict[Any, Any]) -> bool:

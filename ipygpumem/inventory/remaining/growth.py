@@ -88,8 +88,8 @@ class Grown(NamedTuple):
 class Extents:
     """The lengths of containers at some moment, by identity; keeps none of them alive.
 
-    The length of a container is its number of items; that of a buffer or stream, its bytes or
-    letters.
+    The length of a container is its number of items; that of a buffer, its bytes, and that of a
+    text stream, its letters.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,9 @@ def leading_objects(items: Sequence[Any]) -> list[Any]:
 
 
 def leading_among(kinds: Kinds) -> list[Any]:
-    """Return the ``leading_objects`` among objects whose types have been read."""
+    """Return the leading objects among some whose types have been read already, as
+    ``leading_objects`` does.
+    """
     types = kinds.examples.keys() - ATOMS
     if not types:
         return []
@@ -91,8 +93,8 @@ def _length_of(array: Any) -> int:
 
 
 def _long_containers(kinds: Kinds) -> list[Any]:
-    """Return the built-in containers among the objects that have many items, and instances of
-    classes derived from these.
+    """Return the containers among the objects that have many items: built-in ones, and those of
+    derived classes.
     """
     types_by_base: dict[Any, set[int]] = {}
     for type_id, base in container_bases(kinds.examples).items():
@@ -101,7 +103,7 @@ def _long_containers(kinds: Kinds) -> list[Any]:
     for base, type_ids in types_by_base.items():
         containers = kinds.of_types(type_ids)
         if max(map(base.__len__, containers)) <= LONGEST_SHORT:
-            continue
+            continue  # usually, so that no second loop is needed
         are_long = map(LONGEST_SHORT.__lt__, map(base.__len__, containers))
         long += compress(containers, are_long)
     return long

@@ -31,7 +31,8 @@ class GrownContainer(NamedTuple):
 
 
 class LevelsFromNames:
-    """The objects by their distance from names: named objects, the objects in these, and so on.
+    """Objects by their distance from names. The first level has the named objects, the second the
+    objects to which these refer, and so on.
 
     Args:
         names: the name of each named object, by its identity.
@@ -99,7 +100,7 @@ class LevelsFromNames:
 
 
 def _parent_of(child: object, level: Sequence[object]) -> object:
-    """Return the object in ``level`` that refers to ``child``, perhaps through the dict of its
+    """Return the object of a level that refers to ``child``, directly or by the dict of its
     attributes.
     """
     for references_of in (gc.get_referents, _through_dicts):

@@ -136,11 +136,12 @@ class LongContainers:
         return new_arrays
 
     def new_containers(self, containers: Iterable[Any], new_ids: Set[int]) -> list[object]:
-        """Return the new containers in long ones, and in their older records: ``[1, 2]`` after
-        ``rows[3] = [1, 2]`` or ``rows[3]["tags"] = [1, 2]``. The arguments are those of
-        ``new_data``.
+        """Return the new containers in long ones, and in their older records: the list ``[1, 2]``
+        after ``rows[3] = [1, 2]``, or after ``rows[3]["tags"] = [1, 2]``. The arguments are those
+        of ``new_data``.
 
-        A new list or dict is in ``new_ids``; a tuple of numbers may be untracked.
+        A new list or dict is in ``new_ids``. A tuple of numbers may be untracked, so it is
+        recognised by ``EarlierData``.
         """
         new_containers = list[object]()
         for container in containers:
@@ -207,7 +208,7 @@ class LongContainers:
 def with_grown_items(
     grown_items: Sequence[Grown], parents: Sequence[object], smallest: int, new_ids: Set[int]
 ) -> Iterator[Grown]:
-    """Yield the parents whose items have grown by ``smallest`` bytes together.
+    """Yield the parents whose items have grown by at least ``smallest`` bytes together.
 
     Args:
         grown_items: items that have grown.

@@ -63,7 +63,9 @@ class Changes(NamedTuple):
 
 
 def _received_without_name(items: Sequence[object]) -> list[Received]:
-    """Return new objects, if there are any, as objects that an unknown older one has received."""
+    """Return new objects in the form of ``Received``, in a list: an unknown older object has
+    received them. Return nothing if there are none.
+    """
     return [Received("", (), list(items))] if items else []
 
 

@@ -109,7 +109,7 @@ _NO_PLACE = _Place()
 
 
 class RemainingRows:
-    """Collects rows of new objects until they explain enough memory.
+    """Makes rows of new objects until these explain enough memory.
 
     Args:
         counted: has measured everything that is named already, and the old objects.
@@ -235,7 +235,7 @@ class RemainingRows:
         return self._counted.measure(measured, label), label
 
     def _add(self, row: RetainedArray, items: Sequence[object], place: _Place) -> None:
-        """Add a row with its objects, which explains a part of the memory."""
+        """Add a row with its objects. Its bytes need no further explanation."""
         self._bytes_to_explain -= row.size_bytes
         self._with_row.update(map(id, items))
         self.remaining.append(Remaining(row, tuple(items), *place, self._may_be_older))

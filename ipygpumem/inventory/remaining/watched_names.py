@@ -44,7 +44,8 @@ class WatchedName:
 
     @classmethod
     def of(cls, record: RetainedArray, pairs: Sequence[tuple[object, Array]]) -> WatchedName:
-        """Watch the arrays of a name.
+        """Watch the arrays of a name: a tensor by its storage, a NumPy array by its owner, any
+        other one by itself.
 
         Args:
             record: the name, and the sum of its arrays.

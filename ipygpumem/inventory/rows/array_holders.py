@@ -291,6 +291,8 @@ def _path_of(row: HeldRow) -> str:
 
 
 def holder_of_possibly_older(holder: Holder) -> Holder:
-    """Return the holder of memory that may be older than the experiment: no line to free it."""
+    """Return a holder of memory that may be older than the experiment: its path says so, and it has
+    no line, because the user may need the memory.
+    """
     path = f"{holder.path}, possibly allocated before the experiment"
     return replace(holder, path=path, remedy=NO_REMEDY)

@@ -65,7 +65,9 @@ def with_ended_cycles(
 
 
 def _may_be_in_cycles(arrays: Sequence[Any]) -> bool:
-    """Return True if an array contains more than text and numbers."""
+    """Return True if an array has objects as elements that may refer to the array: more than text
+    and numbers.
+    """
     of_objects = compress(arrays, holding_objects(arrays))
     items = chain.from_iterable(flat_elements(array) or () for array in of_objects)
     return any(map(gc.is_tracked, items))

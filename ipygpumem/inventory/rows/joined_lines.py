@@ -138,8 +138,13 @@ def _line_for_items(owner: str, ending: str, positions: Sequence[int]) -> str:
 
 
 def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
-    """Return the statement about one item: ``del runs[0]``, or with an ending, such as
-    ``layers[0].zero_grad()``.
+    """Return the statement about one item of a list: ``del runs[0]`` without an ending,
+    ``layers[0].zero_grad()`` with one.
+
+    Args:
+        owner: the code of the list.
+        ending: the end of the statement; empty to delete the item.
+        position: the position, or the variable for it in a loop.
     """
     item = f"{owner}[{position}]"
     return f"{item}{ending}" if ending else f"del {item}"
@@ -238,7 +243,12 @@ class _Expressions(NamedTuple):
 
 
 def _lists_of(targets: Iterable[ast.expr]) -> Iterator[str]:
-    """Yield the lists from which ``del`` removes items by position."""
+    """Yield the code of each list from which ``del`` removes items by position: ``rows`` for
+    ``del rows[0], rows[2:5]``.
+
+    Args:
+        targets: the targets of the statement.
+    """
     for target in targets:
         match target:
             case ast.Subscript(value=owner, slice=ast.Slice() | ast.Constant(value=int())):

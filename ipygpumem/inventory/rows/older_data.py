@@ -75,7 +75,8 @@ class OlderData:
     def add_line(
         self, line: str, cuts: Sequence[Cut], removed_objects: Mapping[int, object]
     ) -> None:
-        """Record the older objects behind what a line removes, if there are any.
+        """Find the older objects behind the objects that a line removes, and note the line if there
+        are any.
 
         Args:
             line: the line.

@@ -148,7 +148,9 @@ class _ChangedPlaces(NamedTuple):
 
 
 def _number_of_removed_items(rows: Sequence[HeldRow]) -> Counter[int]:
-    """Return the number of items that lines remove from each container, by its identity."""
+    """Return the number of items that all lines together remove from each container, by the
+    container's identity.
+    """
     number_of_items = Counter[int]()
     for row in rows:
         for cut in row.cuts:
@@ -176,8 +178,8 @@ def _shared_registries(rows: Sequence[HeldRow]) -> set[int]:
 
 
 def _conflicting_references(rows: Sequence[HeldRow]) -> set[_Reference]:
-    """Return the references that the lines of two rows both remove, or that one removes and another
-    leads through.
+    """Return the references because of which one line would fail after another: both lines remove
+    it, or one removes it and the other leads through it (``runs["a"]`` and ``runs["a"].model``).
     """
     number_of_lines = Counter[_Reference]()
     led_through = set[_Reference]()
