@@ -153,7 +153,7 @@ class ExperimentNotes:
         grown_rows = rows_of_grown_containers(
             namespace, contents, self._least_bytes, roots, baseline.objects_at_end
         )
-        self._survivors.grown.add(row.grown for row in grown_rows if row.grown is not None)
+        self._survivors.grown.add(row.container for row in grown_rows if row.container is not None)
         notes = notes_on_growth(grown_rows)
         after = self._after
         if not after.lists_alive:

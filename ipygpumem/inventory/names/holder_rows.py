@@ -221,8 +221,8 @@ class HolderRows:
                     self._add_neighbours(row, steps)
 
     def _unnamed_chain(self, items: Sequence[object]) -> list[FoundChain]:
-        """Return a chain from an object to which nothing visible refers, such as a list in a C
-        extension; no chain if there is none.
+        """Return a chain, in a list, from an object to which nothing visible refers: only C code
+        keeps it. Return nothing if there is no such chain.
         """
         for item in items:
             chain_down = self._search.graph.chain(item, self._search.up_to_unheld)

@@ -35,7 +35,7 @@ from ipygpumem.introspect import (
     module_dict,
 )
 from ipygpumem.inventory.remaining.earlier_data import EarlierData
-from ipygpumem.inventory.remaining.growth import Extents, Grown
+from ipygpumem.inventory.remaining.growth import Extents, GrownContainer
 from ipygpumem.inventory.remaining.leading import (
     arrays_of_objects,
     data_frames,
@@ -46,7 +46,7 @@ from ipygpumem.inventory.remaining.leading import (
     modules_and_classes,
     short_and_long,
 )
-from ipygpumem.inventory.remaining.levels_from_names import Chain, GrownContainer, LevelsFromNames
+from ipygpumem.inventory.remaining.levels_from_names import Chain, LevelsFromNames, NamedContainer
 from ipygpumem.inventory.remaining.long_containers import LongContainers, with_grown_items
 from ipygpumem.scope.ownable import ownable, ownable_objects
 
@@ -401,9 +401,9 @@ class Contents:
 
     # -- old containers that have grown ----------------------------------------------------------
 
-    def grown(
+    def grown_containers(
         self, namespace: dict[str, Any], smallest: int, new_ids: Set[int] = frozenset()
-    ) -> Iterator[GrownContainer]:
+    ) -> Iterator[NamedContainer]:
         """Yield the containers within reach that have grown by at least ``smallest`` bytes since,
         each once; and the objects whose items have grown by that together.
 
@@ -431,7 +431,7 @@ class Contents:
 
     def _grown_at_last_level(
         self, levels: LevelsFromNames, smallest: int, new_ids: Set[int], listed: set[int]
-    ) -> Iterator[GrownContainer]:
+    ) -> Iterator[NamedContainer]:
         """Yield the containers of the last level that have grown by at least ``smallest`` bytes;
         and the objects of the level before whose items have grown by that together, such as
         ``table`` with 1,000 lists that have each got a few numbers.
@@ -442,15 +442,15 @@ class Contents:
             new_ids: as for ``received``.
             listed: identities of the containers that earlier levels had; gets further ones.
         """
-        grown_here = self._grown_in(levels.last, listed)
-        large = [grown for grown in grown_here if grown.size_bytes >= smallest]
-        small = [grown for grown in grown_here if grown.size_bytes < smallest]
+        grown_here = self._grown_containers_in(levels.last, listed)
+        large = [container for container in grown_here if container.size_bytes >= smallest]
+        small = [container for container in grown_here if container.size_bytes < smallest]
         large += self._long.with_grown_items(levels.last, smallest, new_ids)
         yield from levels.containers_in_last(large)
         with_small = with_grown_items(small, levels.before_last, smallest, new_ids)
         yield from levels.containers_in_before_last(with_small)
 
-    def _grown_in(self, level: Sequence[Any], listed: set[int]) -> list[Grown]:
+    def _grown_containers_in(self, level: Sequence[Any], listed: set[int]) -> list[GrownContainer]:
         """Return the objects of a level that were within reach and have grown, except those that an
         earlier level had.
 
@@ -459,11 +459,11 @@ class Contents:
             listed: identities of the objects that earlier levels had; gets further ones.
         """
         recorded = list(compress(level, self._were_recorded(level)))
-        unlisted = list[Grown]()
-        for grown in self._extents.grown(recorded, 1):
-            if id(grown.item) not in listed:
-                listed.add(id(grown.item))
-                unlisted.append(grown)
+        unlisted = list[GrownContainer]()
+        for container in self._extents.grown_containers(recorded, 1):
+            if id(container.item) not in listed:
+                listed.add(id(container.item))
+                unlisted.append(container)
         return unlisted
 
     def _recorded_children(self, level: Sequence[Any]) -> dict[int, Any]:

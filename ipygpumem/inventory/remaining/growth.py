@@ -39,7 +39,7 @@ _MOST_NUMBERS = 1_000_000
 """Maximum number of items of a container whose numbers are measured; the rest counts like these."""
 
 
-class Grown(NamedTuple):
+class GrownContainer(NamedTuple):
     """An old container that has grown."""
 
     item: Any
@@ -133,7 +133,7 @@ class Extents:
         """Record the length that a container had."""
         self._known_lengths.add([item], [length])
 
-    def grown(self, items: Sequence[object], smallest: int) -> Iterator[Grown]:
+    def grown_containers(self, items: Sequence[object], smallest: int) -> Iterator[GrownContainer]:
         """Yield the containers among ``items`` that have grown by at least ``smallest`` bytes since
         their lengths were recorded. A long container without a recorded length was short, so all
         ``items`` must have existed then.
@@ -147,7 +147,9 @@ class Extents:
                     continue
                 size = _grown_bytes(item, measure, earlier, length)
                 if size >= smallest:
-                    yield Grown(item, size, earlier, length, was_empty=recorded_length == 0)
+                    yield GrownContainer(
+                        item, size, earlier, length, was_empty=recorded_length == 0
+                    )
 
     def _containers(self, kinds: Kinds) -> Iterator[tuple[list[Any], Callable[[Any], int]]]:
         """Yield, for each type among objects, the containers of this type and the function that

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import by_identity, chunks, of_types
-from ipygpumem.inventory.remaining.growth import Grown
+from ipygpumem.inventory.remaining.growth import GrownContainer
 
 _PARENTS_AT_ONCE = 500
 """Number of possible parents whose references are listed at once."""
@@ -21,13 +21,13 @@ Chain = tuple[object, ...]
 """A named object, and the objects from there to another one: each refers to the next."""
 
 
-class GrownContainer(NamedTuple):
+class NamedContainer(NamedTuple):
     """An old container that has grown, which may keep only numbers or bytes."""
 
     name: str
     chain: Chain
     """The objects from the named one to the container."""
-    grown: Grown
+    container: GrownContainer
 
 
 class LevelsFromNames:
@@ -62,28 +62,30 @@ class LevelsFromNames:
         """Add the objects to which the last ones refer, as the level furthest from names."""
         self._levels.append(level)
 
-    def containers_in_last(self, containers: Iterable[Grown]) -> Iterator[GrownContainer]:
+    def containers_in_last(self, containers: Iterable[GrownContainer]) -> Iterator[NamedContainer]:
         """Yield the grown containers, all of the last level, each with its name and chain."""
         return self._with_chains(containers, self._levels[:-1])
 
-    def containers_in_before_last(self, containers: Iterable[Grown]) -> Iterator[GrownContainer]:
+    def containers_in_before_last(
+        self, containers: Iterable[GrownContainer]
+    ) -> Iterator[NamedContainer]:
         """Yield the grown containers, all of the level before the last, each with its name and
         chain.
         """
         return self._with_chains(containers, self._levels[:-2])
 
     def _with_chains(
-        self, containers: Iterable[Grown], nearer_levels: Sequence[Sequence[object]]
-    ) -> Iterator[GrownContainer]:
+        self, containers: Iterable[GrownContainer], nearer_levels: Sequence[Sequence[object]]
+    ) -> Iterator[NamedContainer]:
         """Yield grown containers, each with its name and chain.
 
         Args:
             containers: the containers, all of one level.
             nearer_levels: the levels between names and theirs.
         """
-        for grown in containers:
-            chain = self._chain_to(grown.item, nearer_levels)
-            yield GrownContainer(self._names[id(chain[0])], chain, grown)
+        for container in containers:
+            chain = self._chain_to(container.item, nearer_levels)
+            yield NamedContainer(self._names[id(chain[0])], chain, container)
 
     def _chain_to(self, item: object, nearer_levels: Sequence[Sequence[object]]) -> Chain:
         """Return the objects from a named one to ``item``: one of each nearer level, then

@@ -28,7 +28,7 @@ from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES, UNTRACKED_TYPES
 from ipygpumem.heap.kinds.arrays import has_objects, is_array, library_type
 from ipygpumem.introspect import HEAP_TYPE, flags_of, is_users_class
 from ipygpumem.inventory.remaining.earlier_data import EarlierData
-from ipygpumem.inventory.remaining.growth import Extents, Grown
+from ipygpumem.inventory.remaining.growth import Extents, GrownContainer
 from ipygpumem.inventory.remaining.leading import MOST_ITEMS, elements_of
 
 _CONTAINERS_AT_ONCE = 20
@@ -178,7 +178,7 @@ class LongContainers:
 
     def with_grown_items(
         self, candidates: Sequence[Any], smallest: int, new_ids: Set[int]
-    ) -> Iterator[Grown]:
+    ) -> Iterator[GrownContainer]:
         """Yield the long containers whose items, or the containers in their records, have grown
         together.
 
@@ -195,19 +195,22 @@ class LongContainers:
             if id(container) not in self.ends or is_new or len(container) > MOST_ITEMS:
                 continue
             items = gc.get_referents(container)
-            grown_items = self._long_and_grown(items)
-            in_records = self._long_and_grown(_contents_of_records(items))
+            grown_items = self._grown_containers_among(items)
+            in_records = self._grown_containers_among(_contents_of_records(items))
             grown_items += with_grown_items(in_records, items, smallest=1, new_ids=new_ids)
             yield from with_grown_items(grown_items, [container], smallest, new_ids)
 
-    def _long_and_grown(self, items: Sequence[object]) -> list[Grown]:
+    def _grown_containers_among(self, items: Sequence[object]) -> list[GrownContainer]:
         """Return the containers among the items that were long, and have grown by any bytes."""
-        return list(self._extents.grown(self._extents.long_among(items), smallest=1))
+        return list(self._extents.grown_containers(self._extents.long_among(items), smallest=1))
 
 
 def with_grown_items(
-    grown_items: Sequence[Grown], parents: Sequence[object], smallest: int, new_ids: Set[int]
-) -> Iterator[Grown]:
+    grown_items: Sequence[GrownContainer],
+    parents: Sequence[object],
+    smallest: int,
+    new_ids: Set[int],
+) -> Iterator[GrownContainer]:
     """Yield the parents whose items have grown by at least ``smallest`` bytes together.
 
     Args:
@@ -216,7 +219,7 @@ def with_grown_items(
         smallest: minimum bytes of the growth in one parent.
         new_ids: identities of the tracked objects made since: these have not grown.
     """
-    bytes_by_item = {id(grown.item): grown.size_bytes for grown in grown_items}
+    bytes_by_item = {id(container.item): container.size_bytes for container in grown_items}
     if sum(bytes_by_item.values()) < smallest:
         return
     for parent in parents:
@@ -225,7 +228,7 @@ def with_grown_items(
         grown_ids = bytes_by_item.keys() & set(map(id, gc.get_referents(parent)))
         size_bytes = sum(map(bytes_by_item.__getitem__, grown_ids))
         if size_bytes >= smallest:
-            yield Grown(parent, size_bytes, 0, 0, len(grown_ids))
+            yield GrownContainer(parent, size_bytes, 0, 0, len(grown_ids))
 
 
 def _ends_of(containers: Sequence[Any]) -> Iterator[tuple[int, int]]:
