@@ -268,7 +268,7 @@ def _html_table(table: Table, *, bars: bool) -> str:
     for texts in zip(*grid, strict=True):
         widths = map(text.columns, texts)
         letters.append(max(widths))
-    if sum(letters) > _LONGEST_TABLE:
+    if sum(letters) > _LONGEST_TABLE:  # without some columns it may fit
         smaller_table, equal_texts = table.without_equal_columns()
         if equal_texts:
             html_table = _html_table(smaller_table, bars=bars)

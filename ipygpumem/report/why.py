@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ipygpumem.heap.paths.roots import NOTEBOOK
 from ipygpumem.introspect import target_of
@@ -42,7 +43,7 @@ def why_report(ownership: Ownership) -> Report:
     if ownership.held and ownership.is_small:
         line = "it is too small to search for what else uses it"
         return Report("why", _head_of_why(ownership), [line], records=[ownership])
-    holders, sharing = _holders_with_and_without_row(ownership)
+    holders, sharing = _holders_shown(ownership)
     least = _least_shown(ownership)
     rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
     table = Table.of(rows, {"still held"}, code={"freed by"}, whole={"freed by"})
@@ -71,23 +72,30 @@ def _least_shown(ownership: Ownership) -> float:
     return _LEAST_SHARE * ownership.size_bytes
 
 
-def _holders_with_and_without_row(
-    ownership: Ownership,
-) -> tuple[list[HeldPart], list[HeldPart]]:
-    """Return two lists of holders: those with a row of their own, and those that only share small
-    parts, which one line names.
+class _HoldersShown(NamedTuple):
+    """The other holders of an object, as the report shows them."""
+
+    with_row: list[HeldPart]
+    sharing: list[HeldPart]
+    """The holders that only share small parts of the object; one line names them."""
+
+
+def _holders_shown(ownership: Ownership) -> _HoldersShown:
+    """Decide which holders have a row. Holders that share nothing, and hold hardly anything, are
+    left out.
     """
     least = _least_shown(ownership)
-    # A holder may add no bytes to those of earlier rows, and keep nearly all of the object, too.
+    # A holder may add no bytes to those of earlier rows, and still keep nearly all of the object.
     nearly_all = _NEARLY_ALL * sum(part.size_bytes for part in ownership.held)
     with_row = []
     sharing = []
     for part in ownership.held:
-        if part.size_bytes >= least or (part.is_shared and part.shared_bytes >= nearly_all):
+        keeps_nearly_all = part.is_shared and part.shared_bytes >= nearly_all
+        if part.size_bytes >= least or keeps_nearly_all:
             with_row.append(part)
         elif part.is_shared:
             sharing.append(part)
-    return with_row, sharing
+    return _HoldersShown(with_row, sharing)
 
 
 def outputs_report(names: LargestNames, number: int) -> Report:

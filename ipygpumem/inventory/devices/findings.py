@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.kinds.arrays import (
@@ -351,14 +351,23 @@ def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
         # An exotic or half-made array is skipped, as in ``arrays.describe``.
         with contextlib.suppress(Exception):
             place = _place_of_memory(array)
-        if place is not None and place[:2] not in listed:
-            listed.add(place[:2])
-            yield Storage(*place, kind)
+        if place is None or (place.device, place.address) in listed:
+            continue
+        listed.add((place.device, place.address))
+        yield Storage(*place, kind)
 
 
-def _place_of_memory(array: object) -> tuple[str, int, int] | None:
-    """Return the device, address and bytes of the memory of a tensor or array; None if it has no
-    memory of its own, as a view or an array on a tensor's memory.
+class _Place(NamedTuple):
+    """The memory of a tensor or array."""
+
+    device: str
+    address: int
+    size_bytes: int
+
+
+def _place_of_memory(array: object) -> _Place | None:
+    """Return the place of a tensor's or array's memory; None if it has no memory of its own, as a
+    view or an array on a tensor's memory.
     """
     if is_of_library(array, "torch", "Tensor"):
         return _place_of_tensor(sys.modules["torch"], array)
@@ -368,13 +377,11 @@ def _place_of_memory(array: object) -> tuple[str, int, int] | None:
     if not is_array(owner) or is_on_closed_map(owner):  # a tensor is listed itself
         return None
     _, start, end = place_of(owner)
-    return "cpu", start, end - start
+    return _Place("cpu", start, end - start)
 
 
-def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
-    """Return the device, address and bytes of a tensor's storage; None if it has no memory of its
-    own.
-    """
+def _place_of_tensor(torch: Any, tensor: Any) -> _Place | None:
+    """Return the place of a tensor's storage; None if it has no memory, as a meta tensor."""
     with torch._C.DisableTorchFunction():  # a subclass's own code must not run
         storage = torch.Tensor.untyped_storage(tensor)
         device = storage.device
@@ -389,4 +396,4 @@ def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
         size = int(storage.nbytes())
     if not address:
         return None
-    return str(device), address, size
+    return _Place(str(device), address, size)

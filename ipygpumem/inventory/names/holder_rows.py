@@ -450,23 +450,37 @@ class HolderRows:
         which its user may want to keep. The arguments are those of ``_row_for``.
         """
         first = steps[0]
-        may_delete = self._may_delete(first)
-        of_whole = _with_names(way.holder, roots, first, may_delete=may_delete)
-        if len(steps) > 1 and of_whole.remedy.deletes:
-            self._items_by_deletion[of_whole.remedy.line] = first
-        if of_whole.remedy != way.holder.remedy and _may_have_other_data(first):
-            self._removed_objects[id(first)] = first
-            remedy = replace(of_whole.remedy, cuts=_cuts_of_variables(roots, first))
-            of_whole = replace(of_whole, remedy=remedy)
+        of_whole = self._holder_of_whole(way, roots, steps)
         if self._is_deleted_as_a_whole(steps, references):
             return _HoldersOfWay(of_whole, of_whole)
         of_single = _with_names(way.holder, roots[:1], first, may_delete=False)
         is_whole = _is_whole_of_torch(first) or is_instance(first, type)
         if not of_single.remedy.text and is_whole:
-            return _HoldersOfWay(of_whole, of_whole)
+            return _HoldersOfWay(of_whole, of_whole)  # no line removes a part of it
         if not _is_container(first):
             return _HoldersOfWay(of_single, of_single)
         return _HoldersOfWay(of_single, of_whole)
+
+    def _holder_of_whole(self, way: Way, roots: Sequence[Root], steps: Sequence[object]) -> Holder:
+        """Return the holder at the end of a way, with the line that deletes the object at its start
+        if that may be deleted. Note this object for questions about the line.
+
+        Args:
+            way: the way.
+            roots: the roots that refer to the first object of the steps.
+            steps: the objects from there to the node's object.
+        """
+        first = steps[0]
+        of_whole = _with_names(way.holder, roots, first, may_delete=self._may_delete(first))
+        if len(steps) > 1 and of_whole.remedy.deletes:
+            # Does the object have further holders? ``_with_other_places`` searches for them.
+            self._items_by_deletion[of_whole.remedy.line] = first
+        if of_whole.remedy != way.holder.remedy and _may_have_other_data(first):
+            # Does the line drop other data? ``ownership.py`` asks that.
+            self._removed_objects[id(first)] = first
+            remedy = replace(of_whole.remedy, cuts=_cuts_of_variables(roots, first))
+            of_whole = replace(of_whole, remedy=remedy)
+        return of_whole
 
     def _may_delete(self, item: object) -> bool:
         """Return True if deleting the variables of an object may free it."""

@@ -150,14 +150,17 @@ def ownership_of(
     # A record of its own: only the objects that the lines of this report remove.
     roots = replace(roots, lines=replace(roots.lines, removed=RemovedByLines()))
     with undisturbed():
+        # 1. Everything to which the object leads.
         region = Region(namespaces=roots.namespaces, keeps_folded=True)
         size = Sizes(region=region).measure(holding[0])
         owned = OwnedObject(name, is_name, holding, region)
         reached = owned.reached()
+        # 2. The parts that other holders keep. All else is freed with the name.
         other_holders = other_holders_of(owned, references, reached, roots)
         parts = _parts_by_holder(region, other_holders)
         freed = reached - parts.counted
         freed_bytes = region.bytes_of(freed)
+        # 3. The lines that free these parts.
         parts_by_holder = _in_order_of_lines(parts.with_memory())
         device_bytes = Counter(freed_bytes)
         for part in parts_by_holder.values():

@@ -10,8 +10,8 @@ import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import itemgetter
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.holders.explanation import OUT_OF_SIGHT
 from ipygpumem.heap.kinds.arrays import StorageKey, describe, storage_key
@@ -42,6 +42,7 @@ def rows_of(held_arrays: Sequence[HeldArrays], heap: Heap) -> list[HeldRow]:
     joined_positions = set[int]()
     """The positions of rows of tensors that have become a part of an array's row."""
     for position, (item, row) in enumerate(held_arrays):
+        # The storages with the memory: of a tensor on an array, that of the array.
         owners = [arrays_below.get(storage, storage) for storage in item.live_storages()]
         positions_of_owners = set(map(position_of_storage.get, owners))
         if len(positions_of_owners) > 1:
@@ -69,9 +70,9 @@ def _arrays_below(watched: Sequence[WatchedName], heap: Heap) -> dict[StorageKey
         return {}
     array_storages = dict[StorageKey, StorageKey]()
     for torch_storage, address in _addresses_of_foreign(torch_storages, heap).items():
-        for start, end, array_storage in places_of_arrays:
-            if start <= address < end:
-                array_storages[torch_storage] = array_storage
+        for place in places_of_arrays:
+            if place.start <= address < place.end:
+                array_storages[torch_storage] = place.storage
     return array_storages
 
 
@@ -86,7 +87,7 @@ def tensors_on_arrays(watched: Sequence[WatchedName], heap: Heap) -> list[Watche
     if not places or not heap.tensors:
         return []
     places.sort()
-    starts = list(map(itemgetter(0), places))
+    starts = list(map(attrgetter("start"), places))
     listed = storages_of(watched)
     on_arrays = list[WatchedName]()
     torch: Any = sys.modules["torch"]
@@ -104,21 +105,27 @@ def tensors_on_arrays(watched: Sequence[WatchedName], heap: Heap) -> list[Watche
             if address is None or array is None:
                 continue
             position = bisect_right(starts, address) - 1
-            if position >= 0 and address < places[position][1]:
+            if position >= 0 and address < places[position].end:
                 on_arrays.append(WatchedName.without_name(tensor, array))
     return on_arrays
 
 
-def _places_in_memory(watched: Sequence[WatchedName]) -> list[tuple[int, int, StorageKey]]:
-    """Return the start and end of the memory of each live NumPy array of the names, and its
-    storage.
-    """
-    places = list[tuple[int, int, StorageKey]]()
+class _ArrayPlace(NamedTuple):
+    """The place of a NumPy array in memory."""
+
+    start: int
+    end: int
+    storage: StorageKey
+
+
+def _places_in_memory(watched: Sequence[WatchedName]) -> list[_ArrayPlace]:
+    """Return the places in memory of the names' live NumPy arrays."""
+    places = list[_ArrayPlace]()
     for item in watched:
         for is_alive, array in item.arrays:
             if isinstance(is_alive, WatchedArray) and is_alive() and is_alive.place:
                 _, start, end = is_alive.place
-                places.append((start, end, array.storage))
+                places.append(_ArrayPlace(start, end, array.storage))
     return places
 
 
