@@ -82,14 +82,11 @@ class _NamedObjects(NamedTuple):
     """The objects in the order of ``names``."""
 
 
-class _OldObject(NamedTuple):
-    """An object that was within reach, as it is now."""
-
-    item: Any
-    contents: list[object]
-    """The objects in it; none of a long container, whose items are not listed one by one."""
-    cells: list[object]
-    """The arrays that the cells of a data frame are in, to which the frame has no reference."""
+_OldObject = tuple[Any, list[object], list[object]]
+"""An object that was within reach; the objects in it now, but none of a long container, whose items
+are not listed one by one; and the arrays that the cells of a data frame are in, to which the frame
+has no reference. (A plain tuple, because there may be 50,000 of them in one search.)
+"""
 
 
 class Contents:
@@ -326,13 +323,13 @@ class Contents:
         for item in level:
             if id(item) not in parents:
                 if id(item) in self._long.ends:
-                    yield _OldObject(item, [], [])
+                    yield item, [], []
                 continue
             contents = self._contents_of(item)
             if id(item) in arrays:
                 contents += elements_of(item)
             cells = arrays_of_cells(item) if id(item) in frames else []
-            yield _OldObject(item, contents, cells)
+            yield item, contents, cells
 
     def _chains_from(self, named: Sequence[object]) -> dict[int, Chain]:
         """Return the chains at which a search for old objects begins, by the identity of the last
