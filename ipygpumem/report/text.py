@@ -113,9 +113,11 @@ def _styled(line: str, start: str, escape: str) -> str:
 
 
 def _parts_in_lines(parts: list[str], parts_with_bars: list[str], width: int | None) -> list[str]:
-    """Return a headline in lines of at most ``width`` columns. If it is too long for one line, its
-    bars are dropped. If it is still too long, it breaks between its parts, and a part that is too
-    long between words.
+    """Return a headline in lines of at most ``width`` columns.
+
+    One line is tried first, with the bars and then without them. Otherwise it breaks between its
+    parts, which keep their bars if each of them fits in a line; a part that is too long breaks
+    between words.
 
     Args:
         parts: the parts without their bars.
@@ -129,7 +131,8 @@ def _parts_in_lines(parts: list[str], parts_with_bars: list[str], width: int | N
         if columns(line) <= width:
             return [line]
     shown = parts_with_bars
-    if any(columns(part) > width - 2 for part in shown):
+    is_a_part_too_long = any(columns(part) > width - 2 for part in shown)
+    if is_a_part_too_long:
         shown = parts
     lines = _hanging(shown[0], width, "")
     for part in shown[1:]:

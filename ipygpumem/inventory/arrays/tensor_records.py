@@ -107,6 +107,7 @@ class TensorList:
                 self._wholes.setdefault(key, []).append(memory)
         self._alone = plain
         """The tensors that share their storage with no other tensor."""
+        # Plain tensors share a storage with a whole, or with each other: a view with its base.
         shared = self._wholes.keys() | _keys_that_repeat(plain.keys)
         if shared:
             is_shared = list(map(shared.__contains__, plain.keys))

@@ -210,7 +210,8 @@ def _with_parts_outside(
         why = wide.note
     why = why or "the driver does not report it"
     if total is not None and used is not None:
-        if reserved <= used <= total:
+        is_consistent = reserved <= used <= total
+        if is_consistent:
             outside = _not_reserved(used - reserved, reserved, wide, why)
             outside.append(Part("free", total - used, "free for any process"))
             basis = "the device's memory"

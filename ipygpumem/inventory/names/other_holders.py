@@ -149,7 +149,7 @@ def _searched_holders(owned: OwnedObject, held_outside: set[NodeKey], roots: Roo
     held_nodes = _HeldNodes(region, shared, heap, outside)
     groups = held_nodes.by_holder(ids_to_name, is_name=owned.is_name)
     if owned.is_name:
-        groups = _ended_by_name(groups, target_of(owned.name), owned.holding[0], roots)
+        groups = _with_ending_by_name(groups, target_of(owned.name), owned.holding[0], roots)
     of_segments = _shared_segments(region, groups, heap, owned.roots_without_ours(roots))
     heap.drop()
     return OtherHolders({**of_segments, **groups}, held_outside)
@@ -212,7 +212,7 @@ def _roots_without_name(name: str, root_of: RootOf) -> RootOf:
     return root_of_another
 
 
-def _ended_by_name(groups: Groups, target: str, item: object, roots: Roots) -> Groups:
+def _with_ending_by_name(groups: Groups, target: str, item: object, roots: Roots) -> Groups:
     """Return the groups, with the line that ends the object by its name if it has to be ended:
     ``w.close(); del w`` for a widget in a registry, ``task.cancel(); del task`` for a pending task
     that the event loop keeps.

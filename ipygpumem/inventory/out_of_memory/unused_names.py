@@ -86,6 +86,7 @@ def unused_names(
     asked = shortage.requested_bytes or 0
     lacking = _lacking_bytes(shortage, asked)
     candidates = _candidates(shortage.device, code, used, allowance)
+    # The largest name alone, if it is enough; else the two largest ones, and so on.
     for number in range(1, min(_MOST_NAMES, len(candidates)) + 1):
         chosen = candidates[:number]
         rows = [row for row, _ in chosen]
@@ -233,6 +234,7 @@ def names_used(code: FailedCode, allowance: Allowance) -> set[str] | None:
     words = set(re.findall(r"\w+", code.source))
     """The words in code and texts, some of which are names."""
     waiting: list[Any] = list(_running_code(code))
+    # The notebook's functions refer to its namespace as their globals.
     waiting += [item for item in gc.get_referrers(namespace) if type(item) is FunctionType]
     waiting += map(namespace.get, words & namespace.keys())
     followed = dict[int, object]()
@@ -246,7 +248,7 @@ def names_used(code: FailedCode, allowance: Allowance) -> set[str] | None:
             words |= _names_and_words(item)
             waiting += map(namespace.get, item.co_names)
         waiting += _run_with(item, namespace)
-    if waiting or words & _WORDS_FOR_ANY_NAME:
+    if waiting or words & _WORDS_FOR_ANY_NAME:  # too much to follow, or code that may use any name
         return None
     return words
 

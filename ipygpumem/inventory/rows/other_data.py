@@ -154,6 +154,7 @@ class OtherData:
                 dropped_bytes = region.bytes_of(dropped).total()
             other_bytes = dropped_bytes - self._sizes[line]
             older_bytes = known.bytes_of_older(region, removed, dropped)
+            # The row was measured in another way, so that a small difference means nothing.
             least_bytes = max(smallest, self._sizes[line] * _UNSURE)
             if other_bytes - older_bytes >= least_bytes:
                 remarks[line] = f"also drops {format_bytes(other_bytes)} of other data"
