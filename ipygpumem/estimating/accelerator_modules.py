@@ -20,7 +20,7 @@ from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import StorageLog
 from ipygpumem.probes.nvml import Nvml
 
-_NOTHING = (
+_DO_NOTHING = (
     "init",
     "synchronize",
     "empty_",
@@ -41,6 +41,7 @@ _NOT_REPLACED = (
     "Device",
     "lru_cache",
 )
+"""Names in torch's modules that need no device, or that only the modules themselves use."""
 UNKNOWN_SIZE = "device memory size unknown, pass --device-memory (device_memory=)"
 
 
@@ -49,7 +50,9 @@ def _does_nothing(*_: Any, **__: Any) -> None:
 
 
 class Stream:
-    """A stream on which nothing runs, or a completed event."""
+    """Stands for torch's classes of streams and events: a stream on which nothing runs, or an event
+    that has happened.
+    """
 
     device_index = stream_id = cuda_stream = priority = 0
     wait = synchronize = record = wait_event = wait_stream = __exit__ = _does_nothing
@@ -78,10 +81,16 @@ class Stream:
 
 
 class Accelerators:
-    """Replaces torch's accelerator modules during one estimate: public methods have the names of
-    their functions.
+    """Replaces functions and classes of torch's accelerator modules during one estimate.
 
-    ``room_bytes``: memory that the device has for the code.
+    A public method or attribute replaces the function or class of its name: ``device_count`` that
+    of ``torch.cuda``. Only ``known_properties`` and ``applied`` replace nothing.
+
+    Args:
+        log: the storages of the estimate, for functions such as ``torch.cuda.memory_allocated``.
+        devices: the devices of the estimate.
+        room_bytes: memory that the device has for the code; None if it is unknown.
+        note: adds a line to the notes.
     """
 
     def __init__(
@@ -96,6 +105,7 @@ class Accelerators:
         if devices.requested_device is not None:
             self._device_type, _, _ = devices.requested_device.partition(":")
         self._current = 0
+        """Index of the device that the code has made the current one."""
         self._torchs_properties = _properties_from_torch()
         """Properties of the CUDA devices that torch knows, by index."""
         self._drivers_properties: dict[int, _Properties] = {}
@@ -110,12 +120,12 @@ class Accelerators:
         return self.device_count() > 0
 
     def device_count(self) -> int:
-        here = 0
+        available = 0
         if hasattr(torch._C, "_cuda_getDeviceCount"):
-            here = int(torch._C._cuda_getDeviceCount())
+            available = int(torch._C._cuda_getDeviceCount())
         if self._device_type in (None, "cpu"):
-            return here
-        return max(here, 1)
+            return available
+        return max(available, 1)  # the device that the user has named
 
     def current_device(self) -> int:
         return self._current
@@ -164,8 +174,9 @@ class Accelerators:
         return properties.major, properties.minor
 
     def get_device_properties(self, device: Any = None) -> Any:
-        """Return the properties of a device that is here or that the user has named; of an unknown
-        one those of a Hopper, with a note.
+        """Return the properties of a device, from torch or from NVML.
+
+        A device that is unknown to both has those of a Hopper, which is noted.
         """
         index = self._index_of(device)
         if index in self._torchs_properties:
@@ -195,7 +206,8 @@ class Accelerators:
 
     def cudart(self) -> Any:
         profiler = dict.fromkeys(("cudaProfilerStart", "cudaProfilerStop"), _does_nothing)
-        # for functions imported by name
+        # Functions that a library has imported by name before, such as torch's own mem_get_info,
+        # call this.
         return SimpleNamespace(cudaMemGetInfo=self.mem_get_info, **profiler)
 
     def _name_in_log(self, device: Any) -> str:
@@ -217,8 +229,8 @@ class Accelerators:
     max_memory_reserved = max_memory_cached = max_memory_allocated
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
-        """Return torch's statistics of a device: the ones that follow from the log, and 0 for every
-        other key.
+        """Return the statistics of a device that follow from the log; other keys have the value
+        0.
         """
         current_bytes = self.memory_allocated(device)
         peak_bytes = self.max_memory_allocated(device)
@@ -318,16 +330,20 @@ class Accelerators:
         return list(dict.fromkeys(modules))
 
     def _replacement_of(self, module: ModuleType, name: str, original: Any) -> Any:
-        """Return the replacement of a module's attribute; the attribute itself if it needs none."""
+        """Return the replacement of a module's attribute; the attribute itself if it needs none.
+
+        It is a method of this class, a function that does nothing, or one that refuses: an estimate
+        does not know what an unknown function of an accelerator does.
+        """
         is_private = name.startswith("_")
         is_function = type(original) is FunctionType
-        if module is torch.cuda.nvtx:
+        if module is torch.cuda.nvtx:  # marks for a profiler; ``range`` calls the other functions
             if is_private or not is_function or name == "range":
                 return original
             return _does_nothing
         if hasattr(self, name) and not is_private:
             return getattr(self, name)
-        if name.startswith(_NOTHING):
+        if name.startswith(_DO_NOTHING):
             return _does_nothing
         if is_private or name in _NOT_REPLACED or not _is_defined_in(module, original):
             return original
@@ -357,8 +373,9 @@ def _is_defined_in(module: ModuleType, value: Any) -> bool:
 
 
 def _refusing_class(name: str, make: Callable[..., Any]) -> type:
-    """Return a class that code may use in annotations and ``isinstance``; a call of it calls
-    ``make``, which raises.
+    """Return a class in whose place a call of ``make`` raises an error.
+
+    A function would not do, because code may use the class in ``isinstance``.
     """
 
     def new(_: Any, *args: Any, **kwargs: Any) -> Any:
@@ -368,7 +385,10 @@ def _refusing_class(name: str, make: Callable[..., Any]) -> type:
 
 
 class _Properties(SimpleNamespace):
-    """Assumed properties of a device that is not queried."""
+    """Properties of a device without a context, with the names of torch's ``CudaDeviceProperties``.
+
+    The compute capability is that of a Hopper if it is not given.
+    """
 
     def __init__(self, name: str, total_bytes: int | None, major: int = 9, minor: int = 0) -> None:
         super().__init__(
@@ -388,19 +408,20 @@ class _Properties(SimpleNamespace):
         return self._total_bytes
 
 
-def _in_estimates_only(new: Callable[..., Any], old: Any) -> Callable[..., Any]:
-    """Return a function that calls ``new`` in the thread of the estimated code, and ``old`` in
-    other threads.
+def _in_estimates_only(replacement: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    """Return a function that calls ``replacement`` in the thread of the estimated code, and
+    ``original`` in other threads.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         is_estimated_code = torch._C._len_torch_dispatch_stack() > 0
         if is_estimated_code:
-            return new(*args, **kwargs)
-        return old(*args, **kwargs)
+            return replacement(*args, **kwargs)
+        return original(*args, **kwargs)
 
     return call
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> NoReturn:
+    """Raise an EstimateError for a call of a function with a dotted name, and any arguments."""
     raise EstimateError(f"an estimate cannot follow {name} in {user_line()}")

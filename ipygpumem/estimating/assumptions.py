@@ -29,7 +29,7 @@ class Assumptions:
         ``model.py:5=25%``.
 
         Raises:
-            EstimateError: a text is none.
+            EstimateError: a text is not of this form.
         """
         shares: dict[str, float] = {}
         for text in texts:
@@ -48,26 +48,31 @@ class Assumptions:
 
     def share_of(self, line: str) -> float | None:
         """Return the share that a line selects, or None; ``line`` is its label with its code."""
-        return self._shares.get(line.partition(": ")[0])
+        return self._shares.get(_label_of(line))
 
     def notes(self, upper_bounds: Iterable[str]) -> list[str]:
-        """Return the shares that lines got, and those that no line could get.
+        """Return a note on each line that got its share, and on each share that was not used.
 
         ``upper_bounds``: the lines whose results are as large as possible.
         """
         notes = list[str]()
-        met = set[str]()
         for line, share in self.used.items():
             notes.append(f"assumed to select {share:.3g} of all that it can: {line}")
-            met.add(line.partition(": ")[0])
-        as_large_as_possible = {line.partition(": ")[0] for line in upper_bounds}
+        used_labels = set(map(_label_of, self.used))
+        upper_bound_labels = set(map(_label_of, upper_bounds))
         for label in self._shares:
-            if label not in met:
-                why = "it selects nothing by values, or did not run"
-                if label in as_large_as_possible:
-                    why = "values decide its size, but no share of them is selected"
-                notes.append(f"the share of {label} is not used: {why}")
+            if label in used_labels:
+                continue
+            why = "it selects nothing by values, or did not run"
+            if label in upper_bound_labels:
+                why = "values decide its size, but no share of them is selected"
+            notes.append(f"the share of {label} is not used: {why}")
         return notes
+
+
+def _label_of(line: str) -> str:
+    """Return the label of a line with its code: ``line 5`` of ``line 5: y = x[x > 0]``."""
+    return line.partition(": ")[0]
 
 
 def _parsed_share(text: str) -> float | None:

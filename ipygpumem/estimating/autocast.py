@@ -15,12 +15,14 @@ import torch
 
 from ipygpumem.estimating.devices import Devices
 
+# Operators by policy, without their overloads. In autocast's lower type:
 _LOWER = """
 _convolution convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu
 addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
 _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 _scaled_dot_product_flash_attention scaled_dot_product_attention
 """  # noqa: E501
+# In float32:
 _FLOAT32 = """
 acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm
 native_layer_norm rms_norm group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss
@@ -39,13 +41,15 @@ converted.
 _WIDEST = (
     "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 )
+"""Operators with several arguments: the widest type among these is taken."""
 _WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
+"""Overloads that have an argument for the result's type, by the operator that has none."""
 _KEPT = frozenset({"mkldnn_rnn_layer", "binary_cross_entropy"})
 """Operators that keep the CPU's policy: its own kernel of recurrent layers, and one that CUDA's
 autocast refuses.
 """
 _CPU, _CUDA = "AutocastCPU", "AutocastCUDA"
-# Before they are replaced:
+# torch's own functions, which an estimate replaces:
 _dtype_of: Any = torch.get_autocast_dtype
 _is_enabled: Any = torch.is_autocast_enabled
 _cast_inputs: Any = torch.amp.autocast_mode._cast
@@ -65,7 +69,9 @@ def _with_tensors_converted(value: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def _is_eligible(value: Any) -> bool:
-    """Return True if autocast converts an argument."""
+    """Return True if autocast converts an argument: a tensor of floating-point numbers, except
+    float64.
+    """
     if not isinstance(value, torch.Tensor):
         return False
     return value.is_floating_point() and value.dtype is not torch.float64
@@ -77,7 +83,10 @@ def _in_float32(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _with_float32_result(operator: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    """Call an operator whose result is in float32, unless the code names another type."""
+    """Call an operator whose result is in float32, unless the code names another type.
+
+    From float16, CUDA's softmax converts while it computes, without a converted copy.
+    """
     source = args[0]
     names_dtype = any(isinstance(value, torch.dtype) for value in args)
     if dtype is None and not names_dtype and _is_eligible(source):
@@ -101,7 +110,7 @@ def _in_widest(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class Autocast:
-    """Makes the autocast of code whose tensors are on the CPU that of the card they stand for."""
+    """Lets ``torch.autocast`` act as on a card while the CPU stands for one."""
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
@@ -113,18 +122,21 @@ class Autocast:
 
     def is_enabled(self, device_type: str = "cuda") -> bool:
         """Return True if autocast is enabled for a device, or for the CPU that stands for it."""
-        if self._devices.is_elsewhere:
+        if self._devices.cpu_is_stand_in:
             device_type = "cpu"
         return bool(_is_enabled(device_type))
 
     def dtype(self, device_type: str = "cuda") -> Any:
-        """Return the type to which autocast converts."""
-        if self._devices.is_elsewhere and self.is_enabled(device_type):
+        """Return autocast's lower type for a device, such as float16."""
+        if self._devices.cpu_is_stand_in and self.is_enabled(device_type):
             device_type = "cpu"
         return _dtype_of(device_type)
 
     def cast(self, value: Any) -> Any:
-        """Return an argument as autocast converts it for an operator in its lower type."""
+        """Return a value as autocast converts it for an operator in its lower type.
+
+        Without autocast, that is the value itself.
+        """
         if not self.is_enabled():
             return value
         device_type = "cpu"
@@ -132,7 +144,7 @@ class Autocast:
             device_type = value.device.type
         return _cast_inputs(value, device_type, self.dtype())
 
-    # Replacements of torch's functions, which are called with the original function first.
+    # Replacements of torch's functions, which get the original function as their first argument.
 
     def begin(
         self,
@@ -153,7 +165,7 @@ class Autocast:
         original(block, device_type, dtype, *args, **kwargs)
 
     def clear_cache(self, original: Any) -> None:
-        """Drop the converted weights."""
+        """Stand for ``torch.clear_autocast_cache``: drop the converted weights."""
         self._policies.forget_weights()
         original()
 
@@ -171,7 +183,7 @@ class Autocast:
 
 
 class CudaPolicies:
-    """Registers CUDA's policies for the CPU's autocast key, from the first use until ``close``.
+    """Registers CUDA's policies for the CPU's autocast, from ``register`` until ``close``.
 
     Known limit: until then they also apply to CPU autocast in other threads.
     """
@@ -205,10 +217,10 @@ class CudaPolicies:
         self._weights.clear()
 
     def _kernel(self, name: str, policy: Any) -> Any:
-        """Return the function that torch calls for an operator under autocast.
+        """Return the function that torch calls for an operator inside an autocast block.
 
         Args:
-            name: the operator, with its overload.
+            name: the operator with its overload, such as ``norm.Scalar``.
             policy: runs the operator with arguments of the type that CUDA would use; None to leave
                 the arguments unchanged.
         """
@@ -216,8 +228,8 @@ class CudaPolicies:
             return torch.library.fallthrough_kernel
         packet_name, _, overload = name.partition(".")
         packet = getattr(torch.ops.aten, packet_name)
-        with_dtype = _WITH_DTYPE.get(name, overload)
-        operator = getattr(packet, with_dtype or "default")
+        overload_to_call = _WITH_DTYPE.get(name, overload)
+        operator = getattr(packet, overload_to_call or "default")
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(_CPU_KEY):
@@ -228,7 +240,7 @@ class CudaPolicies:
         return kernel
 
     def _converted_copy(self, tensor: Any) -> Any:
-        """Return a tensor in autocast's type; as in torch, converted weights are cached."""
+        """Return a tensor in autocast's lower type; as in torch, converted weights are cached."""
         dtype = _dtype_of("cpu")
         if not is_cached(tensor):
             return tensor.to(dtype)
@@ -261,8 +273,9 @@ _HALF_TO_FLOAT = {
 
 @functools.cache
 def _policies() -> list[tuple[str, Any]]:
-    """Return the operators whose policy on CUDA differs from the CPU's, and that policy; None: CUDA
-    does not cast.
+    """Return the operators whose policy on CUDA differs from the CPU's, and CUDA's policy.
+
+    None as policy: CUDA's autocast leaves the arguments of the operator unchanged.
     """
     changes: list[tuple[str, Any]] = []
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key

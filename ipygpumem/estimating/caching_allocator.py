@@ -25,6 +25,7 @@ _MIDDLE_BYTES = 10 * MIB
 """Sizes below this, and above the small ones, come from segments of the following size."""
 _MIDDLE_SEGMENT_BYTES = 20 * MIB
 NO_LIMIT = 1 << 62
+"""More bytes than any device has."""
 
 
 def in_whole_steps(size_bytes: int) -> int:
@@ -34,14 +35,17 @@ def in_whole_steps(size_bytes: int) -> int:
 
 
 def block_bytes(size_bytes: int) -> int:
-    """Return the size of the block that serves a request, before a small rest is added to it."""
+    """Return the size of the block that serves a request.
+
+    The block may become larger, if the rest of its piece is too small to be split off.
+    """
     return max(_LEAST_BYTES, in_whole_steps(size_bytes))
 
 
 def most_split_bytes() -> int:
-    """Return the size from which on the allocator does not split blocks.
+    """Return the size from which on the allocator does not split blocks; NO_LIMIT if it splits all.
 
-    It is set by a call or the environment.
+    That is the setting ``max_split_size_mb``, from the environment or a call.
     """
     match = re.search(r"max_split_size_mb *: *(\d+)", settings())
     if match is None:
@@ -52,7 +56,7 @@ def most_split_bytes() -> int:
     return size_mib * MIB
 
 
-_UNFOLLOWED = "|".join(
+_UNFOLLOWED_SETTINGS = "|".join(
     (
         r"expandable_segments *: *True",
         r"backend *: *(?!native)\w+",
@@ -63,13 +67,15 @@ _UNFOLLOWED = "|".join(
 
 def unfollowed_settings() -> list[str]:
     """Return the settings that change the reserved memory, and that estimates do not simulate."""
-    return re.findall(_UNFOLLOWED, settings())
+    return re.findall(_UNFOLLOWED_SETTINGS, settings())
 
 
 class FreePieces:
     """The free pieces of a pool's segments, from which the allocator cuts blocks.
 
-    A piece joins its free neighbours when it is freed, but never across the start of a segment.
+    A segment is memory that the driver has given; a pool has segments for small blocks, or for
+    large ones. A piece joins its free neighbours when it is freed, but never across the start of a
+    segment.
     """
 
     def __init__(self, most_split_bytes: int = NO_LIMIT) -> None:
@@ -111,7 +117,10 @@ class FreePieces:
         self.add(address, size)
 
     def _is_split(self, size: int, rest: int) -> bool:
-        """Return True if torch splits a piece into a block of ``size`` and a free ``rest``."""
+        """Return True if torch splits a piece into a block of ``size`` and a free ``rest``.
+
+        In segments for large blocks, a rest of 1 MiB or less stays a part of the block.
+        """
         if size <= _SMALL_BYTES or self.is_expandable:
             return rest >= _LEAST_BYTES
         return rest > _SMALL_BYTES and size < self._most_split_bytes
@@ -144,10 +153,10 @@ class FreePieces:
         if position == len(self._by_size):
             return None
         piece, address = self._by_size[position]
-        most = self._most_split_bytes
-        if size < most <= piece:
+        most_split = self._most_split_bytes
+        if size < most_split <= piece:
             return None
-        if size >= most and piece >= size + _MIDDLE_SEGMENT_BYTES:
+        if size >= most_split and piece >= size + _MIDDLE_SEGMENT_BYTES:
             return None
         return address
 
@@ -201,8 +210,15 @@ class SimulatedBlock(NamedTuple):
 class Allocator:
     """Simulates the caching allocator: best fit, and the cache is freed before it fails.
 
-    It starts with ``segments``. New segments get higher addresses, or lower ones (``downwards``);
-    that matters because the lower of two free pieces of the same size is used.
+    Args:
+        most_split_bytes: the size from which on blocks are not split.
+        limit_bytes: the most memory that it may reserve.
+        segments: the segments that it has at the start.
+        downwards: True if new segments get lower addresses than the existing ones, False if they
+            get higher ones. That matters because the lower of two free pieces of one size is used.
+
+    Raises:
+        OutOfRoomError: the segments take more than the limit.
     """
 
     def __init__(
@@ -266,7 +282,9 @@ class Allocator:
         return SimulatedBlock(address, taken_bytes, is_small)
 
     def _add_segment(self, pool: FreePieces, segment_bytes: int) -> int:
-        """Reserve a segment, and return its address."""
+        """Reserve a segment for a pool, and return its address; free all unused segments first if
+        the limit is reached.
+        """
         if self.reserved_bytes + segment_bytes > self._limit_bytes:
             self.reserved_bytes -= self._small.empty() + self._large.empty()
             if self.reserved_bytes + segment_bytes > self._limit_bytes:
@@ -299,7 +317,7 @@ def _segment_bytes(size: int) -> int:
 
 
 def _first_new_address(segments: Sequence[Segment], *, downwards: bool) -> int:
-    """Return the end of all segments, or downwards their beginning; 0 without any."""
+    """Return the end of all segments; their beginning if new ones go downwards; 0 without any."""
     blocks = [block for segment in segments for block in segment.blocks]
     if not blocks:
         return 0

@@ -32,8 +32,8 @@ class CardFunctions:
         self._unfollowed = unfollowed
 
     def _is_on_card(self, tensor: Any) -> bool:
-        """Return True if a tensor is on a card, or may be on the CPU that stands for one."""
-        return self._devices.is_elsewhere or tensor.device.type == "cuda"
+        """Return True if a tensor is on a card, or on the CPU while that stands for one."""
+        return self._devices.cpu_is_stand_in or tensor.device.type == "cuda"
 
     # -- recurrent layers and transformers ---------------------------------------------------------
 
@@ -52,10 +52,11 @@ class CardFunctions:
         return fused.gru_cell(*values, **kwargs)
 
     def _autocast_arguments(self, values: Any) -> list[Any]:
-        """Return the arguments of a cell as autocast converts them: all before the first product.
+        """Return the arguments of a recurrent cell as autocast converts them before the first
+        product.
 
-        The last one is the first to be converted. Autocast keeps the copies of weights that train,
-        and the products find them.
+        The last argument is converted first. For a weight that trains, the argument stays: its
+        converted copy goes into autocast's cache, where the products find it.
         """
         if not self._autocast.is_enabled():
             return list(values)
@@ -63,7 +64,7 @@ class CardFunctions:
         return converted[::-1]
 
     def _autocast_argument(self, value: Any) -> Any:
-        """Return an argument of a cell, or several states, as autocast converts them."""
+        """Return an argument of a cell as autocast converts it: a tensor, or several states."""
         if isinstance(value, (tuple, list)):
             return [self._autocast_argument(item) for item in value]
         if not isinstance(value, torch.Tensor):
@@ -89,7 +90,7 @@ class CardFunctions:
         self, original: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Return scaled dot product attention, from the kernel that torch chooses on a card."""
-        if not self._devices.is_elsewhere:
+        if not self._devices.cpu_is_stand_in:
             return original(query, key, value, *args, **kwargs)
 
         backends = torch.nn.attention
@@ -121,10 +122,10 @@ class CardFunctions:
         """Call a card's kernel that converts float16 to float32, if the code asks for that:
         ``softmax(x, -1, dtype=torch.float32)``; otherwise call ``original``.
         """
-        is_elsewhere = self._devices.is_elsewhere
         wants_float32 = kwargs.get("dtype") is torch.float32
         converts = wants_float32 and source.dtype is torch.float16
-        if not is_elsewhere or not converts or self._autocast.is_enabled():
+        is_plain = self._devices.cpu_is_stand_in and not self._autocast.is_enabled()
+        if not converts or not is_plain:
             return original(source, *args, **kwargs)
         if "dim" in kwargs:
             return kernel(source, kwargs["dim"], True)
@@ -148,7 +149,7 @@ class CardFunctions:
         """Return one-hot vectors; torch sets ones among zeros, but not for fake tensors."""
         if num_classes == -1:
             num_classes = self._number_of_classes(input)
-        is_mistake = num_classes < 1 or input.dtype is not torch.long
+        is_mistake = num_classes < 1 or input.dtype is not torch.long  # torch raises its error
         if is_mistake or torch._C._are_functorch_transforms_active():
             return original(input, num_classes)
         positions = input.unsqueeze(-1)
@@ -156,7 +157,9 @@ class CardFunctions:
         return zeros.scatter_(-1, positions, 1)
 
     def _number_of_classes(self, labels: Any) -> int:
-        """Return the number of classes that labels have; note the line if it is a guess."""
+        """Return the number of classes that labels have, their largest value and one more; note the
+        line if it is a guess.
+        """
         largest = labels.max()
         count = int(largest) + 1
         has_bound = self._values.largest(labels, None) is not None
@@ -187,7 +190,9 @@ class CardFunctions:
         result = torch.empty_like(elements, dtype=torch.bool)
         # torch calls the kernels without autograd, and without a line of Python in between.
         with torch.no_grad():
-            if test_elements.numel() < int(10 * elements.numel() ** 0.145):
+            # torch's own limit, from measurements of both ways.
+            has_few_values = test_elements.numel() < int(10 * elements.numel() ** 0.145)
+            if has_few_values:
                 _compare_with_each(elements, test_elements, result)
             else:
                 _sort_with(elements, test_elements, result, assume_unique=assume_unique)
@@ -201,7 +206,7 @@ class CardFunctions:
         training: bool = True,
         inplace: bool = False,
     ) -> Any:
-        """Return dropout; a card saves a byte for each number, the CPU a number."""
+        """Return dropout; for backward a card saves a byte for each number, the CPU a number."""
         if inplace or not self._takes_cards_dropout(p, training=training):
             return original(input, p, training, inplace)
         return torch.native_dropout(input, p, True)[0]
@@ -213,8 +218,8 @@ class CardFunctions:
         return torch.native_dropout(input, p, True)[0]
 
     def _takes_cards_dropout(self, p: float, *, training: bool) -> bool:
-        """Return True if dropout runs the kernel of a card for which the CPU stands."""
-        if not training or not self._devices.is_elsewhere:
+        """Return True if dropout runs a kernel, and that of a card for which the CPU stands."""
+        if not training or not self._devices.cpu_is_stand_in:
             return False
         return 0 < p < 1
 
@@ -233,7 +238,7 @@ class CardFunctions:
         has_kernel = hasattr(torch.ops.aten, "_fused_rms_norm")
         has_one_type = weight is None or weight.dtype is input.dtype
         fuses = has_kernel and has_one_type
-        if self._devices.is_elsewhere and (fuses or self._autocast.is_enabled()):
+        if self._devices.cpu_is_stand_in and (fuses or self._autocast.is_enabled()):
             return functional.layer_norm(input, normalized_shape, weight)
         return original(input, normalized_shape, weight, eps)
 
@@ -258,18 +263,25 @@ class CardFunctions:
 
 
 def _compare_with_each(elements: Any, test_elements: Any, result: Any) -> None:
-    """Compare each element with each value, as ATen/native/TensorCompare.cpp does."""
+    """Fill ``result`` for ``torch.isin`` by comparing each element with each value.
+
+    The steps are those of ATen/native/TensorCompare.cpp.
+    """
     shape = [1] * elements.dim() + [test_elements.numel()]
     result.copy_(elements.unsqueeze(-1).eq(test_elements.reshape(shape)).any(-1))
 
 
 def _sort_with(elements: Any, test_elements: Any, result: Any, *, assume_unique: bool) -> None:
-    """Sort the elements with the values, as ATen/native/TensorCompare.cpp does."""
-    order = None
+    """Fill ``result`` for ``torch.isin`` by sorting the elements together with the values.
+
+    An element that is among the values is next to an equal one then. The steps, and so the
+    allocations, are those of ATen/native/TensorCompare.cpp.
+    """
+    position_of_each = None
     if assume_unique:
         both = torch.cat([elements.ravel(), test_elements.ravel()])
     else:
-        different_elements, order = torch._unique(elements, False, True)
+        different_elements, position_of_each = torch._unique(elements, False, True)
         different_values, _ = torch._unique(test_elements, False)
         both = torch.cat([different_elements, different_values])
         del different_elements, different_values
@@ -277,14 +289,17 @@ def _sort_with(elements: Any, test_elements: Any, result: Any, *, assume_unique:
     is_repeated = torch.empty_like(in_order, dtype=torch.bool)
     is_repeated[:-1].copy_(in_order[1:].eq(in_order[:-1]))
     is_among = torch.empty_like(is_repeated)
-    is_among.index_copy_(0, positions, is_repeated)
-    if order is None:
+    is_among.index_copy_(0, positions, is_repeated)  # back into the order of ``both``
+    if position_of_each is None:
         result.copy_(is_among[: elements.numel()].view_as(elements))
     else:
-        result.copy_(is_among[order])
+        result.copy_(is_among[position_of_each])
 
 
 def _fill_cache(weight: Any) -> None:
-    """Let autocast convert a weight and keep the copy, by an operator that computes nothing."""
+    """Let autocast convert a weight and keep the copy.
+
+    ``einsum("ab->ab", weight)`` computes nothing, but autocast converts its argument.
+    """
     dims = "abcdef"[: weight.dim()]
     torch._C._VariableFunctions.einsum(f"{dims}->{dims}", [weight])

@@ -20,7 +20,7 @@ from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import StorageLog
 from ipygpumem.estimating.transients import has_rule, is_unknown, transient_sizes
 
-_MULTIPLY = frozenset(
+_PRODUCTS = frozenset(
     {
         "_addmm_activation",
         "_euclidean_dist",
@@ -51,7 +51,7 @@ _MULTIPLY = frozenset(
 
 A few more call it for some shapes only, which their order knows (``kernels/``).
 """
-_CONVOLVE = frozenset({"convolution", "convolution_backward"})
+_CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 _CUDNN = (
     "convolutions: cuDNN's workspaces are not counted. cuDNN chooses them; if memory is short, "
     "torch tries a way that needs less"
@@ -59,7 +59,8 @@ _CUDNN = (
 
 
 class CardOperations:
-    """Logs the memory that operations allocate, on CUDA devices with all that is not a result.
+    """Logs the memory that operations allocate: their results, and on a card also its kernels'
+    workspaces and transient blocks.
 
     ``known_properties`` returns the properties of a device, None if they are unknown.
     """
@@ -72,24 +73,27 @@ class CardOperations:
         self._known_properties = known_properties
         self._note = note
         self._workspaces = CublasWorkspaces(log, note)
-        self.unknown: dict[str, None] = {}
-        """Operators that ran on CUDA with memory that cannot be derived from shapes, in order."""
+        self.unknown_operators: dict[str, None] = {}
+        """Operators that ran on CUDA with memory that cannot be derived from shapes, in order; a
+        set.
+        """
 
     def log(self, operation: Operation, log_result: Callable[[Any], object]) -> None:
-        """Log the results and the other memory of an operation of this thread, or of autograd's.
+        """Log the memory that an operation allocates on its assumed device.
 
-        ``log_result`` logs one of the results.
+        ``log_result`` logs one of the results. On a card, the operation's other memory is logged,
+        too; an operator of which that is unknown is added to ``unknown_operators``.
         """
         is_on_card = self._assumed_device(operation).startswith("cuda")
         if is_on_card and is_unknown(operation.name):
-            self.unknown.setdefault(operation.name)
+            self.unknown_operators.setdefault(operation.name)
         if not is_on_card or not _takes_more_than_results(operation.name):
             for tensor in operation.results:
                 log_result(tensor)
             return
         card = self._card_of(operation)
         kernel = Kernel(operation, card, self._log, self._workspaces, log_result)
-        if operation.name in _CONVOLVE:
+        if operation.name in _CONVOLUTIONS:
             self._log_convolution(kernel, operation)
         else:
             _log_in_order(kernel, operation)
@@ -110,32 +114,34 @@ class CardOperations:
         )
 
     def _log_convolution(self, kernel: Kernel, operation: Operation) -> None:
-        """Log what a convolution allocates, without the workspaces of cuDNN."""
+        """Log the memory of a convolution, without the workspaces of cuDNN, which are noted."""
         if takes_cudnn():
             self._note(_CUDNN)
         else:
             convolution = Convolution.of(operation.name, operation.args, kernel.first_result)
             convolution.log(kernel)
-        kernel.results()
+        kernel.log_results()
 
 
 def _takes_more_than_results(name: str) -> bool:
     """Return True if an operator's kernel on a card may allocate blocks besides its results, such
     as a workspace.
     """
-    return name in _MULTIPLY or name in _CONVOLVE or name in ORDERS or has_rule(name)
+    return name in _PRODUCTS or name in _CONVOLUTIONS or name in ORDERS or has_rule(name)
 
 
 def _log_in_order(kernel: Kernel, operation: Operation) -> None:
-    """Log what an operation that is no convolution allocates: its results, workspaces and transient
-    blocks, in the order of its own rule if it has one.
+    """Log the results, workspaces and transient blocks of an operation that is no convolution.
+
+    The order is that of its operator, if there is one in ``ORDERS``; otherwise, as for the rest
+    after such an order, the results come first, then the workspaces.
     """
     order = ORDERS.get(operation.name)
     if order is not None:
         order(kernel, operation.args)
-    kernel.results()
-    if operation.name in _MULTIPLY:
-        kernel.workspace()
+    kernel.log_results()
+    if operation.name in _PRODUCTS:
+        kernel.log_workspaces()
     sizes = transient_sizes(
         operation.name, operation.args, kernel.first_result, kernel.card.processors
     )

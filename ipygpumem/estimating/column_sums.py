@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.units import divided_up
 
-_THREADS = 512
-"""Maximum number of threads of a block."""
-_WARP = 32
+_MOST_THREADS_OF_BLOCK = 512
+_THREADS_OF_WARP = 32
 _THREADS_OF_PROCESSOR = 2048
-_LEAST_VALUES = 16
-_MOST_VALUES = 256
+_LEAST_VALUES_OF_THREAD = 16
+_MOST_VALUES_OF_THREAD = 256
 """Minimum and maximum number of values that a thread adds up if several blocks share one sum."""
 
 
@@ -40,6 +39,7 @@ def column_sums_bytes(
     if not reduced_dims or not dims_by_stride:
         return 0
     innermost = dims_by_stride[0]
+    # If neighbouring values are summed, as in ``x.sum(1)``, one block computes each sum.
     if innermost in reduced_dims or tensor.stride(innermost) == 0:
         return 0
     sums = values_of_sum = 1
@@ -50,11 +50,11 @@ def column_sums_bytes(
             sums *= tensor.shape[dim]
     vector = _values_read_at_once(tensor, dims_by_stride)
     columns = sums // vector
-    width, height = _threads_of_block(columns, values_of_sum, _THREADS // vector)
-    blocks = _blocks_of_sum(columns, values_of_sum, width, height, processors)
-    if blocks <= 1:
+    block = _ThreadBlock.of(columns, values_of_sum, _MOST_THREADS_OF_BLOCK // vector)
+    blocks_of_sum = _blocks_of_sum(columns, values_of_sum, block, processors)
+    if blocks_of_sum <= 1:
         return 0
-    return int(itemsize * sums * blocks * width * vector)
+    return int(itemsize * sums * blocks_of_sum * block.width * vector)
 
 
 def _values_read_at_once(tensor: Any, dims_by_stride: Sequence[int]) -> int:
@@ -71,40 +71,53 @@ def _values_read_at_once(tensor: Any, dims_by_stride: Sequence[int]) -> int:
     return vector
 
 
-def _threads_of_block(columns: int, values_of_sum: int, threads: int) -> tuple[int, int]:
-    """Return the width and the height of a block of threads: the number of sums that it adds up,
-    and the number of threads that share a sum.
-    """
-    most_wide = _power_of_2(columns, threads)
-    most_high = _power_of_2(values_of_sum, threads)
-    width = min(most_wide, _WARP)
-    height = min(most_high, threads // width)
-    width = min(most_wide, threads // height)
-    return width, height
+class _ThreadBlock(NamedTuple):
+    """The shape of a block of threads."""
+
+    width: int
+    """The number of columns that it adds up."""
+    height: int
+    """The number of threads that share a column."""
+
+    @classmethod
+    def of(cls, columns: int, values_of_sum: int, threads: int) -> _ThreadBlock:
+        """Return the shape that torch chooses for a block of at most so many threads.
+
+        It is at first as wide as a warp, then as high as there are values, and at last as wide as
+        the remaining threads allow.
+        """
+        most_wide = _power_of_2(columns, threads)
+        most_high = _power_of_2(values_of_sum, threads)
+        width = min(most_wide, _THREADS_OF_WARP)
+        height = min(most_high, threads // width)
+        width = min(most_wide, threads // height)
+        return cls(width, height)
 
 
 def _power_of_2(size: int, most: int) -> int:
-    """Return the largest power of 2 that is not above ``size``, and at most ``most``."""
+    """Return the largest power of 2 that is not above ``size``; ``most`` if that is smaller."""
     if size >= most:
         return most
     exponent = max(0, size.bit_length() - 1)
     return 1 << exponent
 
 
-def _blocks_of_sum(
-    columns: int, values_of_sum: int, width: int, height: int, processors: int
-) -> int:
-    """Return the number of blocks of ``width`` times ``height`` threads that share one sum."""
-    least_values = min(height * _LEAST_VALUES, _MOST_VALUES)
-    values_of_thread = divided_up(values_of_sum, height)
-    if values_of_sum < least_values or values_of_thread < _MOST_VALUES:
+def _blocks_of_sum(columns: int, values_of_sum: int, block: _ThreadBlock, processors: int) -> int:
+    """Return the number of blocks that share one sum.
+
+    There are several if a thread would have many values, and the card could run more blocks than
+    there are columns for.
+    """
+    least_values = min(block.height * _LEAST_VALUES_OF_THREAD, _MOST_VALUES_OF_THREAD)
+    values_of_thread = divided_up(values_of_sum, block.height)
+    if values_of_sum < least_values or values_of_thread < _MOST_VALUES_OF_THREAD:
         return 1
-    blocks = divided_up(columns, width)
-    blocks_of_processor = _THREADS_OF_PROCESSOR // (width * height)
-    most_blocks = processors * blocks_of_processor
-    if blocks > most_blocks:
+    blocks_of_columns = divided_up(columns, block.width)
+    blocks_of_processor = _THREADS_OF_PROCESSOR // (block.width * block.height)
+    blocks_of_card = processors * blocks_of_processor
+    if blocks_of_columns > blocks_of_card:
         return 1
-    shares_of_blocks = divided_up(most_blocks, blocks)
-    most_shares = divided_up(values_of_thread, _LEAST_VALUES)
-    least_shares = divided_up(values_of_thread, _MOST_VALUES)
-    return max(least_shares, min(shares_of_blocks, most_shares))
+    wanted = divided_up(blocks_of_card, blocks_of_columns)
+    most = divided_up(values_of_thread, _LEAST_VALUES_OF_THREAD)
+    least = divided_up(values_of_thread, _MOST_VALUES_OF_THREAD)
+    return max(least, min(wanted, most))

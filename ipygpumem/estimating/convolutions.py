@@ -107,11 +107,11 @@ class Convolution:
         elif self.groups > 1:
             self._log_groups(kernel)
         elif not self.is_backward and self.is_transposed and self.is_in_volumes:
-            with kernel.resized(self.given):
+            with kernel.resized_result(self.given):
                 self._log_product(kernel)
         elif not self.is_backward:
             with kernel.copies(self.given):
-                kernel.results()
+                kernel.log_results()
                 self._log_product(kernel)
         elif self.is_transposed:
             with kernel.copies(self.outer, self.given):
@@ -126,16 +126,16 @@ class Convolution:
         if self.is_transposed and self.has_bias and not self.is_backward:
             ones_bytes = math.prod(self.outer.shape[2:]) * self.outer.element_size()
         with kernel.blocks([self._unfolded(), ones_bytes]):
-            kernel.workspace()
+            kernel.log_workspaces()
 
     def _log_transposed_gradients(self, kernel: Kernel) -> None:
         """Log the gradients; those of weight and bias are computed together, from one unfolding."""
-        kernel.result(0)
+        kernel.log_result(0)
         if self.gradients.of_input:
             self._log_product(kernel)
-        kernel.result(1)
+        kernel.log_result(1)
         self._log_parameters_gradients(kernel)
-        kernel.results()
+        kernel.log_results()
 
     def _log_parameters_gradients(self, kernel: Kernel) -> None:
         """Log how a transposed convolution computes the gradients of weight and bias."""
@@ -147,26 +147,26 @@ class Convolution:
     def _log_gradients(self, kernel: Kernel) -> None:
         """Log the gradients; the input's is computed first, unless in volumes or with dilation."""
         if not self.gradients.multiplies:
-            kernel.results()
+            kernel.log_results()
             return
-        kernel.result(0)
+        kernel.log_result(0)
         if self.is_in_volumes or self.is_dilated:
-            kernel.results()
+            kernel.log_results()
         with kernel.blocks([self._unfolded()]):
-            kernel.workspace()
-            kernel.result(2)
-            kernel.result(1)
+            kernel.log_workspaces()
+            kernel.log_result(2)
+            kernel.log_result(1)
 
     def _log_by_depth(self, kernel: Kernel) -> None:
         """Log the kernel of a depthwise convolution: the weight's gradient is the first."""
         if not self.is_backward:
             with kernel.copies(self.given):
-                kernel.results()
+                kernel.log_results()
             return
         with kernel.copies(self.outer):
             with kernel.copies(self.given):
-                kernel.result(1)
-            kernel.result(0)
+                kernel.log_result(1)
+            kernel.log_result(0)
 
     def _log_groups(self, kernel: Kernel) -> None:
         """Log a grouped convolution: torch convolves the groups one by one, and joins their results
@@ -179,7 +179,7 @@ class Convolution:
             for _ in range(self.groups):
                 with kernel.blocks(copied_bytes):
                     self._log_group(kernel, pieces)
-            kernel.results()
+            kernel.log_results()
 
     def _log_group(self, kernel: Kernel, pieces: ExitStack) -> None:
         """Log the blocks of one group's results, which stay alive in ``pieces`` until all groups
@@ -205,7 +205,7 @@ class Convolution:
             self._log_parameters_gradients(kernel)
         elif gradients.multiplies:
             with kernel.blocks([self._unfolded()]):
-                kernel.workspace()
+                kernel.log_workspaces()
                 if gradients.of_weight:
                     keep(self.weight)
 

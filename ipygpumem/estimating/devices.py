@@ -47,7 +47,7 @@ class Devices:
         """Has the place of each thread's current operation or call."""
 
     @property
-    def on_cpu(self) -> bool:
+    def all_on_cpu(self) -> bool:
         """True if all tensors are on the CPU, whichever device they are assumed to be on."""
         if self.real_device is None:
             return False
@@ -66,12 +66,12 @@ class Devices:
         return next(iter(self.accelerators_named_by_code), "cpu")
 
     @property
-    def is_elsewhere(self) -> bool:
+    def cpu_is_stand_in(self) -> bool:
         """True if the CPU stands for another device in this thread's current call."""
-        return self.on_cpu and self.assumed_device != "cpu" and self.place != HOST
+        return self.all_on_cpu and self.assumed_device != "cpu" and self.place != HOST
 
     @property
-    def has_places(self) -> bool:
+    def cpu_is_ambiguous(self) -> bool:
         """True if a tensor on the CPU may stand for one on a card, or be on the host."""
         return self.real_device is not None and self.requested_device != "cpu"
 
@@ -79,23 +79,23 @@ class Devices:
         """Return the name that the log has for a device."""
         if self.real_device is None:
             return str(device)
-        if self.is_host(device):
+        if self.is_on_host(device):
             return HOST
         return str(self.real_device)
 
     def assumed_for(self, device: Any) -> str:
         """Return the name of the device that a tensor on ``device`` is assumed to be on."""
-        if self.is_host(device):
+        if self.is_on_host(device):
             return "cpu"
         return self.assumed_device or str(device)
 
-    def is_host(self, device: Any) -> bool:
+    def is_on_host(self, device: Any) -> bool:
         """Return True if a result of the current operation on ``device`` is on the host."""
         if self.real_device is None:
             return bool(device.type == "cpu")
-        if not self.uses_host or not self.has_places:
+        if not self.uses_host or not self.cpu_is_ambiguous:
             return False
-        if self.on_cpu:
+        if self.all_on_cpu:
             return self.place == HOST
         return bool(device.type == "cpu")
 

@@ -142,7 +142,7 @@ class FakeCopies:
 
     def of(self, value: Any) -> Any:
         """Return the copy of ``value``, or ``value`` itself if it is shared."""
-        if self._devices.has_places:
+        if self._devices.cpu_is_ambiguous:
             value = from_notebook(value)
         if is_atom(value):
             return value

@@ -39,10 +39,11 @@ from ipygpumem.introspect import is_users
 
 
 def choose_loop(optimizer: Any, devices: Devices, places: Places) -> None:
-    """Choose an optimizer's loop as torch does on accelerators; for fake parameters it would choose
-    another.
+    """Choose an optimizer's loop over its parameters as torch does on accelerators.
 
-    torch takes the plain loop if one of the parameters is on the host.
+    For fake parameters torch would choose the plain loop. On accelerators it chooses ``foreach``,
+    which takes more memory because it changes all parameters of a group at once, or the plain loop
+    if one of the parameters is on the host.
     """
     if not _has_fast_loop(type(optimizer)):
         return  # such as Adafactor, which always uses the plain loop
@@ -70,15 +71,18 @@ def _has_fast_loop(kind: type) -> bool:
 
 
 def _is_loop_chosen(group: dict[str, Any]) -> bool:
-    """Return True if the user has chosen the loop for a group of parameters."""
+    """Return True if the user has chosen the loop for a group of parameters.
+
+    An optimizer without the option ``foreach`` gives no choice; None in it leaves it to torch.
+    """
     if group.get("fused") or group.get("differentiable"):
         return True
     return group.get("foreach", False) is not None
 
 
 MOST_VALUES = 1 << 16
-"""Maximum number of elements of a tensor that keeps its values: one made from numbers, or of
-integers on the host.
+"""Maximum number of elements of a tensor that keeps its values: one that the code makes from
+numbers, or one of integers on the host.
 """
 
 NO_PROCESSES = {
@@ -95,7 +99,9 @@ tensors.
 
 
 def fake_parameter(kind: Any, tensor: Any, *, requires_grad: bool) -> Any:
-    """Return a fake tensor that is also an instance of a library's own parameter class."""
+    """Return a parameter of a library's own class ``kind``, such as bitsandbytes' ``Params4bit``,
+    which is also a fake tensor.
+    """
     made = torch.Tensor.detach(tensor).requires_grad_(requires_grad)
     made.__class__ = _fake_parameter_class(kind)
     return made
@@ -105,7 +111,8 @@ def fake_parameter(kind: Any, tensor: Any, *, requires_grad: bool) -> Any:
 def _fake_parameter_class(kind: Any) -> Any:
     """Return a class for fake tensors that derives from a library's parameter class, too."""
 
-    def detach(tensor: Any) -> Any:  # of the same class, as torch.nn.Parameter() demands
+    def detach(tensor: Any) -> Any:
+        # Of the same class, as torch.nn.Parameter() demands, and with the same attributes.
         made = fake_parameter(kind, torch.Tensor.detach(tensor), requires_grad=False)
         vars(made).update(vars(tensor))
         return made
@@ -117,20 +124,27 @@ def _fake_parameter_class(kind: Any) -> Any:
 
 
 _NAMES_HOST = "_ipygpumem_names_host"
-"""Attribute of a ``torch.device`` context that the estimated code has made."""
+"""Attribute of a ``torch.device`` context that the estimated code has made: True if the code itself
+names the CPU.
+"""
 
 
 class Patch(NamedTuple):
     """A value that replaces an attribute during the estimate."""
 
     owner: Any
+    """The module or class that has the attribute; None if it is not installed."""
     name: str
     value: Any
     reason: str
+    """Why the attribute must be replaced."""
 
 
 class Wrapper(NamedTuple):
-    """A function that is called instead of another one, with that one as its first argument."""
+    """A function that is called instead of another one, with that one as its first argument.
+
+    The fields are those of ``Patch``.
+    """
 
     owner: Any
     name: str
@@ -138,7 +152,7 @@ class Wrapper(NamedTuple):
     reason: str
 
     def patch(self) -> Patch:
-        """Return the patch that calls the function, with the replaced one as its first argument."""
+        """Return the patch that calls ``function`` with the replaced one, then its arguments."""
         original = getattr(self.owner, self.name)
         function = self.function
 
@@ -152,8 +166,14 @@ class Wrapper(NamedTuple):
 class Patches:
     """All replacements of one estimate.
 
-    ``threads_modes`` returns the modes for a thread that the code starts, and ``functions`` is the
-    one among them that handles torch's functions.
+    Args:
+        note: adds a line to the notes.
+        unfollowed: gets the kinds of code that a replacement notices.
+        devices: the devices of the estimate.
+        autocast: the replacements of autocast's functions.
+        card: the replacements of functions with other kernels on a card.
+        functions: the mode that handles torch's functions.
+        threads_modes: returns all modes, as a context, for a thread that the code starts.
     """
 
     def __init__(
@@ -186,16 +206,20 @@ class Patches:
         replacements = [
             *self._fake_tensor_patches(),
             *self._effect_patches(),
-            *self._code_patches(),
+            *self._run_patches(),
+            *self._compiler_patches(),
+            *self._device_context_patches(),
+            *_patches_of_kept_arguments(),
         ]
         with ExitStack() as stack:
             stack.callback(self._autocast.close)
-            self._other_patches = _replacement_contexts(replacements)
-            self._operator_patches_applied = _replacement_contexts(self._operator_patches())
-            changes = [*self._other_patches, *self._operator_patches_applied]
-            for change in changes:
-                stack.enter_context(change)
-            stack.enter_context(_libraries_import_originals(changes))
+            self._other_patches = _mock_patches(replacements)
+            self._operator_patches_applied = _mock_patches(self._operator_patches())
+            applied = [*self._other_patches, *self._operator_patches_applied]
+            for mock_patch in applied:
+                stack.enter_context(mock_patch)
+            stack.enter_context(_libraries_import_originals(applied))
+            # A function that was compiled before the estimate must run as it is written.
             if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
@@ -204,7 +228,7 @@ class Patches:
         """Return the replacements of operators, such as ``torch.softmax``, which torch's compiler
         looks up by their identities.
         """
-        if self._devices.on_cpu:
+        if self._devices.all_on_cpu:
             return [*self._card_patches(), *self._autocast_patches()]
         return self._card_patches()
 
@@ -244,50 +268,49 @@ class Patches:
             Patch(torch, "set_num_threads", _do_nothing, "it would last"),
         ]
 
-    def _code_patches(self) -> list[Patch | Wrapper]:
-        """Return the replacements of functions that run the code in another way."""
+    def _run_patches(self) -> list[Patch | Wrapper]:
+        """Return the replacements of functions that run code elsewhere: in processes, in threads,
+        in a backward pass, or only for some values.
+        """
         loader = torch.utils.data.DataLoader
-        context = _device.DeviceContext
         scaler = torch.amp.GradScaler
         autograd = torch.autograd
-        traces = self._unfollowed.call_script_maker
+        hooks = autograd.graph.saved_tensors_hooks
         run_backward = self._run_backward
-        gaussian_loss = _unseen_by_modes(functional.gaussian_nll_loss)
-        stft = _unseen_by_modes(torch.stft)
-        keeps_arguments = "a mode keeps its arguments"
-        items: list[Patch | Wrapper] = [
+        return [
             Wrapper(loader, "__init__", _load_in_this_process, "processes get no fake tensors"),
             Wrapper(threading.Thread, "start", self._start_thread, "modes belong to a thread"),
+            Wrapper(scaler, "_maybe_opt_step", _always_step, "an overflow is a value"),
+            Wrapper(autograd, "_engine_run_backward", run_backward, "backward leaves modes"),
+            Wrapper(hooks, "__init__", self._set_saved_tensor_hooks, "as backward"),
+        ]
+
+    def _compiler_patches(self) -> list[Patch | Wrapper]:
+        """Return the replacements of compilers, and of the transforms of ``torch.func``."""
+        make_script = self._unfollowed.call_script_maker
+        items: list[Patch | Wrapper] = [
             Wrapper(torch, "compile", self._skip_compiling, "fake tensors are not compiled"),
             Wrapper(torch.nn.Module, "compile", self._skip_compiling_module, "as torch.compile"),
             Wrapper(torch.jit, "script", self._compile_script, "it fuses operations"),
-            Wrapper(torch.jit, "trace", traces, "as torch.jit.script"),
-            Wrapper(torch.jit, "load", traces, "as torch.jit.script"),
-            Wrapper(scaler, "_maybe_opt_step", _always_step, "an overflow is a value"),
-            Wrapper(autograd, "_engine_run_backward", run_backward, "backward leaves modes"),
-            Wrapper(
-                autograd.graph.saved_tensors_hooks,
-                "__init__",
-                self._set_saved_tensor_hooks,
-                "as backward",
-            ),
-            Wrapper(
-                torch._C._nn,
-                "_parse_to",
-                self._parse_arguments_of_to,
-                "it makes another device of one",
-            ),
-            Wrapper(context, "__init__", _note_named_device, "its device is made of the code's"),
-            Wrapper(
-                context, "__torch_function__", self._call_in_device_context, "called after our mode"
-            ),
-            Patch(functional, "gaussian_nll_loss", gaussian_loss, keeps_arguments),
-            Patch(torch, "stft", stft, keeps_arguments),
-            Patch(torch.functional, "stft", stft, keeps_arguments),
+            Wrapper(torch.jit, "trace", make_script, "as torch.jit.script"),
+            Wrapper(torch.jit, "load", make_script, "as torch.jit.script"),
         ]
         for owner, name, function in self._unfollowed.wrapped_transforms():
             items.append(Wrapper(owner, name, function, "its memory is not known"))
         return items
+
+    def _device_context_patches(self) -> list[Patch | Wrapper]:
+        """Return the replacements of functions that make a device of the one that the code names,
+        so that it is unclear afterwards whether the code named the CPU.
+        """
+        context = _device.DeviceContext
+        parse_to = self._parse_arguments_of_to
+        call = self._call_in_device_context
+        return [
+            Wrapper(torch._C._nn, "_parse_to", parse_to, "it makes another device of one"),
+            Wrapper(context, "__init__", _note_named_device, "its device is made of the code's"),
+            Wrapper(context, "__torch_function__", call, "called after our mode"),
+        ]
 
     def _card_patches(self) -> list[Patch | Wrapper]:
         """Return the replacements of functions with other kernels on a card.
@@ -329,7 +352,7 @@ class Patches:
                 items.append(Patch(optimizers, supports, _supports_cpu, why))
         return items
 
-    # -- functions that run code in another way ----------------------------------------------------
+    # -- the replacements --------------------------------------------------------------------------
 
     def _start_thread(self, original: Any, thread: Any) -> None:
         """Start a thread, with the modes if the estimated code starts it."""
@@ -357,28 +380,30 @@ class Patches:
         self._unfollowed.note_compiled(is_eager=is_eager(options))
 
     def _compile_script(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call ``torch.jit.script`` with torch's own operators.
+        """Call ``torch.jit.script`` while torch's own operators are in place.
 
         The compiler finds operators by the identity of functions, such as ``functional.linear``,
-        and keeps those that it finds first for good. It calls the user's code, whose effects and
-        threads the other replacements still keep inside the estimate.
+        and keeps those that it finds first for good. It also calls the user's code, whose effects
+        and threads must stay inside the estimate: therefore only the first call, which lists the
+        operators and runs no code of the user, sees all originals.
         """
         with _with_originals([*self._other_patches, *self._operator_patches_applied]):
-            torch.jit._builtins._get_builtin_table()  # the first call lists the operators
+            torch.jit._builtins._get_builtin_table()
         with _with_originals(self._operator_patches_applied):
             return self._unfollowed.call_script_maker(original, *args, **kwargs)
 
     def _run_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a backward pass in the mode, which ``Tensor.backward`` has left.
+        """Run a backward pass in the mode of torch's functions, which ``Tensor.backward`` has left.
 
-        A checkpoint runs the user's code again.
+        The pass may call these functions: a checkpoint runs the user's code again.
         """
         with self._functions:
             return original(*args, **kwargs)
 
     def _set_saved_tensor_hooks(self, original: Any, hooks: Any, pack: Any, unpack: Any) -> None:
-        """Set hooks of saved tensors that run in the mode, which the operation that saves them has
-        left.
+        """Set hooks of saved tensors, such as those of ``save_on_cpu``.
+
+        They run in the mode of torch's functions, which the operation that saves a tensor has left.
         """
 
         def run_in_mode(hook: Any, saved: Any) -> Any:
@@ -390,19 +415,22 @@ class Patches:
         )
 
     def _parse_arguments_of_to(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the parsed arguments of ``Module.to``.
+        """Return the parsed arguments of ``Module.to``, of which a device is the first.
 
-        A CPU among them becomes ``ON_HOST`` if the code itself names it, otherwise ``STAND_IN``.
+        A CPU becomes ``ON_HOST`` if the code itself names it, as in ``model.to("cpu")``, otherwise
+        ``STAND_IN``. torch would return a new device, of which that is not known.
         """
         device, *further = original(*args, **kwargs)
-        if device is None or device.type != "cpu" or not self._devices.has_places:
+        if device is None or device.type != "cpu" or not self._devices.cpu_is_ambiguous:
             return device, *further
         named = kwargs.get("device", kwargs.get("tensor"))
         if args:
             named = args[0]
         if isinstance(named, torch.Tensor):
             named = named.device
-        return ON_HOST if names_host(named) else STAND_IN, *further
+        if names_host(named):
+            return ON_HOST, *further
+        return STAND_IN, *further
 
     def _call_in_device_context(
         self,
@@ -413,9 +441,10 @@ class Patches:
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
-        """Call a function inside ``with torch.device("cuda"):``.
+        """Call a function of torch inside ``with torch.device("cuda"):``.
 
-        If it makes a tensor, it gets the device that stands for that of the context.
+        One that makes a tensor, such as ``torch.zeros``, gets the device that stands for the
+        context's, unless the call names another one.
         """
         options = dict(kwargs or {})
         is_constructor = func in _device._device_constructors()
@@ -433,22 +462,36 @@ def _note_named_device(original: Any, context: Any, device: Any) -> None:
     vars(context)[_NAMES_HOST] = names_host(device)
 
 
-def _replacement_contexts(items: list[Patch | Wrapper]) -> list[Any]:
-    """Return a context for each replacement of something that this version of torch has."""
-    changes = []
+def _patches_of_kept_arguments() -> list[Patch | Wrapper]:
+    """Return the replacements of functions that drop their arguments early, to free memory."""
+    gaussian_loss = _unseen_by_modes(functional.gaussian_nll_loss)
+    stft = _unseen_by_modes(torch.stft)
+    why = "a mode keeps its arguments"
+    return [
+        Patch(functional, "gaussian_nll_loss", gaussian_loss, why),
+        Patch(torch, "stft", stft, why),
+        Patch(torch.functional, "stft", stft, why),
+    ]
+
+
+def _mock_patches(items: list[Patch | Wrapper]) -> list[Any]:
+    """Return a patch of ``unittest.mock`` for each replacement.
+
+    An attribute that this version of torch does not have is not replaced.
+    """
+    mock_patches = []
     for item in items:
         if not hasattr(item.owner, item.name):
             continue
         if isinstance(item, Wrapper):
             item = item.patch()
-        change = patch.object(item.owner, item.name, item.value)
-        changes.append(change)
-    return changes
+        mock_patches.append(patch.object(item.owner, item.name, item.value))
+    return mock_patches
 
 
 class SavedFiles:
-    """Stands for functions that save and load files: saves nothing, and names the files that are
-    missing for that reason.
+    """Stands for functions that save and load files. It saves nothing, and explains the error when
+    the code then loads a file that is missing for that reason.
     """
 
     def __init__(self, note: Note) -> None:
@@ -457,7 +500,7 @@ class SavedFiles:
         """Files by their paths, or by the identity of a file object, which this keeps unique."""
 
     def save(self, _: Any, obj: Any, f: Any, *__: Any, **___: Any) -> None:
-        """Stand for ``torch.save``."""
+        """Stand for ``torch.save(obj, f)``, whose arguments the code may pass by name."""
         self._files[_key_of_file(f)] = f
         self._note(f"{user_line()}: torch.save wrote nothing")
 
@@ -472,7 +515,7 @@ class SavedFiles:
             raise EstimateError(f"{reason} in {user_line()}") from error
 
     def serialize(self, *_: Any, **__: Any) -> bytes:
-        """Stand for the functions of safetensors that write."""
+        """Stand for the functions of safetensors that write, and return an empty file's bytes."""
         self._note(f"{user_line()}: safetensors wrote nothing")
         return b""
 
@@ -505,7 +548,10 @@ def _supports_cpu(*_: Any, **__: Any) -> list[str]:
 
 
 def _make_fake_parameter(original: Any, kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Make a parameter of a library's own class from a fake tensor."""
+    """Stand for ``Tensor._make_subclass``, with which a library's class makes a parameter.
+
+    From a fake tensor it makes a fake parameter of that class.
+    """
     is_fake = isinstance(data, fake_tensor.FakeTensor)
     if not is_fake or not issubclass(kind, torch.nn.Parameter):
         return original(kind, data, *args, **kwargs)
@@ -516,7 +562,11 @@ def _make_fake_parameter(original: Any, kind: Any, data: Any, *args: Any, **kwar
 
 
 def _swap_values(original: Any, first: Any, second: Any) -> None:
-    """Give the first tensor the data of the second one, as ``Module.to`` needs it."""
+    """Stand for ``torch.utils.swap_tensors``, with which ``Module.to`` may move a parameter.
+
+    Between devices of one type the first tensor gets the data of the second one; ``Module.to``
+    drops the second one then.
+    """
     if first.device.type == second.device.type:
         first.data = second.data
     else:
@@ -543,26 +593,32 @@ def _load_in_this_process(original: Any, loader: Any, *args: Any, **kwargs: Any)
 
 
 def _always_step(_: Any, scaler: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
-    """Step: it is unknown if a gradient overflowed, and a skipped step would take no memory."""
+    """Run the optimizer's step, which a ``GradScaler`` skips if a gradient has overflowed.
+
+    That is unknown, and the first step allocates the optimizer's state.
+    """
     return optimizer.step(*args, **kwargs)
 
 
-_PLAIN = (type(None), torch.Tensor, torch.nn.Parameter, fake_tensor.FakeTensor)
+_PLAIN_CLASSES = (type(None), torch.Tensor, torch.nn.Parameter, fake_tensor.FakeTensor)
+"""Classes that override no torch functions."""
 
 
 def _has_foreign_class(original: Any, items: Any) -> bool:
-    """Return True if an item is a tensor of a class that overrides torch functions.
+    """Stand for ``has_torch_function``: return True if an item has a class that overrides torch
+    functions.
 
-    Modules use their fused kernels only if there is none, and our modes must not disable these.
+    torch itself also returns True inside a mode, and then modules do not use their fused kernels.
     """
-    has_other_class = any(type(item) not in _PLAIN for item in items)
+    has_other_class = any(type(item) not in _PLAIN_CLASSES for item in items)
     return has_other_class and bool(original(items))
 
 
 def _unseen_by_modes(function: Any) -> Any:
-    """Return a function of torch of which modes see only the functions that it calls.
+    """Return a copy of a torch function that modes do not see; they see the functions it calls.
 
-    A mode keeps all arguments until the function ends, also those that the function drops.
+    A mode would keep all arguments until the function ends, also those that the function drops
+    earlier.
     """
     has_torch_function = torch.overrides.has_torch_function
 
@@ -576,10 +632,11 @@ def _unseen_by_modes(function: Any) -> Any:
 
 
 @contextmanager
-def _libraries_import_originals(changes: list[Any]) -> Iterator[None]:
-    """Let imports of libraries inside the block get torch's own functions and tensors.
+def _libraries_import_originals(mock_patches: list[Any]) -> Iterator[None]:
+    """Let libraries that are imported inside the block get torch's own functions and tensors.
 
-    A library keeps for good what it imports, as in ``from torch import save``.
+    A library keeps for good what it imports, as in ``from torch import save``. The user's modules
+    are forgotten after the estimate (``rollback.py``), and get the replacements.
     """
     # It imports modules of torch itself when it is first entered, as ``f"{x}"`` does: within
     # ``exec_module`` it would ask for the module that is being imported.
@@ -598,7 +655,7 @@ def _libraries_import_originals(changes: list[Any]) -> Iterator[None]:
         is_importing = True
         try:
             with (
-                _with_originals(changes),
+                _with_originals(mock_patches),
                 _disable_current_modes(),
                 torch._C.DisableTorchFunction(),
             ):
@@ -611,26 +668,26 @@ def _libraries_import_originals(changes: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _with_originals(changes: list[Any]) -> Iterator[None]:
+def _with_originals(mock_patches: list[Any]) -> Iterator[None]:
     """Restore torch's own functions during the block.
 
     Args:
-        changes: patches of ``unittest.mock``, each of which replaces one function.
+        mock_patches: patches of ``unittest.mock``, each of which replaces one function.
     """
-    replaced: list[tuple[Any, Any]] = []
+    undone: list[tuple[Any, Any]] = []
     """The patches to undo, each with the value that is there now."""
-    for change in changes:
+    for mock_patch in mock_patches:
         # Code that is being compiled may import a library: then some are undone already.
-        is_applied = hasattr(change, "target")
+        is_applied = hasattr(mock_patch, "target")
         if is_applied:
             # The code may have replaced the replacement.
-            current = vars(change.target).get(change.attribute, change.new)
-            replaced.append((change, current))
-    for change, _ in reversed(replaced):
-        change.__exit__(None, None, None)
+            current = vars(mock_patch.target).get(mock_patch.attribute, mock_patch.new)
+            undone.append((mock_patch, current))
+    for mock_patch, _ in reversed(undone):
+        mock_patch.__exit__(None, None, None)
     try:
         yield
     finally:
-        for change, current in replaced:
-            change.__enter__()
-            setattr(change.target, change.attribute, current)
+        for mock_patch, current in undone:
+            mock_patch.__enter__()
+            setattr(mock_patch.target, mock_patch.attribute, current)

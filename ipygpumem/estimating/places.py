@@ -25,9 +25,9 @@ class Places:
     def of(self, tensor: Any) -> str:
         """Return the place of a fake tensor."""
         devices = self._devices
-        if not devices.on_cpu:
-            is_host = devices.is_host(tensor.device)
-            return HOST if is_host else CARD
+        if not devices.all_on_cpu:
+            is_on_host = devices.is_on_host(tensor.device)
+            return HOST if is_on_host else CARD
         if not devices.uses_host:
             return CARD
         with torch._C.DisableTorchFunction():

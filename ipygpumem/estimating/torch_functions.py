@@ -92,7 +92,7 @@ class TorchFunctions(TorchFunctionMode):
             with devices.placing(devices.place_named_by(device)):
                 kwargs = {**kwargs, "device": devices.real_device_instead_of(device)}
                 return func(*args, **kwargs)
-        if devices.requested_device is None or devices.on_cpu:
+        if devices.requested_device is None or devices.all_on_cpu:
             return func(*args, **kwargs)
         if func in _device_constructors():
             kwargs = {**kwargs, "device": devices.real_device}
@@ -147,7 +147,7 @@ class TorchFunctions(TorchFunctionMode):
         A card converts what comes from the host after it has got it, and the host what it gets.
         """
         devices = self._devices
-        if not devices.on_cpu:
+        if not devices.all_on_cpu:
             with devices.placing(place):
                 return call(tensor)
         is_plain = not hasattr(type(tensor), "__tensor_flatten__") and not is_transformed()
@@ -160,7 +160,7 @@ class TorchFunctions(TorchFunctionMode):
     def _device_of(self, original: Any, tensor: Any) -> Any:
         """Return a tensor's device; instead of the CPU, ``ON_HOST`` or ``STAND_IN``."""
         device = original(tensor)
-        if device.type != "cpu" or not self._devices.has_places:
+        if device.type != "cpu" or not self._devices.cpu_is_ambiguous:
             return device
         if self._places.of(tensor) == HOST:
             return ON_HOST
@@ -181,7 +181,7 @@ class TorchFunctions(TorchFunctionMode):
     ) -> Any:
         """Call a recurrent layer, and note the line if a card's kernels need more memory."""
         device = self._devices.assumed_for(input.device)
-        has_own_kernels = torch.backends.cudnn.enabled or self._devices.is_elsewhere
+        has_own_kernels = torch.backends.cudnn.enabled or self._devices.cpu_is_stand_in
         if has_own_kernels and device.startswith("cuda"):
             self.recurrent[user_line()] = None
         if args and _is_batch_sizes(args[0]):  # of a packed sequence: C++ reads their memory

@@ -292,7 +292,7 @@ class Unlisted:
                 numpy_arrays += on_storage
         with_objects = by_identity(list(compress(numpy_arrays, holding_objects(numpy_arrays))))
         sizes.exclude_data(with_objects.values())  # not their elements
-        sizes.together([array for array in large_arrays if id(array) not in with_objects])
+        sizes.exclude([array for array in large_arrays if id(array) not in with_objects])
 
     def _count_names(self) -> None:
         """Count all objects that names lead to, once: it takes long next to many objects."""

@@ -26,7 +26,7 @@ from ipygpumem.estimating import user_line
 from ipygpumem.estimating.effects import effects_of
 from ipygpumem.estimating.records import Estimate
 from tests.alone import alone
-from tests.steps import works
+from tests.steps import run_cells
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 
@@ -693,11 +693,11 @@ def train(**options):
 def test_a_trainer_that_saves_its_model_is_refused_with_advice(
     bare_kernel: Kernel, tmp_path: Path
 ) -> None:
-    works(bare_kernel, SAVING_TRAINER)
+    run_cells(bare_kernel, SAVING_TRAINER)
     reply = bare_kernel.run(f"ipygpumem.estimate(train, output_dir={str(tmp_path)!r})")
     assert "data_ptr in line" in reply.message
     assert reply.message.endswith("save_strategy='no' for a Trainer")
-    works(
+    run_cells(
         bare_kernel, f"ipygpumem.estimate(train, output_dir={str(tmp_path)!r}, save_strategy='no')"
     )
 

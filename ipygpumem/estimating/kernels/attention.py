@@ -14,12 +14,12 @@ from ipygpumem.units import divided_up, rounded_up
 
 @order_of("_scaled_dot_product_efficient_attention")
 def _efficient_attention(kernel: Kernel, args: Any) -> None:
-    """Log attention; outside of graphs, the state of its random numbers is in RAM.
+    """Log the results of attention, and a buffer for heads of 16 bits wider than 128.
 
-    Wide heads of 16 bits are summed up in float32.
+    Their sums are computed in float32, in that buffer.
     """
-    kernel.on_host(2, 3)
-    kernel.results()
+    kernel.skip_results(2, 3)  # the random state of dropout, which is in RAM outside CUDA graphs
+    kernel.log_results()
     query, _, value = args[:3]
     batch, heads, length, width = query.shape
     width_of_value = value.shape[-1]
@@ -31,14 +31,15 @@ def _efficient_attention(kernel: Kernel, args: Any) -> None:
 
 @order_of("_scaled_dot_product_efficient_attention_backward")
 def _efficient_attention_backward(kernel: Kernel, args: Any) -> None:
-    """Log the gradients, then the sums of the gradient's products with the output, then a buffer.
+    """Log the gradients, a sum for each row of the gradient times the output, and a buffer.
 
-    Only the kernels of 16 bits compute these products themselves.
+    The kernels of 16 bits multiply these rows themselves. For float32, torch computes the products
+    of all elements first, and adds them up.
     """
     gradient, query = args[:2]
     batch, heads, length, _ = query.shape
     sums_bytes = batch * heads * length * 4
-    kernel.results()
+    kernel.log_results()
     with ExitStack() as stack:
         stack.enter_context(kernel.blocks(copies_by_heads(gradient)))
         sums = kernel.blocks([sums_bytes])
@@ -51,28 +52,50 @@ def _efficient_attention_backward(kernel: Kernel, args: Any) -> None:
 
 
 def _buffer_bytes(args: Any) -> int:
-    """Return the bytes of float32 sums for tiles of the query's gradient, with 16 bytes each."""
+    """Return the bytes of the buffer in which the backward pass adds up gradients in float32.
+
+    For each head it has the sums of the query's gradient, and 16 bytes for each tile of them. The
+    kernel that torch chooses, and so the size of a tile, depends on the widest head.
+    """
     _, query, key, value = args[:4]
     batch, heads, length, width = query.shape
-    rows = batch * heads
+    all_heads = batch * heads
     width_of_value = value.shape[-1]
     widest = max(width, width_of_value)
     is_half = query.itemsize == 2
-    is_middle = 64 < widest <= 128
-    sums_columns = 64
-    if is_middle:
-        sums_columns = 128
-    sums = rounded_up(length, 64) * rounded_up(width, sums_columns)
+    sums = _sums_of_query(length, width, widest)
     if widest > 128 and is_half:
-        parts_of_keys = divided_up(key.shape[-2], 64)
-        parts = max(1, min(parts_of_keys, 200 // rows))
-        widths = rounded_up(width, 128) + rounded_up(width_of_value, 128)
-        sums += parts * 64 * widths
+        # Such heads do not fit into registers: the sums for keys and values are in the buffer, too.
+        sums += _sums_of_keys(key.shape[-2], width, width_of_value, all_heads)
+    tiles = _tiles_of_query(length, width, widest, is_half=is_half)
+    return int(all_heads * (sums * 4 + tiles * 16))
+
+
+def _sums_of_query(length: int, width: int, widest: int) -> int:
+    """Return the number of sums for the gradient of one head's query, in whole tiles."""
+    tile_columns = 64
+    if 64 < widest <= 128:
+        tile_columns = 128
+    return rounded_up(length, 64) * rounded_up(width, tile_columns)
+
+
+def _sums_of_keys(keys: int, width: int, width_of_value: int, all_heads: int) -> int:
+    """Return the number of sums for the gradients of one head's keys and values.
+
+    The kernel splits the keys into parts: the more heads there are, the fewer parts.
+    """
+    parts_of_keys = divided_up(keys, 64)
+    parts = max(1, min(parts_of_keys, 200 // all_heads))
+    widths = rounded_up(width, 128) + rounded_up(width_of_value, 128)
+    return parts * 64 * widths
+
+
+def _tiles_of_query(length: int, width: int, widest: int, *, is_half: bool) -> int:
+    """Return the number of tiles into which a kernel divides the gradient of one head's query."""
     tile_rows = 128
     if widest <= 64:
         tile_rows = 64
     tile_columns = 64
-    if is_half and is_middle:
+    if is_half and 64 < widest <= 128:
         tile_columns = 128
-    tiles = divided_up(length, tile_rows) * divided_up(width, tile_columns)
-    return int(rows * (sums * 4 + tiles * 16))
+    return divided_up(length, tile_rows) * divided_up(width, tile_columns)

@@ -22,22 +22,28 @@ from ipygpumem.estimating.transients import (
 @order_of("count_nonzero")
 def _count_nonzero(kernel: Kernel, args: Any) -> None:
     """Log a mask of the values that are not zero, then its 8-byte integers, then their sums."""
-    source, *dims = args
+    source, *options = args
     count = source.numel()
     with kernel.blocks([count, 8 * count]):
-        kernel.results()
-        if dims and dims[0] is not None:
-            summed = list(dims[0]) if isinstance(dims[0], (list, tuple)) else [dims[0]]
-            kernel.allocate_briefly(column_sums_bytes(source, summed, 8, kernel.card.processors))
+        kernel.log_results()
+        if options and options[0] is not None:
+            dims = options[0]
+            if not isinstance(dims, (list, tuple)):
+                dims = [dims]
+            kernel.allocate_briefly(column_sums_bytes(source, dims, 8, kernel.card.processors))
 
 
 class _Indices(NamedTuple):
-    """Indices of a tensor's dimensions; masks count as the positions at which they are true."""
+    """The indices in ``x[...]``; a mask counts as the positions at which it is true.
+
+    ``x[rows, :, mask]`` has the dimensions 0 and 2, and two tensors of positions: ``rows`` itself,
+    and the positions in ``mask``.
+    """
 
     dims: list[int]
     """The dimensions that are indexed."""
     positions: list[Any]
-    """The index of each of these dimensions."""
+    """The positions in each of these dimensions."""
     masks: list[Any]
     """The indices that are masks."""
     selected: int
@@ -45,11 +51,18 @@ class _Indices(NamedTuple):
 
     @property
     def are_adjacent(self) -> bool:
-        """True if no dimension without an index is between those with one."""
-        return self.dims[-1] - self.dims[0] < len(self.dims)
+        """True if no dimension without an index is between those with one.
+
+        For ``x[i, :, j]`` that is False.
+        """
+        return _are_adjacent(self.dims)
 
     def copied_bytes(self) -> list[int]:
-        """Return the bytes of each index that is copied, because the indices differ in layout."""
+        """Return the bytes of each tensor of positions that torch copies.
+
+        If they differ in shape or strides, torch expands all to one shape, and copies those that
+        are not contiguous then.
+        """
         layouts = {(index.shape, index.stride()) for index in self.positions}
         if len(layouts) < 2:
             return []
@@ -62,23 +75,21 @@ class _Indices(NamedTuple):
 
     @property
     def positions_count(self) -> int:
-        """The number of positions that the indices have together."""
+        """The number of elements of ``x`` that the indices select, when expanded to one shape."""
         return math.prod(torch.broadcast_shapes(*(index.shape for index in self.positions)))
 
 
 def _indices_of(source: Any, indices: Sequence[Any], values: Any) -> _Indices:
     """Return the indices with which an operation reads or replaces ``values`` of a tensor.
 
-    The shape of the values says how many of them masks select; without it they select all.
+    Args:
+        source: the tensor.
+        indices: the index of each dimension, None for a slice of the whole dimension. A mask covers
+            as many dimensions as it has itself.
+        values: the values at the indices; their shape says how many positions a mask selects.
     """
     masks = [index for index in indices if is_mask(index)]
-    dims: list[int] = []
-    dim = 0
-    for index in indices:
-        covered = index.dim() if is_mask(index) else 1
-        if index is not None:
-            dims += range(dim, dim + covered)
-        dim += covered
+    dims = _indexed_dims(indices)
     selected = _number_of_selected(source, dims, masks, values)
     positions: list[Any] = []
     for index in indices:
@@ -89,25 +100,45 @@ def _indices_of(source: Any, indices: Sequence[Any], values: Any) -> _Indices:
     return _Indices(dims, positions, masks, selected)
 
 
+def _indexed_dims(indices: Iterable[Any]) -> list[int]:
+    """Return the dimensions that have an index: 0 and 2 for ``x[i, :, j]``."""
+    dims: list[int] = []
+    dim = 0
+    for index in indices:
+        covered = index.dim() if is_mask(index) else 1
+        if index is not None:
+            dims += range(dim, dim + covered)
+        dim += covered
+    return dims
+
+
+def _are_adjacent(dims: Sequence[int]) -> bool:
+    """Return True if sorted dimensions have no other dimension between them."""
+    return dims[-1] - dims[0] < len(dims)
+
+
 def _number_of_selected(source: Any, dims: list[int], masks: list[Any], values: Any) -> int:
-    """Return at how many positions masks are true, from the shape of the selected ``values``."""
-    most = max((mask.numel() for mask in masks), default=0)
-    if dims[-1] - dims[0] < len(dims):
+    """Return at how many positions masks are true, from the shape of the selected ``values``.
+
+    If the shape does not say it, as in ``x[mask] = 0``, that is all positions.
+    """
+    all_positions = max((mask.numel() for mask in masks), default=0)
+    # In the values, the dimension of the positions comes before the remaining ones of the source.
+    dims_behind = source.dim() - len(dims)  # torch moves positions of dimensions apart to the front
+    if _are_adjacent(dims):
         dims_behind = source.dim() - 1 - dims[-1]
-    else:  # indices that are apart come first
-        dims_behind = source.dim() - len(dims)
     if values.dim() <= dims_behind:
-        return most
+        return all_positions
     selected = int(values.shape[-1 - dims_behind])
-    if selected == 1:  # for all positions
-        return most
-    return min(selected, most)
+    if selected == 1:  # the same value for all positions
+        return all_positions
+    return min(selected, all_positions)
 
 
 def _log_positions_of_masks(
     kernel: Kernel, masks: Iterable[Any], selected: int, positions: ExitStack
 ) -> None:
-    """Log the positions at which masks are true, which ``positions`` keeps."""
+    """Log the positions at which masks are true; their blocks live until ``positions`` closes."""
     for mask in masks:
         with kernel.copies(mask):
             positions.enter_context(kernel.blocks([8 * selected * mask.dim()]))
@@ -115,9 +146,9 @@ def _log_positions_of_masks(
 
 @order_of("nonzero")
 def _nonzero(kernel: Kernel, args: Any) -> None:
-    """Log the positions, and a copy of a tensor that is not contiguous."""
+    """Log the positions of ``x.nonzero()``, and a copy of ``x`` if it is not contiguous."""
     with kernel.copies(args[0]):
-        kernel.results()
+        kernel.log_results()
 
 
 @order_of("masked_select")
@@ -128,41 +159,48 @@ def _masked_select(kernel: Kernel, args: Any) -> None:
     selected = kernel.first_result.numel()
     with ExitStack() as positions:
         _log_positions_of_masks(kernel, [mask.expand(shape)], selected, positions)
-        kernel.results()
+        kernel.log_results()
 
 
 @order_of("index")
 def _index(kernel: Kernel, args: Any) -> None:
-    """Log the values at some indices. Masks become positions, and indices with different strides
-    are copied; both are freed at the end.
+    """Log the values of ``x[indices]``.
+
+    Masks become positions, and indices that differ in shape or strides are copied; both are freed
+    at the end.
     """
     source, index_tensors = args[:2]
     indices = _indices_of(source, index_tensors, kernel.first_result)
     with ExitStack() as positions:
         _log_positions_of_masks(kernel, indices.masks, indices.selected, positions)
         with kernel.blocks(indices.copied_bytes()):
-            kernel.results()
+            kernel.log_results()
 
 
 @order_of("index_put", "_index_put_impl")
-def _put(kernel: Kernel, args: Any) -> None:
-    """Log how a kernel replaces values at indices, or adds values to them."""
+def _index_put(kernel: Kernel, args: Any) -> None:
+    """Log how a kernel replaces values, as in ``x[indices] = y``, or adds to them.
+
+    The gradient of ``x[indices]`` is such a sum (``accumulate=True``).
+    """
     target, index_tensors, values, *options = args
     indices = _indices_of(target, index_tensors, values)
     accumulates = bool(options) and options[0]
-    kernel.results()
+    kernel.log_results()
     if accumulates:
         _log_added_values(kernel, target, indices, values)
         return
     is_number = values.numel() == 1 and values.device.type == "cpu"
-    if is_number:  # filled in by the mask
+    if is_number:  # ``x[mask] = 0`` fills the mask, and needs no positions
         return
     with ExitStack() as positions:
         _log_positions_of_masks(kernel, indices.masks, indices.selected, positions)
 
 
 def _log_added_values(kernel: Kernel, target: Any, indices: _Indices, values: Any) -> None:
-    """Log how a kernel adds values at indices, which may be repeated: it sorts positions."""
+    """Log how a kernel adds values at indices, of which several may be the same: it sorts the
+    positions in the whole tensor.
+    """
     index_bytes = 8 * indices.positions_count
     with ExitStack() as stack:
         with ExitStack() as positions:
@@ -170,7 +208,9 @@ def _log_added_values(kernel: Kernel, target: Any, indices: _Indices, values: An
             _log_summed_positions(kernel, len(indices.dims), index_bytes, stack)
         stack.enter_context(kernel.copies(values))
         if not indices.are_adjacent:
-            stack.enter_context(kernel.blocks([target.nbytes]))  # in another order of dimensions
+            # A copy of the target with the indexed dimensions first.
+            stack.enter_context(kernel.blocks([target.nbytes]))
+        # Positions, sorted positions, and their order.
         stack.enter_context(kernel.blocks([index_bytes, index_bytes, index_bytes]))
         bits = _bits_of_positions(target.shape, indices)
         kernel.allocate_briefly(sort_bytes(indices.positions_count, bits))
@@ -179,9 +219,9 @@ def _log_added_values(kernel: Kernel, target: Any, indices: _Indices, values: An
 def _log_summed_positions(
     kernel: Kernel, indices: int, index_bytes: int, positions: ExitStack
 ) -> None:
-    """Log the positions of values in the whole tensor, which ``positions`` keeps.
+    """Log the positions of values in the whole tensor; ``positions`` keeps the result alive.
 
-    They are sums over the dimensions: ``x[i, j]`` is at ``i * width + j``.
+    They are sums over the ``indices`` dimensions: ``x[i, j]`` is at ``i * width + j``.
     """
     for number in range(indices):
         with kernel.blocks([index_bytes]):  # negative indices become positive
@@ -189,12 +229,12 @@ def _log_summed_positions(
             if number == 0:
                 positions.enter_context(product)
                 continue
-            with product:  # the sum is kept in the first one
+            with product:  # freed once it is added to the first one
                 pass
 
 
 def _bits_of_positions(shape: Any, indices: _Indices) -> int:
-    """Return the number of bits of the highest position to which values are added."""
+    """Return the number of bits of the highest position, by which the positions are sorted."""
     if indices.are_adjacent:
         positions = math.prod(shape[: indices.dims[-1] + 1])
     else:
@@ -204,9 +244,11 @@ def _bits_of_positions(shape: Any, indices: _Indices) -> int:
 
 @order_of("masked_scatter")
 def _masked_scatter(kernel: Kernel, args: Any) -> None:
-    """Log the position in the source for each element, which is a cumulative sum of the mask."""
+    """Log ``x.masked_scatter(mask, source)``: each element gets its position in the source, which
+    is a cumulative sum of the mask.
+    """
     mask = args[1]
-    kernel.results()
+    kernel.log_results()
     result = kernel.first_result
     count = result.numel()
     kernel.allocate_briefly(
@@ -222,7 +264,7 @@ def _masked_scatter_backward(kernel: Kernel, args: Any) -> None:
 
 
 def _copied_mask_bytes(mask: Any, tensor: Any) -> list[int]:
-    """Return the bytes of a copy of a mask, unless it is contiguous and has a tensor's shape."""
+    """Return the bytes of a mask's copy in a tensor's shape; none if it can be read as it is."""
     if mask.shape == tensor.shape and is_contiguous(mask):
         return []
     return [tensor.numel()]
@@ -230,8 +272,8 @@ def _copied_mask_bytes(mask: Any, tensor: Any) -> list[int]:
 
 @order_of("scatter_reduce")
 def _scatter_reduce(kernel: Kernel, args: Any) -> None:
-    """Log how a mean is computed: ones, how many of them fall on each position, and where none."""
-    source = _source_of_means(kernel, args)
+    """Log ``scatter_reduce`` with means: ones, their sums by position, and a mask of no values."""
+    source = _log_means_of(kernel, args)
     if source is None:
         return
     kernel.allocate_briefly(source.nbytes, kernel.result_bytes, kernel.first_result.numel())
@@ -239,8 +281,8 @@ def _scatter_reduce(kernel: Kernel, args: Any) -> None:
 
 @order_of("index_reduce")
 def _index_reduce(kernel: Kernel, args: Any) -> None:
-    """Log how a mean is computed: how many values fall on each position, then where none."""
-    source = _source_of_means(kernel, args)
+    """Log ``index_reduce`` with means: the number of values by position, then a mask of none."""
+    source = _log_means_of(kernel, args)
     if source is None:
         return
     with kernel.blocks([kernel.result_bytes]):
@@ -248,9 +290,13 @@ def _index_reduce(kernel: Kernel, args: Any) -> None:
         kernel.allocate_briefly(kernel.first_result.numel())
 
 
-def _source_of_means(kernel: Kernel, args: Any) -> Any:
-    """Log the results of a reduction, and return its values; None if it computes no means."""
+def _log_means_of(kernel: Kernel, args: Any) -> Any:
+    """Log the results of a reduction to means, and return the values that it reduces.
+
+    None for another reduction, such as ``"sum"``, which needs no further blocks: its results are
+    logged after its order.
+    """
     if args[4] != "mean":
         return None
-    kernel.results()
+    kernel.log_results()
     return args[3]

@@ -14,14 +14,18 @@ from ipygpumem.estimating.transients import is_contiguous
 
 
 class Kernel:
-    """Logs what one operation allocates on a card, in the order in which its rule says so.
+    """Logs the memory that one operation allocates on a card.
+
+    The order of an operator (a function with the decorator ``order_of``) calls these methods as the
+    CUDA kernel allocates. ``with kernel.blocks([...])`` is a block that the kernel frees after the
+    steps inside, so nested ``with`` blocks show which allocations are alive at once.
 
     Args:
         operation: the operation.
         card: the card on which it runs.
         log: the log of storages.
         workspaces: the workspaces of cuBLAS that the code has.
-        log_result: logs one of the operation's results.
+        log_result_tensor: logs one of the operation's results.
     """
 
     def __init__(
@@ -30,15 +34,17 @@ class Kernel:
         card: Card,
         log: StorageLog,
         workspaces: CublasWorkspaces,
-        log_result: Callable[[Any], object],
+        log_result_tensor: Callable[[Any], object],
     ) -> None:
         self._operation = operation
         self.card = card
         self._log = log
         self._workspaces = workspaces
-        self._log_result = log_result
+        self._log_result_tensor = log_result_tensor
         self._logged: set[int] = set()
-        """Numbers of the results that are logged or have no memory on the card."""
+        """Numbers of the results that are logged already, or that are not to be logged because the
+        kernel allocates them in RAM.
+        """
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -55,34 +61,40 @@ class Kernel:
         """The bytes of the first result."""
         return int(self.first_result.nbytes)
 
-    def result(self, number: int) -> None:
-        """Log a result, unless the operation does not have it."""
+    def log_result(self, number: int) -> None:
+        """Log the result at a position, such as 1 for the mask that dropout returns second.
+
+        Nothing is logged if it is logged already, or if the operation has fewer results.
+        """
         results = self._operation.results
         if number in self._logged or number >= len(results):
             return
         self._logged.add(number)
-        self._log_result(results[number])
+        self._log_result_tensor(results[number])
 
-    def part(self, tensor: Any) -> None:
-        """Log a part of a sparse result."""
-        self._log_result(tensor)
+    def log_part(self, tensor: Any) -> None:
+        """Log the indices or the values of a sparse result, before the rest of it."""
+        self._log_result_tensor(tensor)
 
-    def results(self) -> None:
-        """Log the results that are not logged yet."""
+    def log_results(self) -> None:
+        """Log all results that are not logged yet, in order."""
         for number in range(len(self._operation.results)):
-            self.result(number)
+            self.log_result(number)
 
-    def on_host(self, *numbers: int) -> None:
-        """Leave out results that the kernel allocates in RAM."""
+    def skip_results(self, *numbers: int) -> None:
+        """Do not log the results at these positions: the kernel allocates them in RAM."""
         self._logged.update(numbers)
 
-    def workspace(self) -> None:
+    def log_workspaces(self) -> None:
         """Log the workspaces of cuBLAS that the operation needs, unless its thread has them."""
         self._workspaces.log_missing(self._operation, self.card)
 
     @contextmanager
     def blocks(self, sizes: Iterable[int]) -> Iterator[None]:
-        """Allocate blocks, and free them at the end of the ``with`` block."""
+        """Allocate a block of each size, and free all of them at the end of the ``with`` block.
+
+        A size of 0 allocates nothing.
+        """
         lives = [
             self._log.log_block(size, self.card.name_in_log, TEMPORARIES) for size in sizes if size
         ]
@@ -103,28 +115,28 @@ class Kernel:
             yield
 
     @contextmanager
-    def resized(self, source: Any) -> Iterator[None]:
-        """Log a result that torch makes as large as a tensor at first. If it must be larger, the
-        first block is freed after the result is allocated.
+    def resized_result(self, source: Any) -> Iterator[None]:
+        """Log a result that torch first makes as large as ``source``, and then resizes.
 
-        The tensor is copied unless it is contiguous; the copy is freed at the end of the ``with``
+        If the result must be larger, torch allocates it while the first block is still alive.
+        ``source`` is copied unless it is contiguous; the copy is freed at the end of the ``with``
         block.
         """
         first_bytes = source.nbytes
-        if self.result_bytes <= first_bytes:
-            self.results()
+        if self.result_bytes <= first_bytes:  # the first block becomes the result
+            self.log_results()
             first_bytes = 0
         with ExitStack() as copies:
             with self.blocks([first_bytes]):
                 copies.enter_context(self.copies(source))
-                self.results()
+                self.log_results()
             yield
 
 
 Order = Callable[[Kernel, Any], None]
-"""Logs what an operator with some arguments allocates."""
+"""Logs the allocations of an operator's kernel, which is called with some arguments."""
 ORDERS: dict[str, Order] = {}
-"""Orders by operator."""
+"""The order of each operator that has one, by the operator's name, such as ``addmm``."""
 
 
 def order_of(*names: str) -> Callable[[Order], Order]:
@@ -140,12 +152,12 @@ def order_of(*names: str) -> Callable[[Order], Order]:
 
 
 def number_of_positions(tensor: Any, dims: Iterable[int]) -> int:
-    """Return the number of positions of some dimensions together."""
+    """Return the product of a tensor's sizes in some dimensions."""
     return math.prod(tensor.shape[dim] for dim in dims)
 
 
 def copy_bytes(reshaped: Any, tensor: Any) -> list[int]:
-    """Return the bytes of a reshaped tensor if it is a copy."""
+    """Return the bytes of a reshaped tensor, in a list; an empty one if it is a view."""
     if reshaped.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
         return []
     return [reshaped.nbytes]

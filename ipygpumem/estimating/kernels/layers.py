@@ -11,14 +11,14 @@ from ipygpumem.estimating.kernels.kernel import Kernel, order_of
 
 @order_of("native_dropout")
 def _dropout(kernel: Kernel, _: Any) -> None:
-    kernel.result(1)  # the mask
-    kernel.result(0)
+    kernel.log_result(1)  # the mask
+    kernel.log_result(0)
 
 
 @order_of("native_layer_norm")
 def _layer_norm(kernel: Kernel, args: Any) -> None:
     with kernel.copies(args[0]):
-        kernel.results()
+        kernel.log_results()
 
 
 @order_of("native_layer_norm_backward", "_fused_rms_norm_backward")
@@ -26,12 +26,15 @@ def _layer_norm_backward(kernel: Kernel, args: Any) -> None:
     """Log the gradients of the input and the parameters."""
     gradient, source = args[:2]
     with kernel.copies(gradient, source):
-        kernel.results()
+        kernel.log_results()
 
 
 @order_of("logsumexp")
 def _logsumexp(kernel: Kernel, args: Any) -> None:
-    """Log maxima, their absolute values and a mask of infinite ones, then exponentials."""
+    """Log the maxima that are subtracted, then the exponentials and their sums.
+
+    The maxima have a mask of infinite ones, from their absolute values.
+    """
     source, dims = args[:2]
     partial_maxima = column_sums_bytes(source, dims, source.itemsize, kernel.card.processors)
     itemsize = max(4, source.itemsize)
@@ -41,36 +44,39 @@ def _logsumexp(kernel: Kernel, args: Any) -> None:
         kernel.allocate_briefly(partial_maxima)
         kernel.allocate_briefly(result_bytes, result_bytes // source.itemsize)
         with kernel.blocks([source.nbytes]):
-            kernel.results()
+            kernel.log_results()
             kernel.allocate_briefly(partial_sums)
 
 
 @order_of("col2im", "im2col")
 def _fold(kernel: Kernel, args: Any) -> None:
-    """Log the windows of an image, or the image of windows."""
-    with kernel.resized(args[0]):
+    """Log ``nn.Unfold``, which returns the windows of an image, and its inverse ``nn.Fold``."""
+    with kernel.resized_result(args[0]):
         pass  # the copy of the argument is freed
 
 
 @order_of("affine_grid_generator")
 def _affine_grid(kernel: Kernel, args: Any) -> None:
-    """Log the grid before it is transformed, with one more coordinate for each of its points."""
+    """Log the grid of all positions, then its product with the transforms.
+
+    A point of the grid has a coordinate for each dimension, and a 1 for the translation.
+    """
     transforms, size = args[:2]
     batch, _, *positions = size
     coordinates = len(positions) + 1
     grid_bytes = batch * math.prod(positions) * coordinates * transforms.itemsize
     with kernel.blocks([grid_bytes]):
-        kernel.results()
-        kernel.workspace()
+        kernel.log_results()
+        kernel.log_workspaces()
 
 
 @order_of("_thnn_fused_gru_cell")
 def _gru_cell(kernel: Kernel, _: Any) -> None:
-    kernel.result(1)  # what backward needs
-    kernel.result(0)
+    kernel.log_result(1)  # the gates, which backward needs
+    kernel.log_result(0)
 
 
 @order_of("_thnn_fused_lstm_cell")
 def _lstm_cell(kernel: Kernel, _: Any) -> None:
-    kernel.result(2)  # what backward needs
-    kernel.results()
+    kernel.log_result(2)  # the gates, which backward needs
+    kernel.log_results()

@@ -9,34 +9,33 @@ from typing import Any, NamedTuple
 import torch
 
 from ipygpumem.estimating.kernels.kernel import Kernel, copy_bytes, number_of_positions, order_of
-from ipygpumem.estimating.transients import (
-    is_matrix_of_cublas,
-)
+from ipygpumem.estimating.transients import is_matrix_of_cublas
 
 
 @order_of("mm", "bmm")
-def _product(kernel: Kernel, args: Any) -> None:
+def _matrix_product(kernel: Kernel, args: Any) -> None:
     first, second = args[:2]
     _multiply(kernel, first, second)
 
 
 @order_of("addmm", "baddbmm")
-def _sum_of_product(kernel: Kernel, args: Any) -> None:
+def _sum_with_product(kernel: Kernel, args: Any) -> None:
     _, first, second = args[:3]
     _multiply(kernel, first, second)
 
 
 def _multiply(kernel: Kernel, *matrices: Any) -> None:
     """Log a product of two matrices, and copies of the matrices that cuBLAS cannot read."""
-    kernel.results()
+    kernel.log_results()
     with kernel.blocks(_unreadable_bytes(*matrices)):
-        kernel.workspace()
+        kernel.log_workspaces()
 
 
 def _unreadable_bytes(*matrices: Any) -> list[int]:
     """Return the bytes of the matrices that cuBLAS cannot read, in the order of their copies.
 
-    The last one is copied first, because cuBLAS swaps them for a result in rows.
+    The last matrix is copied first: cuBLAS computes columns, so that torch asks it for
+    ``B.T @ A.T`` to get the rows of ``A @ B``.
     """
     swapped = reversed(matrices)
     return [matrix.nbytes for matrix in swapped if not is_matrix_of_cublas(matrix)]
@@ -44,7 +43,7 @@ def _unreadable_bytes(*matrices: Any) -> list[int]:
 
 @order_of("_euclidean_dist")
 def _distances(kernel: Kernel, args: Any) -> None:
-    """Log distances of rows, which torch computes by one product.
+    """Log ``torch.cdist`` of many rows, which torch computes by one product of matrices.
 
     Both matrices get two more columns, the squared norms of their rows and ones: for ``x`` and
     ``y`` the product sums up ``-2 * x * y``, ``x**2`` and ``y**2``.
@@ -58,8 +57,8 @@ def _distances(kernel: Kernel, args: Any) -> None:
                 with kernel.blocks([first.nbytes]):  # times -2
                     factors.enter_context(kernel.blocks([_bytes_with_two_columns(first)]))
             factors.enter_context(kernel.blocks([_bytes_with_two_columns(second)]))
-        kernel.results()
-        kernel.workspace()
+        kernel.log_results()
+        kernel.log_workspaces()
 
 
 def _log_norms(kernel: Kernel, matrix: Any, columns: ExitStack) -> None:
@@ -79,7 +78,9 @@ def _bytes_with_two_columns(matrix: Any) -> int:
 def _trilinear(kernel: Kernel, args: Any) -> None:
     """Log the sums of products of three tensors, for one position of ``looped_dim`` at a time.
 
-    Bilinear layers and their gradients are such sums. It follows ATen/native/Linear.cpp.
+    Bilinear layers and their gradients are such sums. It follows ATen/native/Linear.cpp: each
+    tensor gets the dimensions that it lacks with size 1, the first two are multiplied, and the
+    product is multiplied by the third.
     """
     tensors = args[:3]
     missing_dims = args[3:6]
@@ -87,17 +88,12 @@ def _trilinear(kernel: Kernel, args: Any) -> None:
     looped_dim = 1
     if options:
         looped_dim = options[0]
-    kernel.results()
+    kernel.log_results()
     if any(tensor.numel() == 0 for tensor in tensors):
         return
-    positions = 1
-    factors: list[Any] = []
-    for tensor, dims in zip(tensors, missing_dims, strict=True):
-        for dim in dims:
-            tensor = tensor.unsqueeze(dim)
-        positions = max(positions, tensor.shape[looped_dim])
-        factors.append(tensor.narrow(looped_dim, 0, 1))
-    first, second, third = factors
+    factors = _with_all_dims(tensors, missing_dims)
+    positions = max(factor.shape[looped_dim] for factor in factors)
+    first, second, third = [factor.narrow(looped_dim, 0, 1) for factor in factors]
     early_sums: list[int] = []
     late_sums: list[int] = []
     for dim in summed_dims:
@@ -115,22 +111,32 @@ def _trilinear(kernel: Kernel, args: Any) -> None:
             last_product.log(kernel, last_block)
 
 
+def _with_all_dims(tensors: Sequence[Any], missing_dims: Sequence[Sequence[int]]) -> list[Any]:
+    """Return each tensor with a dimension of size 1 for each of its missing dimensions."""
+    expanded = []
+    for tensor, dims in zip(tensors, missing_dims, strict=True):
+        for dim in dims:
+            tensor = tensor.unsqueeze(dim)
+        expanded.append(tensor)
+    return expanded
+
+
 class _ProductSums(NamedTuple):
     """The sums of two tensors' products, which are a product of matrices if anything is summed."""
 
     result: Any
-    copied: Sequence[int] = ()
-    """Bytes of factors that cannot become matrices without a copy."""
-    unreadable: Sequence[int] | None = None
-    """Bytes of the matrices that cuBLAS cannot read; None if nothing is summed."""
+    copied_bytes: Sequence[int] = ()
+    """Bytes of each tensor that cannot become a matrix without a copy."""
+    unreadable_bytes: Sequence[int] | None = None
+    """Bytes of each matrix that cuBLAS cannot read; None if nothing is summed."""
 
-    def log(self, kernel: Kernel, block: ExitStack) -> None:
-        """Log the sums, which ``block`` keeps."""
-        with kernel.blocks(self.copied):
-            block.enter_context(kernel.blocks([self.result.nbytes]))
-            if self.unreadable is not None:
-                with kernel.blocks(self.unreadable):
-                    kernel.workspace()
+    def log(self, kernel: Kernel, result_block: ExitStack) -> None:
+        """Log the computation of the sums, whose block lives until ``result_block`` is closed."""
+        with kernel.blocks(self.copied_bytes):
+            result_block.enter_context(kernel.blocks([self.result.nbytes]))
+            if self.unreadable_bytes is not None:
+                with kernel.blocks(self.unreadable_bytes):
+                    kernel.log_workspaces()
 
 
 def _product_sums(left: Any, right: Any, summed_dims: Sequence[int]) -> _ProductSums:
@@ -142,29 +148,42 @@ def _product_sums(left: Any, right: Any, summed_dims: Sequence[int]) -> _Product
     """
     if not summed_dims:
         return _ProductSums(left * right)
-    dims_of_both: list[int] = []
-    dims_of_left: list[int] = []
-    dims_of_right: list[int] = []
-    for dim in range(left.dim()):
-        if dim in summed_dims:
-            continue
-        if left.shape[dim] == 1:
-            dims_of_right.append(dim)
-        elif right.shape[dim] == 1:
-            dims_of_left.append(dim)
-        else:
-            dims_of_both.append(dim)
-    rows = _matrices(left, dims_of_both, dims_of_left, summed_dims, dims_of_right)
-    columns = _matrices(right, dims_of_both, summed_dims, dims_of_right, dims_of_left)
-    order = [*dims_of_both, *dims_of_left, *summed_dims, *dims_of_right]
+    dims = _DimsOfProduct.of(left, right, summed_dims)
+    rows = _matrices(left, dims.of_both, dims.of_left, summed_dims, dims.of_right)
+    columns = _matrices(right, dims.of_both, summed_dims, dims.of_right, dims.of_left)
+    # The product has the dimensions in another order than the tensors: permute them back.
+    order = [*dims.of_both, *dims.of_left, *summed_dims, *dims.of_right]
     sizes = []
     for dim in order:
         size = max(left.shape[dim], right.shape[dim])
         sizes.append(1 if dim in summed_dims else size)
     product = torch.bmm(rows, columns).view(sizes)
     result = product.permute([order.index(dim) for dim in range(len(order))])
-    copied = [*copy_bytes(rows, left), *copy_bytes(columns, right)]
-    return _ProductSums(result, copied, _unreadable_bytes(rows, columns))
+    copied_bytes = [*copy_bytes(rows, left), *copy_bytes(columns, right)]
+    return _ProductSums(result, copied_bytes, _unreadable_bytes(rows, columns))
+
+
+class _DimsOfProduct(NamedTuple):
+    """The dimensions that are not summed, by the tensor in which their size is not 1."""
+
+    of_both: list[int]
+    of_left: list[int]
+    of_right: list[int]
+
+    @classmethod
+    def of(cls, left: Any, right: Any, summed_dims: Sequence[int]) -> _DimsOfProduct:
+        """Return the dimensions of two tensors with equally many dimensions."""
+        dims = cls([], [], [])
+        for dim in range(left.dim()):
+            if dim in summed_dims:
+                continue
+            if left.shape[dim] == 1:
+                dims.of_right.append(dim)
+            elif right.shape[dim] == 1:
+                dims.of_left.append(dim)
+            else:
+                dims.of_both.append(dim)
+        return dims
 
 
 def _matrices(

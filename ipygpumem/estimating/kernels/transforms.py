@@ -15,43 +15,58 @@ _MOST_DIMS_OF_CUFFT = 3
 
 @order_of("_fft_c2c")
 def _complex_transform(kernel: Kernel, args: Any) -> None:
-    """Log a transform of complex numbers.
+    """Log a transform of complex numbers, such as ``torch.fft.fft`` of a complex tensor.
 
-    The orders of transforms follow ATen/native/cuda/SpectralOps.cpp.
+    cuFFT transforms up to three dimensions at once. With more, each call of it is a pass that reads
+    one tensor and fills another one, in turns. The orders of transforms follow
+    ATen/native/cuda/SpectralOps.cpp.
     """
     source, dims = args[:2]
-    _log_complex_passes(kernel, source, dims)
+    passes = divided_up(len(dims), _MOST_DIMS_OF_CUFFT)
+    if passes == 1:
+        kernel.log_results()
+        _log_passes(kernel, source, dims)
+        return
+    with _two_tensors(kernel, ends_in_second=passes % 2 == 0) as log_second:
+        _log_passes(kernel, source, dims, after_first=log_second)
 
 
 @order_of("_fft_r2c")
-def _transform_of_real_numbers(kernel: Kernel, args: Any) -> None:
-    """Log a transform of real numbers, one dimension first if not all are transformed at once."""
+def _real_to_complex_transform(kernel: Kernel, args: Any) -> None:
+    """Log a transform of real numbers, such as ``torch.fft.rfft``.
+
+    If one call of cuFFT is not enough, it transforms the last dimension first. The result is
+    complex numbers, whose other dimensions are transformed next.
+    """
     source, dims, _, is_onesided = args
     shape = list(source.shape)
-    halved = list(shape)
-    halved[dims[-1]] = shape[dims[-1]] // 2 + 1
     if is_onesided or len(dims) > 1:
-        shape = halved
+        # cuFFT computes half of the numbers, because the other half mirrors it.
+        shape[dims[-1]] = shape[dims[-1]] // 2 + 1
     if _is_one_call(dims):
-        kernel.results()
+        kernel.log_results()
         _log_call(kernel, source, shape, dims)
         return
     passes = divided_up(len(dims) - 1, _MOST_DIMS_OF_CUFFT)
     fills_other_half = not is_onesided
     ends_in_second = (passes % 2 == 1) is not fills_other_half
-    with _two_tensors(kernel, ends_in_second=ends_in_second) as make_second:
+    with _two_tensors(kernel, ends_in_second=ends_in_second) as log_second:
         first = _log_call(kernel, source, shape, dims[-1:])
-        make_second()
+        log_second()
         _log_passes(kernel, first, dims[:-1])
 
 
 @order_of("_fft_c2r")
-def _transform_to_real_numbers(kernel: Kernel, args: Any) -> None:
-    """Log a transform to real numbers, of a copy because cuFFT overwrites it."""
+def _complex_to_real_transform(kernel: Kernel, args: Any) -> None:
+    """Log a transform to real numbers, such as ``torch.fft.irfft``.
+
+    cuFFT overwrites the complex numbers that it reads here, so that torch copies them; or the
+    transform of the other dimensions, which comes first, makes the copy.
+    """
     source, dims, _, length = args
     shape = list(source.shape)
     shape[dims[-1]] = length
-    kernel.results()
+    kernel.log_results()
     with kernel.blocks([source.nbytes]):
         copy = source.new_empty(source.shape)
         if not _is_one_call(dims):
@@ -67,26 +82,19 @@ def _is_one_call(dims: Sequence[int]) -> bool:
     return list(dims[:2]) != [0, 1]
 
 
-def _log_complex_passes(kernel: Kernel, source: Any, dims: Sequence[int]) -> None:
-    """Log a transform whose calls of cuFFT read one tensor and fill another one in turns."""
-    passes = divided_up(len(dims), _MOST_DIMS_OF_CUFFT)
-    if passes == 1:
-        kernel.results()
-        _log_passes(kernel, source, dims)
-        return
-    with _two_tensors(kernel, ends_in_second=passes % 2 == 0) as make_second:
-        _log_passes(kernel, source, dims, make_second)
-
-
 @contextmanager
 def _two_tensors(kernel: Kernel, *, ends_in_second: bool) -> Iterator[Callable[[], object]]:
-    """Allocate a result and a tensor of its size, the second by a call of the yielded function."""
+    """Log the first of two tensors that passes fill in turns; yield a function that logs the other.
+
+    The last pass fills the result, and the other tensor, which has its size, is freed at the end.
+    ``ends_in_second``: the last pass fills the second tensor.
+    """
     with ExitStack() as other:
         if ends_in_second:
             other.enter_context(kernel.blocks([kernel.result_bytes]))
-            yield kernel.results
+            yield kernel.log_results
         else:
-            kernel.results()
+            kernel.log_results()
             yield lambda: other.enter_context(kernel.blocks([kernel.result_bytes]))
 
 
@@ -98,14 +106,15 @@ def _log_passes(
 ) -> Any:
     """Log the calls of cuFFT that transform some dimensions, and return their result.
 
-    Those whose values are the furthest from each other come last.
+    The dimensions with the smallest strides are transformed first. ``after_first`` is called after
+    the first of the calls.
     """
     remaining = list(dims)
     while remaining:
         remaining.sort(key=source.stride, reverse=True)
-        now = remaining[-_MOST_DIMS_OF_CUFFT:]
+        dims_of_call = remaining[-_MOST_DIMS_OF_CUFFT:]
         del remaining[-_MOST_DIMS_OF_CUFFT:]
-        source = _log_call(kernel, source, source.shape, now)
+        source = _log_call(kernel, source, source.shape, dims_of_call)
         if after_first is not None:
             after_first()
             after_first = None
@@ -113,10 +122,16 @@ def _log_passes(
 
 
 def _log_call(kernel: Kernel, source: Any, shape: Sequence[int], dims: Sequence[int]) -> Any:
-    """Log a call of cuFFT, and return a tensor with the strides of its result.
+    """Log the copies that torch makes for a call of cuFFT; return a tensor like the call's result.
 
-    It reads all other dimensions as one: torch copies a tensor if they cannot be one, and again if
-    cuFFT cannot read it.
+    cuFFT reads all other dimensions as one: torch copies a tensor if they cannot be one, and again
+    if cuFFT cannot read it.
+
+    Args:
+        kernel: logs the allocations.
+        source: the tensor to transform.
+        shape: the shape of the result.
+        dims: the dimensions to transform.
     """
     batch_dims = [dim for dim in range(source.dim()) if dim not in dims]
     batch_dims.sort(key=source.stride, reverse=True)

@@ -122,7 +122,7 @@ def _codes_of_removed(cuts: Sequence[Cut], removed_objects: Mapping[int, object]
     """
     codes = dict[int, str]()
     for cut in cuts:
-        for reference in cut.each():
+        for reference in cut.single_references():
             if reference.removed_id in removed_objects:
                 codes[reference.removed_id] = reference.target
     return codes
