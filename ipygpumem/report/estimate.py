@@ -141,8 +141,8 @@ def share_rows(parts: Mapping[str, int], peak_bytes: int) -> list[dict[str, str]
         parts: the bytes of each part by its purpose, such as ``parameters``.
         peak_bytes: the bytes at the peak.
     """
-    least = _TINY_SHARE * peak_bytes
-    tiny_parts = {name: size for name, size in parts.items() if 0 < size < least}
+    least_bytes = _TINY_SHARE * peak_bytes
+    tiny_parts = {name: size for name, size in parts.items() if 0 < size < least_bytes}
     parts_shown = parts
     if len(tiny_parts) > 1:
         parts_shown = {name: size for name, size in parts.items() if name not in tiny_parts}

@@ -102,8 +102,8 @@ def _kept_names(record: ExperimentRecord) -> list[str]:
     texts = dict[str, str]()
     for item in record.kept_objects:
         bound = "at least " if item.is_at_least else ""
-        least = _LEAST_SHARE * sum(item.device_bytes.values())
-        large = {device: size for device, size in item.device_bytes.items() if size >= least}
+        least_bytes = _LEAST_SHARE * sum(item.device_bytes.values())
+        large = {device: size for device, size in item.device_bytes.items() if size >= least_bytes}
         sizes = ", ".join(devices.sizes(large))
         texts[item.name] = f"{clean_name(item.name)} ({bound}{sizes})"
     for name in record.kept:

@@ -40,14 +40,14 @@ def growth_line(growth: Growth) -> str:
 
 def growth_size(growth: Growth) -> str:
     """Return the growth of a device per run: ``64 MiB``, or ``60 to 64 MiB`` if runs differ."""
-    least = format_bytes(growth.least_bytes)
-    most = format_bytes(growth.most_bytes)
-    if least == most:
-        return most
-    number, unit = least.split()
-    if most.endswith(f" {unit}"):
-        least = number
-    return f"{least} to {most}"
+    least_text = format_bytes(growth.least_bytes)
+    most_text = format_bytes(growth.most_bytes)
+    if least_text == most_text:
+        return most_text
+    number, unit = least_text.split()
+    if most_text.endswith(f" {unit}"):
+        least_text = number
+    return f"{least_text} to {most_text}"
 
 
 def loop_growth_line(growth: Growth) -> str:
@@ -126,11 +126,11 @@ def process_lines(
         run_word: the word for a run, such as ``iteration``.
         runs: the number of runs.
     """
-    least = growth.least_bytes * LEAST_SHARE
+    least_bytes = growth.least_bytes * LEAST_SHARE
     lines = list[str]()
     for item in grown:
         size = item.grown_bytes // runs
-        if size >= least:
+        if size >= least_bytes:
             lines.append(_held_line(growth, size, run_word, _words_on_processes(item)))
     return lines[:_HOLDERS_SHOWN]
 

@@ -35,14 +35,16 @@ def held_table(
         also_freed: the bytes of garbage and caches that were freed with them, by device.
     """
     large = [item for item in held if item.size_bytes >= smallest]
-    shown = large[:ROWS_SHOWN]
-    not_shown = held[len(shown) :]
-    rows = list(map(_held_row, shown))
+    arrays_shown = large[:ROWS_SHOWN]
+    arrays_not_shown = held[len(arrays_shown) :]
+    rows = list(map(_held_row, arrays_shown))
     for device, size in (also_freed or {}).items():
         rows.append({"size": format_bytes(size), "name": "garbage and caches", "device": device})
-    if not_shown and total_bytes(not_shown) >= smallest:
-        rows.append({"size": total_text(not_shown), "name": f"and {len(not_shown)} more"})
-    is_long = len(shown) > ROWS_OPEN
+    if arrays_not_shown and total_bytes(arrays_not_shown) >= smallest:
+        rows.append(
+            {"size": total_text(arrays_not_shown), "name": f"and {len(arrays_not_shown)} more"}
+        )
+    is_long = len(arrays_shown) > ROWS_OPEN
     if is_long:
         title = f"{title}: {total_text(held)}"
     numbers = {"line", "size"}

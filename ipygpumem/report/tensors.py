@@ -137,11 +137,11 @@ def _table_of_tensors(
     groups = [_EqualTensors([tensor], "") for tensor in largest_named]
     groups += _groups_of_equal(largest_nameless, holders or {})
     groups.sort(key=attrgetter("size_bytes"), reverse=True)
-    shown = groups[:top]
-    rows = list(map(_tensor_row, shown))
-    tensors_left = len(tensors) - sum(len(group.tensors) for group in shown)
+    groups_shown = groups[:top]
+    rows = list(map(_tensor_row, groups_shown))
+    tensors_left = len(tensors) - sum(len(group.tensors) for group in groups_shown)
     if tensors_left:
-        bytes_left = all_bytes - sum(group.size_bytes for group in shown)
+        bytes_left = all_bytes - sum(group.size_bytes for group in groups_shown)
         rows.append(row_of_more(tensors_left, bytes_left, "name"))
     expendable = ("cell", "grad", "kind", "dtype", "type", "device")
     return Table.of(rows, {"cell", "size"}, title, expendable=expendable)

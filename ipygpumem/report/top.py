@@ -37,11 +37,11 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
     """
     shares = _shares(names)
     rows_by_name = {share.row.name: share.row for share in shares[:top]}
-    shown = list(rows_by_name.values())  # a name on two devices has two shares
+    rows_shown = list(rows_by_name.values())  # a name on two devices has two shares
     table = _table_of_names(names, shares, top)
-    lines = _lines_on_names(names, shown, small)
+    lines = _lines_on_names(names, rows_shown, small)
     # The table shows the bytes that ``del`` of each name frees, so a user may run it.
-    deletions = [f"del {row.name}" for row in shown]
+    deletions = [f"del {row.name}" for row in rows_shown]
     return Report("top", _top_head(names), lines, [table], records=[names], advised=deletions)
 
 
@@ -110,9 +110,9 @@ def _shares(names: LargestNames) -> list[_DeviceShare]:
     """
     shares = []
     for row in names.names:
-        least = _LEAST_SHARE * row.size_bytes
+        least_bytes = _LEAST_SHARE * row.size_bytes
         for device, size in row.device_bytes.items():
-            if size >= least:
+            if size >= least_bytes:
                 shares.append(_DeviceShare(row, device, size))
     return sorted(shares, key=attrgetter("size_bytes"), reverse=True)
 
@@ -212,12 +212,12 @@ def content_of(row: NamedSize) -> str:
     number 8 MiB``.
     """
     large_parts = _large_parts(row) or list(row.parts[:1])
-    shown = large_parts[:_PARTS_SHOWN]
-    if not shown:
+    parts_shown = large_parts[:_PARTS_SHOWN]
+    if not parts_shown:
         return ""
-    kind = _kind_of_parts(shown)
+    kind = _kind_of_parts(parts_shown)
     texts = []
-    for part in shown:
+    for part in parts_shown:
         text = part.name
         if kind == "items":
             text = _number_of_items(part)
@@ -227,7 +227,7 @@ def content_of(row: NamedSize) -> str:
     content = ", ".join(texts)
     if kind in ("columns", "variables", "keys"):
         content = f"{_number_of_parts(row, kind)}: {content}"
-    if len(large_parts) > len(shown):
+    if len(large_parts) > len(parts_shown):
         content += ", …"
     return content
 
@@ -251,8 +251,8 @@ def _kind_of_parts(parts: Sequence[Share]) -> str:
 
 def _large_parts(row: NamedSize) -> list[Share]:
     """Return the parts of an object that have at least a hundredth of its memory."""
-    least = _LEAST_SHARE * row.size_bytes
-    return [part for part in row.parts if part.size_bytes >= least]
+    least_bytes = _LEAST_SHARE * row.size_bytes
+    return [part for part in row.parts if part.size_bytes >= least_bytes]
 
 
 def _number_of_parts(row: NamedSize, kind: str) -> str:
@@ -285,5 +285,5 @@ def kind_of(row: NamedSize) -> str:
     type_name = clean_name(row.type_name)
     if not names:
         return type_name
-    shown = ", ".join(map(clean_name, names[:_PARTS_SHOWN]))
-    return f"{type_name}{separator}{shown}"
+    names_shown = ", ".join(map(clean_name, names[:_PARTS_SHOWN]))
+    return f"{type_name}{separator}{names_shown}"

@@ -44,8 +44,8 @@ def why_report(ownership: Ownership) -> Report:
         line = "it is too small to search for what else uses it"
         return Report("why", _head_of_why(ownership), [line], records=[ownership])
     holders, sharing = _holders_shown(ownership)
-    least = _least_shown(ownership)
-    rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
+    least_bytes = _least_shown(ownership)
+    rows = [_row_of_holder(part, least_bytes) for part in holders[:_HOLDERS_SHOWN]]
     table = Table.of(rows, {"still held"}, code={"freed by"}, whole={"freed by"})
     lines = _lines_of_holders(holders, sharing)
     code = lines_for_all(ownership)
@@ -84,14 +84,14 @@ def _holders_shown(ownership: Ownership) -> _HoldersShown:
     """Decide which holders have a row. Holders that share nothing, and hold hardly anything, are
     left out.
     """
-    least = _least_shown(ownership)
+    least_bytes = _least_shown(ownership)
     # A holder may add no bytes to those of earlier rows, and still keep nearly all of the object.
     nearly_all = _NEARLY_ALL * sum(part.size_bytes for part in ownership.held)
     with_row = []
     sharing = []
     for part in ownership.held:
         keeps_nearly_all = part.is_shared and part.shared_bytes >= nearly_all
-        if part.size_bytes >= least or keeps_nearly_all:
+        if part.size_bytes >= least_bytes or keeps_nearly_all:
             with_row.append(part)
         elif part.is_shared:
             sharing.append(part)
@@ -155,13 +155,13 @@ def _lines_of_content(ownership: Ownership) -> list[str]:
     """Return lines about the object's parts, and about limits of the figures."""
     lines = []
     parts = []
-    least = _least_shown(ownership)
+    least_bytes = _least_shown(ownership)
     for name, size in ownership.parts:
-        if size >= least:
+        if size >= least_bytes:
             parts.append(f"{clean_name(name)} {format_bytes(size)}")
     if parts:
         lines.append(f"consists of {', '.join(parts)}")
-    if ownership.in_graphs_bytes >= max(least, MIB):
+    if ownership.in_graphs_bytes >= max(least_bytes, MIB):
         in_graphs = format_bytes(ownership.in_graphs_bytes)
         lines.append(
             f"autograd graphs keep {in_graphs} of it for backward(); detach() leaves them out"

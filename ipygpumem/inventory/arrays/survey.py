@@ -246,12 +246,12 @@ class _Survey:
             if storages is not None:
                 storages.add_of(reader, tensors)
             roles = roles_of(reader, self._heap, tensors, gradients)
-            listed = TensorList(reader, tensors, self._labels)
-            shown = listed.match_arrays(arrays)
-            if listed.unread:
-                reason = listed.unread[0]
-                self.notes.append(f"the memory of {len(listed.unread)} tensors {reason}")
-            return _TensorRecords(listed.records(roles), shown)
+            tensor_list = TensorList(reader, tensors, self._labels)
+            owners_shown = tensor_list.match_arrays(arrays)
+            if tensor_list.unread:
+                reason = tensor_list.unread[0]
+                self.notes.append(f"the memory of {len(tensor_list.unread)} tensors {reason}")
+            return _TensorRecords(tensor_list.records(roles), owners_shown)
 
     def roles(self) -> list[tuple[object, Role]]:
         """Return each tensor and array with its role. A tensor without memory of its own, such as a

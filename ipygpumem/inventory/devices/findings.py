@@ -157,11 +157,11 @@ def _host_figures(findings: Findings) -> HostFigures | None:
     child processes in the findings.
     """
     not_listed: list[Child] | None = None
-    listed = findings.attempt("child processes", children, not_listed)
-    findings.children = listed or []
+    listed_children = findings.attempt("child processes", children, not_listed)
+    findings.children = listed_children or []
     children_bytes = None
-    if listed is not None:
-        children_bytes = sum(child.memory_bytes for child in listed)
+    if listed_children is not None:
+        children_bytes = sum(child.memory_bytes for child in listed_children)
     shm = findings.readings.get("shm")
     shm_bytes = shm.current_bytes if shm else 0
     no_figures: HostFigures | None = None
@@ -332,8 +332,8 @@ def _has_many_gaps(snapshot: Snapshot, total_bytes: int) -> bool:
     """
     if any(segment.page_bytes is not None for segment in snapshot.segments):
         return False
-    many = max(_MANY_GAPS * snapshot.reserved_bytes, total_bytes / 100)
-    return sum(snapshot.fragments) >= many
+    many_bytes = max(_MANY_GAPS * snapshot.reserved_bytes, total_bytes / 100)
+    return sum(snapshot.fragments) >= many_bytes
 
 
 def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:

@@ -43,21 +43,21 @@ class FreeHeap:
             self._mentioned_bytes = 0
         if not _frees_or_moves_much(usage, source):
             return []
-        least = max(_LEAST_BYTES, int(_LEAST_SHARE * usage.after_bytes))
-        free_bytes = self._free_pages(least)
-        if free_bytes - self._mentioned_bytes < least:
+        least_bytes = max(_LEAST_BYTES, int(_LEAST_SHARE * usage.after_bytes))
+        free_bytes = self._free_pages(least_bytes)
+        if free_bytes - self._mentioned_bytes < least_bytes:
             self._mentioned_bytes = min(self._mentioned_bytes, free_bytes)
             return []
         self._mentioned_bytes = free_bytes
         self._rss_bytes = usage.after_bytes
         return [f"{format_bytes(free_bytes)} free in the heap: %gpumem free"]
 
-    def _free_pages(self, least: int) -> int:
+    def _free_pages(self, least_bytes: int) -> int:
         """Return the bytes of the heap's free pages in RAM. If malloc's own figure, an upper limit
-        that costs less, is below ``least`` already, return that.
+        that costs less, is below ``least_bytes`` already, return that.
         """
         free = free_heap_bytes() or 0
-        if free - self._mentioned_bytes < least:
+        if free - self._mentioned_bytes < least_bytes:
             return free
         return own_pages().free_heap_bytes  # takes longer, but counts only the pages in RAM
 

@@ -193,11 +193,11 @@ def growth_by_ending(before: Mapping[int, int], now: Iterable[Child]) -> list[Pr
     """
     growths: dict[str, ProcessGrowth] = {}
     for child in now:
-        grown = child.memory_bytes - before.get(child.pid, 0)
-        if grown <= 0:
+        grown_bytes = child.memory_bytes - before.get(child.pid, 0)
+        if grown_bytes <= 0:
             continue
         key = child.ends_by or str(child.pid)
         earlier = growths.get(key, ProcessGrowth(0, (), child.ends_by))
         processes = (*earlier.processes, child)
-        growths[key] = ProcessGrowth(earlier.grown_bytes + grown, processes, child.ends_by)
+        growths[key] = ProcessGrowth(earlier.grown_bytes + grown_bytes, processes, child.ends_by)
     return sorted(growths.values(), key=attrgetter("grown_bytes"), reverse=True)

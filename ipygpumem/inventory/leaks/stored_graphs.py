@@ -268,10 +268,10 @@ def _statements_of(graphs: Sequence[StoredGraph]) -> list[str]:
         if graph.kind == "sum" and is_copy and not _cannot_be_assigned(graph.path):
             graph = graph._replace(instead=f"{graph.path} = {graph.value}")
         statements[graph.statement] = None
-    shown = list(statements)[:_REMEDIES_SHOWN]
-    if len(statements) > len(shown):
-        shown.append(f"and {len(statements) - len(shown):,} more")
-    return shown
+    statements_shown = list(statements)[:_REMEDIES_SHOWN]
+    if len(statements) > len(statements_shown):
+        statements_shown.append(f"and {len(statements) - len(statements_shown):,} more")
+    return statements_shown
 
 
 def _owner_of(graph: StoredGraph) -> str:

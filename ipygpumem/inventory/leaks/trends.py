@@ -139,14 +139,14 @@ class DeviceRuns:
             self.large = _Streak()
             self.small = _Streak()
         self.is_suspect = False
-        grown = usage.delta_bytes
-        last_two_bytes = self.grown_bytes + grown
+        grown_bytes = usage.delta_bytes
+        last_two_bytes = self.grown_bytes + grown_bytes
         self.after_bytes = usage.after_bytes
-        self.grown_bytes = grown
+        self.grown_bytes = grown_bytes
         if not success:
             return None
-        self.large.add(grown, _share_of(usage, _LEAST_SHARE, _LEAST_BYTES, _ENOUGH_BYTES))
-        self.small.add(grown, _SMALL_BYTES)
+        self.large.add(grown_bytes, _share_of(usage, _LEAST_SHARE, _LEAST_BYTES, _ENOUGH_BYTES))
+        self.small.add(grown_bytes, _SMALL_BYTES)
         self.is_suspect = self.small.runs >= _RUNS - 1 and self.small.sum_bytes >= _SUSPECT_BYTES
         if self.large.runs >= _RUNS and self.large.still_grows(last_two_bytes):
             return self.large

@@ -57,20 +57,24 @@ def holders_of_growth(
     """
     names_before, unnamed_before = before
     names_now, unnamed_now = now
-    least = growth.least_bytes * LEAST_SHARE
-    grown = _grown_names(names_before, names_now, growth.device, least, runs)
+    least_bytes_per_run = growth.least_bytes * LEAST_SHARE
+    sizes_and_names = _grown_names(
+        names_before, names_now, growth.device, least_bytes_per_run, runs
+    )
     added_bytes, new_arrays = _grown_unnamed(unnamed_before, unnamed_now, growth.device)
     array_holders = list[ArrayHolder]()
-    if added_bytes >= least * runs:
+    if added_bytes >= least_bytes_per_run * runs:
         array_holders = array_holders_of(new_arrays)
-    grown_names = {row.name for _, row in grown}
+    grown_names = {row.name for _, row in sizes_and_names}
     paths = _paths_to_arrays(new_arrays, array_holders, grown_names)
-    holders = [GrowthHolder(size, row, paths.of_names.get(row.name, "")) for size, row in grown]
+    holders = [
+        GrowthHolder(size, row, paths.of_names.get(row.name, "")) for size, row in sizes_and_names
+    ]
     named_bytes = sum(holder.bytes_per_run for holder in holders)
     # Names may hold some of these arrays, too.
     most_unnamed_bytes = growth.most_bytes - named_bytes
     unnamed_bytes = min((added_bytes - paths.counted_bytes) // runs, most_unnamed_bytes)
-    if unnamed_bytes >= least:
+    if unnamed_bytes >= least_bytes_per_run:
         holders.append(GrowthHolder(unnamed_bytes, None, paths.of_unnamed))
     return holders
 
@@ -120,12 +124,12 @@ def _grown_names(
     comes with its bytes for one run.
     """
     bytes_before = {row.name: row.device_bytes.get(device, 0) for row in before.names}
-    grown = []
+    sizes_and_names = []
     for row in now.names:
         growth = row.device_bytes.get(device, 0) - bytes_before.get(row.name, 0)
         if growth >= least * runs:
-            grown.append((growth // runs, row))
-    return sorted(grown, key=itemgetter(0), reverse=True)
+            sizes_and_names.append((growth // runs, row))
+    return sorted(sizes_and_names, key=itemgetter(0), reverse=True)
 
 
 def _grown_unnamed(

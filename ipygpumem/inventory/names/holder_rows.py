@@ -628,12 +628,12 @@ def _with_names(holder: Holder, roots: Sequence[Root], item: object, *, may_dele
     if may_delete and roots[0].rank is Rank.VARIABLE:
         holder = _with_deletion(holder, roots, item)
     aliases = _aliases(roots)
-    shown = [holder.path, *aliases[:_MOST_ALIASES]]
+    names_shown = [holder.path, *aliases[:_MOST_ALIASES]]
     if len(aliases) > _MOST_ALIASES:
         number = len(aliases) - _MOST_ALIASES
         noun = "name" if number == 1 else "names"
-        shown.append(f"{number} more {noun}")
-    return replace(holder, path=", ".join(shown))
+        names_shown.append(f"{number} more {noun}")
+    return replace(holder, path=", ".join(names_shown))
 
 
 def _with_deletion(holder: Holder, roots: Sequence[Root], item: object) -> Holder:

@@ -86,8 +86,8 @@ class OwnedObject:
 
     def roots_without_ours(self, roots: Roots) -> Roots:
         """Return the roots for a search that does not pass our own references to the object."""
-        ours = {id(self.region.objects), id(self.region.folded), id(self.holding)}
-        return replace(roots, hidden=roots.hidden | ours)
+        our_ids = {id(self.region.objects), id(self.region.folded), id(self.holding)}
+        return replace(roots, hidden=roots.hidden | our_ids)
 
     def roots_outside(self, roots: Roots) -> Roots:
         """Return the roots for a search for other holders.
@@ -181,20 +181,20 @@ def _ids_to_name(
         held_outside: the nodes held from outside.
         reached: the nodes to which the object leads.
     """
-    held = {key for key in held_outside if isinstance(key, int)}
-    if len(held) > _MOST_SEARCHED:
-        return held  # measuring each would take too long
-    atoms = {key for key in held if is_atom(region.objects[key])}
+    held_ids = {key for key in held_outside if isinstance(key, int)}
+    if len(held_ids) > _MOST_SEARCHED:
+        return held_ids  # measuring each would take too long
+    atoms = {key for key in held_ids if is_atom(region.objects[key])}
     if region.bytes_of(atoms).total() < LEAST_BYTES:
-        held -= atoms  # constants, such as names of attributes
-    least = LEAST_SHARE * region.bytes_of(reached).total()
-    large = set[int]()
-    for key in held:
+        held_ids -= atoms  # constants, such as names of attributes
+    least_bytes = LEAST_SHARE * region.bytes_of(reached).total()
+    large_ids = set[int]()
+    for key in held_ids:
         size = region.bytes_of(region.reach([key])).total()
         # Many small parts may be large together: a list of 1,000 tensors.
-        if size * len(held) >= least:
-            large.add(key)
-    return large
+        if size * len(held_ids) >= least_bytes:
+            large_ids.add(key)
+    return large_ids
 
 
 def _roots_without_name(name: str, root_of: RootOf) -> RootOf:

@@ -318,8 +318,8 @@ def _measure(
         is_complete &= size.complete
         _, *other_names = names_by_object[id(value)]
         rows.append(_named_row(name, value, size, other_names))
-    listed = [row for row in _with_holders(rows) if _is_listed(row, to_measure[row.name])]
-    return _Measured(listed, len(objects) - len(listed), is_complete, sizes)
+    rows_listed = [row for row in _with_holders(rows) if _is_listed(row, to_measure[row.name])]
+    return _Measured(rows_listed, len(objects) - len(rows_listed), is_complete, sizes)
 
 
 def _sizeable_objects(
@@ -399,9 +399,9 @@ def _with_freed(
     """
     object_ids = [id(named[row.name]) for row in measured.rows]
     # The references that do not count: those of ``named``, and those that end with the names.
-    ours = Counter(map(id, named.values()))
-    ours.update({key: references.get(key, 0) for key in object_ids})
-    freed_sizes = measured.sizes.region.freed_by(object_ids, ours)
+    own_references = Counter(map(id, named.values()))
+    own_references.update({key: references.get(key, 0) for key in object_ids})
+    freed_sizes = measured.sizes.region.freed_by(object_ids, own_references)
     rows = [
         row._replace(freed_bytes=dict(size))
         for row, size in zip(measured.rows, freed_sizes, strict=True)

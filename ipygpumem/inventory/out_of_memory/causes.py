@@ -125,8 +125,8 @@ def _beyond_limit(shortage: Shortage, bound: Bound) -> Cause:
     if asked is None:
         text = f"almost nothing was left of {bound.words}"
         return Cause("limit", shortage.device, text, bound.remedy)
-    left = format_bytes(bound.left_bytes)
-    text = f"{_request(asked)}, but only {left} were left of {bound.words}"
+    left_text = format_bytes(bound.left_bytes)
+    text = f"{_request(asked)}, but only {left_text} were left of {bound.words}"
     if exceeds(free, asked):
         text += f", although {format_bytes(free)} of the machine were free"
     holder = _largest_sufficient_holder(shortage, asked)

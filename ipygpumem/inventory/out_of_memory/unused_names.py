@@ -172,8 +172,8 @@ def _freed_blocks(
     """
     with undisturbed():
         region = Region(holding, allowance, keeps_folded=True, keeps_arrays=True)
-        ours = dict(zip(map(id, holding), references, strict=True))
-        held_outside = region.held_from_outside(ours)
+        own_references = dict(zip(map(id, holding), references, strict=True))
+        held_outside = region.held_from_outside(own_references)
         allowance.check()
         # After counting, because it refers to every object.
         heap = Heap(types=types_to_compare())

@@ -115,8 +115,8 @@ def _large_arrays_shown(namespace: dict[str, Any], walk: Walk) -> list[Any]:
     replace them all the time, and a new array may get the identity of one that has died.
     """
     walk.left = _MOST_SHOWN
-    shown = _arrays_behind(figures_and_widgets(namespace), walk)
-    return list(compress(shown, map(_LARGE.__lt__, _bytes_of(shown))))
+    arrays_shown = _arrays_behind(figures_and_widgets(namespace), walk)
+    return list(compress(arrays_shown, map(_LARGE.__lt__, _bytes_of(arrays_shown))))
 
 
 def arrays_behind(objects: Sequence[object]) -> list[Any]:

@@ -417,17 +417,17 @@ class Contents:
                 namespaces[id(space)] = space
                 owners[id(space)] = owner
         levels = LevelsFromNames(named.names, named.objects, owners)
-        listed = set[int]()
-        yield from self._grown_at_last_level(levels, smallest, new_ids, listed)
+        listed_ids = set[int]()
+        yield from self._grown_at_last_level(levels, smallest, new_ids, listed_ids)
         for number in range(_LEVELS):
             children = self._recorded_children(levels.last)
             if number == 0:
                 children.update(namespaces)
             levels.add(list(children.values()))
-            yield from self._grown_at_last_level(levels, smallest, new_ids, listed)
+            yield from self._grown_at_last_level(levels, smallest, new_ids, listed_ids)
 
     def _grown_at_last_level(
-        self, levels: LevelsFromNames, smallest: int, new_ids: Set[int], listed: set[int]
+        self, levels: LevelsFromNames, smallest: int, new_ids: Set[int], listed_ids: set[int]
     ) -> Iterator[NamedContainer]:
         """Yield the containers of the last level that have grown by at least ``smallest`` bytes;
         and the objects of the level before whose items have grown by that together, such as
@@ -437,9 +437,9 @@ class Contents:
             levels: the levels so far.
             smallest: the bytes.
             new_ids: as for ``received``.
-            listed: identities of the containers that earlier levels had; gets further ones.
+            listed_ids: identities of the containers that earlier levels had; gets further ones.
         """
-        grown_here = self._grown_containers_in(levels.last, listed)
+        grown_here = self._grown_containers_in(levels.last, listed_ids)
         large = [container for container in grown_here if container.size_bytes >= smallest]
         small = [container for container in grown_here if container.size_bytes < smallest]
         large += self._long.with_grown_items(levels.last, smallest, new_ids)
@@ -447,19 +447,21 @@ class Contents:
         with_small = with_grown_items(small, levels.before_last, smallest, new_ids)
         yield from levels.containers_in_before_last(with_small)
 
-    def _grown_containers_in(self, level: Sequence[Any], listed: set[int]) -> list[GrownContainer]:
+    def _grown_containers_in(
+        self, level: Sequence[Any], listed_ids: set[int]
+    ) -> list[GrownContainer]:
         """Return the objects of a level that were within reach and have grown, except those that an
         earlier level had.
 
         Args:
             level: the objects.
-            listed: identities of the objects that earlier levels had; gets further ones.
+            listed_ids: identities of the objects that earlier levels had; gets further ones.
         """
         recorded = list(compress(level, self._were_recorded(level)))
         unlisted = list[GrownContainer]()
         for container in self._extents.grown_containers(recorded, 1):
-            if id(container.item) not in listed:
-                listed.add(id(container.item))
+            if id(container.item) not in listed_ids:
+                listed_ids.add(id(container.item))
                 unlisted.append(container)
         return unlisted
 

@@ -51,11 +51,11 @@ def notes_on_unnamed(
     free_blocks = min(unnamed_bytes, now.free_blocks_bytes - start.free_blocks_bytes)
     unnamed_bytes -= max(0, free_blocks)
     sizes[FREE_BLOCKS] = free_blocks
-    many = max(_LEAST_BYTES_TO_MENTION, min(MANY_BYTES, MANY_SHARE * kept_bytes))
-    if max(unnamed_bytes, free_blocks) <= many:
+    least_bytes_to_mention = max(_LEAST_BYTES_TO_MENTION, min(MANY_BYTES, MANY_SHARE * kept_bytes))
+    if max(unnamed_bytes, free_blocks) <= least_bytes_to_mention:
         return []
     texts = [f"{format_bytes(size)} {name}" for name, size in sizes.items() if size >= MIB]
-    if unnamed_bytes > many:
+    if unnamed_bytes > least_bytes_to_mention:
         facts = _facts_about_unnamed(start, now, unnamed_bytes)
         facts = [UNACCOUNTED, *facts] if knows_new() else [*facts, _NOT_TOLD]
         texts.append(f"{format_bytes(unnamed_bytes)} not named: {'; '.join(facts)}")

@@ -54,10 +54,10 @@ class AllNewObjects:
         """Return the identities of this package's objects that refer to new ones: the recorders of
         cells, whose lists each cell changes, and the ends of storages that are watched.
         """
-        ours = {id(ENDS_OF_STORAGES)}
+        our_ids = {id(ENDS_OF_STORAGES)}
         for part in chunks(self._heap.tracked):
-            ours.update(map(id, recorders_of_cells(part)))
-        return ours
+            our_ids.update(map(id, recorders_of_cells(part)))
+        return our_ids
 
 
 class NewNearNames:

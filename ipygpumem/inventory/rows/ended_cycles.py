@@ -104,10 +104,10 @@ def _end_of_cycles(
     cycles = region.in_hidden_cycles()
     if not cycles:
         return None
-    kept = region.reach(cycles)
-    freed = region.reach(codes.keys()) - kept
+    kept_by_cycles = region.reach(cycles)
+    freed = region.reach(codes.keys()) - kept_by_cycles
     # A removed object that is in a cycle cannot be reached afterwards, to end the cycle then.
-    is_removed_kept = not kept.isdisjoint(codes)
+    is_removed_kept = not kept_by_cycles.isdisjoint(codes)
     is_enough_freed = region.bytes_of(freed).total() >= _LEAST_FREED_SHARE * size_bytes
     if is_enough_freed and not is_removed_kept:
         return None

@@ -128,13 +128,13 @@ def _line_for_items(owner: str, ending: str, positions: Sequence[int]) -> str:
     in_order = sorted(positions, reverse=not ending)
     if len(in_order) <= _MOST_WITHOUT_LOOP:
         return in_sequence([_statement_of_item(owner, ending, position) for position in in_order])
-    listed = ", ".join(map(str, in_order))
+    positions_text = ", ".join(map(str, in_order))
     if ending and in_order[-1] - in_order[0] == len(in_order) - 1:
-        listed = f"range({in_order[0]}, {in_order[-1] + 1})"
+        positions_text = f"range({in_order[0]}, {in_order[-1] + 1})"
     variable = variable_for(owner, "_position")
     statement = _statement_of_item(owner, ending, variable)
     deletion_of_variable = f"; del {variable}" if ending else f", {variable}"
-    return f"for {variable} in {listed}: {statement}{deletion_of_variable}"
+    return f"for {variable} in {positions_text}: {statement}{deletion_of_variable}"
 
 
 def _statement_of_item(owner: str, ending: str, position: int | str) -> str:

@@ -160,12 +160,12 @@ def _row_of_object(rows: Sequence[HeldRow]) -> HeldRow:
     if len(rows) == 1:
         return rows[0]
     of_object = records_of(rows)
-    shown = of_object[0]
+    row_to_show = of_object[0]
     for row in reversed(of_object):
         if row.arrays:
-            shown = row
+            row_to_show = row
     whole = replace(
-        sum_of(of_object, shown), device=devices_of(of_object), parts=largest_parts(of_object)
+        sum_of(of_object, row_to_show), device=devices_of(of_object), parts=largest_parts(of_object)
     )
     return HeldRow(whole, rows[0].holder)
 

@@ -88,16 +88,16 @@ def tensors_on_arrays(watched: Sequence[WatchedName], heap: Heap) -> list[Watche
         return []
     places.sort()
     starts = list(map(attrgetter("start"), places))
-    listed = storages_of(watched)
+    storages_listed = storages_of(watched)
     on_arrays = list[WatchedName]()
     torch: Any = sys.modules["torch"]
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         reader = Reader(torch)
         for tensor in heap.tensors:
             key = storage_key(tensor)
-            if key is None or key in listed:
+            if key is None or key in storages_listed:
                 continue
-            listed.add(key)
+            storages_listed.add(key)
             address = None
             if reader.memory(tensor).is_plain:
                 address = reader.address_of_others(tensor)
