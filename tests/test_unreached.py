@@ -91,7 +91,7 @@ def test_very_many_objects_are_left_to_the_search_for_holders(
 
 def test_large_containers_hide_nothing_in_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._MOST_NAMED", 1_000)
-    monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._WIDE", 100)
+    monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._MOST_ITEMS_AT_ONCE", 100)
     monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._MOST_TOGETHER", 150)
     item, last = object(), object()
     deep: Any = item

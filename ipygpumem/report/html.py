@@ -95,12 +95,12 @@ _LONGEST_TABLE = 64
 """Maximum letters of a table's columns together; in a wider table, texts that are equal in all rows
 follow the table.
 """
-_WIDE = 24
+_WIDEST_TEXT = 24
 """Maximum letters that a column of text claims; it grows into the free part of a line, and wraps.
 """
-_WIDE_SECOND = 11
+_WIDEST_SECOND_TEXT = 11
 """The same for the second column, which wraps next to the first one."""
-_DEEP = 14
+_DEEPEST_INDENT = 14
 """Maximum letters of a first column below which the next line of a row begins; after a longer one
 it is indented slightly.
 """
@@ -298,7 +298,7 @@ def _table_of(
         width: the width of the whole table.
     """
     indent = f"{_GAP}em"
-    if first_letters <= _DEEP:
+    if first_letters <= _DEEPEST_INDENT:
         indent = _em(first_letters, _GAP)
     first_look = looks[0]
     # The first cell begins at the left margin, although the row is indented.
@@ -368,10 +368,10 @@ def _look_of_column(letters: int, *, number: bool, code: bool, is_second: bool) 
         # Letters are narrower than digits, by a factor that depends on the font.
         wanted_letters *= 0.9
     growth = 1
-    most_letters = _WIDE
+    most_letters = _WIDEST_TEXT
     if is_second:
         growth = 9
-        most_letters = _WIDE_SECOND
+        most_letters = _WIDEST_SECOND_TEXT
     width = f"{growth} 1 {_em(min(wanted_letters, most_letters))}"
     style = f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
     return _Look(width, "left", style)

@@ -44,7 +44,7 @@ from ipygpumem.records import Reading
 from ipygpumem.units import MIB
 
 T = TypeVar("T")
-_MANY_GAPS = 0.1
+_LEAST_SHARE_OF_GAPS = 0.1
 """Minimum share of reserved memory in gaps for a hint on how to reduce them."""
 
 
@@ -332,7 +332,7 @@ def _has_many_gaps(snapshot: Snapshot, total_bytes: int) -> bool:
     """
     if any(segment.page_bytes is not None for segment in snapshot.segments):
         return False
-    many_bytes = max(_MANY_GAPS * snapshot.reserved_bytes, total_bytes / 100)
+    many_bytes = max(_LEAST_SHARE_OF_GAPS * snapshot.reserved_bytes, total_bytes / 100)
     return sum(snapshot.fragments) >= many_bytes
 
 

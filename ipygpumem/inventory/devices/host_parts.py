@@ -34,12 +34,12 @@ DATA_OF = "of "
 """Prefix of the kind of a library's memory that is neither a tensor nor a NumPy array."""
 PRINTED = "printed by cells"
 """Name of the part with the text that IPython keeps."""
-_OBJECTS = {
+_ADVICE_ON_OBJECTS = {
     PYTHON_OBJECTS: "text, numbers, containers, functions, classes, code of modules",
     PRINTED: "text and displays that IPython keeps for %notebook: %gpumem free drops them",
 }
 _OF_LIBRARY = "its frames, models, images: delete their names"
-_OWN = {
+_ADVICE_ON_OWN_PAGES = {
     "data of libraries": "written pages of mapped files: freed when the kernel restarts",
     "stacks": "of all threads",
     "free heap pages": "kept by malloc for later: %gpumem free returns them to the system",
@@ -263,10 +263,10 @@ def _own_pages(
     parts = _parts_of_arrays(kinds)
     named = dict(objects)
     if own is not None:
-        named |= zip(_OWN, own, strict=True)
+        named |= zip(_ADVICE_ON_OWN_PAGES, own, strict=True)
     # Each part gets at most the bytes that are still unnamed, so that all parts sum to the total.
     for name, size_bytes in named.items():
-        advice = _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY)
+        advice = _ADVICE_ON_OWN_PAGES.get(name) or _ADVICE_ON_OBJECTS.get(name, _OF_LIBRARY)
         claim = min(unnamed_bytes, size_bytes)
         parts.append(Part(name, claim, advice))
         unnamed_bytes -= claim

@@ -49,13 +49,13 @@ _MOST_ELSEWHERE = 2000
 """Maximum number of large objects to measure that only libraries hold."""
 _MOST_NAMED = 200_000
 """Maximum number of objects behind names to pass through before the holders are searched."""
-_WIDE = 500
-"""Number of items above which a container waits until all smaller ones are read: else a table of a
-million rows would hide the layers of a model.
+_MOST_ITEMS_AT_ONCE = 500
+"""Maximum number of items of a container that is read at once. A *wide* one has more, and waits
+until all smaller ones are read: else a table of a million rows would hide the layers of a model.
 """
 _MOST_TOGETHER = 20_000
 """Maximum number of items of waiting containers that are read together."""
-_OF_PYTHON = {
+_MODULES_OF_PYTHON = {
     "",
     "builtins",
     "types",
@@ -188,7 +188,7 @@ def _put_wide_aside(items: Sequence[Any], wide: list[Any]) -> Sequence[Any]:
     """Add the containers of very many items to ``wide``, and return all other items."""
     containers = of_types(CONTAINER_TYPES, items)
     # In C: most objects have a dict of attributes, and a loop would take ten times as long.
-    are_wide = list(map(_WIDE.__lt__, map(len, containers)))
+    are_wide = list(map(_MOST_ITEMS_AT_ONCE.__lt__, map(len, containers)))
     if True not in are_wide:
         return items
     wide_here = list(compress(containers, are_wide))
@@ -237,7 +237,7 @@ def _is_plain_object(item: object) -> bool:
     """Return True for an instance of a class that users or libraries have defined."""
     if is_atom(item) or is_instance(item, type) or is_instance(item, BaseException):
         return False
-    return module_of(item).partition(".")[0] not in _OF_PYTHON
+    return module_of(item).partition(".")[0] not in _MODULES_OF_PYTHON
 
 
 def count_named(

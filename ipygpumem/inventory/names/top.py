@@ -42,7 +42,7 @@ SMALLEST = 1 << 10
 """Smallest size in bytes of a listed name."""
 _SMALLEST_OF_CODE = 1 << 16
 """The same of a class, which takes some KiB for its methods, and of a function."""
-_WITH_TASKS = (list, tuple, set)
+_CONTAINERS_OF_TASKS = (list, tuple, set)
 """Types of containers of which pending tasks are cancelled, besides dicts' values."""
 _MOST_TASKS = 1000
 """Maximum number of items of a container that are asked whether they are asyncio tasks."""
@@ -266,7 +266,9 @@ def _has_pending_tasks(value: Any) -> bool:
     """Return True for a container of asyncio tasks that are not done."""
     if type(value) is dict:
         value = value.values()
-    elif not any(type(value) is kind for kind in _WITH_TASKS):  # ``in`` compares metaclasses
+    elif not any(
+        type(value) is kind for kind in _CONTAINERS_OF_TASKS
+    ):  # ``in`` compares metaclasses
         return False
     return bool(pending_tasks(list(islice(value, _MOST_TASKS))))
 

@@ -31,7 +31,7 @@ from ipygpumem.reclaim.failure import Failure
 from ipygpumem.records import Cause
 from ipygpumem.units import MIB, format_bytes
 
-_EDGES = 40 * MIB
+_BYTES_OF_EDGES = 40 * MIB
 """Bytes of a gap that expandable segments may not free: a part of a page of 20 MiB at either end.
 """
 _MOST_ON_HEAP = 2_000_000
@@ -173,7 +173,7 @@ def _shortage_on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> S
                 gaps.append(size)
     gap_bytes = max(0, min(sum(gaps), figures.unallocated - idle_bytes))
     freed_since_bytes = sum(gaps) - gap_bytes
-    bytes_without_edges = sum(max(0, size - _EDGES) for size in gaps)
+    bytes_without_edges = sum(max(0, size - _BYTES_OF_EDGES) for size in gaps)
     return replace(
         shortage,
         gap_bytes=gap_bytes,

@@ -12,7 +12,7 @@ from ipygpumem.probes.segments import MOUNT
 from ipygpumem.records import Cause
 from ipygpumem.units import MIB, format_bytes
 
-_TIGHT = 16 * MIB
+_MOST_BYTES_LEFT = 16 * MIB
 """Maximum bytes left of a limit that refused a request of unknown size."""
 
 
@@ -80,7 +80,7 @@ def cause_of(shortage: Shortage) -> Cause | None:
     asked = shortage.requested_bytes
     nearest = min(shortage.bounds, default=None)
     if asked is None:
-        if nearest is None or nearest.left_bytes > _TIGHT:
+        if nearest is None or nearest.left_bytes > _MOST_BYTES_LEFT:
             return None
         return _beyond_limit(shortage, nearest)
     if shortage.total_bytes is not None and exceeds(asked, shortage.total_bytes):

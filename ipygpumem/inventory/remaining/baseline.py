@@ -33,13 +33,13 @@ from ipygpumem.heap.live.live_tensors import live_tensors
 from ipygpumem.heap.walks.walk import MOST_AT_START, Walk
 from ipygpumem.introspect import ATOMS, is_instance, module_dict, named_objects, users_modules
 
-_LARGE = 1 << 16
-"""Arrays with more bytes are tracked by place, in an entry that the garbage collector has to
-examine.
+_MOST_BYTES_OF_SMALL = 1 << 16
+"""Arrays with more bytes are *large*: each is recorded by its place, in an entry that the garbage
+collector has to examine.
 """
 
-_SHORT = 50
-"""Average length, at most, of named containers to look into at once."""
+_LONGEST_SHORT = 50
+"""Maximum length of named containers, on average, to look into at once."""
 _MOST_SHOWN = 50_000
 """Maximum number of objects to enter in open figures and widgets."""
 _MOST_LOCAL = 1_000
@@ -116,7 +116,7 @@ def _large_arrays_shown(namespace: dict[str, Any], walk: Walk) -> list[Any]:
     """
     walk.left = _MOST_SHOWN
     arrays_shown = _arrays_behind(figures_and_widgets(namespace), walk)
-    return list(compress(arrays_shown, map(_LARGE.__lt__, _bytes_of(arrays_shown))))
+    return list(compress(arrays_shown, map(_MOST_BYTES_OF_SMALL.__lt__, _bytes_of(arrays_shown))))
 
 
 def arrays_behind(objects: Sequence[object]) -> list[Any]:
@@ -159,7 +159,7 @@ def _objects_before_arrays(named: Kinds) -> list[object]:
 
 def _hold_only_atoms(containers: Sequence[Any]) -> bool:
     """Return True if containers are short and have nothing in them but numbers and text."""
-    if sum(map(len, containers)) > len(containers) * _SHORT:
+    if sum(map(len, containers)) > len(containers) * _LONGEST_SHORT:
         return False
     return Kinds(gc.get_referents(*containers)).examples.keys() <= ATOMS
 
@@ -224,7 +224,7 @@ class BaselineSnapshot:
         """
         base_of = array_type.__dict__["base"].__get__
         owners = [array if base_of(array) is None else _owning_array(array) for array in arrays]
-        are_large = list(map(_LARGE.__lt__, _bytes_of(owners)))
+        are_large = list(map(_MOST_BYTES_OF_SMALL.__lt__, _bytes_of(owners)))
         self._large.update(map(place_of, compress(owners, are_large)))
         self._unreached -= self._large
         self._large |= self._unreached
@@ -255,10 +255,10 @@ class BaselineSnapshot:
         its place, a small one by its identity.
         """
         owner = owner_of(item)
-        if is_array(owner) and array.size_bytes > _LARGE:
+        if is_array(owner) and array.size_bytes > _MOST_BYTES_OF_SMALL:
             return place_of(owner) in self._large
         _, key = array.storage
-        return key in self._small and array.size_bytes <= _LARGE
+        return key in self._small and array.size_bytes <= _MOST_BYTES_OF_SMALL
 
     def _consists_of_old_tensors(self, item: object) -> bool:
         """Return True if most memory of a tensor without a storage of its own is in old tensors: a
@@ -287,7 +287,7 @@ class BaselineSnapshot:
         _, key = array.storage
         sizes = [end - start for identity, start, end in self._large if identity == key]
         if key in self._small:
-            return array.size_bytes > _LARGE
+            return array.size_bytes > _MOST_BYTES_OF_SMALL
         return bool(sizes) and array.size_bytes not in sizes
 
     @property

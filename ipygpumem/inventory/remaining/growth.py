@@ -23,12 +23,13 @@ from ipygpumem.heap.knowledge.own_bytes import rounded
 from ipygpumem.introspect import loaded_object
 from ipygpumem.records import COMMENT
 
-_NUMBERS = frozenset(map(id, (int, float, complex)))
+_TYPES_OF_NUMBERS = frozenset(map(id, (int, float, complex)))
 _FIRST_NOT_CACHED = 257
 """Smallest number above those that CPython has only once (-5 to 256): they cost nothing."""
-_WITH_ITEMS = frozenset(map(id, (*GROWING, Counter, OrderedDict, defaultdict)))
-"""Types that have a number of items; subclasses may do anything in ``clear``."""
-_WITH_CLEAR = _WITH_ITEMS | {id(bytearray)}
+_TYPES_WITH_ITEMS = frozenset(map(id, (*GROWING, Counter, OrderedDict, defaultdict)))
+"""Types that have a number of items; no subclasses, whose ``clear`` may do anything."""
+_TYPES_WITH_CLEAR = _TYPES_WITH_ITEMS | {id(bytearray)}
+"""Types whose ``clear`` empties an object and does nothing else."""
 _TYPED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*|\[(-?\d+|\"[^\"\\]*\")\])*")
 """Matches the paths that a user can type: names, attributes, positions and keys of text."""
 _LONGEST_SHORT = 100
@@ -61,7 +62,7 @@ class GrownContainer(NamedTuple):
         """
         if self.grown_items:
             return f"in {self.grown_items:,} of its items"
-        if self.earlier_length <= _LONGEST_SHORT or id(type(self.item)) not in _WITH_ITEMS:
+        if self.earlier_length <= _LONGEST_SHORT or id(type(self.item)) not in _TYPES_WITH_ITEMS:
             return ""
         return f"from {self.earlier_length:,} to {self.length:,} items"
 
@@ -71,7 +72,7 @@ class GrownContainer(NamedTuple):
         """
         if self.earlier_length > _LONGEST_SHORT or self.grown_items:
             return ""
-        if id(type(self.item)) not in _WITH_CLEAR:
+        if id(type(self.item)) not in _TYPES_WITH_CLEAR:
             return ""
         if not _TYPED_PATH.fullmatch(path):
             return ""
@@ -240,7 +241,7 @@ def _numbers_bytes(item: Any, base: Any, earlier: int, length: int) -> int:
     sample = list(items)
     if base is dict:
         sample += islice(dict.values(item), first_new, first_new + _MOST_NUMBERS)
-    numbers = by_identity(of_types(_NUMBERS, sample))
+    numbers = by_identity(of_types(_TYPES_OF_NUMBERS, sample))
     numbers_by_size = Counter(
         sys.getsizeof(number)
         for number in numbers.values()

@@ -33,9 +33,9 @@ from ipygpumem.inventory.remaining.leading import MOST_ITEMS, elements_of
 
 _CONTAINERS_AT_ONCE = 20
 """Number of long containers whose items are listed at once: a million at most."""
-_ORDERED = set(map(id, APPENDED))
+_ORDERED_TYPES = set(map(id, APPENDED))
 """Types of containers with a last item."""
-_RECORDS = {id(kind) for kind in (tuple, list, dict)}
+_TYPES_OF_RECORDS = {id(kind) for kind in (tuple, list, dict)}
 
 
 class LongContainers:
@@ -84,7 +84,7 @@ class LongContainers:
         """
         length_before, last_id_before = self.ends.get(id(container), (0, 0))
         was_long = length_before > 0
-        if not was_long or id(type(container)) not in _ORDERED:
+        if not was_long or id(type(container)) not in _ORDERED_TYPES:
             return []
         if len(container) <= length_before:
             return []
@@ -236,7 +236,7 @@ def _ends_of(containers: Sequence[Any]) -> Iterator[tuple[int, int]]:
     which a replaced end is seen. A container without order, such as a set, has the identity of
     None.
     """
-    ordered = by_identity(of_types(_ORDERED, containers))
+    ordered = by_identity(of_types(_ORDERED_TYPES, containers))
     lists = [container if id(container) in ordered else () for container in containers]
     last_items = map(next, map(reversed, lists), repeat(None))
     return zip(map(len, lists), map(id, last_items), strict=True)
@@ -253,7 +253,7 @@ def _contents_of_records(items: Sequence[object]) -> list[object]:
     """Return the objects in the records among the items of a long container: in dicts, lists and
     tuples, and in the attributes of instances of the user's classes.
     """
-    contents = gc.get_referents(*of_types(_RECORDS, items))
+    contents = gc.get_referents(*of_types(_TYPES_OF_RECORDS, items))
     users_types = set[int]()
     for type_id, example in one_of_each(items).items():
         kind = type(example)

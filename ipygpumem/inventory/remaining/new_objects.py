@@ -21,7 +21,14 @@ _LEVELS_NEAR_NAMES = 4
 """Steps from a name: a list, its items, the dicts of their attributes, and what is in these."""
 _MOST_NEAR = 1_000_000
 """Number of objects near names from which no further ones are listed."""
-_NO_DATA = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType, *NOT_ENTERED)
+_CLASSES_WITHOUT_DATA = (
+    ModuleType,
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    *NOT_ENTERED,
+)
 
 
 class AllNewObjects:
@@ -150,7 +157,7 @@ def objects_with_data(items: Sequence[object], new_ids: set[int]) -> list[object
 
 def _types_without_data(items: Sequence[object]) -> set[int]:
     """Return the types of items that keep no data of the user, such as functions and tools."""
-    types = kinds_of(items, *_NO_DATA)
+    types = kinds_of(items, *_CLASSES_WITHOUT_DATA)
     for type_id, example in one_of_each(items).items():
         if is_of_tool(example):
             types.add(type_id)

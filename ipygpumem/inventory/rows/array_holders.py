@@ -31,8 +31,8 @@ _MOST_SCATTERED = 40
 
 _OBJECT_BYTES = {"numpy": 144, "torch": 480}
 """Bytes of an array without its data, roughly: the object, its shape, the storage."""
-_LEAST_PART = 0.03
-"""Smallest part of the memory to mention."""
+_LEAST_SHARE_OF_OBJECTS = 0.03
+"""Share of the arrays' bytes from which the bytes of array objects make a size "at least"."""
 
 
 class HeldArrays(NamedTuple):
@@ -268,7 +268,7 @@ def _have_large_objects(arrays: Sequence[Array]) -> bool:
     objects_bytes = 0
     for library, number in arrays_by_library.items():
         objects_bytes += _OBJECT_BYTES.get(library, 0) * number
-    return objects_bytes > _LEAST_PART * size_of(arrays)
+    return objects_bytes > _LEAST_SHARE_OF_OBJECTS * size_of(arrays)
 
 
 def storages_with_holder_of(row: HeldRow, held_arrays: Iterable[HeldArrays]) -> set[StorageKey]:

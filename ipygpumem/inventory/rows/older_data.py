@@ -33,7 +33,7 @@ from ipygpumem.units import format_bytes
 
 _MOST_NEW = 300_000
 """Maximum number of objects to examine behind what one line removes."""
-_LARGE = 1 << 16
+_LEAST_BYTES_TO_NAME = 1 << 16
 """Minimum bytes to mention of an older object that the line itself names."""
 
 
@@ -241,7 +241,7 @@ class OlderData:
             removed_ids.update(map(id, self._removed_by_line[line].objects))
         # Closing a generator only names its code, which the function keeps.
         names_older = not dropped.identities.isdisjoint(removed_ids)
-        if not dropped.identities or (names_older and dropped.size_bytes < _LARGE):
+        if not dropped.identities or (names_older and dropped.size_bytes < _LEAST_BYTES_TO_NAME):
             return ""
         return also_drops_older(dropped.size_bytes)
 

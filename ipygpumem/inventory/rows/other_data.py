@@ -21,7 +21,7 @@ from ipygpumem.units import format_bytes
 
 _MOST_LEAKS = 50
 """Maximum number of leaks, the largest ones, whose lines are examined."""
-_UNSURE = 0.1
+_MEASURING_ERROR = 0.1
 """Share of a row's bytes by which two measurements may differ."""
 
 
@@ -155,7 +155,7 @@ class OtherData:
             other_bytes = dropped_bytes - self._sizes[line]
             older_bytes = known.bytes_of_older(region, removed, dropped)
             # The row was measured in another way, so that a small difference means nothing.
-            least_bytes = max(smallest, self._sizes[line] * _UNSURE)
+            least_bytes = max(smallest, self._sizes[line] * _MEASURING_ERROR)
             if other_bytes - older_bytes >= least_bytes:
                 remarks[line] = f"also drops {format_bytes(other_bytes)} of other data"
             elif older_bytes:
