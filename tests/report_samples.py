@@ -52,7 +52,7 @@ from ipygpumem.report.recovery import recovery_reports
 from ipygpumem.report.status import status_report
 from ipygpumem.report.tensors import difference_report, groups_report, tensors_report
 from ipygpumem.report.top import top_report
-from ipygpumem.report.why import left_report, why_report
+from ipygpumem.report.why import undefined_name_report, why_report
 from ipygpumem.units import GIB, MIB
 
 RAM = Usage("cpu", 3 * GIB, 3 * GIB + 512 * MIB, 3 * GIB + 1341 * MIB, 16 * GIB, "kernel")
@@ -141,7 +141,7 @@ def every_report(word: str = "x") -> list[Report]:
         report_of_status(word),
         *reports_of_tensors(word, tensor),
         *reports_of_names(word),
-        left_report(word, 1, survivors),
+        undefined_name_report(word, 1, survivors),
         *reports_over_time(word, ended),
         *reports_of_stretches(word, usage, tensor, survivors, step),
         *reports_of_choices(word, usage),

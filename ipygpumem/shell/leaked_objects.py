@@ -31,7 +31,7 @@ from ipygpumem.heap.sizes.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import NUMBERS, is_users_module, module_dict, text_of
 from ipygpumem.inventory.leaks import unreached
 from ipygpumem.inventory.leaks.retained import words_on_output
-from ipygpumem.inventory.rows.array_holders import MOST_EXPLAINED, Explained
+from ipygpumem.inventory.rows.array_holders import MOST_EXPLAINED, HeldArrays
 from ipygpumem.inventory.rows.held_rows import HeldRow
 from ipygpumem.inventory.rows.merging import holder_of_registered
 from ipygpumem.inventory.rows.searched_rows import holder_of_several, is_searched_together
@@ -199,7 +199,7 @@ class SurvivingObjects:
         else:
             self.to_explain.append(items[0])
 
-    def rows(self, holders: Holders, of_arrays: Sequence[Explained]) -> Iterator[HeldRow]:
+    def rows(self, holders: Holders, of_arrays: Sequence[HeldArrays]) -> Iterator[HeldRow]:
         """Yield the rows of the objects that are large.
 
         Args:
