@@ -144,7 +144,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from ipygpumem.estimating.running import Estimation
-from ipygpumem.estimating.caching_allocator import rounded_to_blocks
+from ipygpumem.estimating.memory.caching_allocator import rounded_to_blocks
 
 N, SMALLEST = 1024, 16 << 10  # kernels also allocate a few KiB that estimates leave out
 
