@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ipygpumem.extras.pictures import plot
-from ipygpumem.inventory import findings
+from ipygpumem.inventory.devices import findings
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.outside import OutsideProbe

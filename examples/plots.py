@@ -12,7 +12,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ipygpumem.extras.pictures import plot
-from ipygpumem.inventory.breakdown import Part, Reconciliation
+from ipygpumem.inventory.devices.breakdown import Part, Reconciliation
 from ipygpumem.records import CellRecord, ExperimentRecord, Usage
 from ipygpumem.units import GIB, MIB
 

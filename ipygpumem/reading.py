@@ -41,7 +41,7 @@ def _inventories() -> None:
 
 
 def _reconciliations() -> None:
-    from ipygpumem.inventory import breakdown  # noqa: F401  # as above
+    from ipygpumem.inventory.devices import breakdown  # noqa: F401  # as above
 
 
 def _tries() -> None:

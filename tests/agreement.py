@@ -23,8 +23,8 @@ from traitlets.config import Config
 import ipygpumem.heap
 import ipygpumem.inventory
 from ipygpumem.extras.guard.guard import MemoryGuard
-from ipygpumem.inventory.ownership import Ownership
-from ipygpumem.inventory.top import LargestNames
+from ipygpumem.inventory.names.ownership import Ownership
+from ipygpumem.inventory.names.top import LargestNames
 from ipygpumem.records import ExperimentRecord, RetainedArray
 from ipygpumem.report.layout import Report
 from ipygpumem.report.text import render

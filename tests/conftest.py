@@ -190,7 +190,7 @@ def only_this_test(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -
     Not for tests in which users' modules or running functions hold something.
     """
     show_modules(monkeypatch)
-    monkeypatch.setattr("ipygpumem.heap.heap.running_locals", list)
+    monkeypatch.setattr("ipygpumem.heap.live.heap.running_locals", list)
 
 
 @pytest.fixture

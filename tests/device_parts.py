@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipygpumem.inventory.breakdown import Reconciliation
+from ipygpumem.inventory.devices.breakdown import Reconciliation
 
 
 def sizes(memory: Reconciliation) -> dict[str, int | None]:

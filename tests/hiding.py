@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from ipygpumem.inventory import baseline
+from ipygpumem.inventory.remaining import baseline
 from ipygpumem.shell import baselines, growth_search
 
 SEARCHES = (baseline, baselines, growth_search)

@@ -31,8 +31,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ipygpumem.heap.sizes import Sizes
-from ipygpumem.inventory import top
+from ipygpumem.heap.sizes.sizes import Sizes
+from ipygpumem.inventory.names import top
 from ipygpumem.probes.mappings import own_pages
 
 MIB = 1 << 20

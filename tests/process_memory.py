@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ipygpumem.heap.sizes import Size
+from ipygpumem.heap.sizes.sizes import Size
 from ipygpumem.probes import own_limits
 from ipygpumem.units import MIB
 

@@ -34,7 +34,7 @@ from random import Random
 from typing import Any
 
 from ipygpumem.api import inventories
-from ipygpumem.inventory import ownership, top
+from ipygpumem.inventory.names import ownership, top
 
 KIB = 1 << 10
 SLACK_BYTES = 3 * KIB

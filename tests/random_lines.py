@@ -28,7 +28,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.inventory.ownership import Ownership
+from ipygpumem.inventory.names.ownership import Ownership
 from ipygpumem.report.layout import IN_ONE_LINE, Report
 from ipygpumem.units import parse_bytes
 from tests.agreement import Asker, import_late_modules, shell_without_libraries

@@ -27,11 +27,11 @@ from ipygpumem.extras.recorder.recordings import Moment, RecordedKernel, Recordi
 from ipygpumem.extras.tracker.tracker import TrackerRecord, tracker_report
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan
-from ipygpumem.heap.sizes import Share
-from ipygpumem.inventory.breakdown import Part, Reconciliation
-from ipygpumem.inventory.ownership import HeldPart, Ownership
-from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
-from ipygpumem.inventory.top import LargestNames, NamedSize
+from ipygpumem.heap.sizes.sizes import Share
+from ipygpumem.inventory.arrays.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.inventory.devices.breakdown import Part, Reconciliation
+from ipygpumem.inventory.names.ownership import HeldPart, Ownership
+from ipygpumem.inventory.names.top import LargestNames, NamedSize
 from ipygpumem.records import (
     CellRecord,
     EngineRecord,

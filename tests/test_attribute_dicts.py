@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ipygpumem
-from ipygpumem.heap.named_arrays import NamedArrays
+from ipygpumem.heap.walks.named_arrays import NamedArrays
 
 numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

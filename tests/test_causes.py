@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness.control_group import limited_group, move
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.inventory.causes import Bound, Holder, Shortage, cause_of
+from ipygpumem.inventory.out_of_memory.causes import Bound, Holder, Shortage, cause_of
 from ipygpumem.units import GIB, MIB
 from tests.alone import ROOT
 from tests.steps import fails, tidied_kernel, works

@@ -18,12 +18,12 @@ import pytest
 
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.heap import structs
+from ipygpumem.heap.kinds import structs
 from ipygpumem.heap.knowledge import certainty
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes
 from ipygpumem.heap.knowledge.size_methods import size_method
-from ipygpumem.inventory import top
-from ipygpumem.inventory.top import LargestNames
+from ipygpumem.inventory.names import top
+from ipygpumem.inventory.names.top import LargestNames
 from ipygpumem.report.top import top_report
 from ipygpumem.report.why import why_report
 from tests.steps import works

@@ -16,10 +16,10 @@ from types import ModuleType
 
 import pytest
 
-from ipygpumem.heap import garbage, objects_since
-from ipygpumem.heap.libraries import VISITS_BUFFER
-from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
-from ipygpumem.inventory.contents import Contents
+from ipygpumem.heap.kinds.libraries import VISITS_BUFFER
+from ipygpumem.heap.live import garbage, objects_since
+from ipygpumem.heap.live.objects_since import ObjectsSince, YoungSaver
+from ipygpumem.inventory.remaining.contents import Contents
 from tests.hiding import hide_existing_objects
 
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from pathlib import Path
 
@@ -191,25 +191,49 @@ def test_the_front_page_has_no_links_that_break_on_pypi() -> None:
 _ROOMS = sorted(path.parent for path in (ROOT / "ipygpumem").glob("*/__init__.py"))
 
 
-def in_first_column(folder: str) -> list[str]:
-    """Return the files and folders that the table of a folder lists."""
-    _, table = read("CONTRIBUTING.md").split(f" of `{folder}/` | does |\n| --- | --- |\n")
-    rows = "".join(re.findall(r"^\| (`.+?) \| ", table.split("\n\n")[0], re.MULTILINE))
+def names_in_table(folder: str) -> list[str]:
+    """Return the files and folders that the table of a folder in CONTRIBUTING.md lists."""
+    pattern = (
+        rf"^\| (?:file|folder|room) of `{folder}/` \| does \|\n\| --- \| --- \|\n((?:\|.+\n)+)"
+    )
+    table = re.search(pattern, read("CONTRIBUTING.md"), re.MULTILINE)
+    assert table is not None, folder
+    rows = "".join(re.findall(r"^\| (`.+?) \| ", table[1], re.MULTILINE))
     return re.findall(r"`([\w./*]+?)/?`", rows)
+
+
+def files_and_folders(folder: str) -> set[str]:
+    """Return the names of a folder's modules and packages."""
+    names = {path.name for path in (ROOT / folder).iterdir()}
+    return names - {"__init__.py", "py.typed", "__pycache__"}
+
+
+def matched(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
+    """Return the names that match one of several patterns, such as ``*_steps.py``."""
+    return {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
 
 
 @pytest.mark.parametrize("folder", ["ipygpumem", *(f"ipygpumem/{room.name}" for room in _ROOMS)])
 def test_the_files_of_each_room_are_listed(folder: str) -> None:
-    listed = in_first_column(folder)
-    has_files_of_folders = folder == "ipygpumem/heap"
-    places = (ROOT / folder).rglob("*.py") if has_files_of_folders else (ROOT / folder).iterdir()
-    files = {path.relative_to(ROOT / folder).as_posix() for path in places}
-    files = {
-        name for name in files if not name.endswith(("__init__.py", "py.typed", "__pycache__"))
-    }
-    names = set(listed) - {"__init__.py"}
-    assert [name for name in names if not fnmatch.filter(files, name)] == []
-    assert [file for file in files if not any(fnmatch.fnmatch(file, name) for name in names)] == []
+    listed = set(names_in_table(folder)) - {"__init__.py"}
+    files = files_and_folders(folder)
+    assert [name for name in listed if not fnmatch.filter(files, name)] == []
+    assert files - matched(files, listed) == set()
+
+
+_FOLDERS_OF_ROOMS = sorted(
+    path.parent.relative_to(ROOT).as_posix()
+    for path in (ROOT / "ipygpumem").glob("*/*/__init__.py")
+)
+
+
+@pytest.mark.parametrize("folder", _FOLDERS_OF_ROOMS)
+def test_a_folder_of_many_files_lists_them_with_their_purpose(folder: str) -> None:
+    files = files_and_folders(folder)
+    listed = set(re.findall(r"``([\w*]+\.(?:py|js|css))``", read(f"{folder}/__init__.py")))
+    if len(files) > 3 or listed:
+        assert [name for name in listed if not fnmatch.filter(files, name)] == []
+        assert files - matched(files, listed) == set()
 
 
 def test_every_room_of_the_package_has_tests_for_a_quick_run() -> None:

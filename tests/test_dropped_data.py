@@ -41,7 +41,7 @@ def rows():
     return json.dumps([(row.size_bytes / 2 ** 20, row.holder.advice) for row in survivors])
 
 def mib_of(value):
-    from ipygpumem.heap.sizes import Sizes
+    from ipygpumem.heap.sizes.sizes import Sizes
     return Sizes().measure(value).size_bytes / 2 ** 20
 """
 kernel = kernel_with("%load_ext ipygpumem", "%config IPyGpuMem.quiet = True", _DEFINITIONS)

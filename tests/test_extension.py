@@ -309,13 +309,13 @@ def test_loading_imports_nothing_that_takes_long() -> None:
         "InteractiveShell.instance().run_line_magic('load_ext', 'ipygpumem')"
     )
     assert "shell.extension" in loaded
-    assert loaded.isdisjoint({"records", "shell.session", "heap.heap"})  # the first cell's
+    assert loaded.isdisjoint({"records", "shell.session", "heap.live.heap"})  # the first cell's
     assert loaded.isdisjoint({"torch", "matplotlib", "numpy", "jinja2", "rich", "pynvml"})
     assert loaded.isdisjoint({"report.history", "magics.gpumem", "magics.experiment"})
 
 
 @pytest.mark.parametrize(
-    ("name", "needed"), [("load", "report.export"), ("tensors", "inventory.survey")]
+    ("name", "needed"), [("load", "report.export"), ("tensors", "inventory.arrays.survey")]
 )
 def test_a_script_imports_only_features_that_it_calls(name: str, needed: str) -> None:
     loaded = imported_after(f"import ipygpumem\nipygpumem.{name}")

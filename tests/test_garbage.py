@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.heap import garbage
-from ipygpumem.heap import objects_since as objects_since_module
-from ipygpumem.heap.garbage import Garbage, objects_since
-from ipygpumem.heap.heap import live_instances
-from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
+from ipygpumem.heap.live import garbage
+from ipygpumem.heap.live import objects_since as objects_since_module
+from ipygpumem.heap.live.garbage import Garbage, objects_since
+from ipygpumem.heap.live.heap import live_instances
+from ipygpumem.heap.live.objects_since import ObjectsSince, YoungSaver
 from ipygpumem.interrupts import stop_listening
 from tests.alone import alone
 from tests.hiding import hide_existing_objects

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.heap.libraries import VISITS_BUFFER
+from ipygpumem.heap.kinds.libraries import VISITS_BUFFER
 from tests.steps import ok, tidied_kernel
 
 shared_kernel, notebook = tidied_kernel(

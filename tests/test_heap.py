@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ipygpumem
-from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.live.heap import Heap, undisturbed
 from ipygpumem.probes import own_limits
 from tests.alone import alone, printed
 from tests.tracing import interrupted_at
@@ -81,7 +81,7 @@ def test_reading_the_heap_frees_no_object_kept_by_asyncio() -> None:
     """On Python 3.12 the next collection would never end."""
     code = """
 import asyncio, gc
-from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.live.heap import Heap
 async def wait():
     loop = asyncio.get_running_loop()
     future = loop.create_future()

@@ -12,7 +12,7 @@ import pytest
 
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.inventory.ownership import HeldPart, Ownership
+from ipygpumem.inventory.names.ownership import HeldPart, Ownership
 from ipygpumem.records import ReferencePath
 from ipygpumem.report.why import why_report
 from tests.alone import alone
@@ -2059,7 +2059,7 @@ def test_arrays_beyond_the_limit_of_a_search_have_a_holder_too(kernel: Kernel) -
         kernel,
         LEFT,
         """
-        from ipygpumem.inventory import array_holders
+        from ipygpumem.inventory.rows import array_holders
         most = array_holders.MOST_EXPLAINED
         array_holders.MOST_EXPLAINED = 5
         hold = []

@@ -22,8 +22,8 @@ import pytest
 from benchmarks.harness.control_group import limited_group
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.fitting import fit
-from ipygpumem.inventory import leftover
-from ipygpumem.inventory.host_parts import host_parts
+from ipygpumem.inventory.devices.host_parts import host_parts
+from ipygpumem.inventory.remaining import leftover
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import cgroup, host, malloc, oom_kills, own_limits
 from ipygpumem.probes.cgroup import Group

@@ -22,7 +22,7 @@ from ipygpumem.fitting import budgets
 from ipygpumem.fitting.fit import Fit
 from ipygpumem.fitting.functions import run_tries
 from ipygpumem.fitting.plan import Plan
-from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.live.garbage import Garbage
 from ipygpumem.meter.meter import Meter
 from ipygpumem.reclaim import reclaim
 from ipygpumem.shell.app import App, app_of

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.heap.arrays import Array, describe, elements
 from ipygpumem.heap.bulk import CHUNK
-from ipygpumem.heap.named_arrays import NamedArrays
+from ipygpumem.heap.kinds.arrays import Array, describe, elements
+from ipygpumem.heap.walks.named_arrays import NamedArrays
 from ipygpumem.introspect import users_modules
-from ipygpumem.inventory import baseline, records, survey
-from ipygpumem.inventory.records import Inventory, TensorRecord
+from ipygpumem.inventory.arrays import records, survey
+from ipygpumem.inventory.arrays.records import Inventory, TensorRecord
+from ipygpumem.inventory.remaining import baseline
 from ipygpumem.shell.notebook_inventory import inventory_of_notebook
 from tests import hostile
 from tests.alone import printed
@@ -146,7 +147,7 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
     loop: list[Any] = [numpy.ones(1)]
     loop.append(loop)
     assert names(loop=loop) == ["loop[0]"]
-    monkeypatch.setattr("ipygpumem.heap.named_arrays.MOST_OBJECTS", 10)
+    monkeypatch.setattr("ipygpumem.heap.walks.named_arrays.MOST_OBJECTS", 10)
     tree = [[[numpy.ones(1)]] for i in range(100)]
     assert (
         survey.take_inventory([("tree", tree)]).notes[0].startswith("the search for names stopped")
@@ -159,7 +160,7 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
 def test_plain_objects_are_examined_in_bulk(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[int], object]
 ) -> None:
-    monkeypatch.setattr("ipygpumem.heap.named_arrays.MOST_OBJECTS", 3 * CHUNK)
+    monkeypatch.setattr("ipygpumem.heap.walks.named_arrays.MOST_OBJECTS", 3 * CHUNK)
     items = [make(i) for i in range(4 * CHUNK)]
     box = [numpy.ones(3)]
     inventory = survey.take_inventory(

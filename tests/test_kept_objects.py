@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
-from ipygpumem.heap.sizes import Sizes
-from ipygpumem.inventory.kept_objects import kept_objects
+from ipygpumem.heap.live.objects_since import ObjectsSince, YoungSaver
+from ipygpumem.heap.sizes.sizes import Sizes
+from ipygpumem.inventory.remaining.kept_objects import kept_objects
 from tests.alone import printed
 from tests.steps import works
 

@@ -6,12 +6,12 @@ import types
 
 import pytest
 
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.chains import HolderChains
-from ipygpumem.heap.sizes import Sizes
-from ipygpumem.inventory.contents import Contents
-from ipygpumem.inventory.remaining import Changes, find_remaining
-from ipygpumem.inventory.searched_rows import MOST_SEARCHED, is_searched_together
+from ipygpumem.heap.live.heap import Heap
+from ipygpumem.heap.sizes.sizes import Sizes
+from ipygpumem.inventory.remaining.contents import Contents
+from ipygpumem.inventory.remaining.remaining import Changes, find_remaining
+from ipygpumem.inventory.rows.searched_rows import MOST_SEARCHED, is_searched_together
 from tests.heap_passes import Passes
 
 

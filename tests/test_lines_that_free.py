@@ -16,12 +16,12 @@ from unittest import mock
 import pytest
 
 from ipygpumem import introspect
-from ipygpumem.heap.arrays import storage_key
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.referrer_graph import ReferrerGraph
 from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import storage_key
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths import container_steps
 from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.patches import line_that_stops, started_patches
@@ -30,8 +30,8 @@ from ipygpumem.heap.paths.roots import Root, Roots
 from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.ways import Way, joined
 from ipygpumem.introspect import is_ours, is_users
-from ipygpumem.inventory.held_rows import HeldRow
-from ipygpumem.inventory.merging import merged
+from ipygpumem.inventory.rows.held_rows import HeldRow
+from ipygpumem.inventory.rows.merging import merged
 from ipygpumem.records import RetainedArray
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.heap.mapped import MappedFiles
-from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.kinds.mapped import MappedFiles
+from ipygpumem.heap.sizes.sizes import Sizes
 from ipygpumem.units import MIB
 from tests.process_memory import NOTE, assert_read, linux
 
@@ -90,7 +90,7 @@ def test_the_kernels_list_is_read_once_and_only_if_needed(monkeypatch: pytest.Mo
         calls.append(1)
         return [(1000, 2000), (2000, 3000), (5000, 6000)]
 
-    monkeypatch.setattr("ipygpumem.heap.mapped.mapped_files", mappings)
+    monkeypatch.setattr("ipygpumem.heap.kinds.mapped.mapped_files", mappings)
     files = MappedFiles()
     assert calls == []
     spans = {

@@ -17,7 +17,7 @@ import pytest
 
 import ipygpumem
 from ipygpumem.errors import DeviceError
-from ipygpumem.inventory.records import Inventory, TensorRecord, select
+from ipygpumem.inventory.arrays.records import Inventory, TensorRecord, select
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import nvml
 from ipygpumem.probes.accelerators import CachingAllocatorProbe, parse_device

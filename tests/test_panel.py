@@ -21,7 +21,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.panel import panel as module
 from ipygpumem.extras.panel import snapshot
 from ipygpumem.extras.panel.panel import Feed
-from ipygpumem.inventory.top import NamedSize
+from ipygpumem.inventory.names.top import NamedSize
 from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.nvml import CardLoad
 from ipygpumem.records import Reading

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.sizes.sizes import Sizes
 from tests import kinds
 
 np: Any = pytest.importorskip("numpy")

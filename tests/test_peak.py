@@ -19,7 +19,7 @@ from ipygpumem.errors import FileError
 from ipygpumem.extras.peak.bound import OURS, HostSpan, HostUse, bounded, unused_changes
 from ipygpumem.extras.peak.peak import Peak
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRecord, PeakRow
-from ipygpumem.inventory.records import Inventory
+from ipygpumem.inventory.arrays.records import Inventory
 from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.alone import printed

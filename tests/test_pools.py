@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import ProbeError
-from ipygpumem.inventory.device_parts import device_parts, pools_on
+from ipygpumem.inventory.devices.device_parts import device_parts, pools_on
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import pools as plugins
 from ipygpumem.probes.accelerators import WholeDevice

@@ -174,7 +174,7 @@ def test_large_variables_cost_a_cell_nothing(notebook: Kernel) -> None:
         hostile.SOURCE,
         """
         thing, many = made(Hostile), [str(n) for n in range(10**6)]
-        from ipygpumem.heap.sizes import Sizes
+        from ipygpumem.heap.sizes.sizes import Sizes
         measured, real = [], Sizes.measure
         Sizes.measure = lambda self, *them: (measured.append(1), real(self, *them))[1]
         touched.clear()

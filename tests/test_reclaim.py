@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.live.garbage import Garbage
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.reclaim import emptying, reclaim

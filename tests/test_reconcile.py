@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipygpumem.inventory import device_parts
-from ipygpumem.inventory.breakdown import Part, Storage
-from ipygpumem.inventory.host_parts import host_parts
+from ipygpumem.inventory.devices import device_parts
+from ipygpumem.inventory.devices.breakdown import Part, Storage
+from ipygpumem.inventory.devices.host_parts import host_parts
 from ipygpumem.probes import allocator
 from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.allocator import Segment, Snapshot, SnapshotBlock

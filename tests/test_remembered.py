@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.heap.arrays import described, place_of
-from ipygpumem.heap.garbage import Garbage
-from ipygpumem.heap.remembered import Remembered
+from ipygpumem.heap.kinds.arrays import described, place_of
+from ipygpumem.heap.live.garbage import Garbage
+from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.shell.baselines import Baseline
 from tests.steps import kernel_with, works
 

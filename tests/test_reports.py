@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
-from ipygpumem.inventory.breakdown import Part, Reconciliation
-from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.inventory.arrays.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.inventory.devices.breakdown import Part, Reconciliation
 from ipygpumem.probes.children import Child
 from ipygpumem.records import FreeingStep, KeptObject, ReferencePath, RetainedArray, Usage
 from ipygpumem.report import html, tensors, text

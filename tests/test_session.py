@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
-from ipygpumem.inventory.trends import Growing
+from ipygpumem.inventory.leaks.trends import Growing
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.oom_kills import Kills
 from ipygpumem.records import Growth

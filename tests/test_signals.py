@@ -478,7 +478,7 @@ class Item:
 
 STRUCK_WORK = {
     "names to delete": (
-        "ipygpumem.inventory.watched_names.watch_names",
+        "ipygpumem.inventory.remaining.watched_names.watch_names",
         """%%experiment e
 new = Item()
 items.append(weakref.ref(new))
@@ -517,7 +517,7 @@ fail()
 """,
     ),
     "garbage": (
-        "ipygpumem.heap.garbage.Garbage.collect",
+        "ipygpumem.heap.live.garbage.Garbage.collect",
         """%%experiment e
 new = Item()
 new.me = new

@@ -14,7 +14,7 @@ from types import FrameType
 import pytest
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.sizes import Size, Sizes
+from ipygpumem.heap.sizes.sizes import Size, Sizes
 from tests import hostile
 from tests.alone import printed
 from tests.process_memory import QUIET, linux

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.knowledge.slices import Slices, is_view, may_have_slices
-from ipygpumem.heap.region import Region
+from ipygpumem.heap.sizes.region import Region
 from tests.steps import needs, works
 
 TREE = """

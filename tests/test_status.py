@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipygpumem.heap.total import Total, total
-from ipygpumem.inventory import findings
-from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage
-from ipygpumem.inventory.findings import Findings
+from ipygpumem.heap.live.total import Total, total
+from ipygpumem.inventory.devices import findings
+from ipygpumem.inventory.devices.breakdown import Part, Reconciliation, Storage
+from ipygpumem.inventory.devices.findings import Findings
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import allocator, nvml
 from ipygpumem.probes.accelerators import CachingAllocatorProbe, WholeDevice

@@ -11,10 +11,16 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.heap import structs
-from ipygpumem.heap.libraries import UNREAD, LibraryMemory, pieces_behind, read_behind, reader_for
-from ipygpumem.heap.region import Region
-from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.kinds import structs
+from ipygpumem.heap.kinds.libraries import (
+    UNREAD,
+    LibraryMemory,
+    pieces_behind,
+    read_behind,
+    reader_for,
+)
+from ipygpumem.heap.sizes.region import Region
+from ipygpumem.heap.sizes.sizes import Sizes
 
 ROWS = 20_000
 

@@ -20,10 +20,10 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from ipygpumem.heap.region import Region
-from ipygpumem.heap.sizes import Share
-from ipygpumem.inventory import top
-from ipygpumem.inventory.top import LargestNames, NamedSize
+from ipygpumem.heap.sizes.region import Region
+from ipygpumem.heap.sizes.sizes import Share
+from ipygpumem.inventory.names import top
+from ipygpumem.inventory.names.top import LargestNames, NamedSize
 from ipygpumem.report.top import content_of, top_report
 from ipygpumem.shell.notebook_inventory import largest_names
 from ipygpumem.units import MIB

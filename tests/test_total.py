@@ -18,7 +18,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.bulk import Batch
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes
-from ipygpumem.heap.total import total
+from ipygpumem.heap.live.total import total
 from ipygpumem.probes.malloc import free_blocks_bytes
 from ipygpumem.probes.mappings import own_pages
 from ipygpumem.reclaim.emptying import trim_host_heap

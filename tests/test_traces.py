@@ -20,7 +20,7 @@ import ipygpumem
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.api import shell as shell_of_calls
 from ipygpumem.errors import TraceError
-from ipygpumem.inventory import top
+from ipygpumem.inventory.names import top
 from ipygpumem.meter import contexts
 from ipygpumem.probes.mappings import OwnPages
 from ipygpumem.shell import growth_search

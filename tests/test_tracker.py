@@ -11,7 +11,7 @@ import pytest
 
 import ipygpumem
 from ipygpumem.extras.tracker.tracker import TrackerRecord, tracker_report
-from ipygpumem.inventory.records import TensorRecord
+from ipygpumem.inventory.arrays.records import TensorRecord
 from ipygpumem.records import Usage
 from ipygpumem.report import text
 from ipygpumem.units import MIB

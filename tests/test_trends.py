@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.bulk import no_progress
-from ipygpumem.inventory.children import endings, growth_by_ending, with_endings
-from ipygpumem.inventory.trends import Growing, Trends
+from ipygpumem.inventory.leaks.children import endings, growth_by_ending, with_endings
+from ipygpumem.inventory.leaks.trends import Growing, Trends
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.children import Child
 from ipygpumem.records import CellRecord, Growth, Usage

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.inventory.unreached import led_to_by_names
+from ipygpumem.inventory.leaks.unreached import led_to_by_names
 
 
 class Holder:
@@ -80,7 +80,7 @@ def test_data_of_functions_and_errors_may_be_a_leak(made: Any) -> None:
 def test_very_many_objects_are_left_to_the_search_for_holders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ipygpumem.inventory.unreached._MOST_NAMED", 1_000)
+    monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._MOST_NAMED", 1_000)
     item = object()
     chain = [item]
     for _ in range(2_000):
@@ -90,9 +90,9 @@ def test_very_many_objects_are_left_to_the_search_for_holders(
 
 
 def test_large_containers_hide_nothing_in_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipygpumem.inventory.unreached._MOST_NAMED", 1_000)
-    monkeypatch.setattr("ipygpumem.inventory.unreached._WIDE", 100)
-    monkeypatch.setattr("ipygpumem.inventory.unreached._MOST_TOGETHER", 150)
+    monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._MOST_NAMED", 1_000)
+    monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._WIDE", 100)
+    monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._MOST_TOGETHER", 150)
     item, last = object(), object()
     deep: Any = item
     for _ in range(20):
@@ -112,7 +112,7 @@ def test_an_array_that_a_cut_search_does_not_reach_is_no_leak(
     only_this_test: None,
 ) -> None:
     pytest.importorskip("numpy")
-    monkeypatch.setattr("ipygpumem.inventory.unreached._MOST_NAMED", 1)
+    monkeypatch.setattr("ipygpumem.inventory.leaks.unreached._MOST_NAMED", 1)
     monkeypatch.setattr("ipygpumem.heap.holders.backward.BackwardSearch._MOST_LEVELS", 4)
     loaded.run_cell(
         """

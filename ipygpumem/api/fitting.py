@@ -17,7 +17,7 @@ from ipygpumem.fitting.budgets import Budget
 from ipygpumem.fitting.fit import AutofitResult, Fit
 from ipygpumem.fitting.functions import decorated, run_tries
 from ipygpumem.fitting.plan import Plan
-from ipygpumem.heap.heap import refuse_while_traced
+from ipygpumem.heap.live.heap import refuse_while_traced
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder_of_probes

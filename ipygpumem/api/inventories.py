@@ -10,14 +10,15 @@ from types import FrameType, ModuleType
 
 from ipygpumem.api.shell import loaded_app
 from ipygpumem.errors import GpuMemError
+from ipygpumem.heap.kinds.tensors import Storages
 from ipygpumem.heap.paths.roots import Root, Roots
-from ipygpumem.heap.tensors import Storages
 from ipygpumem.introspect import is_instance, module_dict, text_of, type_name
-from ipygpumem.inventory import ownership, records, survey
-from ipygpumem.inventory import top as largest
-from ipygpumem.inventory.ownership import Ownership
-from ipygpumem.inventory.records import Inventory, InventoryDiff
-from ipygpumem.inventory.top import LargestNames
+from ipygpumem.inventory.arrays import records, survey
+from ipygpumem.inventory.arrays.records import Inventory, InventoryDiff
+from ipygpumem.inventory.names import ownership
+from ipygpumem.inventory.names import top as largest
+from ipygpumem.inventory.names.ownership import Ownership
+from ipygpumem.inventory.names.top import LargestNames
 from ipygpumem.notebook import current_shell
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.report import tensors as _tensors  # noqa: F401  # registers how records are shown

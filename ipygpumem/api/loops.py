@@ -19,7 +19,7 @@ from ipygpumem.errors import TraceError
 from ipygpumem.failures import failures_told, is_own_failure, tell_failure
 from ipygpumem.heap.bulk import no_progress
 from ipygpumem.introspect import type_name
-from ipygpumem.inventory.trends import Growing
+from ipygpumem.inventory.leaks.trends import Growing
 from ipygpumem.meter.meter import Meter
 from ipygpumem.records import TraceRecord
 from ipygpumem.report.growth_lines import loop_growth_line

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import describe_error
 from ipygpumem.failures import write_failure
-from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.live.garbage import Garbage
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.meter import traces
 from ipygpumem.notebook import current_shell

@@ -30,7 +30,7 @@ from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.settings import SETTINGS
 from ipygpumem.estimating.surviving_fakes import empty_caches, fakes_of, names_of_holders
 from ipygpumem.heap.knowledge.frames import background_frames, peek
-from ipygpumem.heap.walk import MOST_KEPT, Group, Walk
+from ipygpumem.heap.walks.walk import MOST_KEPT, Group, Walk
 from ipygpumem.introspect import (
     instance_dict,
     is_atom,

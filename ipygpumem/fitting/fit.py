@@ -21,7 +21,7 @@ from ipygpumem.estimating.records import (
 )
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.plan import Number, Plan
-from ipygpumem.heap.garbage import Garbage, GcMark
+from ipygpumem.heap.live.garbage import Garbage, GcMark
 from ipygpumem.introspect import is_exactly
 from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.oom_texts import KINDS_OF_DEVICES, NUMBERED_DEVICE

@@ -22,7 +22,7 @@ from ipygpumem.errors import AutofitError, quoted
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting.fit import TOO_LARGE, Fit
 from ipygpumem.fitting.plan import Number, Plan, Values
-from ipygpumem.heap.array_search import arrays_of_names
+from ipygpumem.heap.walks.array_search import arrays_of_names
 from ipygpumem.introspect import type_name
 from ipygpumem.magics import completions
 from ipygpumem.report.autofit import autofit_report

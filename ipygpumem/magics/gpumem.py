@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from ipygpumem.errors import ExperimentError, quoted
-from ipygpumem.inventory import findings
-from ipygpumem.inventory.children import with_endings
-from ipygpumem.inventory.host_parts import PRINTED
+from ipygpumem.inventory.devices import findings
+from ipygpumem.inventory.devices.host_parts import PRINTED
+from ipygpumem.inventory.leaks.children import with_endings
 from ipygpumem.magics import completions
 from ipygpumem.magics.experiment import available_names, lines_of_open
 from ipygpumem.meter.contexts import create_context, why_no_accelerator

@@ -9,14 +9,14 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import quoted
-from ipygpumem.heap.arrays import StorageKey
-from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import StorageKey
 from ipygpumem.heap.knowledge.barriers import is_never_followed
-from ipygpumem.inventory import records
-from ipygpumem.inventory.array_holders import MOST_EXPLAINED
-from ipygpumem.inventory.records import Inventory
-from ipygpumem.inventory.top import LargestNames, NamedSize, select
+from ipygpumem.heap.live.heap import Heap, undisturbed
+from ipygpumem.inventory.arrays import records
+from ipygpumem.inventory.arrays.records import Inventory
+from ipygpumem.inventory.names.top import LargestNames, NamedSize, select
+from ipygpumem.inventory.rows.array_holders import MOST_EXPLAINED
 from ipygpumem.magics import completions
 from ipygpumem.notebook import cell_of_output
 from ipygpumem.report.layout import Report

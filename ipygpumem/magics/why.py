@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 from ipygpumem.errors import describe_error, ellipsize, quoted
 from ipygpumem.introspect import type_name
-from ipygpumem.inventory.ownership import ownership_of
+from ipygpumem.inventory.names.ownership import ownership_of
 from ipygpumem.magics import completions, tensors
 from ipygpumem.report.layout import Report
 from ipygpumem.report.why import left_report, of_ipython_report, outputs_report, why_report

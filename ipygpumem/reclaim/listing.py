@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.array_search import ArraySearch, summed
-from ipygpumem.heap.arrays import describe, library_type
 from ipygpumem.heap.bulk import chunks, kinds_of, of_types
 from ipygpumem.heap.containers import CONTAINERS
+from ipygpumem.heap.kinds.arrays import describe, library_type
 from ipygpumem.heap.knowledge.graphs import kept_by_many
 from ipygpumem.heap.knowledge.nodes import Nodes
-from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
-from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS
+from ipygpumem.heap.sizes.sizes import MOST_SIZED, Size, Sizes, row_of
+from ipygpumem.heap.walks.array_search import ArraySearch, summed
+from ipygpumem.heap.walks.walk import MOST_AT_START, MOST_OBJECTS
 from ipygpumem.introspect import ATOMS, type_name
 from ipygpumem.reclaim.exceptions import chain
 from ipygpumem.reclaim.frames import finished_frames, frames_of, names_in

@@ -11,10 +11,10 @@ from itertools import compress, count, repeat
 from operator import eq, is_, ne
 from typing import Any
 
-from ipygpumem.heap.arrays import holds_objects, library_type, read_array
 from ipygpumem.heap.bulk import Kinds, differences
-from ipygpumem.heap.garbage import weak
-from ipygpumem.heap.watching import watch
+from ipygpumem.heap.kinds.arrays import holds_objects, library_type, read_array
+from ipygpumem.heap.kinds.watching import watch
+from ipygpumem.heap.live.garbage import weak
 from ipygpumem.introspect import (
     HAS_REFERENCES,
     HEAP_TYPE,

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from ipygpumem import interrupts
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.garbage import Garbage, GcMark
+from ipygpumem.heap.live.garbage import Garbage, GcMark
 from ipygpumem.introspect import loaded
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import loaded_torch

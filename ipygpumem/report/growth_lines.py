@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ipygpumem.inventory.children import ProcessGrowth
-from ipygpumem.inventory.growth_holders import (
+from ipygpumem.inventory.arrays.records import Inventory, TensorRecord
+from ipygpumem.inventory.leaks.children import ProcessGrowth
+from ipygpumem.inventory.names.growth_holders import (
     LEAST_SHARE,
     ArrayHolder,
     GrowthHolder,
     holders_of_growth,
 )
-from ipygpumem.inventory.records import Inventory, TensorRecord
-from ipygpumem.inventory.top import LargestNames
+from ipygpumem.inventory.names.top import LargestNames
 from ipygpumem.records import Growth
 from ipygpumem.report.devices import device_label
 from ipygpumem.report.top import kind_of

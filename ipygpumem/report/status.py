@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ipygpumem.inventory.breakdown import Part, Reconciliation
+from ipygpumem.inventory.devices.breakdown import Part, Reconciliation
 from ipygpumem.probes.children import Child
 from ipygpumem.probes.other_kernels import OtherKernel
 from ipygpumem.records import CellRecord, Reading

@@ -9,7 +9,7 @@ from itertools import compress, islice, repeat
 from operator import attrgetter, is_
 from typing import NamedTuple
 
-from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
+from ipygpumem.inventory.arrays.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.report.devices import sizes
 from ipygpumem.report.layout import SEPARATOR, Report, Table, and_more, row_of_more
 from ipygpumem.report.leaks import LAST_INDEX

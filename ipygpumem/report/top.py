@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from ipygpumem.heap.parts import CACHED
 from ipygpumem.heap.paths.remedies import Remedy
-from ipygpumem.heap.sizes import Share
-from ipygpumem.inventory.top import SMALLEST, LargestNames, NamedSize
+from ipygpumem.heap.sizes.sizes import Share
+from ipygpumem.heap.walks.parts import CACHED
+from ipygpumem.inventory.names.top import SMALLEST, LargestNames, NamedSize
 from ipygpumem.records import COMMENT, OUTSIDE
 from ipygpumem.report.devices import accelerator, device_label, is_worth_a_row
 from ipygpumem.report.layout import TO_FREE, Report, Table, row_of_more

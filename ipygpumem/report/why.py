@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from ipygpumem.heap.paths.roots import NOTEBOOK
 from ipygpumem.introspect import target_of
-from ipygpumem.inventory.one_line import lines_for_all
-from ipygpumem.inventory.ownership import HeldPart, Ownership
-from ipygpumem.inventory.top import LargestNames
+from ipygpumem.inventory.names.one_line import lines_for_all
+from ipygpumem.inventory.names.ownership import HeldPart, Ownership
+from ipygpumem.inventory.names.top import LargestNames
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.report.devices import sizes
 from ipygpumem.report.layout import IN_ONE_LINE, Listing, Report, Table

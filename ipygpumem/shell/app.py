@@ -89,7 +89,7 @@ class App:
             experiment.name for experiment in self.experiments.open if not experiment.is_ending
         ]
         with contextlib.ExitStack() as stack:  # called in reverse, even if one fails
-            if loaded := sys.modules.get("ipygpumem.heap.live_tensors"):
+            if loaded := sys.modules.get("ipygpumem.heap.live.live_tensors"):
                 stack.callback(loaded.stop_letting_swap)
             stack.callback(self.context.garbage.forget)
             stack.callback(self.context.meter.close)

@@ -17,17 +17,17 @@ from operator import not_
 from typing import Any
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import Array, Span, StorageKey, library_type, owner_of, place_of
 from ipygpumem.heap.bulk import by_identity, chunks, instances_among, of_types
-from ipygpumem.heap.garbage import GcMark
-from ipygpumem.heap.heap import Heap, take_out
+from ipygpumem.heap.kinds.arrays import Array, Span, StorageKey, library_type, owner_of, place_of
 from ipygpumem.heap.knowledge.frames import running_locals
-from ipygpumem.heap.objects_since import ObjectsSince
+from ipygpumem.heap.live.garbage import GcMark
+from ipygpumem.heap.live.heap import Heap, take_out
+from ipygpumem.heap.live.objects_since import ObjectsSince
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import module_dict, users_modules
-from ipygpumem.inventory.baseline import BaselineSnapshot
-from ipygpumem.inventory.contents import Contents
-from ipygpumem.inventory.grown_arrays import remarks_on_grown
+from ipygpumem.inventory.remaining.baseline import BaselineSnapshot
+from ipygpumem.inventory.remaining.contents import Contents
+from ipygpumem.inventory.remaining.grown_arrays import remarks_on_grown
 from ipygpumem.probes.mappings import ReadableAddresses
 from ipygpumem.reclaim.name_snapshot import NameSnapshot
 from ipygpumem.scope.ownable import ownable_objects

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.live.garbage import Garbage
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe

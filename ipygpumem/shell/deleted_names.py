@@ -10,11 +10,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
-from ipygpumem.heap.array_search import ArraySearch
-from ipygpumem.heap.garbage import lasting_weak
-from ipygpumem.heap.walk import MOST_AT_START
+from ipygpumem.heap.live.garbage import lasting_weak
+from ipygpumem.heap.walks.array_search import ArraySearch
+from ipygpumem.heap.walks.walk import MOST_AT_START
 from ipygpumem.introspect import is_atom, is_instance
-from ipygpumem.inventory.watched_names import WatchedName, detach_numpy, watch_names
+from ipygpumem.inventory.remaining.watched_names import WatchedName, detach_numpy, watch_names
 from ipygpumem.scope.ownable import ownable
 from ipygpumem.shell.context import ShellContext
 

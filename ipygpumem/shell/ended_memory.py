@@ -17,7 +17,7 @@ from ipygpumem.records import FREE_HEAP_PAGES, FreeingStep, KeptObject, Retained
 from ipygpumem.shell.measured_scope import MeasuredScope
 
 if TYPE_CHECKING:
-    from ipygpumem.inventory.watched_names import WatchedName
+    from ipygpumem.inventory.remaining.watched_names import WatchedName
 
 _BLOCKS_TO_GAPS = 4
 """Smallest ratio of the memory of many small objects to the gaps between them that was seen."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ipygpumem import interrupts
 from ipygpumem.errors import describe_error, quoted
-from ipygpumem.heap.array_search import ArraySearch
-from ipygpumem.heap.arrays import StorageKey
-from ipygpumem.heap.garbage import GcMark
+from ipygpumem.heap.kinds.arrays import StorageKey
+from ipygpumem.heap.live.garbage import GcMark
+from ipygpumem.heap.walks.array_search import ArraySearch
 from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import code_of_output
@@ -41,7 +41,7 @@ from ipygpumem.shell.measured_scope import MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 
 if TYPE_CHECKING:
-    from ipygpumem.inventory.watched_names import WatchedName
+    from ipygpumem.inventory.remaining.watched_names import WatchedName
     from ipygpumem.shell.survivors import Survivors
 
 
@@ -266,7 +266,7 @@ class ExperimentEnd:
         """Watch the arrays held by the names and outputs that the end drops, and remember which
         name has each object.
         """
-        from ipygpumem.inventory.watched_names import watch_names  # loading must stay fast
+        from ipygpumem.inventory.remaining import watched_names  # loading must stay fast
 
         namespace = self._context.namespace
         search = ArraySearch(self._scope.baseline.was_there)
@@ -280,7 +280,7 @@ class ExperimentEnd:
         self._before.names_by_object = {id(value): name for name, value in named}
         if named:
             self._ignore_other_names(search, own_names)
-        return watch_names(named, search)
+        return watched_names.watch_names(named, search)
 
     def _ignore_other_names(self, search: ArraySearch, own_names: Iterable[str]) -> None:
         """Ignore the objects of all names but the scope's own: an object that is also bound by
@@ -463,7 +463,7 @@ class ExperimentEnd:
                 objects[name] = value
         if not objects:
             return
-        from ipygpumem.inventory.top import measure_names  # loading must stay fast
+        from ipygpumem.inventory.names.top import measure_names  # loading must stay fast
 
         with growth_for("the search at its end"):
             older_arrays = self._older_arrays_of(objects.values())

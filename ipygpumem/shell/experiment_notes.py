@@ -142,8 +142,8 @@ class ExperimentNotes:
         Args:
             left_bytes: the RAM that the experiment leaves in use.
         """
-        from ipygpumem.inventory import leftover  # most experiments leave less
-        from ipygpumem.inventory.grown_rows import rows_of_grown_containers
+        from ipygpumem.inventory.remaining import leftover  # most experiments leave less
+        from ipygpumem.inventory.remaining.grown_rows import rows_of_grown_containers
         from ipygpumem.shell.grown_containers import notes_on_growth
 
         namespace = self._context.namespace
@@ -178,7 +178,7 @@ class ExperimentNotes:
         Args:
             left_bytes: growth of the memory of all child processes.
         """
-        from ipygpumem.inventory import children  # most experiments leave none
+        from ipygpumem.inventory.leaks import children  # most experiments leave none
 
         started = self._log.started_at - _CLOCK_SECONDS
         new_children = [child for child in children_now() if child.started_at >= started]

@@ -12,13 +12,13 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-from ipygpumem.heap.arrays import object_key
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import object_key
+from ipygpumem.heap.live.heap import Heap
+from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.heap.paths.roots import NOTEBOOK, Roots
-from ipygpumem.heap.remembered import Remembered
-from ipygpumem.inventory.grown_rows import GrownRow
-from ipygpumem.inventory.growth import Extents, Grown
+from ipygpumem.inventory.remaining.grown_rows import GrownRow
+from ipygpumem.inventory.remaining.growth import Extents, Grown
 from ipygpumem.records import COMMENT
 from ipygpumem.units import format_bytes
 

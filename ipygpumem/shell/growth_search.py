@@ -1,8 +1,8 @@
 """Finds the holders of the memory that code adds with every run.
 
-``growing`` (``inventory/trends.py``) notices that RAM grows with each run of a cell or a loop. Then
-there are two looks at the memory of all names, with runs between them: the second one names what
-has grown, such as ``log grew by 2 MiB per run``.
+``growing`` (``inventory/leaks/trends.py``) notices that RAM grows with each run of a cell or a
+loop. Then there are two looks at the memory of all names, with runs between them: the second one
+names what has grown, such as ``log grew by 2 MiB per run``.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import object_key
 from ipygpumem.heap.bulk import Progress
-from ipygpumem.heap.garbage import Garbage
-from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
-from ipygpumem.heap.libraries import loaded_classes
-from ipygpumem.heap.live_tensors import live_tensors
+from ipygpumem.heap.kinds.arrays import object_key
+from ipygpumem.heap.kinds.libraries import loaded_classes
+from ipygpumem.heap.live.garbage import Garbage
+from ipygpumem.heap.live.heap import Heap, undisturbed
+from ipygpumem.heap.live.live_tensors import live_tensors
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import NOTEBOOK, Root, Roots
-from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.sizes.sizes import Sizes
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import is_users_module, module_dict, type_name, users_modules
-from ipygpumem.inventory import survey, top
-from ipygpumem.inventory.children import growth_by_ending, with_endings
-from ipygpumem.inventory.contents import Contents
-from ipygpumem.inventory.growth_holders import ArrayHolder
-from ipygpumem.inventory.records import Inventory, TensorRecord
-from ipygpumem.inventory.top import LargestNames, NamedSize
-from ipygpumem.inventory.trends import FirstLook, Growing, Processes
+from ipygpumem.inventory.arrays import survey
+from ipygpumem.inventory.arrays.records import Inventory, TensorRecord
+from ipygpumem.inventory.leaks.children import growth_by_ending, with_endings
+from ipygpumem.inventory.leaks.trends import FirstLook, Growing, Processes
+from ipygpumem.inventory.names import top
+from ipygpumem.inventory.names.growth_holders import ArrayHolder
+from ipygpumem.inventory.names.top import LargestNames, NamedSize
+from ipygpumem.inventory.remaining.contents import Contents
 from ipygpumem.meter.meter import Meter
 from ipygpumem.notebook import OUTPUT_PREFIX
 from ipygpumem.probes.children import Child

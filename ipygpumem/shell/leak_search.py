@@ -9,24 +9,28 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import Progress
-from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.explanation import NOT_REACHED
-from ipygpumem.heap.libraries import loaded_classes
-from ipygpumem.heap.live_tensors import live_tensors
+from ipygpumem.heap.kinds.arrays import StorageKey, library_type, storage_key
+from ipygpumem.heap.kinds.libraries import loaded_classes
+from ipygpumem.heap.live.heap import Heap, undisturbed
+from ipygpumem.heap.live.live_tensors import live_tensors
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.introspect import is_atom, is_instance
-from ipygpumem.inventory import unreached
-from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Questions
-from ipygpumem.inventory.dropped_data import KnownObjects, OtherData, with_remarks
-from ipygpumem.inventory.ended_cycles import with_ended_cycles
-from ipygpumem.inventory.held_rows import HeldRow
-from ipygpumem.inventory.merging import merged, remarks_on_possibly_older
-from ipygpumem.inventory.retained import Finding, Retained, allocator_caches, paths_of
-from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
-from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays
-from ipygpumem.inventory.watched_names import WatchedName, record_without_name, storages_of
+from ipygpumem.inventory.arrays.roles import added_to_optimizers, optimizer_states
+from ipygpumem.inventory.leaks import unreached
+from ipygpumem.inventory.leaks.retained import Finding, Retained, allocator_caches, paths_of
+from ipygpumem.inventory.remaining.watched_names import (
+    WatchedName,
+    record_without_name,
+    storages_of,
+)
+from ipygpumem.inventory.rows.array_holders import MOST_EXPLAINED, Questions
+from ipygpumem.inventory.rows.dropped_data import KnownObjects, OtherData, with_remarks
+from ipygpumem.inventory.rows.ended_cycles import with_ended_cycles
+from ipygpumem.inventory.rows.held_rows import HeldRow
+from ipygpumem.inventory.rows.merging import merged, remarks_on_possibly_older
+from ipygpumem.inventory.rows.shared_memory import rows_of, tensors_on_arrays
 from ipygpumem.notebook import code_of_output
 from ipygpumem.records import RetainedArray
 from ipygpumem.report.leaks import ReclaimableItem

@@ -17,24 +17,24 @@ from itertools import compress
 from types import ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, described, holding_objects, object_key
 from ipygpumem.heap.bulk import by_identity, instances_among, types_of
 from ipygpumem.heap.containers import CONTAINER_TYPES
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.registries import Registered, figure_of, kept_by_registries
 from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.kinds.arrays import StorageKey, described, holding_objects, object_key
 from ipygpumem.heap.knowledge.barriers import is_of_this_package
 from ipygpumem.heap.knowledge.tasks import is_pending
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.remedies import Holder
-from ipygpumem.heap.region import Region
-from ipygpumem.heap.sizes import Size, Sizes, row_of
+from ipygpumem.heap.sizes.region import Region
+from ipygpumem.heap.sizes.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import NUMBERS, is_users_module, module_dict, text_of
-from ipygpumem.inventory import unreached
-from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Explained
-from ipygpumem.inventory.held_rows import HeldRow
-from ipygpumem.inventory.merging import holder_of_registered
-from ipygpumem.inventory.retained import words_on_output
-from ipygpumem.inventory.searched_rows import holder_of_several, is_searched_together
+from ipygpumem.inventory.leaks import unreached
+from ipygpumem.inventory.leaks.retained import words_on_output
+from ipygpumem.inventory.rows.array_holders import MOST_EXPLAINED, Explained
+from ipygpumem.inventory.rows.held_rows import HeldRow
+from ipygpumem.inventory.rows.merging import holder_of_registered
+from ipygpumem.inventory.rows.searched_rows import holder_of_several, is_searched_together
 from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.survivors import ReportedObjects, Survivors

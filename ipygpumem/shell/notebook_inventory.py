@@ -16,11 +16,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import Progress, no_progress
-from ipygpumem.heap.tensors import Storages
+from ipygpumem.heap.kinds.tensors import Storages
 from ipygpumem.introspect import is_name, target_of
-from ipygpumem.inventory import survey
-from ipygpumem.inventory.records import Inventory
-from ipygpumem.inventory.top import LargestNames, NamedSize, measure_names
+from ipygpumem.inventory.arrays import survey
+from ipygpumem.inventory.arrays.records import Inventory
+from ipygpumem.inventory.names.top import LargestNames, NamedSize, measure_names
 from ipygpumem.notebook import OUTPUT_PREFIX, cell_of_file, cell_of_output, running_cell
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.probes.mappings import own_pages

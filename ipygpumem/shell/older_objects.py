@@ -10,13 +10,13 @@ import gc
 from collections.abc import Mapping, Sequence, Set
 from itertools import chain
 
-from ipygpumem.heap.arrays import Span, is_array, places_of
 from ipygpumem.heap.bulk import Kinds, by_identity
-from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.kinds.arrays import Span, is_array, places_of
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
-from ipygpumem.heap.remembered import Remembered
-from ipygpumem.inventory.earlier_data import EarlierData
+from ipygpumem.heap.live.heap import Heap
+from ipygpumem.heap.live.remembered import Remembered
+from ipygpumem.inventory.remaining.earlier_data import EarlierData
 from ipygpumem.shell.context import ShellContext
 
 _MOST_BEHIND = 20_000

@@ -17,7 +17,7 @@ from typing import Any
 
 from ipygpumem.fitting.budgets import Budget, note_refusal
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.garbage import GcMark
+from ipygpumem.heap.live.garbage import GcMark
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import running_cell
@@ -410,7 +410,10 @@ class Recovery:
         if figures is None and not failure.place:
             return None
         with growth_for("the cause of the error"):
-            from ipygpumem.inventory import cause_search, unused_names  # loading stays fast
+            from ipygpumem.inventory.out_of_memory import (  # loading stays fast
+                cause_search,
+                unused_names,
+            )
 
             cells = self._cells.running()
             if cell is not None:

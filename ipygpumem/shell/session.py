@@ -17,8 +17,8 @@ from typing import Any
 
 from ipygpumem import interrupts
 from ipygpumem.introspect import type_name
-from ipygpumem.inventory.free_heap import FreeHeap
-from ipygpumem.inventory.trends import Trends
+from ipygpumem.inventory.devices.free_heap import FreeHeap
+from ipygpumem.inventory.leaks.trends import Trends
 from ipygpumem.meter import own_growth
 from ipygpumem.probes.children import EndedChildren
 from ipygpumem.reclaim.frames import cells_line

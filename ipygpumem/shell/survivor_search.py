@@ -14,7 +14,11 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.bulk import of_types
+from ipygpumem.heap.holders.explanation import NOT_REACHED, OUT_OF_SIGHT
+from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import (
     Array,
     StorageKey,
     describe,
@@ -26,43 +30,39 @@ from ipygpumem.heap.arrays import (
     owner_of,
     place_of,
 )
-from ipygpumem.heap.bulk import of_types
-from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
-from ipygpumem.heap.holders.explanation import NOT_REACHED, OUT_OF_SIGHT
-from ipygpumem.heap.holders.rows import Row
-from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.tasks import is_pending
-from ipygpumem.heap.live_tensors import live_tensors
+from ipygpumem.heap.live.heap import Heap, large_tensors, undisturbed
+from ipygpumem.heap.live.live_tensors import live_tensors
 from ipygpumem.heap.paths.data_frame_steps import without_old_blocks
 from ipygpumem.heap.paths.remedies import REMOVE, Holder
 from ipygpumem.heap.paths.roots import Roots
-from ipygpumem.heap.sizes import Sizes
-from ipygpumem.inventory.array_holders import (
-    Explained,
-    explained,
-    holder_of_possibly_older,
-    storages_with_holder_of,
-)
-from ipygpumem.inventory.array_parts import with_arrays
-from ipygpumem.inventory.baseline import arrays_behind, within_reach
-from ipygpumem.inventory.held_rows import HeldRow
-from ipygpumem.inventory.remaining import (
+from ipygpumem.heap.sizes.sizes import Sizes
+from ipygpumem.inventory.remaining.baseline import arrays_behind, within_reach
+from ipygpumem.inventory.remaining.remaining import (
     Changes,
     find_remaining,
     most_bytes,
     remaining_in_new_memory,
 )
-from ipygpumem.inventory.remaining_rows import Remaining
-from ipygpumem.inventory.searched_rows import (
-    MOST_SEARCHED,
-    holder_of_several,
-    is_searched_together,
-)
-from ipygpumem.inventory.watched_names import (
+from ipygpumem.inventory.remaining.remaining_rows import Remaining
+from ipygpumem.inventory.remaining.watched_names import (
     WatchedName,
     detach_numpy,
     places_of_numpy,
     storages_of,
+)
+from ipygpumem.inventory.rows.array_holders import (
+    Explained,
+    explained,
+    holder_of_possibly_older,
+    storages_with_holder_of,
+)
+from ipygpumem.inventory.rows.array_parts import with_arrays
+from ipygpumem.inventory.rows.held_rows import HeldRow
+from ipygpumem.inventory.rows.searched_rows import (
+    MOST_SEARCHED,
+    holder_of_several,
+    is_searched_together,
 )
 from ipygpumem.notebook import cell_of_output, running_cell
 from ipygpumem.scope.ownable import ownable_objects
@@ -165,7 +165,7 @@ class SurvivorSearch:
         """Exclude the objects of kept names from the search, and their bytes from the memory to
         explain: ``%%experiment --keep records`` may have made a million objects.
         """
-        from ipygpumem.inventory.kept_objects import kept_objects  # only if needed
+        from ipygpumem.inventory.remaining.kept_objects import kept_objects  # only if needed
 
         values = self._ended.growth.kept_objects()
         if values:
@@ -341,7 +341,10 @@ class SurvivorSearch:
         """Return the rows of all live arrays, with their holders. After it, ``alive`` has the
         arrays of these rows.
         """
-        from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays  # only if needed
+        from ipygpumem.inventory.rows.shared_memory import (  # only if needed
+            rows_of,
+            tensors_on_arrays,
+        )
 
         self._add_alive(self._arrays_without_name(heap))
         self.alive += tensors_on_arrays(self.alive, heap)
@@ -398,7 +401,7 @@ class SurvivorSearch:
             roots: where paths begin.
             other_bytes: the bytes of the rows without arrays.
         """
-        from ipygpumem.inventory.shared_memory import rows_of  # only if needed
+        from ipygpumem.inventory.rows.shared_memory import rows_of  # only if needed
 
         explained_bytes = self._ended.growth.size_bytes - self.unnamed_bytes + other_bytes
         unexplained_bytes = self._ended.growth.measured_bytes - explained_bytes

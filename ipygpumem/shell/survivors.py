@@ -14,33 +14,33 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import object_key
 from ipygpumem.heap.bulk import Progress, by_identity
-from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import object_key
+from ipygpumem.heap.live.heap import Heap, undisturbed
+from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.heap.paths.ages import Ages, LearnedAges
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import LinesOfReport, RemovedByLines, Roots
-from ipygpumem.heap.remembered import Remembered
-from ipygpumem.heap.sizes import Size, Sizes, row_of
-from ipygpumem.inventory.array_holders import (
-    Explained,
-    Questions,
-    explained,
-    storages_with_holder_of,
-)
-from ipygpumem.inventory.array_parts import with_arrays
-from ipygpumem.inventory.dropped_data import OlderData, OtherData, with_remarks
-from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
-from ipygpumem.inventory.grown_rows import GrownRow
-from ipygpumem.inventory.held_rows import HeldRow
-from ipygpumem.inventory.merging import merged
-from ipygpumem.inventory.watched_names import (
+from ipygpumem.heap.sizes.sizes import Size, Sizes, row_of
+from ipygpumem.inventory.remaining.grown_rows import GrownRow
+from ipygpumem.inventory.remaining.watched_names import (
     WatchedName,
     places_of_numpy,
     storages_of,
     update_numpy,
 )
+from ipygpumem.inventory.rows.array_holders import (
+    Explained,
+    Questions,
+    explained,
+    storages_with_holder_of,
+)
+from ipygpumem.inventory.rows.array_parts import with_arrays
+from ipygpumem.inventory.rows.dropped_data import OlderData, OtherData, with_remarks
+from ipygpumem.inventory.rows.ended_cycles import EndedCycles, with_ended_cycles
+from ipygpumem.inventory.rows.held_rows import HeldRow
+from ipygpumem.inventory.rows.merging import merged
 from ipygpumem.records import RetainedArray
 from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext

@@ -14,9 +14,9 @@ from typing import Any
 import pynvml
 import torch
 
-from ipygpumem.inventory.breakdown import Reconciliation, Storage
-from ipygpumem.inventory.findings import Findings, reconcile, storages_of
-from ipygpumem.inventory.survey import roles_of_objects
+from ipygpumem.inventory.arrays.survey import roles_of_objects
+from ipygpumem.inventory.devices.breakdown import Reconciliation, Storage
+from ipygpumem.inventory.devices.findings import Findings, reconcile, storages_of
 from ipygpumem.shell.app import current_app
 from ipygpumem.units import KIB, MIB
 

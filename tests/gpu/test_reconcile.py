@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.inventory.breakdown import Reconciliation
+from ipygpumem.inventory.devices.breakdown import Reconciliation
 from ipygpumem.units import MIB, format_bytes
 from tests.gpu.support import DEVICE, ROUNDING, Card, cases, other_process, ready, run_ok
 from tests.steps import SharedKernel
@@ -16,7 +16,7 @@ from tests.steps import SharedKernel
 LOOK = """
 import gc as _gc
 from ipygpumem.shell.app import current_app
-from ipygpumem.inventory.findings import reconcile as _reconcile, storages_of as _storages
+from ipygpumem.inventory.devices.findings import reconcile as _reconcile, storages_of as _storages
 def _look():
     kinds = ((t, "parameter" if type(t) is torch.nn.Parameter else "other") for t in _gc.get_objects()
              if type(t) in (torch.Tensor, torch.nn.Parameter))

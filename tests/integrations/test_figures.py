@@ -24,7 +24,7 @@ from ipygpumem.extras import pictures
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRecord
 from ipygpumem.extras.peak.report import peak_report  # noqa: F401  # registers the picture
 from ipygpumem.extras.pictures import figures
-from ipygpumem.inventory.breakdown import Part, Reconciliation
+from ipygpumem.inventory.devices.breakdown import Part, Reconciliation
 from ipygpumem.records import CellRecord, SessionRecord, Usage
 from ipygpumem.report.colours import IN_USE, OUT_OF_MEMORY, PEAK
 from ipygpumem.units import GIB

@@ -14,8 +14,8 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap import allowance as allowances
 from ipygpumem.heap import bulk
 from ipygpumem.heap.allowance import Allowance, AllowanceError
-from ipygpumem.heap.array_search import ArraySearch
-from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.sizes.sizes import Sizes
+from ipygpumem.heap.walks.array_search import ArraySearch
 from ipygpumem.reclaim import listing
 from ipygpumem.reclaim.plain_locals import plain_locals
 from ipygpumem.reclaim.tracebacks import release

@@ -5,7 +5,7 @@ interrupts and errors.
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.heap.garbage import young_generations
+from ipygpumem.heap.live.garbage import young_generations
 from tests.steps import fails, ok
 
 pytestmark = pytest.mark.skipif(
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 
 SETUP = """
 import gc, os, sys, threading, weakref
-import ipygpumem, ipygpumem.heap.garbage as garbage, ipygpumem.probes.host as host
+import ipygpumem, ipygpumem.heap.live.garbage as garbage, ipygpumem.probes.host as host
 garbage.Garbage.SHORTEST_SECONDS = 600  # every cell here is a short one, however slow the machine
 class Node:
     def __init__(self): self.me, self.held = self, bytearray(1 << 20)

@@ -22,7 +22,7 @@ import ipygpumem
 from ipygpumem.errors import GpuMemError, ReleasedError
 from ipygpumem.extras.moving import moving
 from ipygpumem.extras.moving.moving import Offload, PurgeRecord
-from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.live.garbage import Garbage
 from tests import hostile
 
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import ipygpumem
-from ipygpumem.heap.arrays import storage_key
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import storage_key
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.roots import Root, Roots
 from tests import hostile
 

@@ -9,20 +9,21 @@ import pytest
 import torch
 from torch import nn
 
-from ipygpumem.heap import levels
-from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.bulk import CHUNK
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import storage_key
+from ipygpumem.heap.kinds.tensors import Reader, Storages
+from ipygpumem.heap.kinds.watching import watch
+from ipygpumem.heap.live.heap import Heap
+from ipygpumem.heap.live.total import total
 from ipygpumem.heap.paths.roots import Roots
-from ipygpumem.heap.region import Region
-from ipygpumem.heap.sizes import Sizes
-from ipygpumem.heap.tensors import Reader, Storages
-from ipygpumem.heap.total import total
-from ipygpumem.heap.watching import watch
-from ipygpumem.inventory import survey, top
-from ipygpumem.inventory.findings import storages_of
-from ipygpumem.inventory.records import TensorRecord
+from ipygpumem.heap.sizes import levels
+from ipygpumem.heap.sizes.region import Region
+from ipygpumem.heap.sizes.sizes import Sizes
+from ipygpumem.inventory.arrays import survey
+from ipygpumem.inventory.arrays.records import TensorRecord
+from ipygpumem.inventory.devices.findings import storages_of
+from ipygpumem.inventory.names import top
 from tests import hostile
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

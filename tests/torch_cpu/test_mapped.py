@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ipygpumem.heap.sizes import Size, Sizes
+from ipygpumem.heap.sizes.sizes import Size, Sizes
 from ipygpumem.units import MIB
 from tests.process_memory import assert_read, linux
 

@@ -332,7 +332,7 @@ def test_a_report_of_a_full_notebook_claims_only_known_facts(notebook: Kernel) -
         notebook,
         """
         import numpy as np
-        from ipygpumem.inventory import baseline
+        from ipygpumem.inventory.remaining import baseline
         baseline.MOST_AT_START = 100
         """,
     )

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.heap.arrays import storage_key
-from ipygpumem.heap.garbage import Garbage
-from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.live_tensors import live_tensors
+from ipygpumem.heap.kinds.arrays import storage_key
+from ipygpumem.heap.live.garbage import Garbage
+from ipygpumem.heap.live.heap import Heap, undisturbed
+from ipygpumem.heap.live.live_tensors import live_tensors
 from ipygpumem.introspect import is_atom
-from ipygpumem.inventory import graph_nodes, retained
-from ipygpumem.inventory.retained import Finding, Retained
+from ipygpumem.inventory.leaks import graph_nodes, retained
+from ipygpumem.inventory.leaks.retained import Finding, Retained
 from ipygpumem.probes.allocator import Segment, Snapshot, SnapshotBlock
 from ipygpumem.units import MIB
 from tests import hostile

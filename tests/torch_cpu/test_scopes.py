@@ -53,7 +53,7 @@ DRAW = (
 
 
 def test_our_notes_on_many_tensors_are_in_no_row(notebook: Kernel) -> None:
-    """``module ipygpumem.heap.tensors, global ENDS_OF_STORAGES[140...]`` was the largest leak."""
+    """A leak was ``module ipygpumem.heap.kinds.tensors, global ENDS_OF_STORAGES[140...]``."""
     works(
         notebook,
         "leaked = []",

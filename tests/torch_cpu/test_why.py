@@ -16,8 +16,8 @@ import torch
 
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.heap.folding import Folder
-from ipygpumem.heap.region import Region
+from ipygpumem.heap.sizes.folding import Folder
+from ipygpumem.heap.sizes.region import Region
 from ipygpumem.units import MIB
 from tests import hostile
 from tests.steps import works

@@ -11,7 +11,7 @@ from benchmarks.harness.kernel import Kernel
 from tests.steps import works
 
 COUNT = """
-import ipygpumem.heap.garbage as garbage, ipygpumem.probes.host as host
+import ipygpumem.heap.live.garbage as garbage, ipygpumem.probes.host as host
 full, walks, files = [], [], {garbage.__file__, host.__file__}
 def count(phase, info):
     if phase == "start" and info["generation"] == 2 and sys._getframe(1).f_code.co_filename in files:

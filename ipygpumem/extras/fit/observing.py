@@ -21,7 +21,7 @@ from ipygpumem.estimating.storages import tensors_in
 from ipygpumem.estimating.transients import operator_name
 from ipygpumem.extras.fit.applying import ChangedRun, code_of_path, is_tensor
 from ipygpumem.extras.fit.reduction import Loss, LossGraph, sequence_number
-from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.kinds.arrays import is_of_library
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,

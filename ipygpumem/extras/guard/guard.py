@@ -27,7 +27,7 @@ from ipygpumem.extras.guard.report import guard_report
 from ipygpumem.extras.guard.room_for_errors import ErrorRoom
 from ipygpumem.extras.guard.watch import Watch
 from ipygpumem.heap.bulk import OBSERVERS
-from ipygpumem.inventory.top import select
+from ipygpumem.inventory.names.top import select
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.cell import Cell, GuardAction
 from ipygpumem.shell.context import ShellContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from ipygpumem.inventory.top import LargestNames
+from ipygpumem.inventory.names.top import LargestNames
 from ipygpumem.report.layout import Report, Table
 from ipygpumem.report.top import top_report
 from ipygpumem.report.words import clean

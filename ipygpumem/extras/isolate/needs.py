@@ -8,7 +8,7 @@ import sys
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.array_search import ArraySearch
+from ipygpumem.heap.walks.array_search import ArraySearch
 from ipygpumem.introspect import is_instance, module_dict, module_of, text_of
 from ipygpumem.probes.accelerators import initialized_backend, loaded_torch
 

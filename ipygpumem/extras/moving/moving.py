@@ -21,12 +21,12 @@ from typing import Any
 from ipygpumem import interrupts
 from ipygpumem.api.shell import current_traces, garbage_here
 from ipygpumem.errors import DeviceError, GpuMemError
-from ipygpumem.heap.array_search import ArraySearch
-from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.bulk import by_identity
-from ipygpumem.heap.heap import refuse_while_traced
-from ipygpumem.heap.live_tensors import live_tensors
-from ipygpumem.heap.tensors import Reader
+from ipygpumem.heap.kinds.arrays import is_of_library
+from ipygpumem.heap.kinds.tensors import Reader
+from ipygpumem.heap.live.heap import refuse_while_traced
+from ipygpumem.heap.live.live_tensors import live_tensors
+from ipygpumem.heap.walks.array_search import ArraySearch
 from ipygpumem.introspect import instance_dict, is_instance, type_name
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim.emptying import private_pools

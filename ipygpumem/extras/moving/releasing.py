@@ -20,14 +20,14 @@ from typing import Any, NamedTuple, NoReturn
 
 from ipygpumem.api.shell import current_traces, garbage_here, loaded_app
 from ipygpumem.errors import GpuMemError, ReleasedError
-from ipygpumem.heap.array_search import ArraySearch, summed
-from ipygpumem.heap.arrays import Array, describe, is_of_library, library_type
 from ipygpumem.heap.attributes import MODULE_PARTS
-from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.kinds.arrays import Array, describe, is_of_library, library_type
+from ipygpumem.heap.kinds.watching import watch
 from ipygpumem.heap.knowledge.barriers import TOOLS
+from ipygpumem.heap.live.heap import Heap, refuse_while_traced, undisturbed
 from ipygpumem.heap.paths.roots import Roots
-from ipygpumem.heap.watching import watch
+from ipygpumem.heap.walks.array_search import ArraySearch, summed
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
@@ -36,7 +36,7 @@ from ipygpumem.introspect import (
     solid_base,
     type_name,
 )
-from ipygpumem.inventory import survey
+from ipygpumem.inventory.arrays import survey
 from ipygpumem.notebook import current_shell, running_cell
 from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.reclaim.reclaim import free_now

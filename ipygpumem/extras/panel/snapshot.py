@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ipygpumem.inventory.top import NamedSize
+from ipygpumem.inventory.names.top import NamedSize
 from ipygpumem.probes.nvml import CardLoad
 from ipygpumem.records import Reading
 from ipygpumem.report.devices import device_label, is_worth_a_row

@@ -33,11 +33,11 @@ from ipygpumem.extras.peak.pages import LEAST_COUNTED_BYTES, PagesLog
 from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.row_keys import BUFFERS, ROLES, RowKeys
 from ipygpumem.extras.peak.timeline import Clock, Failure, Lives, Moment, Timeline, alive_at
-from ipygpumem.heap.tensors import answers_itself
+from ipygpumem.heap.kinds.tensors import answers_itself
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
-from ipygpumem.inventory.records import Inventory
-from ipygpumem.inventory.survey import roles_of_tensors
+from ipygpumem.inventory.arrays.records import Inventory
+from ipygpumem.inventory.arrays.survey import roles_of_tensors
 
 _SET = torch.ops.aten.set_
 _MAY_HAVE_MEMORY = object()

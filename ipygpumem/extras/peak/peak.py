@@ -33,7 +33,7 @@ from ipygpumem.extras.peak.bound import HostSpan, HostUse, bounded
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
 from ipygpumem.failures import GuardedBlock
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.inventory.records import Inventory
+from ipygpumem.inventory.arrays.records import Inventory
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reclaim.failure import classify

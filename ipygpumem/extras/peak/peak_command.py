@@ -11,7 +11,7 @@ from ipygpumem.errors import PlotError
 from ipygpumem.extras.peak.peak import Peak
 from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.report import peak_report
-from ipygpumem.inventory.records import Inventory
+from ipygpumem.inventory.arrays.records import Inventory
 from ipygpumem.magics import completions
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import Report

@@ -16,7 +16,7 @@ from ipygpumem.estimating.storages import (
 from ipygpumem.extras.peak.cuda import BlockOrigin
 from ipygpumem.extras.peak.origins import BEFORE, Origin, is_owned
 from ipygpumem.extras.peak.timeline import RowKey
-from ipygpumem.inventory.records import Inventory
+from ipygpumem.inventory.arrays.records import Inventory
 
 BUFFERS = "buffers"
 DATA = "data"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ipygpumem.errors import PlotError, UnitError, not_installed
-from ipygpumem.inventory.breakdown import Part, Reconciliation
+from ipygpumem.inventory.devices.breakdown import Part, Reconciliation
 from ipygpumem.oom_texts import TYPES_IN_RECORDS
 from ipygpumem.probes.accelerators import parse_device
 from ipygpumem.records import CellRecord, ExperimentRecord, Usage, devices_of, usage_on

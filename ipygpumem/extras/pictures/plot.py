@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import PlotError
-from ipygpumem.inventory import findings
-from ipygpumem.inventory.breakdown import Reconciliation
+from ipygpumem.inventory.devices import findings
+from ipygpumem.inventory.devices.breakdown import Reconciliation
 from ipygpumem.records import CellRecord, ExperimentRecord, SessionRecord
 
 if TYPE_CHECKING:

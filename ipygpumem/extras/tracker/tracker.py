@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from ipygpumem.api.inventories import inventory_at
 from ipygpumem.api.shell import current_traces, show
 from ipygpumem.errors import FileError, TraceError, UnitError, describe_error
-from ipygpumem.heap.tensors import Storages
+from ipygpumem.heap.kinds.tensors import Storages
 from ipygpumem.introspect import is_instance, type_name
-from ipygpumem.inventory import records
-from ipygpumem.inventory.records import Inventory, InventoryDiff
+from ipygpumem.inventory.arrays import records
+from ipygpumem.inventory.arrays.records import Inventory, InventoryDiff
 from ipygpumem.records import Usage
 from ipygpumem.report import devices, layout, text
 from ipygpumem.report.devices import device_label, sizes

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.chains import FoundChain, HolderChains
@@ -22,6 +21,7 @@ from ipygpumem.heap.holders.registries import figure_of
 from ipygpumem.heap.holders.removal import HolderWays, Removal, nearest_first
 from ipygpumem.heap.holders.row_removal import RowRemovals
 from ipygpumem.heap.holders.rows import RowHolders
+from ipygpumem.heap.kinds.arrays import StorageKey
 from ipygpumem.heap.paths.items_and_attributes import first_in
 from ipygpumem.heap.paths.path_writer import PathWriter, without_own_dicts
 from ipygpumem.heap.paths.remedies import REMOVE_THEM, Remedy

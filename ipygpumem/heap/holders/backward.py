@@ -12,14 +12,14 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from ipygpumem.heap.arrays import elements, is_array
 from ipygpumem.heap.attributes import has_nameless_attributes
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.holder_finder import HolderFinder
 from ipygpumem.heap.holders.referrer_graph import NextUp, ReferrerGraph
 from ipygpumem.heap.holders.root_finder import RootFinder
+from ipygpumem.heap.kinds.arrays import elements, is_array
 from ipygpumem.heap.knowledge.frames import running_ids
 from ipygpumem.heap.knowledge.tasks import wakes_task
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.roots import Rank, Root, Roots
 from ipygpumem.interrupts import is_listener
 from ipygpumem.introspect import (

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import elements, flat_elements, is_array
 from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.holder_finder import Holders
 from ipygpumem.heap.holders.referrer_graph import Chain, Steps, order_of_root
+from ipygpumem.heap.kinds.arrays import elements, flat_elements, is_array
 from ipygpumem.heap.knowledge.text_keys import referents_with_keys
 from ipygpumem.heap.paths.data_frame_steps import are_blocks
 from ipygpumem.heap.paths.roots import Rank, Root

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import StorageKey
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.all_places import AllPlaces, Places
 from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.gradients import ClearableGradients
@@ -21,6 +19,8 @@ from ipygpumem.heap.holders.referrer_graph import Chain, NextUp, Steps
 from ipygpumem.heap.holders.removal import Removal
 from ipygpumem.heap.holders.row_removal import RowRemovals
 from ipygpumem.heap.holders.rows import Row, RowHolders
+from ipygpumem.heap.kinds.arrays import StorageKey
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.items_and_attributes import first_in
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
-from ipygpumem.heap.arrays import Array, StorageKey, described, is_of_library
 from ipygpumem.heap.bulk import instances_among
+from ipygpumem.heap.kinds.arrays import Array, StorageKey, described, is_of_library
 from ipygpumem.heap.knowledge.graphs import gradient_of
 from ipygpumem.heap.paths.ages import Ages
 from ipygpumem.introspect import instance_dict, is_instance

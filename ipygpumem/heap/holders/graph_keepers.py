@@ -10,7 +10,7 @@ import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, memory_key
+from ipygpumem.heap.kinds.arrays import StorageKey, memory_key
 from ipygpumem.heap.knowledge.graphs import gradient_of, saved_by
 from ipygpumem.heap.knowledge.nodes import Nodes, is_leaf
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from types import FunctionType, MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_array
 from ipygpumem.heap.holders.referrer_graph import ReferrerGraph
+from ipygpumem.heap.kinds.arrays import is_array
 from ipygpumem.heap.knowledge.frames import SUSPENDED
 from ipygpumem.heap.paths.data_frame_steps import is_removable_from
 from ipygpumem.heap.paths.items_and_attributes import owns

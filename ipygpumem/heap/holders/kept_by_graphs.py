@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, memory_key, object_key, storage_key
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS
 from ipygpumem.heap.holders.explanation import (
     NOT_REACHED,
@@ -21,8 +19,10 @@ from ipygpumem.heap.holders.explanation import (
 )
 from ipygpumem.heap.holders.gradients import ClearableGradients
 from ipygpumem.heap.holders.graph_keepers import all_keepers, tensors_with_gradients
+from ipygpumem.heap.kinds.arrays import StorageKey, memory_key, object_key, storage_key
 from ipygpumem.heap.knowledge.graphs import kept_by, with_graph_or_gradient, with_graphs
 from ipygpumem.heap.knowledge.nodes import Nodes
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.cuts import Cut, in_sequence
 from ipygpumem.heap.paths.remedies import NO_REMEDY, Holder, Remedy, comments_of
 from ipygpumem.heap.paths.roots import NOTEBOOK, Roots

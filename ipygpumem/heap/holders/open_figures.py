@@ -7,10 +7,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
-from ipygpumem.heap.arrays import flat_elements, is_of_library
 from ipygpumem.heap.holders.referrer_graph import Steps
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
 from ipygpumem.heap.holders.rows import RowHolders
+from ipygpumem.heap.kinds.arrays import flat_elements, is_of_library
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.roots import Root, Roots
 from ipygpumem.heap.paths.ways import Way

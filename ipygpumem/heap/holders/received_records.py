@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import FunctionType, ModuleType
 
-from ipygpumem.heap.arrays import holding_objects, is_array, is_of_library
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.holders.referrer_graph import Steps
 from ipygpumem.heap.holders.removal import Removal
 from ipygpumem.heap.holders.rows import Row, RowHolders
+from ipygpumem.heap.kinds.arrays import holding_objects, is_array, is_of_library
 from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.items_and_attributes import items_of
 from ipygpumem.heap.paths.path_writer import PathWriter

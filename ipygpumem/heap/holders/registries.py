@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.holders import widgets
+from ipygpumem.heap.kinds.arrays import is_of_library, library_type
 from ipygpumem.heap.knowledge.tasks import scheduled_on, timers_of, waiting_thread_timers
 from ipygpumem.heap.paths.attributes_to_remove import is_users_callable
 from ipygpumem.heap.paths.cuts import Cut, Kind, split

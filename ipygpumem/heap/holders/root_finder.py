@@ -7,7 +7,7 @@ import threading
 from types import ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.kinds.arrays import is_of_library
 from ipygpumem.heap.knowledge.frames import peek, running_frames
 from ipygpumem.heap.knowledge.tasks import is_waiting_thread_timer
 from ipygpumem.heap.paths.roots import EVENT_LOOP, Rank, Root, Roots, module_code

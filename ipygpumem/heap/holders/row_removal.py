@@ -8,7 +8,6 @@ import weakref
 from dataclasses import replace
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.holders.open_figures import OpenFigures, are_axes, has_only_axes_of
 from ipygpumem.heap.holders.received_records import ReceivedRecords
@@ -16,6 +15,7 @@ from ipygpumem.heap.holders.referrer_graph import Chain, Steps
 from ipygpumem.heap.holders.registries import figure_of
 from ipygpumem.heap.holders.removal import Removal
 from ipygpumem.heap.holders.rows import HolderOfRow, Row, RowHolders
+from ipygpumem.heap.kinds.arrays import flat_elements, is_of_library
 from ipygpumem.heap.paths.cuts import Kind
 from ipygpumem.heap.paths.items_and_attributes import is_opaque, is_private, items_of
 from ipygpumem.heap.paths.path_writer import PathWriter

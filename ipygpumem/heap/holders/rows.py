@@ -9,7 +9,11 @@ from collections import OrderedDict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.containers import CONTAINERS
+from ipygpumem.heap.holders.limited_walk import LimitedWalk
+from ipygpumem.heap.holders.referrer_graph import Steps
+from ipygpumem.heap.kinds.arrays import (
     StorageKey,
     described,
     is_array,
@@ -19,11 +23,7 @@ from ipygpumem.heap.arrays import (
     object_key,
     other_owner_of,
 )
-from ipygpumem.heap.bulk import by_identity
-from ipygpumem.heap.containers import CONTAINERS
-from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.limited_walk import LimitedWalk
-from ipygpumem.heap.holders.referrer_graph import Steps
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.items_and_attributes import items_of
 from ipygpumem.introspect import instance_dict, is_atom, is_exactly, is_instance, type_name
 

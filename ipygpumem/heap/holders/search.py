@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from ipygpumem.heap.arrays import StorageKey, object_key
-from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS
 from ipygpumem.heap.holders.explanation import (
     NO_OBJECT,
@@ -24,6 +22,8 @@ from ipygpumem.heap.holders.kept_by_graphs import (
     with_graph_holders,
 )
 from ipygpumem.heap.holders.rows import Row, RowHolders, objects_of_storages
+from ipygpumem.heap.kinds.arrays import StorageKey, object_key
+from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import Roots
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.kinds.arrays import library_type
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.roots import Rank, Root, module_code
 from ipygpumem.introspect import (

@@ -15,8 +15,8 @@ Walks do not enter:
 A module or class that nothing but some objects refers to is none of these: the walk enters it. Such
 are the globals of ``runpy.run_path``, and a class made in a function.
 
-The walks from names to arrays (heap/walk.py) ask only ``types_not_entered`` and ``is_of_tool``, not
-``Barriers``: they enter loggers.
+The walks from names to arrays (heap/walks/walk.py) ask only ``types_not_entered`` and
+``is_of_tool``, not ``Barriers``: they enter loggers.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from operator import contains, not_
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
-from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of, without_types
 from ipygpumem.heap.containers import CONTAINER_TYPES
+from ipygpumem.heap.kinds.arrays import is_of_library, library_type
 from ipygpumem.heap.knowledge.frames import frame_of, is_not_of_kernel, running_ids
 from ipygpumem.heap.knowledge.tasks import storage_of_context
 from ipygpumem.introspect import (

@@ -21,8 +21,8 @@ import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
-from ipygpumem.heap import structs
-from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.kinds import structs
+from ipygpumem.heap.kinds.arrays import library_type
 from ipygpumem.heap.knowledge.size_methods import size_method
 from ipygpumem.introspect import (
     HEAP_TYPE,

@@ -15,9 +15,9 @@ from operator import is_not, not_
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.kinds.arrays import library_type
+from ipygpumem.heap.kinds.tensors import each
 from ipygpumem.heap.knowledge.nodes import Nodes, has_graph, is_leaf
-from ipygpumem.heap.tensors import each
 from ipygpumem.introspect import class_dict, instance_dict, is_instance
 
 

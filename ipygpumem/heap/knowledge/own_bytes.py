@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import (
     Batch,
     container_base,
@@ -24,9 +23,8 @@ from ipygpumem.heap.bulk import (
     types_of,
     without_types,
 )
-from ipygpumem.heap.knowledge.certainty import UncountedLibraries
-from ipygpumem.heap.knowledge.size_methods import size_method
-from ipygpumem.heap.libraries import (
+from ipygpumem.heap.kinds.arrays import library_type
+from ipygpumem.heap.kinds.libraries import (
     VISITS_BUFFER,
     LoadedReader,
     PieceReader,
@@ -34,7 +32,9 @@ from ipygpumem.heap.libraries import (
     loaded_readers,
     reader_for,
 )
-from ipygpumem.heap.tensors import Reader, each
+from ipygpumem.heap.kinds.tensors import Reader, each
+from ipygpumem.heap.knowledge.certainty import UncountedLibraries
+from ipygpumem.heap.knowledge.size_methods import size_method
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import MANAGED_DICT, flags_of
 

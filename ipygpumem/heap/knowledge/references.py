@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from itertools import compress, repeat
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of, without_types
+from ipygpumem.heap.kinds.arrays import (
     STRING_KIND,
     flat_elements,
     inside_row,
@@ -24,7 +25,7 @@ from ipygpumem.heap.arrays import (
     library_type,
     read_array,
 )
-from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of, without_types
+from ipygpumem.heap.kinds.libraries import bytes_of
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.frames import SUSPENDED
 from ipygpumem.heap.knowledge.graphs import gradient_of, saved_by
@@ -37,7 +38,6 @@ from ipygpumem.heap.knowledge.tasks import (
     without_wakeups,
 )
 from ipygpumem.heap.knowledge.text_keys import COMMON_REFERENCES, text_keys
-from ipygpumem.heap.libraries import bytes_of
 from ipygpumem.introspect import instance_dict, is_instance
 
 _SUSPENDED = set(map(id, SUSPENDED))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ipygpumem.heap.bulk import Batch, by_identity, chunks, of_types, one_of_each
-from ipygpumem.heap.structs import IS_KNOWN, fields_of
+from ipygpumem.heap.kinds.structs import IS_KNOWN, fields_of
 from ipygpumem.introspect import class_dict, mro_of, name_of
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import container_base, kinds_of, one_of_each
+from ipygpumem.heap.kinds.arrays import library_type
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes
 from ipygpumem.heap.knowledge.slices import may_have_slices
 from ipygpumem.introspect import ATOMS, HAS_REFERENCES, flags_of

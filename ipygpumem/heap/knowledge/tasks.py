@@ -14,8 +14,8 @@ from operator import attrgetter
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from typing import Any
 
-from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import kinds_of, of_types, types_of, without_objects
+from ipygpumem.heap.kinds.arrays import library_type
 from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.introspect import attribute_of, is_instance, type_name
 

@@ -10,8 +10,8 @@ from itertools import compress, repeat
 from operator import is_not, not_, or_
 from typing import Any
 
+from ipygpumem.heap.kinds.tensors import Reader, each
 from ipygpumem.heap.knowledge.graphs import with_graph_or_gradient
-from ipygpumem.heap.tensors import Reader, each
 
 
 def known_to_torch(tensors: Sequence[Any]) -> list[Any]:

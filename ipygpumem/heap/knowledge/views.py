@@ -8,7 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.attributes import slots
+from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.kinds.arrays import (
     describe,
     inside_pandas,
     is_array,
@@ -18,10 +20,8 @@ from ipygpumem.heap.arrays import (
     owner_of,
     read_array,
 )
-from ipygpumem.heap.attributes import slots
-from ipygpumem.heap.bulk import by_identity
-from ipygpumem.heap.mapped import MappedFiles
-from ipygpumem.heap.tensors import answers_itself
+from ipygpumem.heap.kinds.mapped import MappedFiles
+from ipygpumem.heap.kinds.tensors import answers_itself
 from ipygpumem.units import MIB, format_bytes, format_shape
 
 _LEAST_UNUSED_BYTES = MIB

@@ -11,8 +11,8 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipygpumem.heap.arrays import Array
-from ipygpumem.heap.garbage import lasting_weak
+from ipygpumem.heap.kinds.arrays import Array
+from ipygpumem.heap.live.garbage import lasting_weak
 
 
 @dataclass

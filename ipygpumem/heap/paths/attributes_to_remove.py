@@ -19,7 +19,7 @@ from types import (
     SimpleNamespace,
 )
 
-from ipygpumem.heap.arrays import is_array, is_of_library, is_of_pandas
+from ipygpumem.heap.kinds.arrays import is_array, is_of_library, is_of_pandas
 from ipygpumem.heap.paths.cuts import Kind
 from ipygpumem.heap.paths.items_and_attributes import is_opaque
 from ipygpumem.introspect import (

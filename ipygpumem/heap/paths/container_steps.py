@@ -13,7 +13,7 @@ from operator import itemgetter
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.kinds.arrays import (
     elements,
     flat_elements,
     is_array,

@@ -11,7 +11,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from ipygpumem.heap.arrays import (
+from ipygpumem.heap.bulk import one_of_each
+from ipygpumem.heap.kinds.arrays import (
     elements,
     has_objects,
     is_array,
@@ -20,8 +21,7 @@ from ipygpumem.heap.arrays import (
     read_array,
     storage_key,
 )
-from ipygpumem.heap.bulk import one_of_each
-from ipygpumem.heap.libraries import library_of
+from ipygpumem.heap.kinds.libraries import library_of
 from ipygpumem.heap.paths.ages import Ages
 from ipygpumem.heap.paths.cuts import Cut, Kind, with_repeated
 from ipygpumem.heap.paths.items_and_attributes import attribute_text

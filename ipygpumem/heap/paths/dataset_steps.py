@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import is_array, is_of_library
 from ipygpumem.heap.attributes import slots
+from ipygpumem.heap.kinds.arrays import is_array, is_of_library
 from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.items_and_attributes import attribute_text
 from ipygpumem.heap.paths.literals import literal

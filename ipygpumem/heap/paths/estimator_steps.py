@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
-from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.kinds.arrays import is_of_library
 from ipygpumem.heap.paths.items_and_attributes import attribute_names
 from ipygpumem.heap.paths.roots import module_code
 from ipygpumem.introspect import (

@@ -10,9 +10,9 @@ import gc
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import flat_elements, is_array, is_of_pandas, owner_of, read_array
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import by_identity, container_base
+from ipygpumem.heap.kinds.arrays import flat_elements, is_array, is_of_pandas, owner_of, read_array
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.paths.attributes_to_remove import is_shadowed, sets_attributes

@@ -14,10 +14,10 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.heap.arrays import flat_elements, is_array
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import container_base
 from ipygpumem.heap.containers import CONTAINERS, SEQUENCES
+from ipygpumem.heap.kinds.arrays import flat_elements, is_array
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,

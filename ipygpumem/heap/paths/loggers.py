@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import kinds_of
+from ipygpumem.heap.kinds.arrays import is_of_library, library_type
 from ipygpumem.heap.paths.cuts import Cut, Kind, condition_of, split
 from ipygpumem.heap.paths.items_and_attributes import attribute_text, position_of
 from ipygpumem.heap.paths.literals import literal

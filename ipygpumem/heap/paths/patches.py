@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.kinds.arrays import library_type
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.introspect import (
     attribute_of,

@@ -13,15 +13,15 @@ from types import (
 )
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import has_objects, is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.kinds.arrays import has_objects, is_of_library, library_type
+from ipygpumem.heap.kinds.libraries import is_segment
 from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR
 from ipygpumem.heap.knowledge.tasks import (
     is_pending,
     is_uncancelled_asyncio_timer,
     is_waiting_thread_timer,
 )
-from ipygpumem.heap.libraries import is_segment
 from ipygpumem.heap.paths.attribute_steps import append_attribute_step
 from ipygpumem.heap.paths.container_steps import (
     append_item,

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.kinds.arrays import is_of_library
 from ipygpumem.heap.paths.cuts import Cut, Kind, Protocol, split
 from ipygpumem.heap.paths.items_and_attributes import attribute_text, position_of
 from ipygpumem.heap.paths.literals import literal

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import is_of_library, library_type
+from ipygpumem.heap.kinds.arrays import is_of_library, library_type
 from ipygpumem.heap.paths.cuts import Cut, Kind, condition_of, split, with_repeated
 from ipygpumem.heap.paths.figure_steps import append_figure_step
 from ipygpumem.heap.paths.items_and_attributes import position_of

@@ -13,7 +13,7 @@ from types import (
     TracebackType,
 )
 
-from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.kinds.arrays import is_of_library
 from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.paths.cuts import in_sequence

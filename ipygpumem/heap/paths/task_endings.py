@@ -15,8 +15,8 @@ from operator import is_
 from types import CoroutineType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import kinds_of, of_types
+from ipygpumem.heap.kinds.arrays import is_of_library, library_type
 from ipygpumem.heap.knowledge.tasks import (
     contexts_of_tasks,
     is_pending,

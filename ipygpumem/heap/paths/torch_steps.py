@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ipygpumem.heap.arrays import is_array, is_of_library, library_type
+from ipygpumem.heap.kinds.arrays import is_array, is_of_library, library_type
 from ipygpumem.heap.paths.attributes_to_remove import is_needed_by_methods
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.items_and_attributes import attribute_text

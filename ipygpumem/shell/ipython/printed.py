@@ -12,8 +12,8 @@ import sys
 from collections import Counter
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.bulk import of_types, types_of
+from ipygpumem.heap.kinds.arrays import is_of_library
 from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.report.words import count
 

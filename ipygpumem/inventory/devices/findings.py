@@ -1,0 +1,348 @@
+"""Breaks down the memory of the host and of each accelerator.
+
+It only reads: nothing is allocated on a device, no context is created, and no object is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ipygpumem.errors import describe_error
+from ipygpumem.heap.kinds.arrays import (
+    is_array,
+    is_of_library,
+    is_on_closed_map,
+    owner_of,
+    place_of,
+)
+from ipygpumem.heap.live.total import ObjectCount, Total, total
+from ipygpumem.interrupts import is_from_signal
+from ipygpumem.inventory.arrays.survey import roles_of_objects
+from ipygpumem.inventory.devices.breakdown import Part, Reconciliation, Storage
+from ipygpumem.inventory.devices.device_parts import card_parts, device_parts, pools_on
+from ipygpumem.inventory.devices.host_parts import DATA_OF, PYTHON_OBJECTS, host_parts
+from ipygpumem.meter.meter import Meter
+from ipygpumem.probes.accelerators import (
+    TORCH_DEVICES,
+    WholeDevice,
+    loaded_torch,
+    why_torch_counts_nothing,
+)
+from ipygpumem.probes.allocator import Snapshot, expandable_setting, snapshots
+from ipygpumem.probes.children import Child, children
+from ipygpumem.probes.host import HostFigures, host_figures
+from ipygpumem.probes.nvml import Nvml, sees_system_processes
+from ipygpumem.probes.pages import anonymous_bytes
+from ipygpumem.records import Reading
+from ipygpumem.units import MIB
+
+T = TypeVar("T")
+_MANY_GAPS = 0.1
+"""Minimum share of reserved memory in gaps for a hint on how to reduce them."""
+
+
+@dataclass
+class Findings:
+    """The breakdowns, and the failures on the way."""
+
+    readings: Mapping[str, Reading] = field(default_factory=dict)
+    reconciliations: list[Reconciliation] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    """Names of the failed sources, with the error."""
+    children: list[Child] = field(default_factory=list)
+    """Child processes of this process."""
+
+    def note_processes(self, device: str, wide: WholeDevice) -> None:
+        """Record each child's memory on a device, if the driver's PIDs are the ones seen here."""
+        if not sees_system_processes():
+            return
+        sizes = dict(wide.other_processes)
+        for place, child in enumerate(self.children):
+            if child.pid in sizes:
+                on_devices = (*child.on_devices, (device, sizes[child.pid]))
+                self.children[place] = child._replace(on_devices=on_devices)
+
+    def attempt(self, name: str, question: Callable[[], T], otherwise: T) -> T:
+        """Return the result of ``question``; ``otherwise`` if it fails, with the error recorded
+        under ``name``.
+        """
+        try:
+            return question()
+        except Exception as error:  # a failing source must not hide the rest
+            if is_from_signal(error):
+                raise
+            self.failures[name] = describe_error(error)
+            return otherwise
+
+
+def reconcile(
+    read: Callable[[], Mapping[str, Reading]],
+    look: Callable[[], Iterable[Storage]] | None = None,
+    count: Callable[[], Total] = total,
+    of_ipython: Mapping[str, int] | None = None,
+) -> Findings:
+    """Return each device's breakdown; failures are recorded, and only an error of ``read`` is
+    raised.
+
+    Args:
+        read: reads each device, with detail.
+        look: returns the storages of the tensors and arrays that Python holds, each once; None to
+            skip them. Called after ``read``, because it takes memory itself.
+        count: returns the memory of all objects. Called after ``look``, unless that is None.
+        of_ipython: bytes of Python objects that IPython keeps, which have parts of their own.
+    """
+    findings = Findings(read())
+    figures = _host_figures(findings)
+    storages: list[Storage] | None = None
+    everything: Total | None = None
+    if look is not None:
+        storages = findings.attempt("tensors and arrays", lambda: list(look()), storages)
+        everything = findings.attempt("all objects", count, everything)
+    snapshots_of = _allocator_snapshots(findings)
+    nvml = Nvml()
+    for device, reading in findings.readings.items():
+        if device == "cpu":
+            ask = functools.partial(
+                _host_breakdown, figures, storages, everything, of_ipython or {}
+            )
+        elif device.partition(":")[0] in TORCH_DEVICES:
+            snapshot = snapshots_of.get(device)
+            ask = functools.partial(_device_breakdown, nvml, reading, snapshot, storages, findings)
+        else:
+            continue  # a library's pool, which is part of its device; a user's probe
+        findings.reconciliations += findings.attempt(device, ask, [])
+    if not any(device.startswith("cuda:") for device in findings.readings):
+        ask = functools.partial(_breakdowns_of_other_cards, nvml, findings)
+        findings.reconciliations += findings.attempt("NVML", ask, [])
+    findings.attempt("NVML", nvml.close, None)
+    return findings
+
+
+def _host_figures(findings: Findings) -> HostFigures | None:
+    """Return the system's figures of the host's memory; None if they cannot be read."""
+    not_listed: list[Child] | None = None
+    listed = findings.attempt("child processes", children, not_listed)
+    findings.children = listed or []
+    children_bytes = None
+    if listed is not None:
+        children_bytes = sum(child.memory_bytes for child in listed)
+    shm = findings.readings.get("shm")
+    shm_bytes = shm.current_bytes if shm else 0
+    no_figures: HostFigures | None = None
+    return findings.attempt("cpu", lambda: host_figures(children_bytes, shm_bytes), no_figures)
+
+
+def _allocator_snapshots(findings: Findings) -> dict[str, Snapshot]:
+    """Return a snapshot of torch's allocator for each device."""
+    by_device: dict[str, Snapshot] = {}
+    for backend in ("cuda", "xpu"):
+        no_snapshots: dict[str, Snapshot] = {}
+        take = functools.partial(snapshots, backend)
+        by_device |= findings.attempt(f"allocator of {backend}", take, no_snapshots)
+    return by_device
+
+
+def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
+    """Return the breakdown of each device's memory now.
+
+    Args:
+        meter: reads the devices.
+        of_ipython: bytes of Python objects that IPython keeps, by the name of their part.
+    """
+    counted = ObjectCount()
+
+    def look() -> Iterator[Storage]:
+        return storages_of(roles_of_objects(counted))
+
+    def count() -> Total:
+        """Return the count of the look, or count again if that has failed."""
+        return counted.total() if counted.is_complete else total()
+
+    return reconcile(functools.partial(meter.now, detail=True), look, count, of_ipython)
+
+
+def _host_breakdown(
+    figures: HostFigures | None,
+    storages: list[Storage] | None,
+    everything: Total | None,
+    of_ipython: Mapping[str, int],
+) -> list[Reconciliation]:
+    """Return the breakdown of the host's memory; nothing without the system's ``figures``.
+
+    Args:
+        figures: the system's figures; None if they cannot be read.
+        storages: the storages of tensors and arrays; None if they are unknown.
+        everything: the memory of all objects; None if it is unknown.
+        of_ipython: bytes of Python objects that IPython keeps, by the name of their part.
+    """
+    if figures is None:
+        return []
+    objects = Counter[str]()
+    """Bytes of objects and of libraries' memory without an address, by the name of their part."""
+    buffers = list(storages or ())
+    if everything is not None:
+        objects.update(of_ipython)
+        without_ipython = everything.objects_bytes - sum(of_ipython.values())
+        objects[PYTHON_OBJECTS] = max(0, without_ipython)
+        for library, piece in everything.pieces:
+            if piece.device == "cpu" and piece.address:
+                buffers.append(
+                    Storage("cpu", piece.address, piece.size_bytes, f"{DATA_OF}{library}")
+                )
+            elif piece.device == "cpu":
+                objects[f"data of {library}"] += piece.size_bytes
+    large = {name: size for name, size in objects.items() if size >= MIB}
+    return [host_parts(figures, buffers, anonymous_bytes, large)]
+
+
+def _breakdowns_of_other_cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
+    """Return the driver's cards that torch has not used: querying the driver creates no context."""
+    cards = nvml.cards()
+    pools: tuple[Part, ...] = ()
+    if len(cards) == 1:  # only torch could map a library's device number to one of several cards
+        pools = pools_on(0, findings.readings)
+    reconciliations = []
+    for card in cards:
+        use = "not used by this process yet"
+        if card.whole.own_bytes is None:
+            use = "the driver does not report whether this process uses it"
+        elif card.whole.own_bytes:
+            use = "used, but not by torch, as torch reports"
+        device = f"nvml:{card.index}"
+        note = f"{card.model}, by the driver's numbers: {use}"
+        findings.note_processes(device, card.whole)
+        reconciliations.append(card_parts(device, card.whole, pools, (note,)))
+    return reconciliations
+
+
+def _device_breakdown(
+    nvml: Nvml,
+    reading: Reading,
+    snapshot: Snapshot | None,
+    storages: list[Storage] | None,
+    findings: Findings,
+) -> list[Reconciliation]:
+    """Return the breakdown of a device that torch uses."""
+    backend, _, number = reading.device.partition(":")
+    index = int(number or 0)
+    module: Any = getattr(loaded_torch(), backend, None)
+    wide = None
+    pools: tuple[Part, ...] = ()
+    notes: list[str] = []
+    if backend == "cuda":
+        if module is not None:
+            wide = _device_wide(nvml, module, index, reading)
+            findings.note_processes(reading.device, wide)
+        pools = pools_on(index, findings.readings)
+        why = why_torch_counts_nothing()
+        if why:
+            notes.append(f"{why}: its tensors are part of the driver's figure for this process")
+    if reading.reserved_bytes:  # only then does a context exist
+        notes += _note_on_broken_context(module, index)
+    if backend == "cuda" and snapshot is not None:
+        notes += _note_on_gaps(snapshot, reading.total_bytes or 0)
+    return [device_parts(reading, snapshot, wide, storages, notes, pools)]
+
+
+def _device_wide(nvml: Nvml, module: Any, index: int, reading: Reading) -> WholeDevice:
+    """Return the driver's figures of a card."""
+    has_context = bool(reading.reserved_bytes)
+    wide = nvml.device(module, index, processes=True, has_context=has_context)
+    if reading.used_bytes is None or reading.other_bytes is not None:
+        return wide
+    # The probe remembers that this process has used the device, so the driver must list it.
+    note = reading.note or wide.note
+    return wide._replace(own_bytes=None, other_processes=(), note=note)
+
+
+def _note_on_broken_context(module: Any, index: int) -> list[str]:
+    """Return a note if this process can no longer use a card, because a kernel of it failed."""
+    if not hasattr(module, "mem_get_info"):
+        return []
+    try:
+        module.mem_get_info(index)
+    except RuntimeError as error:
+        first_line = str(error).partition("\n")[0]
+        return [f"this process's context is broken ({first_line}): restart the kernel"]
+    return []
+
+
+def _note_on_gaps(snapshot: Snapshot, total_bytes: int) -> list[str]:
+    """Return a note with the setting that reduces gaps, if there are many."""
+    if not _has_many_gaps(snapshot, total_bytes):
+        return []
+    setting = expandable_setting()
+    if not setting:
+        return []
+    does = "torch also frees pages between tensors; set it before torch first uses CUDA"
+    return [f"many gaps: with {setting} {does}"]
+
+
+def _has_many_gaps(snapshot: Snapshot, total_bytes: int) -> bool:
+    """Return True if segments that cannot grow have many gaps, also for the device."""
+    if any(segment.page_bytes is not None for segment in snapshot.segments):
+        return False
+    many = max(_MANY_GAPS * snapshot.reserved_bytes, total_bytes / 100)
+    return sum(snapshot.fragments) >= many
+
+
+def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
+    """Yield the storage of each torch tensor or NumPy array, each address once.
+
+    Objects without memory of their own are left out: meta, fake and sparse tensors, wrappers around
+    other tensors.
+
+    Args:
+        arrays: the tensors and arrays with their roles.
+    """
+    listed: set[tuple[str, int]] = set()
+    for array, kind in arrays:
+        place = None
+        # Skip an exotic or half-made array, as in arrays.describe.
+        with contextlib.suppress(Exception):
+            place = _place_of_memory(array)
+        if place is not None and place[:2] not in listed:
+            listed.add(place[:2])
+            yield Storage(*place, kind)
+
+
+def _place_of_memory(array: object) -> tuple[str, int, int] | None:
+    """Return the device, address and bytes of a tensor's or array's memory; None if it has none of
+    its own.
+    """
+    if is_of_library(array, "torch", "Tensor"):
+        return _place_of_tensor(sys.modules["torch"], array)
+    if not is_array(array):
+        return None
+    owner = owner_of(array)
+    if not is_array(owner) or is_on_closed_map(owner):  # a tensor is listed itself
+        return None
+    _, start, end = place_of(owner)
+    return "cpu", start, end - start
+
+
+def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
+    """Return the device, address and bytes of a tensor's storage; None if it has no memory of its
+    own.
+    """
+    with torch._C.DisableTorchFunction():  # a subclass's own code must not run
+        storage = torch.Tensor.untyped_storage(tensor)
+        device = storage.device
+        if device.type == "meta":  # also a fake tensor's, which warns when its address is read
+            return None
+        # A lazy clone shares memory until its pointer is read, which would create the copy here.
+        is_lazy = getattr(torch._C, "_is_cow_tensor", None)
+        if is_lazy is not None and is_lazy(tensor):
+            address = int(torch._C._data_address(tensor))
+        else:
+            address = int(storage.data_ptr())
+        size = int(storage.nbytes())
+    if not address:
+        return None
+    return str(device), address, size

@@ -1,0 +1,382 @@
+"""Finds memory kept by mistake: autograd graphs of stored results and evaluations, outputs, caches.
+
+No user code runs, and nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.kinds.arrays import (
+    StorageKey,
+    described,
+    is_array,
+    object_key,
+    owner_of,
+    place_of,
+    read_array,
+)
+from ipygpumem.heap.kinds.tensors import tensors_of_script
+from ipygpumem.heap.knowledge.nodes import has_graph
+from ipygpumem.heap.live.heap import Heap
+from ipygpumem.heap.walks.named_arrays import NamedArrays
+from ipygpumem.introspect import instance_dict, is_instance, type_name
+from ipygpumem.inventory.arrays.tensor_records import torch_reader
+from ipygpumem.inventory.leaks.graph_nodes import GraphNodes
+from ipygpumem.inventory.leaks.stored_graphs import (
+    GraphGroups,
+    StoredGraph,
+    name_in,
+    words_on_graphs,
+)
+from ipygpumem.notebook import cell_of_output, deletion_of_output
+from ipygpumem.probes.allocator import snapshots
+
+
+def paths_of(
+    names: Mapping[str, object], outputs: Mapping[str, object]
+) -> tuple[dict[int, str], set[int]]:
+    """Return the paths of arrays by identity, such as ``model.weight``, and the identities of all
+    objects that only ``outputs`` lead to.
+
+    Call it before listing the heap: reading an object's attributes may create a dict.
+    """
+    walk = NamedArrays()
+    walk.named(names.items())
+    behind_names = set(walk.seen)
+    walk.named(outputs.items())
+    walk.drop()
+    only_in_outputs = walk.seen - behind_names
+    return walk.paths, only_in_outputs
+
+
+class Finding(NamedTuple):
+    """Memory kept alive on one device, and a remedy."""
+
+    device: str
+    shares: dict[StorageKey, int]
+    """Bytes by storage."""
+    what: str
+    """The words for what keeps it, such as ``Out[5]: Tensor that only IPython holds``."""
+    remedy: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all storages."""
+        return sum(self.shares.values())
+
+
+class Retained:
+    """Memory that the user's names and IPython's outputs keep alive; drop it with the heap.
+
+    Args:
+        heap: the live objects.
+        paths: paths of arrays by identity.
+        outputs: the outputs that IPython keeps.
+        only_in_outputs: identities of the objects that only outputs lead to.
+
+    Attributes:
+        graphs: the memory of graphs that are probably not needed.
+        in_graphs_of_names: the storages that the graphs of named results have saved, on which
+            ``backward()`` may still be called; not the parameters and their gradients.
+        complete: False if there were too many nodes of graphs to follow.
+    """
+
+    def __init__(
+        self,
+        heap: Heap,
+        paths: Mapping[int, str],
+        outputs: Mapping[str, object],
+        only_in_outputs: Collection[int],
+    ) -> None:
+        self.complete = True
+        self.in_graphs_of_names: set[StorageKey] = set()
+        self._paths = paths
+        self._outputs = outputs
+        self._only_in_outputs = only_in_outputs
+        self._graphs_of_outputs: dict[str, list[StorageKey]] = {}
+        """The storages that the graph of each output keeps, by the output's name."""
+        with torch_reader() as reader:
+            foreign_addresses = set[int | None]()
+            self._read: Callable[[str, object], Any] = _read_nothing
+            if reader is not None:
+                self._read = reader.read
+                plain = [item for item in heap.tensors if reader.memory(item).is_plain]
+                foreign_addresses.update(map(reader.address_of_others, plain))
+            self._memory = _Memory(heap)
+            self._memory.lock_arrays(heap.ndarrays, foreign_addresses)
+            self.graphs = list(self._graphs_not_needed(heap))
+
+    # -- graphs ----------------------------------------------------------------------------------
+
+    def _graphs_not_needed(self, heap: Heap) -> Iterator[Finding]:
+        """Yield the graphs that are probably not needed; none if there are too many to follow."""
+        requiring = [tensor for tensor in heap.tensors if self._read("requires_grad", tensor)]
+        with_graphs = list(filter(has_graph, requiring))
+        tensors = heap.tensors
+        if with_graphs:  # only then is a search for references worth its time
+            self._memory.ask_about([*heap.tensors, *heap.ndarrays])
+            tensors = list(filter(self._memory.is_referred, tensors))
+            with_graphs = list(filter(self._memory.is_referred, with_graphs))
+        gradients = self._gradients(tensors, without=set(map(id, with_graphs)))
+        self._memory.lock(gradients)
+        for module in heap.modules:
+            self._memory.lock(tensors_of_script(module))
+        if not with_graphs:
+            return
+        nodes = GraphNodes([*gradients, *with_graphs], _parameters_in_evaluation(heap.modules))
+        self.complete = nodes.are_all
+        if self.complete:
+            groups = self._groups_not_needed(with_graphs, gradients, nodes)
+            yield from self._findings_of_groups(groups)
+
+    def _groups_not_needed(
+        self, with_graphs: Iterable[object], gradients: Iterable[object], nodes: GraphNodes
+    ) -> GraphGroups:
+        """Return the tensors whose graphs are probably not needed, in groups; set
+        ``in_graphs_of_names``.
+
+        Args:
+            with_graphs: the tensors with graphs.
+            gradients: the gradients, whose graphs are needed after
+                ``backward(create_graph=True)``.
+            nodes: the nodes of all graphs.
+        """
+        needed = list(map(nodes.first, gradients))
+        nodes_of_names = []
+        not_needed = []
+        for graph in self._stored_graphs(with_graphs, nodes):
+            if graph.kind:
+                not_needed.append(graph)
+                continue
+            needed.append(graph.node)
+            if graph.path:
+                nodes_of_names.append(graph.node)
+        self.in_graphs_of_names = nodes.saved_behind(nodes_of_names)
+        groups = GraphGroups(nodes, needed)
+        for graph in not_needed:
+            groups.add(graph)
+        return groups
+
+    def _gradients(self, tensors: Iterable[object], without: Collection[int]) -> list[Any]:
+        """Return the gradients of tensors.
+
+        Args:
+            tensors: the tensors.
+            without: identities of tensors whose gradients are left out.
+        """
+        gradients = []
+        for tensor in tensors:
+            if id(tensor) not in without:
+                gradient = self._read("_grad", tensor)
+                if gradient is not None:
+                    gradients.append(gradient)
+        return gradients
+
+    def _stored_graphs(self, tensors: Iterable[object], nodes: GraphNodes) -> list[StoredGraph]:
+        """Return the tensors with their graphs, the graphs of sums first, which are the largest."""
+        graphs = []
+        for tensor in tensors:
+            node = nodes.first(tensor)
+            if node is not None:
+                path = self._paths.get(id(tensor), "")
+                shape = self._read("shape", tensor) or ()
+                holders = self._memory.referrers_of(tensor)
+                graphs.append(StoredGraph.of(tensor, node, path, shape, holders, nodes))
+        return sorted(graphs, key=lambda graph: graph.kind != "sum")
+
+    def _findings_of_groups(self, groups: GraphGroups) -> Iterator[Finding]:
+        """Yield the memory kept by groups of tensors with graphs; that of outputs is noted for
+        ``outputs`` instead.
+        """
+        saved = groups.saved()
+        for name, graphs in groups.members.items():
+            storages = []
+            for key, groups_with_storage in saved.groups.items():
+                if groups_with_storage == {name} and self._memory.dies(key, saved.node_ids):
+                    storages.append(key)
+            if graphs[0].kind == "output":
+                self._graphs_of_outputs[name] = storages
+            else:
+                yield from self._memory.findings(storages, *words_on_graphs(graphs))
+
+    # -- outputs ---------------------------------------------------------------------------------
+
+    def outputs(self, listed: Collection[StorageKey]) -> Iterator[Finding]:
+        """Yield the outputs that only IPython refers to, without storages that are ``listed``."""
+        if not self._outputs:
+            return
+        storages_by_output = dict(self._graphs_of_outputs)
+        output_of_storage = self._output_of_each_storage()
+        items = list(self._outputs.values())
+        for key in output_of_storage:
+            items += self._memory.shown_by[key]
+        self._memory.ask_about(items)
+        for key, name in output_of_storage.items():
+            if self._memory.dies(key, self._only_in_outputs):
+                storages_by_output.setdefault(name, []).append(key)
+        for name, value in self._outputs.items():
+            if self._memory.is_referred(value, self._only_in_outputs):
+                continue
+            unlisted = [key for key in storages_by_output.get(name, ()) if key not in listed]
+            yield from self._memory.findings(unlisted, *words_on_output(name, value))
+
+    def _output_of_each_storage(self) -> dict[StorageKey, str]:
+        """Return the name of the output from which all paths to a storage's arrays begin, by the
+        storage; without storages to which other names lead.
+        """
+        output_of_storage: dict[StorageKey, str] = {}
+        for key, items in self._memory.shown_by.items():
+            names = set()
+            for item in items:
+                path = self._paths.get(id(item))
+                if path:
+                    names.add(name_in(path))
+            if len(names) == 1 and not names.isdisjoint(self._outputs):
+                output_of_storage[key] = names.pop()
+        return output_of_storage
+
+
+def words_on_output(name: str, value: object) -> tuple[str, str]:
+    """Return the description of an output that only IPython refers to, and the line that frees
+    it.
+    """
+    what = f"{name}: {type_name(value)} that only IPython holds"
+    return what, deletion_of_output(cell_of_output(name))
+
+
+def _read_nothing(name: str, tensor: object) -> None:
+    """Stand for ``Reader.read`` without torch."""
+
+
+def _parameters_in_evaluation(modules: Iterable[object]) -> set[int]:
+    """Return the identities of the parameters of modules in eval mode that no module in training
+    has.
+    """
+    in_training = set[int]()
+    in_evaluation = set[int]()
+    for module in modules:
+        attributes = instance_dict(module) or {}
+        parameters: Any = attributes.get("_parameters")
+        if is_instance(parameters, dict):
+            identities = map(id, dict.values(parameters))
+            if attributes.get("training") is False:
+                in_evaluation.update(identities)
+            else:
+                in_training.update(identities)
+    return in_evaluation - in_training
+
+
+class _Memory:
+    """The storages of live tensors and arrays, and what refers to these.
+
+    Attributes:
+        shown_by: the tensors and arrays on each storage.
+    """
+
+    def __init__(self, heap: Heap) -> None:
+        self._heap = heap
+        self._in_frames = set(map(id, heap.local))
+        self._tensor_ids = set(map(id, heap.tensors))
+        self._sizes: dict[StorageKey, tuple[str, int]] = {}
+        """Device and bytes of each storage."""
+        self._locked: set[StorageKey | None] = set()
+        """Storages that code out of sight may keep alive."""
+        self._referrers: Mapping[int, Sequence[Any]] = {}
+        """The objects that refer to each object that was asked about, by its identity."""
+        self.shown_by: dict[StorageKey, list[Any]] = {}
+        items = [*heap.tensors, *heap.ndarrays]
+        for item, key in zip(items, self._record_storages(items), strict=True):
+            self.shown_by.setdefault(key, []).append(item)
+
+    def _record_storages(self, items: Sequence[object]) -> list[StorageKey]:
+        """Record the bytes of the storage of each tensor or array; return the storages. An object
+        without a storage stands for itself.
+        """
+        arrays = {id(item): array for item, array in described(items)}
+        keys = list[StorageKey]()
+        for item in items:
+            array = arrays.get(id(item))
+            if array is None:
+                keys.append(object_key(item))
+                continue
+            self._sizes[array.storage] = array.device, array.size_bytes
+            keys.append(array.storage)
+        return keys
+
+    def lock(self, items: Iterable[object]) -> None:
+        """Note that code out of sight may keep the memory of tensors or arrays alive: it never
+        counts as freed.
+        """
+        self._locked.update(self._record_storages(list(items)))
+
+    def lock_arrays(self, arrays: Iterable[Any], foreign_addresses: Collection[int | None]) -> None:
+        """Lock the memory of arrays that code out of sight may keep: memory that no array owns, or
+        that a tensor shows.
+
+        Args:
+            arrays: NumPy arrays.
+            foreign_addresses: the addresses at which tensors show memory that torch has not
+                allocated, such as that of an array.
+        """
+        locked = list[object]()
+        for array in arrays:
+            owner = owner_of(array)
+            is_owned = is_array(owner) and read_array("flags", owner).owndata
+            if not is_owned or place_of(owner)[1] in foreign_addresses:
+                locked.append(array)
+        self.lock(locked)
+
+    def ask_about(self, items: Iterable[object]) -> None:
+        """Find the objects that refer to the items, for ``is_referred`` and ``dies``: all at once,
+        because each search passes over the heap.
+        """
+        self._referrers = self._heap.referrers_of({id(item): item for item in items})
+
+    def is_referred(self, item: object, inside: Collection[int] = ()) -> bool:
+        """Return True if any Python object refers to an item, except objects whose identities are
+        ``inside``: these would be freed, too.
+        """
+        if id(item) in self._in_frames:
+            return True
+        return any(id(referrer) not in inside for referrer in self.referrers_of(item))
+
+    def referrers_of(self, item: object) -> list[Any]:
+        """Return the objects that refer to an item, without tensors: C++ code holds a tensor's
+        gradient.
+        """
+        referrers = self._referrers.get(id(item), ())
+        return [referrer for referrer in referrers if id(referrer) not in self._tensor_ids]
+
+    def dies(self, key: StorageKey, inside: Collection[int]) -> bool:
+        """Return True if a storage is freed with objects, whose identities are ``inside``."""
+        if key not in self._sizes or key in self._locked:
+            return False
+        items = self.shown_by.get(key, ())
+        return not any(self.is_referred(item, inside) for item in items)
+
+    def findings(self, keys: Iterable[StorageKey], what: str, remedy: str) -> Iterator[Finding]:
+        """Yield a finding for the storages on each device; ``what`` and ``remedy`` are words."""
+        by_device: dict[str, dict[StorageKey, int]] = {}
+        for key in keys:
+            device, size = self._sizes[key]
+            by_device.setdefault(device, {})[key] = size
+        for device, bytes_by_storage in sorted(by_device.items()):
+            yield Finding(device, bytes_by_storage, what, remedy)
+
+
+def allocator_caches() -> Iterator[Finding]:
+    """Yield the memory that torch's allocators have reserved and can free."""
+    for backend in ("cuda", "xpu"):
+        try:
+            by_device = snapshots(backend)
+        except RuntimeError:  # an allocator without snapshots
+            continue
+        for device, snapshot in by_device.items():
+            yield Finding(
+                device,
+                {("cache", 0): snapshot.cached_bytes},
+                "reserved by torch, but not in use",
+                "if another process or library needs it: %gpumem free",
+            )

@@ -1,0 +1,265 @@
+"""Joins the rows of memory that one container holds into one, with one line that frees all of it.
+
+Lines of their own would fail after the first one: ``del runs[0]`` moves the list's later items up.
+The arrays of an object and its other memory, which are found separately, are one row, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ipygpumem.heap.paths.cuts import Cut
+from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE_THEM, Holder, Remedy
+from ipygpumem.heap.paths.roots import Root
+from ipygpumem.heap.paths.statements import statement_of
+from ipygpumem.inventory.rows.held_rows import HeldRow
+from ipygpumem.inventory.rows.joined_lines import joined_by_lines
+from ipygpumem.inventory.rows.joint_rows import (
+    are_equal,
+    comment_of,
+    cuts_of,
+    devices_of,
+    largest_parts,
+    records_of,
+    row_of_several,
+    rows_largest_first,
+    sum_of,
+    text_of_several,
+)
+from ipygpumem.inventory.rows.row_groups import grouped
+from ipygpumem.records import RetainedArray
+from ipygpumem.units import format_bytes
+
+_ITEM = re.compile(r"\[[^\[\]]*\]$")
+"""The last item of a path."""
+_MOST_OWNERS = 12
+"""Maximum number of objects from which the line of a merged row removes something."""
+
+
+def merged(rows: Sequence[HeldRow]) -> list[HeldRow]:
+    """Return the rows, the largest first, with one row for each object and each container."""
+    merged_rows = list[HeldRow]()
+    with_lines = list[HeldRow]()
+    for row in _one_row_per_object(rows):
+        if row.cuts:
+            with_lines.append(row)
+        else:
+            merged_rows.append(row)
+    for group in grouped(_with_arrays_inside(with_lines)):
+        merged_rows += _rows_of_group(group)
+    return rows_largest_first(joined_by_lines(merged_rows))
+
+
+def remarks_on_possibly_older(
+    rows: Iterable[HeldRow],
+    of_experiments: Sequence[HeldRow],
+    of_any_age: Sequence[HeldRow],
+) -> dict[str, str]:
+    """Return the remark on each line that frees memory of experiments together with memory that may
+    be older.
+
+    Args:
+        rows: the merged rows.
+        of_experiments: the rows of memory that experiments have left.
+        of_any_age: the rows of other memory.
+    """
+    remarks = dict[str, str]()
+    for row in rows:
+        if not any(_is_freed_with(part, row) for part in of_experiments):
+            continue
+        size_bytes = sum(part.row.size_bytes for part in of_any_age if _is_freed_with(part, row))
+        if size_bytes > 0 and row.holder is not None:
+            size = format_bytes(size_bytes)
+            remarks[row.line] = f"{size} of it may be older than the experiment"
+    return remarks
+
+
+def _is_freed_with(part: HeldRow, row: HeldRow) -> bool:
+    """Return True if the line of a row removes all that the line of another row removes."""
+    if part.holder is None or row.holder is None:
+        return False
+    if part.line == row.line:
+        return True
+    return bool(part.cuts) and set(part.cuts) <= set(row.cuts)
+
+
+def holder_of_all(holders: Sequence[Holder]) -> Holder:
+    """Return the holder of many objects, with one line that frees all of them if there is one."""
+    first = holders[0]
+    if holders.count(first) == len(holders):
+        return first
+    rows = list[HeldRow]()
+    cuts = list[Cut]()
+    for holder in holders:
+        rows.append(HeldRow(RetainedArray("", "", None, "", "", 0), holder))
+        cuts += holder.remedy.removed
+    merged_row, *further_rows = merged(rows)
+    if not further_rows and merged_row.holder is not None:
+        remedy = replace(merged_row.holder.remedy, cuts=tuple(cuts))
+        return replace(merged_row.holder, remedy=remedy)
+    first_and_more = replace(first, path=f"{first.path}, and {len(holders) - 1:,} more")
+    if are_equal(holder.remedy.line for holder in holders):
+        line = first.remedy.line  # such as ``mock.reset_mock()``
+    elif all(holder.remedy.removed for holder in holders):
+        line = statement_of(cuts)  # of several containers
+    else:
+        line = ""
+    if not line:
+        return replace(first_and_more, remedy=REMOVE_THEM)
+    return replace(first_and_more, remedy=Remedy(line, comment_of(rows), tuple(cuts)))
+
+
+def holder_of_registered(roots: Sequence[Root]) -> Holder:
+    """Return the holder of objects of one registry, with one line that removes all of them.
+
+    Args:
+        roots: the root of each object, with its reference.
+    """
+    first = roots[0]
+    cuts = [root.cut for root in roots if root.cut is not None]
+    text = text_of_several(Holder(first.text, NO_REMEDY, (first,)), len(roots))
+    return Holder(text, Remedy(statement_of(cuts), cuts=tuple(cuts)), (first,))
+
+
+# -- objects --------------------------------------------------------------------------------------
+
+
+def _one_row_per_object(rows: Sequence[HeldRow]) -> list[HeldRow]:
+    """Return the rows, with one row for all that have the same name and the same holder."""
+    by_object = dict[tuple[str, Holder], list[HeldRow]]()
+    """The rows by their name and holder."""
+    unnamed = list[HeldRow]()
+    for row in rows:
+        if row.row.name and row.holder is not None:
+            by_object.setdefault((row.row.name, row.holder), []).append(row)
+        else:
+            unnamed.append(row)
+    return [*map(_row_of_object, by_object.values()), *unnamed]
+
+
+def _row_of_object(rows: Sequence[HeldRow]) -> HeldRow:
+    """Return one row for the arrays of an object and for its other memory."""
+    if len(rows) == 1:
+        return rows[0]
+    of_object = records_of(rows)
+    shown = of_object[0]
+    for row in reversed(of_object):
+        if row.arrays:
+            shown = row
+    whole = replace(
+        sum_of(of_object, shown), device=devices_of(of_object), parts=largest_parts(of_object)
+    )
+    return HeldRow(whole, rows[0].holder)
+
+
+def _with_arrays_inside(rows: Sequence[HeldRow]) -> list[HeldRow]:
+    """Return the rows, with one row for an object and all arrays inside it.
+
+    Two frames in a dict are two objects, although each of their arrays was found by itself.
+    """
+    by_cuts = dict[tuple[Cut, ...], list[HeldRow]]()
+    for row in rows:
+        by_cuts.setdefault(row.cuts, []).append(row)
+    rows_of_objects = list[HeldRow]()
+    for group in by_cuts.values():
+        around = _object_around(group) if len(group) > 1 else None
+        if around is None:
+            rows_of_objects += group
+            continue
+        of_group = records_of(group)
+        joined = replace(sum_of(of_group, around.row), device=devices_of(of_group))
+        remedy = Remedy(around.line, comment_of(group), around.cuts)
+        rows_of_objects.append(HeldRow(joined, around.holder).with_remedy(remedy))
+    return rows_of_objects
+
+
+def _object_around(group: Sequence[HeldRow]) -> HeldRow | None:
+    """Return the row of the object in which all other rows of a group are arrays without a name,
+    such as a data frame; None if there is none.
+    """
+    if any(row.cuts != group[0].cuts for row in group):
+        return None
+    objects = [row for row in group if row.row.arrays == 0]
+    has_named_arrays = any(row.row.name for row in group if row.row.arrays)
+    if len(objects) != 1 or objects[0].row.objects > 1 or has_named_arrays:
+        return None
+    return objects[0]
+
+
+# -- rows of groups -------------------------------------------------------------------------------
+
+
+def _rows_of_group(group: list[HeldRow]) -> list[HeldRow]:
+    """Return one row for a group, or rows for its parts if no line can free all of it."""
+    if len(group) == 1:
+        return group
+    whole = _row_with_one_line(group)
+    if whole is not None:
+        return [whole]
+    by_owner = dict[int, list[HeldRow]]()
+    for row in group:
+        by_owner.setdefault(row.cuts[0].owner_id, []).append(row)
+    if len(by_owner) == 1:
+        return group
+    rows = list[HeldRow]()
+    for part in by_owner.values():
+        rows += _rows_of_group(part)
+    return rows
+
+
+def _row_with_one_line(group: list[HeldRow]) -> HeldRow | None:
+    """Return one row for a group; None if no line can free all of it."""
+    cuts = cuts_of(group)
+    # A long line is better than two, of which the first moves the items of the second.
+    statement = statement_of(cuts, most_owners=_MOST_OWNERS)
+    first = group[0].holder
+    if not statement or first is None:
+        return None
+    remedy = Remedy(statement, comment_of(group), tuple(cuts))
+    return row_of_several(group, replace(first, path=_path_to_group(group, first), remedy=remedy))
+
+
+def _path_to_group(group: Sequence[HeldRow], first: Holder) -> str:
+    """Return the path to show for a group.
+
+    ========================================  ==================================================
+    the lines of the rows remove              path
+    ========================================  ==================================================
+    items of a registry                       ``4 matplotlib figures``
+    all the same references                   that of each row
+    several items each of several containers  that of each row, or ``runs[0]["x"], and 1 more``
+    several items each of one container       that of each row, which is the container's already
+    one item each of one container            ``runs`` for ``runs[0]`` and ``runs[1]``
+    one part of each item of one container    ``runs[…].model`` for ``runs[0].model`` ...
+    anything else                             ``runs[0].model, and 2 more``
+    ========================================  ==================================================
+
+    Args:
+        group: the rows.
+        first: the holder of the first one.
+    """
+    path = first.path
+    cut = group[0].cuts[0]
+    if cut.all_of:
+        return text_of_several(first, len(set(cuts_of(group))))
+    if are_equal(row.cuts for row in group):
+        return path
+    owners = {cut.owner_id for row in group for cut in row.cuts}
+    have_several_items = [len(row.cuts) > 1 for row in group]
+    if len(owners) > 1 and any(have_several_items):
+        if are_equal(row.holder.path for row in group if row.holder is not None):
+            return path  # two keys of the same records
+        return f"{path}, and {len(group) - 1} more"
+    if are_equal(row.cuts[0].owner_id for row in group):
+        if all(have_several_items):
+            return path
+        path_to_container = _ITEM.sub("", path)
+        if path_to_container != path:
+            return path_to_container
+    elif cut.outer is not None:
+        before, position, after = path.rpartition(f"[{cut.outer.position}]")
+        if position:
+            return f"{before}[…]{after}"
+    return first.with_more(str(len(group) - 1)).path
