@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
-from ipygpumem.extras.cluster.engines_report import engines_report, merged_record, outputs_report
+from ipygpumem.extras.cluster.engines_report import (
+    EngineOutput,
+    engines_report,
+    merged_record,
+    outputs_report,
+)
 from ipygpumem.extras.guard.report import guard_report
 from ipygpumem.extras.lines.gpumemit import statements_report
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
@@ -287,5 +292,9 @@ def reports_of_engines(word: str, ended: ExperimentRecord) -> list[Report]:
     merged = merged_record(word, 0.0, 1.0, [*places, EngineRecord(2, error=word)])
     return [
         engines_report(merged),
-        outputs_report(word, {0: (word, word, {("in use", word): 1.0})}, {1: word, 2: word}),
+        outputs_report(
+            word,
+            {0: EngineOutput(word, word, {("in use", word): 1.0})},
+            {1: word, 2: word},
+        ),
     ]
