@@ -164,7 +164,7 @@ class CodeObserver:
         """
         here = self._open.here()
         if here:
-            here[-1].scope.event_lost(event)
+            here[-1].scope.save_after_lost_event(event)
         return False
 
     # -- code that runs next -----------------------------------------------------------------------
@@ -288,7 +288,7 @@ class CodeObserver:
             if opens_scope:
                 names &= self._context.namespace.keys()
             elif here:
-                names = here[-1].scope.outer_or_imported(names)
+                names = here[-1].scope.names_to_report(names)
         names |= bindings.imported - bindings.shared
         return frozenset(names)
 

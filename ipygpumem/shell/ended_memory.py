@@ -1,6 +1,7 @@
 """The memory of an experiment before and after its end frees it, and the RAM that it leaves.
 
-``ExperimentEnd`` fills ``MemoryBefore`` and ``MemoryAfter``; the report's notes read both.
+``ExperimentEnd`` fills ``MemoryBefore`` and ``MemoryAfter`` of an ``EndingExperiment``; the notes
+of its report read both.
 """
 
 from __future__ import annotations
@@ -8,19 +9,37 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ipygpumem.probes.host import RamFigures
 from ipygpumem.probes.malloc import allocated_bytes, malloc_bytes
 from ipygpumem.probes.mappings import own_pages
 from ipygpumem.records import FREE_HEAP_PAGES, FreeingStep, KeptObject, RetainedArray, Usage
+from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.experiment_log import ExperimentLog
+from ipygpumem.shell.experiment_options import ExperimentOptions
 from ipygpumem.shell.measured_scope import MeasuredScope
 
 if TYPE_CHECKING:
     from ipygpumem.inventory.remaining.watched_names import WatchedName
+    from ipygpumem.shell.survivors import Survivors
 
 _BLOCKS_TO_GAPS = 4
 """Smallest ratio of the memory of many small objects to the gaps between them that was seen."""
+
+
+class EndingExperiment(NamedTuple):
+    """The parts of an experiment that its end reads and changes."""
+
+    context: ShellContext
+    """The shell's services."""
+    options: ExperimentOptions
+    scope: MeasuredScope
+    """Its names, with the measurements since its start."""
+    log: ExperimentLog
+    """Its cells, errors and remarks."""
+    survivors: Survivors
+    """Finds the objects that outlive it, and the places from which they can be reached."""
 
 
 @dataclass

@@ -79,7 +79,7 @@ def remarks_on_growth(
     if growing.wants_look:
         with context.display.working("names") as progress:
             look_for_growth(growing, named, "run", roots, progress, context.meter)
-    note_processes(growing, named, "run")
+    find_grown_processes(growing, named, "run")
     if not growing.growths:
         return []
     return [*map(growth_line, growing.growths), *growing.process_lines, *growing.holder_lines]
@@ -211,7 +211,7 @@ def _lines_on_holders(
     array_holders = functools.partial(_array_holders_of, roots=roots)
     holders = list[str]()
     for growth in growing.growths:
-        if growth.device == "children":  # ``note_processes`` finds them
+        if growth.device == "children":  # ``find_grown_processes`` names them
             holders.append(STATUS_LISTS_PROCESSES)
             continue
         lines = holder_lines(
@@ -232,9 +232,10 @@ def _forget_own_memory(growing: Growing, meter: Meter) -> None:
     growing.note_memory(meter.now())
 
 
-def note_processes(growing: Growing, named: _Named, run_word: str) -> None:
-    """Set the lines on the child processes that grew in the last run, with the lines that end them,
-    if child processes grow. The arguments are those of ``look_for_growth``.
+def find_grown_processes(growing: Growing, named: _Named, run_word: str) -> None:
+    """Find the child processes that grew in the last run, if child processes grow, and set
+    ``growing.process_lines``: lines on these processes, such as ``pool.terminate()``, which ends
+    them. The arguments are those of ``look_for_growth``.
     """
     growth = growing.growth_of("children")
     earlier = growing.processes

@@ -127,7 +127,7 @@ class MeasuredScope:
 
     def saved_memory(self) -> list[RetainedArray]:
         """Return the arrays in the objects that its code has replaced, and that it keeps alive."""
-        return arrays_of_names(self.names.overwritten())
+        return arrays_of_names(self.names.overwritten_objects())
 
     def outputs(self) -> dict[int, Any]:
         """Return the outputs since its start, by cell number."""

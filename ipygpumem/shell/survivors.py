@@ -48,7 +48,7 @@ from ipygpumem.shell.deleted_names import DeletedNames
 from ipygpumem.shell.grown_containers import GrownContainers
 from ipygpumem.shell.notebook_roots import roots_of_notebook
 from ipygpumem.shell.older_objects import OlderObjects
-from ipygpumem.shell.survivor_search import EndedExperiment, SurvivorSearch
+from ipygpumem.shell.survivor_search import EndedExperiment, Extent, SurvivorSearch
 
 
 class ReportedObjects(NamedTuple):
@@ -220,7 +220,7 @@ class Survivors:
             self._kept_ids[name] = id(self._context.namespace.get(name))
         search = SurvivorSearch(self._context, ended)
         search.find_named_arrays_and_tensors()
-        if search.finds_nothing():
+        if search.extent is Extent.NONE:
             return ()
         try:
             return self._search_heap(search, ended)
