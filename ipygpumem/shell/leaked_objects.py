@@ -75,7 +75,9 @@ class NotebookOnHeap:
         The variable may be a global of one of the user's modules:
         ``module.name[index].attribute``.
         """
-        if holder.is_kept or (holder.is_variable and not holder.has_words):
+        if holder.is_kept:
+            return True
+        if holder.is_variable and not holder.has_words:
             return True
         return holder.module in self.modules
 
