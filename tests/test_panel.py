@@ -61,7 +61,7 @@ def notebook(loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Inter
         sys.modules, "ipygpumem.extras.panel.widget", SimpleNamespace(PanelWidget=FakeWidget)
     )  # type: ignore[arg-type]
     monkeypatch.setattr(loaded, "kernel", SimpleNamespace(), raising=False)
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 600)  # no test depends on speed
+    monkeypatch.setattr(module, "_SEARCH_SECONDS", 600)  # no test depends on speed
     worker = app_of(loaded).context.meter.worker
     jobs = dict[Any, int]()
     monkeypatch.setattr(worker, "add", lambda job: jobs.setdefault(job, 0))
@@ -137,8 +137,8 @@ def test_names_that_take_too_long_to_find_stay_as_they_were(
         progress(0.5)
 
     monkeypatch.setattr(module, "largest_names", slow)
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 1e-9)
-    monkeypatch.setattr(module, "_LOOK_SHARE", 0)  # not more for a cell that happens to take long
+    monkeypatch.setattr(module, "_SEARCH_SECONDS", 1e-9)
+    monkeypatch.setattr(module, "_SEARCH_SHARE", 0)  # not more for a cell that happens to take long
     for _ in range(3):
         notebook.run_cell("1")
     assert (calls, feed._largest_names) == (["look"], {})
@@ -153,7 +153,13 @@ def test_the_button_frees_between_cells_only(notebook: InteractiveShell) -> None
         told.append(feed._message)
 
     notebook.user_ns["click"] = click
-    notebook.run_cell("kept = [1]\nclick()", store_history=True)
+    notebook.run_cell(
+        """
+        kept = [1]
+        click()
+        """,
+        store_history=True,
+    )
     assert told == ["not freed: a cell is running"]
     assert feed._message == ""  # the cell has ended
     widget.click({"kind": "free", "cell": None})  # it was sent before the cell ran
@@ -256,7 +262,10 @@ def test_a_panel_and_its_handle_are_no_user_objects(notebook: InteractiveShell) 
     handle, feed, _ = opened(notebook)
     notebook.user_ns["p"] = handle
     feed._rows.extend({"time": 0.0, "filler": "x" * 10_000 + str(number)} for number in range(200))
-    notebook.run_cell("import ipygpumem\nfound = ipygpumem.top()")
+    notebook.run_cell("""
+    import ipygpumem
+    found = ipygpumem.top()
+    """)
     assert [row.name for row in notebook.user_ns["found"].names] == []
 
 

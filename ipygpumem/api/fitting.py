@@ -15,7 +15,7 @@ from ipygpumem.failures import failures_told
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.fitting.fit import AutofitResult, Fit
-from ipygpumem.fitting.functions import decorated, run_tries
+from ipygpumem.fitting.functions import run_tries, searching_function
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.heap.live.heap import refuse_while_traced
 from ipygpumem.meter.meter import Meter
@@ -164,7 +164,7 @@ def autofit(
         return _fit_function(function, plan)
 
     if function is None:
-        return lambda function: decorated(function, start, run)
+        return lambda function: searching_function(function, start, run)
     return run(function, start)
 
 

@@ -224,6 +224,13 @@ class _CellTry:
         """
         return sum(row.size_bytes for row in arrays_of_names(self._scope.saved))
 
+    def leave_names_of_other_threads(self) -> None:
+        """Leave the new names that the try's code does not bind to the cells of other threads, such
+        as a subshell's.
+        """
+        appeared = self._namespace.keys() - set(self._scope.names_at_start)
+        self._scope.leave_names((), appeared)
+
     def close(self, enclosing: Scope | None) -> None:
         """Delete the names of the try, or restore their old objects.
 
@@ -341,7 +348,7 @@ class CellFit:
             # A Ctrl-C came at the end of a cell inside this one, where it could not be raised.
             raise KeyboardInterrupt
         if self._fit.tries:
-            is_final = not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE
+            is_final = not self._fit.has_next and self._fit.tries[-1].outcome not in TOO_LARGE
             if is_final:
                 return False
             try:
@@ -413,13 +420,15 @@ class CellFit:
                 self._experiments.end_experiment(self._experiments.here()[-1])
             if not last_try.is_closed:
                 self._saved_bytes = last_try.saved_bytes()
+                if self._context.cells.in_several_threads:
+                    last_try.leave_names_of_other_threads()
                 last_try.close(self._enclosing())
         self._fit.free_memory()
 
     def _raise_if_none_fits(self) -> None:
         """Restore the variables and raise an ``AutofitError`` if no further try can fit."""
         overwritten = self._overwritten_in_last_try()
-        if self._fit.more and not overwritten:
+        if self._fit.has_next and not overwritten:
             return
         namespace = self._context.namespace
         for name, value in self._before.items():
@@ -429,7 +438,7 @@ class CellFit:
                 namespace[name] = value
         if overwritten:
             raise AutofitError(_SETS_ITSELF.format(overwritten[0]))
-        self._fit.check()
+        self._fit.raise_if_nothing_fits()
 
     def _overwritten_in_last_try(self) -> list[str]:
         """Return the variables that the last try's code has set itself."""

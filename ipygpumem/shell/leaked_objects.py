@@ -269,7 +269,8 @@ class Unlisted:
         """Count ``objects`` and all they lead to as listed, so that no later measurement has
         them.
         """
-        self.bytes_of(objects)
+        self._count_names()
+        self._sizes.exclude(objects)
 
     def has_counted(self, item: object) -> bool:
         """Return True if an object is in a row, or if a name leads to it."""
@@ -304,8 +305,7 @@ class Unlisted:
         # An array of objects is left out without its elements, which may be leaks of their own.
         with_objects = by_identity(list(compress(numpy_arrays, holding_objects(numpy_arrays))))
         sizes.exclude_data(with_objects.values())
-        # Measured once, the other arrays are not counted again.
-        sizes.together([array for array in large_arrays if id(array) not in with_objects])
+        sizes.exclude([array for array in large_arrays if id(array) not in with_objects])
 
     def _count_names(self) -> None:
         """Count all objects that names lead to, once: it takes long next to many objects."""

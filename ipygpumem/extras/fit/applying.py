@@ -116,7 +116,13 @@ class ChangedRun:
         self._hooks.clear()
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Replace a function by ``around``, which also gets the function itself, during the run."""
+        """Call ``around`` in place of a function during the run.
+
+        Args:
+            owner: the module or class that has the function.
+            name: the function's name.
+            around: gets the original function, and the arguments of the call.
+        """
         original = getattr(owner, name)
 
         @functools.wraps(original)
@@ -126,12 +132,12 @@ class ChangedRun:
         self._undo.enter_context(patch.object(owner, name, call))
 
     def name_of(self, wanted: Any) -> str:
-        """Return an expression for an object, from a name of the code, such as ``trainer.model``;
-        "" if there is none.
+        """Return an expression that leads from a name of the code to an object, such as
+        ``trainer.model``; "" if there is none.
 
         It follows attributes and keys, twice at most.
         """
-        # Not by lookup, which would copy the values of more names.
+        # Not self.names.items(): each look-up in this namespace copies another value for the run.
         items = dict.items(self.names)
         level = [(name, value) for name, value in items if not name.startswith("_")]
         for _ in range(3):
@@ -143,8 +149,9 @@ class ChangedRun:
 
     def _call_module(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a module, and the hooks before and after its forward pass."""
-        # Not what backward recomputes, nor what another thread calls.
-        if self._backwards or not torch._C._len_torch_dispatch_stack():
+        is_recomputed = self._backwards > 0  # by a checkpoint, in backward
+        is_followed_thread = torch._C._len_torch_dispatch_stack() > 0
+        if is_recomputed or not is_followed_thread:
             return original(module, *args, **kwargs)
         is_root = not self._depth
         if is_root:
@@ -188,6 +195,7 @@ class ChangedRun:
     def _run_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass; the outermost one calls the hooks first."""
         if not self._backwards:
+            # ``torch.autograd.grad`` does not accumulate: it trains no parameters
             tensors = args[0] if kwargs.get("accumulate_grad") else ()
             self._call_hooks("backward", tensors)
         self._backwards += 1
@@ -210,10 +218,14 @@ class ChangedRun:
         return args, kwargs
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
+        """Tell the hooks that an optimizer has made its step."""
         self._call_hooks("stepped", optimizer)
 
     def observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Count the floating-point operations of an operation, and call the hooks."""
+        """Count the floating-point operations of an operation, and call the hooks.
+
+        The estimation calls this after each operation.
+        """
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=result)

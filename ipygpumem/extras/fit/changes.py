@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from ipygpumem.errors import how_to_install
-from ipygpumem.estimating.storages import (
+from ipygpumem.estimating.memory.storages import (
     ACTIVATIONS,
     GRADIENTS,
     OPTIMIZER,
@@ -34,14 +34,17 @@ _TINY_PART = 1000
 """The peak, divided by this, is too little to be named as a saving."""
 _IN_8_BITS = ("Adagrad", "Adam", "AdamW", "RMSprop", "SGD")
 """torch's optimizers for which bitsandbytes has one with a state of 8 bits."""
-_LEAN = ("Adafactor", "SGD")
+_WITH_SMALL_STATE = ("Adafactor", "SGD")
 """torch's optimizers with little or no state."""
-_SPECIAL = ("LBFGS", "SparseAdam")
-"""torch's optimizers for which no other one can stand."""
+_IRREPLACEABLE = ("LBFGS", "SparseAdam")
+"""torch's optimizers that no other one can replace."""
 
 
 def candidates(findings: Observed) -> Iterator[Change]:
-    """Yield the changes that may help the code, cheapest first, without parts of the batch."""
+    """Yield the changes that may help the code, cheapest first.
+
+    ``batch_in_parts`` yields further ones.
+    """
     kinds = set(_optimizers_of_torch(findings.optimizers.values()))
     if kinds:
         yield _plain_loops(findings)
@@ -49,9 +52,9 @@ def candidates(findings: Observed) -> Iterator[Change]:
         yield from _checkpoints(findings)
     if findings.has_float32 and not findings.casts:
         yield _autocast(findings)
-    lean = _optimizers_of_torch(_LEAN)
-    if kinds.difference(lean, _optimizers_of_torch(_SPECIAL)):
-        for kind in lean:
+    with_small_state = _optimizers_of_torch(_WITH_SMALL_STATE)
+    if kinds.difference(with_small_state, _optimizers_of_torch(_IRREPLACEABLE)):
+        for kind in with_small_state:
             yield _other_optimizer(findings, kind)
     model = findings.model
     if findings.trains and not model.is_adapted:
@@ -62,7 +65,8 @@ def candidates(findings: Observed) -> Iterator[Change]:
 
 
 def untried(findings: Observed, parts_at_peak: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield further changes, and the most bytes that each would save; no estimate has tried them.
+    """Yield the titles of further changes, which no estimate has tried, each with the bytes that it
+    would save at most.
 
     Args:
         findings: what the first run has shown.
@@ -100,13 +104,14 @@ def _untried_adapters(findings: Observed, parts_at_peak: Mapping[str, int]) -> t
 def _untried_bfloat16(findings: Observed, parts_at_peak: Mapping[str, int]) -> tuple[str, int]:
     """Return the title of weights in bfloat16, and the bytes that they would save.
 
-    All that has the type of float32 weights takes half.
+    Gradients, the optimizer's state and activations have the type of the weights. All of them that
+    are in float32 would take half.
     """
     of_weights = sum(parts_at_peak.get(name, 0) for name in (PARAMETERS, GRADIENTS, OPTIMIZER))
-    in_float32 = int(of_weights * findings.float32_share)
+    float32_bytes = int(of_weights * findings.float32_share)
     if findings.has_float32 and not findings.casts:
-        in_float32 += parts_at_peak.get(ACTIVATIONS, 0)
-    return f"bfloat16 weights ({findings.model.code()}.to(torch.bfloat16))", in_float32 // 2
+        float32_bytes += parts_at_peak.get(ACTIVATIONS, 0)
+    return f"bfloat16 weights ({findings.model.code()}.to(torch.bfloat16))", float32_bytes // 2
 
 
 def _untried_8_bits(findings: Observed, parts_at_peak: Mapping[str, int]) -> tuple[str, int]:
@@ -135,6 +140,7 @@ def _has_peft() -> bool:
 
 
 def _parameters_of(optimizer: Any) -> list[Any]:
+    """Return the parameters that an optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -142,7 +148,10 @@ def _parameters_of(optimizer: Any) -> list[Any]:
 
 
 def _plain_loops(findings: Observed) -> Change:
-    """Return the optimizers' plain loops, which make no temporary lists of tensors."""
+    """Return the change to optimizers' plain loops.
+
+    By default torch updates all parameters at once (``foreach``), with temporary lists of tensors.
+    """
     groups = [f"{name or kind}.param_groups" for name, kind in findings.optimizers.items()]
     all_groups = groups[0] if len(groups) == 1 else f"[*{', *'.join(groups)}]"
     group = findings.free_name("group")
@@ -155,6 +164,7 @@ def _update_one_by_one(run: ChangedRun) -> None:
     """Let optimizers update one parameter after another."""
 
     def step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Switch ``foreach`` off before a step, and return its arguments."""
         for group in optimizer.param_groups:
             if group.get("foreach") and not group.get("fused"):
                 group["foreach"] = False
@@ -167,8 +177,12 @@ def _update_one_by_one(run: ChangedRun) -> None:
 
 
 def batch_in_parts(findings: Observed, name: str | None) -> Iterator[Change]:
-    """Yield the batch in equal parts, whose gradients are accumulated, at least twice as many each
-    time.
+    """Yield changes that split the batch into equal parts, whose gradients are accumulated; each
+    change makes at least twice as many parts as the one before.
+
+    Args:
+        findings: what the first run has shown.
+        name: the user's name for the batch or its size; None without one.
     """
     for passes in _numbers_of_parts(findings.batch.rows):
         size = findings.batch.rows // passes
@@ -183,7 +197,9 @@ def batch_in_parts(findings: Observed, name: str | None) -> Iterator[Change]:
 
 
 def _numbers_of_parts(rows: int) -> Iterator[int]:
-    """Yield divisors of a number of rows, each at least twice as large as the one before."""
+    """Yield divisors of a number of rows, each at least twice as large as the one before: 2, 4, 12
+    for 12 rows.
+    """
     passes = 1
     while 2 * passes <= rows:
         passes = next(number for number in range(2 * passes, rows + 1) if rows % number == 0)
@@ -193,9 +209,9 @@ def _numbers_of_parts(rows: int) -> Iterator[int]:
 def _line_of_parts(findings: Observed, name: str | None, passes: int) -> str:
     """Return the line that makes the parts, and how to run backward for each."""
     batch = findings.batch
-    advice = (
-        f"  # {_backward_of_parts(findings, passes)}, then one step()" if findings.trains else ""
-    )
+    advice = ""
+    if findings.trains:
+        advice = f"  # {_backward_of_parts(findings, passes)}, then one step()"
     if batch.is_size:
         return f"{name} = {batch.rows // passes}{advice}"
     splits = [f"{data or 'batch'}.split({rows // passes})" for data, rows in batch.data.items()]
@@ -230,7 +246,7 @@ def _backward_of_parts(findings: Observed, passes: int) -> str:
 
 
 def _results_of_parts(findings: Observed) -> list[str]:
-    """Return the conditions and effects of a batch in parts: none replaces another."""
+    """Return the effects of a batch in parts on the code's results, each of which is shown."""
     results = [_EQUAL_IF[findings.loss.kind] if findings.trains else EQUAL]
     if findings.trains and findings.loss.has_weight_terms and findings.loss.kind != MEAN:
         results.append("terms of the weights alone count once for each part")
@@ -256,7 +272,8 @@ def _work_on_part(findings: Observed, name: str | None, passes: int, run: Change
 class _PartOfBatch:
     """Gives models one part of the rows of a batch, as in the last pass of an accumulation.
 
-    Before each step, another part runs forward and backward first, so that its gradients are there.
+    In that pass the gradients of earlier parts are in memory. So before a model's first call since
+    the last step, another part runs forward and backward.
     """
 
     def __init__(self, findings: Observed, passes: int, run: ChangedRun) -> None:
@@ -264,8 +281,8 @@ class _PartOfBatch:
         self._batch = findings.batch
         self._passes = passes
         self._run = run
-        self._passed: list[weakref.ref[Any]] = []
-        """Models that have run a whole pass since the last step."""
+        self._accumulated: list[weakref.ref[Any]] = []
+        """Models that have gradients of an earlier part since the last step."""
 
     def part_of_batch(self, value: Any) -> Any:
         """Return a part of a batch, or of its size."""
@@ -276,15 +293,13 @@ class _PartOfBatch:
     def call(self, root: Any, args: Any, kwargs: Any) -> Any:
         """Return a model's arguments with one part of the rows; run another part before."""
         if not self._batch.is_size:
-            args, kwargs = (
-                tuple(map(self._with_part_of_batch, args)),
-                self._with_part_of_batch(kwargs),
-            )
-        if self._needs_pass(root):
-            self._passed.append(weakref.ref(root))
+            args = tuple(map(self._with_part_of_batch, args))
+            kwargs = self._with_part_of_batch(kwargs)
+        if self._needs_earlier_part(root):
+            self._accumulated.append(weakref.ref(root))
             flops = self._run.flops
             _accumulate_alone(root, args, kwargs)
-            self._run.flops = flops
+            self._run.flops = flops  # ``Change.passes`` counts the operations of all parts
         return args, kwargs
 
     def loss(self, predicted: Any, target: Any) -> Any:
@@ -294,8 +309,8 @@ class _PartOfBatch:
         return target
 
     def stepped(self, _: Any) -> None:
-        """Note the step of an optimizer."""
-        self._passed.clear()
+        """Note the step of an optimizer: the gradients of the next parts are not there yet."""
+        self._accumulated.clear()
 
     def _with_part_of_batch(self, value: Any) -> Any:
         """Return an argument with one part of the rows instead of whole batches."""
@@ -305,11 +320,11 @@ class _PartOfBatch:
             return self.part_of_batch(value)
         return value
 
-    def _needs_pass(self, root: Any) -> bool:
+    def _needs_earlier_part(self, root: Any) -> bool:
         """Return True for the first call of a model in training since the last step."""
         if not self._findings.trains or not torch.is_grad_enabled():
             return False
-        if any(reference() is root for reference in self._passed):
+        if any(reference() is root for reference in self._accumulated):
             return False
         return next(root.parameters(), None) is not None
 
@@ -321,6 +336,7 @@ def _accumulate_alone(root: Any, args: Any, kwargs: Any) -> None:
     """
 
     def detached(tensor: Any) -> Any:
+        """Return the tensor without its graph; gradients flow to it as to the original."""
         return tensor.detach().requires_grad_(tensor.requires_grad)
 
     args, kwargs = tree_map_only(torch.Tensor, detached, (args, kwargs))
@@ -393,8 +409,8 @@ def _run_blocks_checkpointed(blocks: RepeatedModules, root: Any) -> None:
 def _change_of_largest_model(
     findings: Observed, work: Callable[[Any], object]
 ) -> Callable[[ChangedRun], None]:
-    """Return the ``apply`` of a change that calls ``work`` with the largest model, before the code
-    calls it.
+    """Return the ``apply`` of a change that calls ``work`` with the largest model, once, before the
+    code's first call of the model.
     """
 
     def begin(number: int, root: Any) -> None:
@@ -409,32 +425,34 @@ def _change_of_largest_model(
 
 def _autocast(findings: Observed) -> Change:
     """Return autocast, from the first call of a model to the backward pass."""
-    kind = findings.model.device_type
-    line = (
-        f'with torch.autocast("{kind}", dtype=torch.bfloat16): ...  # the forward pass and the loss'
-    )
+    device_type = findings.model.device_type
+    context = f'torch.autocast("{device_type}", dtype=torch.bfloat16)'
+    line = f"with {context}: ...  # the forward pass and the loss"
     line = findings.code(line, "torch", owners=())
-    apply = functools.partial(_run_under_autocast, kind)
+    apply = functools.partial(_run_under_autocast, device_type)
     return Change("bfloat16 autocast", line, "products in bfloat16", apply)
 
 
-def _run_under_autocast(kind: str, run: ChangedRun) -> None:
-    """Run models under autocast on a type of device."""
-    opened: list[Any] = []
+def _run_under_autocast(device_type: str, run: ChangedRun) -> None:
+    """Run models under autocast on a type of device, such as ``cuda``."""
+    open_contexts: list[Any] = []
     """The context of autocast, from the first call of a model to the backward pass."""
 
     def open_once(root: Any, args: Any, kwargs: Any) -> Any:
+        """Enter the context at the first call of a model, and return its arguments."""
         has_parameters = next(root.parameters(), None) is not None
-        if not opened and has_parameters:
-            opened.append(torch.autocast(kind, dtype=torch.bfloat16))
-            opened[0].__enter__()
+        if not open_contexts and has_parameters:
+            open_contexts.append(torch.autocast(device_type, dtype=torch.bfloat16))
+            open_contexts[0].__enter__()
         return args, kwargs
 
     def close(*_: Any) -> None:
-        while opened:
-            opened.pop().__exit__(None, None, None)
+        """Leave the context."""
+        while open_contexts:
+            open_contexts.pop().__exit__(None, None, None)
 
     def close_without_backward() -> None:
+        """Leave the context after a model's call if no backward pass will come."""
         if not torch.is_grad_enabled():
             close()
 
@@ -446,11 +464,11 @@ def _run_under_autocast(kind: str, run: ChangedRun) -> None:
 
 
 def _other_optimizer(findings: Observed, kind: Any) -> Change:
-    """Return another optimizer, which makes the steps."""
+    """Return the change to another optimizer, of the type ``kind``, which makes the steps."""
     title = f"torch.optim.{kind.__name__}"
     lines: list[str] = []
-    for name, own_kind in findings.optimizers.items():
-        target = name or own_kind
+    for name, present_kind in findings.optimizers.items():
+        target = name or present_kind
         parameters = f'[weight for group in {target}.param_groups for weight in group["params"]]'
         lines.append(f"{target} = {title}({parameters})")
     line = findings.code("; ".join(lines), "torch", owners=findings.optimizers)
@@ -474,21 +492,23 @@ class _Replacement:
         self._kind = kind
         self._run = run
         self._stand_ins: list[tuple[Any, Any]] = []
-        """The code's optimizers, and those that step for them."""
-        self._gradients: list[tuple[Any, Any]] = []
-        """Parameters, and their gradients, which the code's optimizer must not find."""
+        """The code's optimizers, each with the one that makes its steps."""
+        self._hidden_gradients: list[tuple[Any, Any]] = []
+        """Parameters, each with its gradient, which the code's optimizer must not find."""
 
     def step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Step with the replacing optimizer; return arguments for the code's own optimizer whose
-        closure only returns the loss, because the code's closure has run already.
+        """Step with the replacing optimizer, and return arguments for the code's own optimizer.
+
+        They are the optimizer itself and a closure that only returns the loss, because the code's
+        closure has run already (``optimizer.step(closure)``); None if the code has passed none.
         """
         if is_instance(optimizer, self._kind):
             return args, kwargs
-        other = self._stand_in_for(optimizer)
+        stand_in = self._stand_in_for(optimizer)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        loss = other.step(closure)
-        for parameter in _parameters_of(other):
-            self._gradients.append((parameter, parameter.grad))
+        loss = stand_in.step(closure)
+        for parameter in _parameters_of(stand_in):
+            self._hidden_gradients.append((parameter, parameter.grad))
             parameter.grad = None
         return (args[0], closure and (lambda: loss)), {}
 
@@ -496,29 +516,34 @@ class _Replacement:
         """Restore the gradients after the step of the code's optimizer."""
         if is_instance(optimizer, self._kind):
             return
-        while self._gradients:
-            parameter, gradient = self._gradients.pop()
+        while self._hidden_gradients:
+            parameter, gradient = self._hidden_gradients.pop()
             parameter.grad = gradient
 
     def _stand_in_for(self, optimizer: Any) -> Any:
         """Return the optimizer that steps for one of the code's; make it for its first step."""
-        for replaced, other in self._stand_ins:
+        for replaced, stand_in in self._stand_ins:
             if replaced is optimizer:
-                return other
-        # The state of earlier steps: the other optimizer never had it.
+                return stand_in
+        # State of steps before this run counts as freed: the stand-in would never have made it.
         self._run.erase(tensors_in(list(optimizer.state.values())))
         optimizer.state.clear()
         groups = [{"params": group["params"]} for group in optimizer.param_groups]
-        other = self._kind(groups, lr=0.01)
-        self._stand_ins.append((optimizer, other))
-        return other
+        stand_in = self._kind(groups, lr=0.01)
+        self._stand_ins.append((optimizer, stand_in))
+        return stand_in
 
 
 # -- fewer parameters that are trained -------------------------------------------------------------
 
 
 def _adapters(findings: Observed, path: str) -> Change:
-    """Return adapters of low rank, which are trained in place of the model's own parameters."""
+    """Return the change to adapters of low rank, trained in place of the model's own parameters.
+
+    Args:
+        findings: what the first run has shown.
+        path: the path of the transformers model in the largest model.
+    """
     model = findings.model
     name = model.code(path)
     config = f'peft.LoraConfig(r={_RANK}, target_modules="all-linear")'
@@ -529,11 +554,18 @@ def _adapters(findings: Observed, path: str) -> Change:
 
 
 def _add_adapters(number: int, path: str, run: ChangedRun) -> None:
-    """Add adapters to the part of a model at a path, and to the optimizer that trains it."""
+    """Add adapters to the part of a model at a path, and to the optimizer that trains it.
+
+    Args:
+        number: the model's number among the roots.
+        path: the path in it.
+        run: the run to change.
+    """
     adapted: list[Any] = []
     """The parameters of the model, with those of its adapters."""
 
     def add_adapters(number_of_root: int, root: Any) -> None:
+        """Add the adapters before the first call of the model."""
         if number_of_root == number:
             peft: Any = importlib.import_module("peft")
             config = peft.LoraConfig(r=_RANK, target_modules="all-linear")
@@ -541,6 +573,7 @@ def _add_adapters(number: int, path: str, run: ChangedRun) -> None:
             adapted.extend(root.parameters())
 
     def step_adapters(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Add the adapters' parameters to an optimizer of the model, and return its arguments."""
         in_optimizer = set(map(id, _parameters_of(optimizer)))
         is_of_model = any(id(parameter) in in_optimizer for parameter in adapted)
         if is_of_model:
@@ -560,6 +593,7 @@ def _freeze_all_but_last_layer(findings: Observed) -> Change:
     model = findings.model
 
     def freeze(root: Any) -> None:
+        """Let the model train its last layer only."""
         root.requires_grad_(False)
         root.get_submodule(model.last_layer).requires_grad_(True)
 

@@ -62,7 +62,7 @@ class Trial(NamedTuple):
 
     @property
     def device(self) -> DeviceEstimate:
-        """The device that lacks most memory."""
+        """The device that lacks most memory, among those whose memory is known."""
         devices = [device for device in self.estimate.devices if device.room_bytes is not None]
         return max(devices, key=lambda device: device.required_bytes - (device.room_bytes or 0))
 
@@ -109,7 +109,11 @@ def report_of_unchanged(base: Trial) -> Report | None:
 
 
 class Search:
-    """The search for changes of one cell."""
+    """The search for changes of one cell.
+
+    ``run`` estimates each change alone, and then, if none is enough, several together. The first
+    change that fits is the best, because ``candidates`` yields the cheapest first.
+    """
 
     def __init__(self, app: App, options: Options, code: types.CodeType) -> None:
         self._namespace = app.context.namespace
@@ -117,11 +121,13 @@ class Search:
         self._batch = options.batch
         self._device, self._room_bytes = _device_and_memory(options)
         self._size = options.fit
-        """Size as the user typed it, or a device."""
+        """The value of ``--fit``: a size as the user typed it, whose unit the report uses, or a
+        device."""
         self._deadline = time.monotonic() + (
             options.timeout or loading.import_estimator().TIMEOUT_SECONDS
         )
         self._estimates = 0
+        """Number of estimates so far."""
         self._assumed: list[str] = options.assume
         self.findings = Observed(options.batch, app.context.namespace)
         self.unchanged = Change("", "", "", self.findings.apply)
@@ -129,10 +135,11 @@ class Search:
         self.trials: list[Trial] = []
         """The changes with which the code needs less memory."""
         self.best: Trial | None = None
-        """The cheapest that fits, or all of them together."""
+        """The cheapest that fits; if none does, the combination that needs least."""
         self.useless: list[Trial] = []
-        """The other changes; a combination with one of them may need less."""
+        """The changes with which it does not need less; a combination with one of them may."""
         self.failed: list[str] = []
+        """Titles of changes that could not be estimated, each with the reason."""
 
     def trial_with(self, *changes: Change) -> Trial:
         """Return an estimate with changes."""
@@ -150,7 +157,7 @@ class Search:
     def _trial_or_none(self, *changes: Change) -> Trial | None:
         """Return an estimate with changes, or None if the code then fails or the time is up.
 
-        It is without the code's output, which the first run has shown.
+        The code's output, which the first run has shown, is not shown again.
         """
         title = Trial(changes, Estimate((), 0.0), 0).title
         if time.monotonic() > self._deadline:
@@ -164,12 +171,17 @@ class Search:
             return None
 
     def run(self, base: Trial, progress: Any) -> None:
-        """Try each change, then combinations."""
-        waiting = list(candidates(self.findings))
-        for done, change in enumerate(waiting):
-            progress(done / (2 * len(waiting)))
+        """Try each change, then combinations.
+
+        Args:
+            base: the estimate without a change.
+            progress: is called with the share of the work that is done.
+        """
+        changes = list(candidates(self.findings))
+        for number, change in enumerate(changes):
+            progress(number / (2 * len(changes)))
             self._note_first_fitting(base, [change])
-            if not done:
+            if number == 0:  # parts of the batch are the second cheapest change
                 self._note_first_fitting(base, list(batch_in_parts(self.findings, self._batch)))
         self.best = next((trial for trial in self.trials if trial.fits), None)
         if self.best is None:
@@ -193,12 +205,13 @@ class Search:
         trials: dict[int, Trial | None] = {}
 
         def fits(number: int) -> bool:
+            """Return True if the code fits with a change; keep the trial."""
             trial = trials[number] = self._trial_or_none(changes[number])
             return trial is not None and trial.fits
 
-        number = bisect_left(range(len(changes)), True, key=fits)
-        trial = trials.get(min(number, len(changes) - 1))
-        if trial is None:
+        first_fitting = bisect_left(range(len(changes)), True, key=fits)
+        trial = trials.get(min(first_fitting, len(changes) - 1))
+        if trial is None:  # there are no changes, or this one could not be estimated
             return
         if trial.device.required_bytes < base.device.required_bytes:
             self.trials.append(trial)
@@ -206,7 +219,7 @@ class Search:
             self.useless.append(trial)
 
     def _combined(self, base: Trial, progress: Any) -> Trial | None:
-        """Return the best combination of several changes; None if it has only one."""
+        """Return the best combination of several changes; None if no two of them help together."""
         best = self._combined_until_it_fits(base, progress)
         if best.fits:
             best = self._without_unnecessary(best)
@@ -232,8 +245,10 @@ class Search:
         return best
 
     def _without_unnecessary(self, best: Trial) -> Trial:
-        """Return a combination whose changes are milder, or fewer, if the code still fits: from the
-        last but one change back to the first. The last change made it fit, and stays.
+        """Return a combination with milder or fewer changes with which the code still fits.
+
+        It tries to replace each change from the last but one back to the first. The last change
+        has made it fit, and stays.
         """
         for change in best.changes[-2::-1]:
             for replacement in self._milder_replacements(change):
@@ -245,7 +260,9 @@ class Search:
         return best
 
     def _milder_replacements(self, change: Change) -> list[list[Change]]:
-        """Return the replacements of a change: nothing, or fewer parts of the batch."""
+        """Return the replacements of a change, the mildest first: nothing, or fewer parts of the
+        batch.
+        """
         if change.excludes != "batch":
             return [[]]
         sizes = batch_in_parts(self.findings, self._batch)
@@ -278,16 +295,18 @@ class Search:
 
     def _head(self, device: DeviceEstimate) -> list[str]:
         """Return the parts of the report's first line."""
-        trial_with = count(len(self.trials) + len(self.useless), "change")
+        all_changes = count(len(self.trials) + len(self.useless), "change")
         return [
             "fit",
             f"{device_label(device.device)} {self._room_text(device)}",
-            _fitting_text(self.trials, trial_with),
+            _fitting_text(self.trials, all_changes),
             count(self._estimates, "estimate"),
         ]
 
     def _room_text(self, device: DeviceEstimate) -> str:
-        """Return the memory that there is, in the unit that the user typed."""
+        """Return the size of the memory into which the code must fit, in the unit that the user
+        typed.
+        """
         if self._room_bytes is None:
             return format_bytes(device.room_bytes or 0)
         return as_typed(self._size)
@@ -305,6 +324,7 @@ class Search:
         return texts
 
     def _nothing_found(self, device: DeviceEstimate) -> str:
+        """Return the note of a search that has found no change with which the code fits."""
         text = f"Nothing found for {self._room_text(device)}"
         if self.best is None:
             return text
@@ -333,11 +353,13 @@ def _replaced(
 
 
 def _title_of_best(best: Trial) -> str:
+    """Return the title of the code to paste."""
     perhaps = f" perhaps ({', '.join(best.doubts)})" if best.doubts else ""
     return f"cheapest that fits{perhaps}: {best.title}"
 
 
 def _listing(title: str, lines: Sequence[str]) -> Listing:
+    """Return a listing of code."""
     return Listing(clean(title), [*map(clean, lines)], code=True)
 
 
@@ -359,6 +381,13 @@ def _code_of(changes: Sequence[Change]) -> list[str]:
 
 
 def _trial_row(trial: Trial, base: Trial, size: str) -> dict[str, str]:
+    """Return the table's row of a trial.
+
+    Args:
+        trial: the estimate with changes.
+        base: the estimate without a change.
+        size: a size in the unit for the figures.
+    """
     return {
         "change": clean(trial.title),
         "peak": format_in(trial.device.peak_bytes, size),
@@ -370,31 +399,38 @@ def _trial_row(trial: Trial, base: Trial, size: str) -> dict[str, str]:
 
 
 def _costs(trial: Trial, base: Trial) -> list[str]:
-    """Return the additional costs of changes: operations, and passes for each of the code's."""
+    """Return the additional costs of changes: the share of further floating-point operations, and
+    the number of passes for each of the code's.
+    """
     passes = max(change.passes for change in trial.changes)
     costs = []
     if base.flops:
-        more = trial.flops * passes / base.flops - 1
-        if abs(more) >= 0.005:
-            costs.append(f"{more:+.0%} FLOPs")
+        further_share = trial.flops * passes / base.flops - 1
+        if abs(further_share) >= 0.005:
+            costs.append(f"{further_share:+.0%} FLOPs")
     if passes > 1:
         costs.append(f"{passes} passes")
     return costs
 
 
 def _fits_text(trial: Trial) -> str:
+    """Return "yes", "no", or "perhaps" with the reasons."""
     verdict = trial.estimate.verdict
     if verdict == PERHAPS:
         return f"perhaps ({', '.join(map(clean, trial.doubts))})"
     return "yes" if verdict == FITS else "no"
 
 
-def _fitting_text(trials: Sequence[Trial], trial_with: str) -> str:
-    """Return how many changes fit for certain, and how many perhaps."""
+def _fitting_text(trials: Sequence[Trial], all_changes: str) -> str:
+    """Return how many changes fit for certain, and how many perhaps: ``2 of 7 changes fit, 1
+    perhaps``.
+    """
     verdicts = [trial.estimate.verdict for trial in trials]
-    text = f"{verdicts.count(FITS)} of {trial_with} fit"
-    number = verdicts.count(PERHAPS)
-    return f"{text}, {number} perhaps" if number else text
+    text = f"{verdicts.count(FITS)} of {all_changes} fit"
+    number_of_perhaps = verdicts.count(PERHAPS)
+    if number_of_perhaps:
+        text += f", {number_of_perhaps} perhaps"
+    return text
 
 
 def _effects_on_results(changes: Sequence[Change]) -> str:
@@ -408,7 +444,14 @@ def _effects_on_results(changes: Sequence[Change]) -> str:
 
 
 def _device_and_memory(options: Options) -> tuple[str | None, int | None]:
-    """Return the device and the memory that ``--fit`` asks for."""
+    """Return the device, and the bytes into which the code must fit, from the options.
+
+    For ``--fit 24GiB`` the device is that of ``--device``, if it was given. For ``--fit cuda:0``
+    the bytes are None: that device's own memory.
+
+    Raises:
+        EstimateError: the value of ``--fit`` is neither of both, or options contradict each other.
+    """
     if options.device_memory is not None:
         raise EstimateError("--fit says how much memory there is: leave out --device-memory")
     try:

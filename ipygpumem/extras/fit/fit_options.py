@@ -13,13 +13,14 @@ from ipygpumem.shell.commands.declarations import Call, option
 
 
 def _fit(app: App, call: Call) -> list[Report]:
-    """Find changes with which the cell fits."""
+    """Find changes with which the cell fits: the command of both options."""
     __tracebackhide__ = True  # of the user's errors
     if call.options.fit is None:
         problem = "--batch names what --fit makes smaller: write --fit 24GiB, too"
         raise EstimateError(f"%%estimate: {problem}")
 
     def search(code: types.CodeType) -> list[Report]:
+        """Return the reports on the cell's code."""
         __tracebackhide__ = True
         from ipygpumem.extras.fit import fit_command  # imports torch
 

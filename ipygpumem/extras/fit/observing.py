@@ -17,8 +17,8 @@ import torch
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.effects import closure_of, names_in
-from ipygpumem.estimating.storages import tensors_in
-from ipygpumem.estimating.transients import operator_name
+from ipygpumem.estimating.memory.storages import tensors_in
+from ipygpumem.estimating.operators.transients import operator_name
 from ipygpumem.extras.fit.applying import ChangedRun, code_of_path, is_tensor
 from ipygpumem.extras.fit.reduction import Loss, LossGraph, sequence_number
 from ipygpumem.heap.kinds.arrays import is_of_library
@@ -32,23 +32,30 @@ from ipygpumem.introspect import (
     name_of,
 )
 
-_DEEPEST = 3
+_COMPARED_DEPTH = 3
 """Depth to which the attributes of a block's modules are compared."""
-_RANDOM = {"random", "secrets", "uuid"}
+_RANDOM_MODULES = {"random", "secrets", "uuid"}
+"""Modules whose functions return other values in a second run."""
 _CHECKPOINT_METHODS = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
 """Methods of transformers, the newer first."""
-_PLAIN = (torch.dtype, torch.device, torch.Size, slice)
+_PLAIN_TYPES = (torch.dtype, torch.device, torch.Size, slice)
+"""Types of values that no code can change."""
 
 
 class RepeatedModules:
-    """Modules of one type that are repeated in a list."""
+    """Modules of one type that are repeated in a list, such as a transformer's blocks.
+
+    They may be checkpointed, which runs them again in the backward pass, unless a second run could
+    have other results: then they are refused, with a reason.
+    """
 
     def __init__(self, kind: type) -> None:
         self.name = name_of(kind)  # the type would keep the cell's names alive
         self._reasons: dict[str, None] = {}
         self.paths: list[str] = []
         self.code: dict[str, None] = {}
-        """Code for the whole lists that consist of them, and for the remaining ones."""
+        """Code that lists them: ``*model.layers`` for a list that has nothing else, and
+        ``model.mixed[2]`` for each of them in another list. The values mean nothing."""
 
     @property
     def reason(self) -> str:
@@ -113,7 +120,7 @@ class Observed:
     """Findings of the first, unchanged run, from which the changes to try are chosen.
 
     Args:
-        batch: the name that the user gave for a batch or its size.
+        batch: the name that the user gave for a batch or its size; None without one.
         taken: the names of the notebook, which the code of a change must not bind.
     """
 
@@ -155,14 +162,17 @@ class Observed:
             self._bytes_by_dtype[parameter.dtype] += parameter.numel() * parameter.itemsize
 
     def apply(self, run: ChangedRun) -> None:
-        """Observe the first run: the change of the code that changes nothing."""
+        """Observe a run: this is the ``apply`` of a change that changes nothing."""
         _FirstRunHooks(self, run).install()
 
     def code(self, line: str, *imports: str, owners: Iterable[str]) -> str:
         """Return a line of a change as code to paste, below the imports that the notebook lacks.
 
-        ``owners`` are the names of the objects that the line changes: if one of these has none, it
-        becomes a comment.
+        Args:
+            line: the line.
+            imports: modules that it needs.
+            owners: the names of the objects that it changes. If one of them is empty, the line
+                becomes a comment, because it names that object only by its type.
         """
         if not all(owners):
             return f"# {line}"
@@ -183,9 +193,10 @@ class _FirstRunHooks:
         self._findings = findings
         self._run = run
         self._roots: dict[int, weakref.ref[Any]] = {}
-        self._watched: dict[int, RepeatedModules] = {}
-        """Blocks by the identities of their modules."""
-        self._entered: list[RepeatedModules] = []
+        """The models that the code calls, by their numbers."""
+        self._blocks_by_module: dict[int, RepeatedModules] = {}
+        """Blocks of the largest model, by the identities of their modules."""
+        self._running_blocks: list[RepeatedModules] = []
         """Blocks whose forward pass is under way, the innermost last."""
         self._depth = 0
         """Number of modules whose forward pass is under way."""
@@ -222,7 +233,11 @@ class _FirstRunHooks:
         run.at_end(self._finish)
 
     def _note_batch(self, value: Any) -> Any:
-        """Note the size of the batch when the code binds the user's name for it."""
+        """Note the size of the batch when the code binds the user's name for it; return the value.
+
+        Raises:
+            EstimateError: the value is neither a size nor a tensor with rows.
+        """
         batch = self._findings.batch
         batch.is_size = type(value) is int
         if batch.is_size and value > 0:
@@ -239,12 +254,13 @@ class _FirstRunHooks:
     def _note_data(self, tensor: Any) -> None:
         """Note a tensor that holds whole batches, before the first backward pass."""
         batch = self._findings.batch
+        # After a tensor without a name, the line to paste cannot name all of them anyway.
         is_complete = self._findings.trains or "" in batch.data
         if batch.rows and len(tensor) % batch.rows == 0 and not is_complete:
             batch.data[self._run.name_of(tensor)] = len(tensor)
 
     def _note_root(self, number: int, root: Any) -> None:
-        """Note a root, and what it consists of if it is the largest so far."""
+        """Note a root, and its parts if it is the largest so far."""
         findings, model = self._findings, self._findings.model
         self._roots[number] = weakref.ref(root)
         parameters = list(root.parameters())
@@ -255,10 +271,10 @@ class _FirstRunHooks:
             model.parameters, model.number = count, number
             model.name = self._run.name_of(root)
             model.type_name = name_of(type(root))
-            self._watched = _note_parts(findings, root)
+            self._blocks_by_module = _note_parts(findings, root)
 
     def _note_arguments(self, root: Any, args: Any, kwargs: Any) -> Any:
-        """Note the data that a root gets."""
+        """Note the data that a root gets; return its arguments unchanged."""
         batch = self._findings.batch
         for tensor in tensors(args, kwargs):
             if not batch.rows and not batch.name:
@@ -269,9 +285,9 @@ class _FirstRunHooks:
         return args, kwargs
 
     def _note_targets(self, predicted: Any, target: Any) -> Any:
-        """Note the targets of a loss function that the code calls itself.
+        """Note the targets of a loss function that the code calls itself; return them unchanged.
 
-        Those of a model's own loss were noted with its data.
+        The targets of a loss that a model computes were noted with its data.
         """
         if not self._depth:
             self._note_data(target)
@@ -282,10 +298,10 @@ class _FirstRunHooks:
         any other module.
         """
         self._depth += 1
-        blocks = self._watched.get(id(module))
+        blocks = self._blocks_by_module.get(id(module))
         if blocks is None or not torch.is_grad_enabled():
             return None
-        self._entered.append(blocks)
+        self._running_blocks.append(blocks)
         if not _is_plain((args, kwargs)):
             blocks.refuse("they get objects, which a second run could find changed")
         return _generator_states(), _changeable_state(module, args, kwargs)
@@ -301,7 +317,7 @@ class _FirstRunHooks:
             self._last_layer = weakref.ref(module)
         if mark is None:
             return
-        blocks = self._entered.pop()
+        blocks = self._running_blocks.pop()
         generators, state = mark
         if generators != _generator_states():
             blocks.refuse("they draw random numbers that torch does not restore")
@@ -309,8 +325,8 @@ class _FirstRunHooks:
             blocks.refuse("they change attributes, buffers or inputs")
 
     def _refuse_unrepeatable(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Exclude the entered blocks from running twice if an operation in them would have other
-        results the second time: one with a random generator of its own, or a BatchNorm in training.
+        """Refuse to run the running blocks twice if an operation in them would have other results
+        the second time: one with a random generator of its own, or a BatchNorm in training.
         """
         name = operator_name(func)
         if self._depth and any(word in name for word in ("dropout", "bernoulli", "rand")):
@@ -324,7 +340,7 @@ class _FirstRunHooks:
                 self._findings.normalizes = True
                 reason = "they update running statistics (BatchNorm)"
         if reason:
-            for blocks in self._entered:
+            for blocks in self._running_blocks:
                 blocks.refuse(reason)
 
     def _note_result_nodes(self, module: Any, result: Any) -> None:
@@ -345,7 +361,7 @@ class _FirstRunHooks:
                 self._scaling_nodes.add(number)
 
     def _note_losses(self, tensors: Any) -> None:
-        """Note whether the losses of a backward pass are means or sums over the rows."""
+        """Note for each loss of a backward pass if it is a mean or a sum over the rows."""
         batch = self._findings.batch
         if not batch.rows:
             return
@@ -355,8 +371,8 @@ class _FirstRunHooks:
                 graph.record_kind(self._findings.loss, tensor)
 
     def _note_backward(self, tensors: Any) -> None:
-        """Note the tensors from which a backward pass starts as losses; note the path of the layer
-        that ran last, unless it shares its weights with another layer.
+        """Note the losses, from which a backward pass starts, and the path of the layer that ran
+        last, unless it shares its weights with another layer.
         """
         self._note_losses(tensors)
         self._findings.trains = True
@@ -373,7 +389,9 @@ class _FirstRunHooks:
                 model.last_layer = "" if is_tied else path
 
     def _has_parameters_outside(self, root: Any, path: str) -> bool:
-        """Return True if the last layer's weights are the embedding's, too, for instance."""
+        """Return True if parameters of the last layer, which is at ``path``, also belong to another
+        layer: an embedding's weights are often those of the last layer, too.
+        """
         prefix = f"{path}.".lstrip(".")
         for path, parameter in root.named_parameters(remove_duplicate=False):
             if id(parameter) in self._last_parameters and not path.startswith(prefix):
@@ -388,7 +406,7 @@ class _FirstRunHooks:
             self._stepped.update(map(id, group["params"]))
 
     def _finish(self) -> None:
-        """Note the names of the code at its end, and if no optimizer trains the last layer."""
+        """Note the names at the code's end; forget the last layer if no optimizer trains it."""
         findings = self._findings
         findings.taken.update(dict.keys(self._run.names))
         if findings.optimizers and not self._last_parameters <= self._stepped:
@@ -396,7 +414,9 @@ class _FirstRunHooks:
 
 
 def _note_parts(findings: Observed, root: Any) -> dict[int, RepeatedModules]:
-    """Note the parts of a model; return its blocks by the identities of their modules."""
+    """Note the transformers model and the blocks of a model, and return the blocks by the
+    identities of their modules.
+    """
     _find_transformers_model(findings.model, root)
     findings.blocks = {}
     blocks_by_module: dict[int, RepeatedModules] = {}
@@ -437,28 +457,42 @@ def _is_list(module: Any) -> bool:
 
 
 def _is_within(path: str, transformers_path: str | None) -> bool:
-    """Return True within a transformers model, whose own method checkpoints its blocks."""
-    return transformers_path is not None and f"{path}.".startswith(
-        f"{transformers_path}.".lstrip(".")
-    )
+    """Return True for a path in a transformers model, whose own method checkpoints its blocks.
+
+    ``transformers_path`` is None if there is no such model, and empty if the root is one.
+    """
+    if transformers_path is None:
+        return False
+    prefix = f"{transformers_path}.".lstrip(".")
+    return f"{path}.".startswith(prefix)
 
 
 def _note_repeated_modules(
     findings: Observed, path: str, container: Any
 ) -> dict[int, RepeatedModules]:
-    """Note the modules of a list whose type is repeated in it: they may be checkpointed."""
+    """Note the modules of a list whose type is repeated in it: they may be checkpointed.
+
+    Args:
+        findings: gets the blocks.
+        path: the path of the list.
+        container: the list.
+
+    Returns:
+        The blocks by the identities of their modules.
+    """
     members = dict(container.named_children())
-    counts = Counter(id(type(module)) for module in members.values())
+    counts = Counter(id(type(module)) for module in members.values())  # a type may refuse to hash
     blocks_by_module = {}
     for name, module in members.items():
-        kind, twins = type(module), counts[id(type(module))]
-        if twins == 1 or not _is_block(module):
+        kind = type(module)
+        number_of_kind = counts[id(kind)]
+        if number_of_kind == 1 or not _is_block(module):
             continue
         blocks = findings.blocks.setdefault(name_of(kind), RepeatedModules(kind))
         blocks_by_module[id(module)] = blocks
         member_path = f"{path}.{name}".lstrip(".")
         blocks.paths.append(member_path)
-        if twins == len(members):
+        if number_of_kind == len(members):
             blocks.code[f"*{findings.model.code(path)}"] = None
         else:
             blocks.code[findings.model.code(member_path)] = None
@@ -487,8 +521,8 @@ def tensors(args: Any, kwargs: Any) -> Iterator[Any]:
 
 
 def _hidden_randomness(kind: type) -> str:
-    """Return the reason if the code of a user's class names a random generator; empty if it does
-    not.
+    """Return the reason to refuse a class of the user whose code names a random generator; empty if
+    it names none.
     """
     for function in _functions_of(kind):
         if is_users(function.__code__.co_filename):
@@ -509,11 +543,12 @@ def _functions_of(kind: type) -> list[types.FunctionType]:
 
 def _random_name(function: types.FunctionType) -> str:
     """Return the name of a random generator in a function's code; empty if there is none."""
-    space = function.__globals__
-    original = getattr(space, "_original", {})  # of a copied namespace
-    spaces = (closure_of(function), space, original)
+    namespace = function.__globals__
+    # The estimate's copy of a namespace has the values that it has not copied yet in another dict.
+    original = getattr(namespace, "_original", {})
+    spaces = (closure_of(function), namespace, original)
     for named in names_in(function.__code__, spaces):
-        is_of_module = not _RANDOM.isdisjoint((named.names[0], *named.module.split(".")))
+        is_of_module = not _RANDOM_MODULES.isdisjoint((named.names[0], *named.module.split(".")))
         if is_of_module or _is_generator(named.value) or _is_generator(named.owner):
             return ".".join(named.names)
     return ""
@@ -536,8 +571,8 @@ def _generator_states() -> Any:
 
 
 def _changeable_state(module: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Return marks of all that a run of a module could change: the tensors among its arguments, and
-    the attributes of the module and of those inside it.
+    """Return marks of all values that a run of a module could change: its arguments, and the
+    attributes of the module and of the modules inside it.
     """
     state: list[Any] = []
     with torch._C.DisableTorchFunction():
@@ -550,14 +585,18 @@ def _changeable_state(module: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _change_marks(value: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield marks of a value that change when the value is replaced or changed.
+    """Yield marks of a value, which are different once the value was replaced or changed.
 
     They are its identity, the version of a tensor, and the marks of the objects inside it.
+
+    Args:
+        value: an argument or attribute.
+        depth: the number of containers and objects around it.
     """
     yield value if is_atom(value) else id(value)
     if is_instance(value, torch.Tensor):
         yield value._version
-    elif depth < _DEEPEST:
+    elif depth < _COMPARED_DEPTH:
         for item in _parts_of(value):
             yield from _change_marks(item, depth + 1)
 
@@ -576,9 +615,9 @@ def _parts_of(value: Any) -> Iterable[Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True for tensors and plain values, also in containers."""
+    """Return True for tensors, values that cannot change, and dicts, lists and tuples of them."""
     if type(value) is dict:
         return all(map(_is_plain, value.values()))
     if is_exactly(value, list, tuple):
         return all(map(_is_plain, value))
-    return is_atom(value) or is_instance(value, torch.Tensor) or is_exactly(value, *_PLAIN)
+    return is_atom(value) or is_instance(value, torch.Tensor) or is_exactly(value, *_PLAIN_TYPES)

@@ -22,7 +22,7 @@ _REDUCTIONS = {1: MEAN, 2: SUM}
 """Codes of ``reduction`` in the graph's nodes of torch's loss functions."""
 _MOST_NODES = 20_000
 """Maximum number of nodes that are followed between a loss and the layers below it."""
-_PIECES = ("SelectBackward", "UnbindBackward")
+_SINGLE_ROWS = ("SelectBackward", "UnbindBackward")
 """Nodes that take single rows out of a tensor: code that takes all of them then adds them up."""
 _SELECTIONS = ("SliceBackward", "Index", "GatherBackward", "MaskedSelect", "Split", "TakeBackward")
 """Nodes that leave out elements: the reduction above them decides."""
@@ -33,7 +33,11 @@ _LINEAR = (
 """Beginnings of nodes after which a mean of scalars is still a mean, and a sum a sum."""
 
 Path = frozenset[str]
-"""The kinds of reductions over rows between a node and one of the layers below it."""
+"""The kinds of reductions over rows between a node and one of the layers below it.
+
+For ``F.mse_loss(model(x), y)`` the only path has one kind: {"mean"}. A path with two kinds, or with
+none, is unclear.
+"""
 
 
 @dataclass
@@ -56,7 +60,11 @@ class Loss:
 
 @dataclass
 class LossGraph:
-    """The part of a graph between a loss and the layers of the models."""
+    """The part of a graph between a loss and the layers of the models.
+
+    A loss is a mean over the rows if each path from it to a layer passes one mean over rows, and a
+    sum if each passes one sum.
+    """
 
     rows: int
     has_leading_rows: bool
@@ -67,7 +75,7 @@ class LossGraph:
     """Sequence numbers of the nodes whose factors do not depend on the batch."""
 
     def record_kind(self, loss: Loss, tensor: Any) -> None:
-        """Add to ``loss`` the kind of one tensor from which a backward pass starts."""
+        """Add the kind of one tensor from which a backward pass starts to the findings ``loss``."""
         paths: set[Path] = set()
         root = tensor.grad_fn
         if root is not None:
@@ -108,10 +116,11 @@ class LossGraph:
                 waiting += [(child, False) for child, _ in node.next_functions if child is not None]
 
     def _is_layer(self, node: Any) -> bool:
+        """Return True for a node that has made the result of a layer: the search ends there."""
         return node._sequence_nr() in self.layers and node.name() != _LEAF
 
     def _paths_through(self, node: Any, paths_of: dict[Any, set[Path]]) -> set[Path]:
-        """Return the paths of a node, given those of the nodes below it."""
+        """Return the paths from a node to layers, given the paths of the nodes below it."""
         if self._is_layer(node):
             return {frozenset()}
         paths: set[Path] = set()
@@ -122,7 +131,8 @@ class LossGraph:
         return paths
 
     def _kind_of_edge(self, node: Any, child: Any, number: int) -> str:
-        """Return the kind of reduction that a node applies to the rows of an input; "" for none.
+        """Return the kind of reduction that a node applies to the rows of an input; empty if it
+        does not reduce them.
 
         Args:
             node: the node.
@@ -135,7 +145,7 @@ class LossGraph:
         before, after = results_of_child[number], outputs[0]
         has_fewer_elements = sum(map(math.prod, outputs)) < math.prod(before)
         name = node.name()
-        if has_fewer_elements or name.startswith(_PIECES):
+        if has_fewer_elements or name.startswith(_SINGLE_ROWS):
             return self._kind_of_reduction(node, before, after)
         # A scalar from a scalar: torch's loss functions and linear ones leave its kind as it is.
         is_of_loss_function = getattr(node, "_saved_reduction", 0) in _REDUCTIONS
@@ -144,12 +154,19 @@ class LossGraph:
         return ""
 
     def _kind_of_reduction(self, node: Any, before: tuple[int, ...], after: tuple[int, ...]) -> str:
-        """Return the kind of a node that has fewer elements than its input."""
+        """Return the kind of reduction of a node that has fewer elements than its input, or takes
+        out single rows; empty if it does not reduce the rows.
+
+        Args:
+            node: the node.
+            before: the shape of its input.
+            after: the shape of its result.
+        """
         name = node.name()
         keeps_rows = self.has_leading_rows and after[:1] == before[:1]
         if not self._has_rows(before) or (keeps_rows and before[0] % self.rows == 0):
             return ""
-        if name.startswith(_PIECES):
+        if name.startswith(_SINGLE_ROWS):
             return SUM if getattr(node, "_saved_dim", 0) == 0 else ""
         if name.startswith(_SELECTIONS):
             return ""
@@ -161,10 +178,14 @@ class LossGraph:
         return SUM if name.startswith(("SumBackward", "NansumBackward")) else UNCLEAR
 
     def _has_rows(self, shape: tuple[int, ...]) -> bool:
+        """Return True if a tensor of this shape may have as many elements for each row."""
         return bool(shape) and math.prod(shape) % self.rows == 0
 
     def _changes_scale(self, node: Any) -> bool:
-        """Return True if a node multiplies by a number that may depend on the size of the batch."""
+        """Return True if a node multiplies by a number that may depend on the size of the batch.
+
+        For ``loss.sum() / len(x)`` the loss is a mean, although the graph has a sum.
+        """
         name = node.name()
         if not name.startswith(("MulBackward", "DivBackward")):
             return False
@@ -174,10 +195,11 @@ class LossGraph:
         if factor is None or factor.dim() or factor.requires_grad:
             return False
         if isinstance(factor, FakeTensor):
-            return True
+            return True  # its value is not known
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             value = abs(complex(factor.item()))  # a number of the code
-        return any(self._is_count(number) for number in (value, 1 / value if value else 0.0))
+        inverse = 1 / value if value else 0.0
+        return self._is_count(value) or self._is_count(inverse)
 
     def _is_count(self, value: float) -> bool:
         """Return True if ``value`` is a multiple of the batch's number of rows, such as the number
@@ -191,6 +213,7 @@ _LEAF = "torch::autograd::AccumulateGrad"
 
 
 def _kind_of(paths: set[Path]) -> str:
+    """Return the kind of a loss with these paths to layers."""
     kinds = set[str]()
     for path in paths:
         if len(path) != 1:

@@ -8,19 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 
 from ipygpumem.extras.guard.cell_threads import CellThreads
+from ipygpumem.extras.guard.soft_limit import NO_LIMIT, SoftLimit
 from ipygpumem.probes.own_limits import resource
-from ipygpumem.probes.pages import PAGE_BYTES
 from ipygpumem.units import MIB
 
-NO_LIMIT = -1
 SMALL_BYTES = 2 * MIB
-"""Memory that a call needs that starts no thread: Python asks the system for 1 MiB at once."""
+"""Memory for a call that starts no thread: Python asks the system for 1 MiB at once."""
 
-_MARK = 1907
-"""Our limits, divided by the page size, have this remainder. Linux ignores it; code may save and
-restore them.
-"""
-_LEAST_BYTES = MIB // 4
+_LEAST_RAISE_BYTES = MIB // 4
 """Memory that such a call gets, however little is left: ``malloc`` asks the system for 128 KiB more
 than it needs.
 """
@@ -41,6 +36,54 @@ def stack_bytes() -> int:
     return _STACK_BYTES if soft == NO_LIMIT else soft
 
 
+class _Raise:
+    """The calls around which the limit is raised now, such as a socket's ``send``, and how far.
+
+    Calls of several threads overlap: the highest of their limits is in force until the last one
+    ends.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        """Number of calls that are under way."""
+        self._limit_bytes = 0
+        """The limit while they run, if so much memory is left."""
+        self._least_bytes = 0
+        """The limit while they run, however little memory is left."""
+        self._until = 0.0
+        """Time at which the limit falls even if the calls have not ended."""
+
+    def forget_limit(self) -> None:
+        """End the raise for the calls that are under way."""
+        self._until = 0.0
+
+    def end_call(self) -> bool:
+        """Note the end of a call, and return True if it was the last one."""
+        self.calls = max(0, self.calls - 1)
+        if self.calls:
+            return False
+        self._limit_bytes = 0
+        return True
+
+    def raise_to(self, size_bytes: int, least_bytes: int) -> None:
+        """Raise the limit to ``size_bytes``, and at least to ``least_bytes``, for a short time."""
+        self._least_bytes = least_bytes
+        self._limit_bytes = max(self._limit_bytes, size_bytes, least_bytes)
+        self._until = time.monotonic() + _RAISED_SECONDS
+
+    def limit_now(self, highest_bytes: int) -> int:
+        """Return the limit of the calls that are under way; 0 without one.
+
+        Args:
+            highest_bytes: the memory left now, which other threads may have used up since the call
+                began. The raised limit must fall with it. Otherwise calls of 40 threads, of which
+                one is always under way, would keep it high.
+        """
+        if not self.calls or time.monotonic() >= self._until:
+            return 0
+        return min(self._limit_bytes, max(highest_bytes, self._least_bytes))
+
+
 class AllocationLimit:
     """Refuses allocations beyond ``wanted_bytes`` while ``is_on``, in all threads and in native
     code.
@@ -50,12 +93,13 @@ class AllocationLimit:
     limit is raised for a moment around such calls (``begin_raise`` and ``end_raise``), and absent
     while a process is started (``without_limit``). Other threads may use up what is added in this
     moment, so it is a part of the memory that is really left.
+
+    Args:
+        data_bytes: returns the process's private address space now; None if it is unknown.
+        renew: measures the memory left and calls ``set_bounds``, if there is memory to measure it.
     """
 
     def __init__(self, data_bytes: Callable[[], int | None], renew: Callable[[], None]) -> None:
-        """``renew`` measures the memory left and calls ``set_bounds``, if there is memory to
-        measure it.
-        """
         self.lock = threading.RLock()
         """Reentrant: the garbage collector may close a socket while it is held."""
         self.is_on = False
@@ -67,38 +111,18 @@ class AllocationLimit:
         self._data_bytes = data_bytes
         self._renew = renew
         self.threads = CellThreads(data_bytes)
-        if resource is None:
-            self._users_limit = NO_LIMIT
-        else:
-            self._users_limit = int(resource.getrlimit(resource.RLIMIT_DATA)[0])
-        """The user's own limit, which was in force before ours."""
+        self._soft_limit = SoftLimit()
         self._error_bytes = 0
         """Bytes added to the limit for an error and its traceback."""
         self._cushion_bytes = 0
         """Bytes that may be added while the limit is raised."""
-        self._raised_bytes = 0
-        """The limit while it is raised, if so much is left."""
-        self._least_bytes = 0
-        """The limit while it is raised, however little is left."""
+        self._raise = _Raise()
         self._lifts = 0
-        """Number of calls for which the limit is lifted now."""
-        self._raises = 0
-        """Number of calls for which it is raised now."""
-        self._raised_until = 0.0
+        """Number of calls for which the limit is absent now."""
 
     def is_set_by_user(self) -> bool:
-        """Return True if other code has set a limit since this guard was switched on.
-
-        That code may also have lifted the user's limit, which is then forgotten.
-        """
-        soft = (
-            self._users_limit
-            if resource is None
-            else int(resource.getrlimit(resource.RLIMIT_DATA)[0])
-        )
-        if soft == NO_LIMIT:
-            self._users_limit = NO_LIMIT
-        return soft != self._users_limit and soft % PAGE_BYTES != _MARK
+        """Return True if other code has set a limit since this guard was switched on."""
+        return self._soft_limit.is_set_by_user()
 
     def switch_on(self) -> None:
         """Begin to limit a cell's code at the next ``set_bounds``."""
@@ -106,7 +130,7 @@ class AllocationLimit:
             self.is_on = True
             self.is_failing = False
             self._error_bytes = 0
-            self._raised_until = 0.0
+            self._raise.forget_limit()
 
     def switch_off(self) -> None:
         """Restore the user's limit: our own work, and callbacks between cells, are not limited."""
@@ -123,7 +147,7 @@ class AllocationLimit:
         self.is_failing = False
 
     def set_bounds(self, wanted_bytes: int, cushion_bytes: int) -> None:
-        """Set the limit for the cell's code, and what is added while the limit is raised."""
+        """Set the limit for the cell's code, and the bytes that a raise may add to it."""
         with self.lock:
             self.wanted_bytes = wanted_bytes
             self._cushion_bytes = cushion_bytes
@@ -148,8 +172,8 @@ class AllocationLimit:
                 self._apply()
 
     def add_room(self, room_bytes: int) -> None:
-        """Raise the limit by ``room_bytes``, until the next ``set_bounds`` that does
-        not keep it.
+        """Raise the limit by ``room_bytes`` until the next ``set_bounds``, or after ``begin_error``
+        until the error was shown.
         """
         with self.lock:
             self._error_bytes = room_bytes
@@ -162,13 +186,13 @@ class AllocationLimit:
         self.lock = threading.RLock()
         self.threads.forget_all()
         self._lifts = 0
-        self._raises = 0
+        self._raise.calls = 0
         self.switch_off()
 
     @contextlib.contextmanager
     def limited_to(self, size_bytes: int) -> Iterator[None]:
-        """Limit our own work between cells."""
-        self._set(size_bytes)
+        """Limit our own work between cells to ``size_bytes`` of private address space."""
+        self._soft_limit.set(size_bytes)
         try:
             yield
         finally:
@@ -190,17 +214,21 @@ class AllocationLimit:
     def begin_raise(self, needed_bytes: int) -> None:
         """Raise the limit so that ``needed_bytes`` can be allocated, until ``end_raise``."""
         with self.lock:
-            # an interrupt right here leaves it too large, but not for long: see _RAISED_SECONDS
-            self._raises += 1
+            # An interrupt right here leaves a call too many, and the limit too large, but not for
+            # long: see _RAISED_SECONDS.
+            self._raise.calls += 1
             if not self.is_on or self.wanted_bytes == NO_LIMIT:
                 return
             try:
                 data_bytes = self._data_bytes() or 0
             except MemoryError:
                 # Not even our own code can run: no limit while it reads one number.
-                self._set(NO_LIMIT)
+                self._soft_limit.set(NO_LIMIT)
                 data_bytes = self._data_bytes() or 0
-            self._raise(data_bytes, needed_bytes)
+            if data_bytes + needed_bytes > self._highest_bytes():
+                self._renew()  # other threads have used up the cushion since the last check
+            self._raise.raise_to(data_bytes + needed_bytes, data_bytes + _LEAST_RAISE_BYTES)
+            self._apply()
 
     def is_used_up(self, needed_bytes: int) -> bool:
         """Return True if ``needed_bytes`` cannot be allocated, not even where the
@@ -211,54 +239,29 @@ class AllocationLimit:
         return (self._data_bytes() or 0) + needed_bytes > self._highest_bytes()
 
     def end_raise(self, *, renew: bool) -> None:
-        """Undo ``begin_raise``; ``renew`` where the call has taken address space for long, which it
-        hardly uses.
+        """Undo ``begin_raise``.
+
+        Args:
+            renew: measure the memory left again, because the call has taken address space for long,
+                of which it hardly uses any: the stack of a new thread.
         """
         with self.lock:
-            self._raises = max(0, self._raises - 1)
-            if self._raises == 0:
-                self._raised_bytes = 0
+            if self._raise.end_call():
                 self._apply()
         if renew and self.is_on:
             self._renew()
 
-    def _raise(self, data_bytes: int, needed_bytes: int) -> None:
-        """Raise the limit by ``needed_bytes`` above ``data_bytes``, the memory allocated now."""
-        if data_bytes + needed_bytes > self._highest_bytes():
-            self._renew()  # other threads have used up the cushion since the last check
-        self._least_bytes = data_bytes + _LEAST_BYTES
-        self._raise_to(max(data_bytes + needed_bytes, self._least_bytes))
-
-    def _raise_to(self, size_bytes: int) -> None:
-        self._raised_bytes = max(self._raised_bytes, size_bytes)
-        self._raised_until = time.monotonic() + _RAISED_SECONDS
-        self._apply()
-
     def _highest_bytes(self) -> int:
-        """Return the highest limit of a raise; only ``_least_bytes`` may be above it."""
+        """Return the highest limit of a raise, except for the little that each call gets."""
         return self.wanted_bytes + self._error_bytes + self._cushion_bytes
 
     def _limit_now(self) -> int:
         """Return the limit that should be in force now, or ``NO_LIMIT``."""
         if not self.is_on or self._lifts or self.wanted_bytes == NO_LIMIT:
             return NO_LIMIT
-        size = self.wanted_bytes + self._error_bytes
-        if self._raises and time.monotonic() < self._raised_until:
-            # Other threads may have used up the memory since: the raised limit must fall with it.
-            # Otherwise calls of 40 threads, of which one is always under way, would keep it high.
-            most_bytes = max(self._highest_bytes(), self._least_bytes)
-            size = max(size, min(self._raised_bytes, most_bytes))
-        return size
+        for_cell = self.wanted_bytes + self._error_bytes
+        return max(for_cell, self._raise.limit_now(self._highest_bytes()))
 
     def _apply(self) -> None:
-        self._set(self._limit_now())
-
-    def _set(self, size_bytes: int) -> None:
-        """Set the limit, or restore the user's with ``NO_LIMIT``; the user's is never exceeded."""
-        if resource is None or self.is_set_by_user():
-            return
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        bounds = [bound for bound in (self._users_limit, hard) if bound != NO_LIMIT]
-        if size_bytes != NO_LIMIT:
-            bounds.append(size_bytes // PAGE_BYTES * PAGE_BYTES + _MARK)
-        resource.setrlimit(resource.RLIMIT_DATA, (min(bounds, default=NO_LIMIT), hard))
+        """Set the limit that should be in force now."""
+        self._soft_limit.set(self._limit_now())

@@ -43,7 +43,7 @@ class Causes:
         if any(is_instance(item, MemoryGuardError) for item in errors):
             return stop_of_cell(self._interrupt.left_bytes, self._memory.shares.whose)
         if self._memory.limit.is_set_by_user():
-            return None
+            return None  # the user's limit is in force instead of the guard's
         for item in errors:
             refusal = refusal_in(item)
             if refusal is None:

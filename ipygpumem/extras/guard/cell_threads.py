@@ -7,22 +7,35 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.knowledge.frames import frames_of_other_threads
 
-_SETTLE_SECONDS = 1.0
+_LONGEST_WAIT_SECONDS = 1.0
 """Longest wait for a cell's threads."""
-_LOOK_SECONDS = 0.02
+_CHECK_SECONDS = 0.02
 """Time between two checks."""
-_SETTLED_LOOKS = 3
-"""Number of checks that show no change."""
+_CHECKS_WITHOUT_CHANGE = 3
+"""Number of equal checks after which the threads allocate nothing."""
+
+
+class _State(NamedTuple):
+    """One check of a cell's threads."""
+
+    threads: int
+    """Number of threads that run code."""
+    data_bytes: int
+    """Memory that the process has allocated."""
+
+
+_UNKNOWN_STATE = _State(threads=-1, data_bytes=-1)
 
 
 class CellThreads:
     """The threads that were started under a guard's limit.
 
-    ``data_bytes`` returns the memory that this process has allocated; None if it is unknown.
+    Args:
+        data_bytes: returns the memory that this process has allocated; None if it is unknown.
     """
 
     def __init__(self, data_bytes: Callable[[], int | None]) -> None:
@@ -46,10 +59,10 @@ class CellThreads:
 
     def are_busy(self) -> bool:
         """Return True if a thread that was started in a cell still runs code."""
-        return bool(self._busy())
+        return bool(self._busy_threads())
 
-    def _busy(self) -> set[int]:
-        """Return the threads that were started in a cell, without a pool's workers that wait.
+    def _busy_threads(self) -> set[int]:
+        """Return the running threads that were started in a cell, without a pool's idle workers.
 
         ``asyncio.to_thread`` keeps its workers for good; they allocate nothing until the next call.
         """
@@ -57,9 +70,9 @@ class CellThreads:
         if pool is None or not self._running:
             return self._running
         try:
-            innermost = frames_of_other_threads().items()
-            waiting = {thread for thread, frame in innermost if _waits_for_work(frame, pool)}
-            return self._running - waiting
+            frames = frames_of_other_threads().items()
+            idle_workers = {thread for thread, frame in frames if _waits_for_work(frame, pool)}
+            return self._running - idle_workers
         except MemoryError:
             return self._running
 
@@ -69,19 +82,22 @@ class CellThreads:
 
         Threads that fill the memory end at their next allocation, because it is refused.
         """
-        end = time.monotonic() + _SETTLE_SECONDS
-        last_state = (0, 0)
-        unchanged_looks = 0
-        while unchanged_looks < _SETTLED_LOOKS and time.monotonic() < end:
+        end = time.monotonic() + _LONGEST_WAIT_SECONDS
+        last_state = _State(threads=0, data_bytes=0)
+        unchanged_checks = 0
+        while unchanged_checks < _CHECKS_WITHOUT_CHANGE and time.monotonic() < end:
             try:
-                state = len(self._busy()), self._data_bytes() or 0
-            except MemoryError:  # they have not settled
-                state = -1, -1
-            if state[0] == 0:
+                state = _State(len(self._busy_threads()), self._data_bytes() or 0)
+            except MemoryError:  # they still allocate
+                state = _UNKNOWN_STATE
+            if state.threads == 0:
                 return
-            unchanged_looks = unchanged_looks + 1 if state == last_state else 0
+            if state == last_state:
+                unchanged_checks += 1
+            else:
+                unchanged_checks = 0
             last_state = state
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_CHECK_SECONDS)
 
     def forget_all(self) -> None:
         """Forget all threads: a forked child has none of them."""

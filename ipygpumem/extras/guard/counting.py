@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from ipygpumem.extras.guard.allocation_limit import NO_LIMIT, AllocationLimit
+from ipygpumem.extras.guard.allocation_limit import AllocationLimit
 from ipygpumem.extras.guard.memory_left import Figures
 from ipygpumem.extras.guard.refusal import Refusal
 from ipygpumem.extras.guard.reserve_block import ReserveBlock
 from ipygpumem.extras.guard.shares import LEAST_ROOM_BYTES, Shares
+from ipygpumem.extras.guard.soft_limit import NO_LIMIT
 from ipygpumem.probes import own_limits
 from ipygpumem.shell.cell import GuardAction
 from ipygpumem.units import format_bytes
@@ -43,7 +44,7 @@ class Counting(Protocol):
     """A way of counting memory."""
 
     @property
-    def how(self) -> str:
+    def description(self) -> str:
         """How the memory is guarded, in words."""
 
     def limit_bytes(self, figures: Figures) -> int:
@@ -53,7 +54,12 @@ class Counting(Protocol):
         """Return the shortest time until the watching thread checks again."""
 
     def explain(self, refusal: Refusal, data_bytes: int) -> GuardAction | None:
-        """Return how the guard refused an allocation; None if something else refused it."""
+        """Return how the guard refused an allocation; None if something else refused it.
+
+        Args:
+            refusal: the error.
+            data_bytes: the process's private address space now.
+        """
 
 
 class CountAllocated:
@@ -79,11 +85,11 @@ class CountAllocated:
         self._knows_peak = knows_peak
         self._given_bytes = 0
         """Bytes that the cell could allocate when it began."""
-        self._private_bytes = 0
+        self._private_bytes_before = 0
         """Private pages in RAM when the cell began."""
 
     @property
-    def how(self) -> str:
+    def description(self) -> str:
         """How the memory is guarded, in words."""
         if self._limit.is_set_by_user():
             return "only memory in use is watched: other code has set RLIMIT_DATA, which is kept"
@@ -92,7 +98,7 @@ class CountAllocated:
     def begin_cell(self, figures: Figures) -> None:
         """Note the memory when a cell begins."""
         self._given_bytes = self.limit_bytes(figures) - (figures.data_bytes or 0)
-        self._private_bytes = figures.private_bytes
+        self._private_bytes_before = figures.private_bytes
 
     def limit_bytes(self, figures: Figures) -> int:
         """Return the limit that allocations should have now: the memory left to the cell."""
@@ -110,10 +116,6 @@ class CountAllocated:
 
         The limit did not refuse a request that would have fit into the memory left. If the size is
         unknown, most requests would have fit while much is left: then the limit is only a guess.
-
-        Args:
-            refusal: the error.
-            data_bytes: see ``_left_bytes``.
         """
         left_bytes = self._left_bytes(data_bytes)
         if refusal.asked_bytes is not None:
@@ -123,6 +125,7 @@ class CountAllocated:
         else:
             request = "a request"
             would_fit = left_bytes > max(LEAST_ROOM_BYTES, self._given_bytes // 8)
+            # These two are created for other reasons, too: only a lack of memory blames the limit.
             is_other_error = would_fit and refusal.kind in ("raised", "internal")
         if is_other_error:
             return None
@@ -135,7 +138,9 @@ class CountAllocated:
     def _left_bytes(self, data_bytes: int) -> int:
         """Return the bytes that were left to the cell when an allocation failed.
 
-        ``data_bytes`` is the address space now, after the error has freed much; the peak is known.
+        ``data_bytes`` is the address space now, after the error may have freed much: ``numpy.ones``
+        in a function that has raised. So where the kernel has measured the cell's peak, the bytes
+        that were left at the peak count if they are fewer.
         """
         left = self._limit.wanted_bytes - data_bytes - self._reserve.freed_bytes
         if not self._knows_peak():
@@ -145,13 +150,14 @@ class CountAllocated:
             status, b"\nRssShmem:"
         )
         peak_bytes = own_limits.figure(status, b"\nVmHWM:") - shared_bytes
-        return min(left, self._given_bytes - (peak_bytes - self._private_bytes))
+        left_at_peak = self._given_bytes - (peak_bytes - self._private_bytes_before)
+        return min(left, left_at_peak)
 
 
 class CountTouched:
     """Counts memory from its first use, and limits allocations only once nothing is left."""
 
-    how = "only memory in use is watched"
+    description = "only memory in use is watched"
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
@@ -170,8 +176,8 @@ class CountTouched:
         return self._shares.limit_bytes(figures)
 
     def shortest_pause_seconds(self, figures: Figures) -> float:
-        """Return the shortest time until the watching thread checks again: the limit protects
-        nothing.
+        """Return the shortest time until the watching thread checks again: it is short, because no
+        limit protects the memory left.
         """
         return CHECK_SECONDS
 
@@ -193,7 +199,7 @@ class CountUnlimited:
     """
 
     def __init__(self, library: str) -> None:
-        self.how = (
+        self.description = (
             f"only memory in use is watched: {library} ends the process if an allocation fails"
         )
 

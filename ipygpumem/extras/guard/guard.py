@@ -56,7 +56,7 @@ class MemoryGuard:
 
     Args:
         context: the shell's services.
-        most_bytes: the user's ``--limit``; None without one.
+        user_limit_bytes: the user's ``--limit``; None without one.
         touched: count only memory in use (``--touched``).
     """
 
@@ -65,11 +65,13 @@ class MemoryGuard:
     _in_force: ClassVar[weakref.WeakSet[MemoryGuard]] = weakref.WeakSet()
     """Guards of this process, whose limit its forked children must not keep."""
 
-    def __init__(self, context: ShellContext, most_bytes: int | None, *, touched: bool) -> None:
+    def __init__(
+        self, context: ShellContext, user_limit_bytes: int | None, *, touched: bool
+    ) -> None:
         self._shell = context.shell
         config = context.config
         self._memory = GuardedMemory(
-            most_bytes, touched=touched, knows_peak=lambda: config.host_peak == "kernel"
+            user_limit_bytes, touched=touched, knows_peak=lambda: config.host_peak == "kernel"
         )
         self._watch = Watch(self._memory, context.meter.worker, context.isolation)
         self._causes = Causes(self._memory, self._watch.interrupt)
@@ -80,12 +82,12 @@ class MemoryGuard:
         self._undo.callback(self._memory.left.close)
         self._buffers.allocate()
         try:
-            self._join()
+            self._switch_on()
         except Exception:  # half a guard could not be switched off
             self.close()
             raise
 
-    def _join(self) -> None:
+    def _switch_on(self) -> None:
         """Watch and limit from now on, until ``close``."""
         _observe_forks()
         self._in_force.add(self)
@@ -105,17 +107,18 @@ class MemoryGuard:
         """Let functions that start processes or load libraries run without the limit."""
         history = getattr(self._shell, "history_manager", None)
         if history is not None:  # it starts its thread again after a fork
-            self._undo.callback(replace(history, "store_inputs", self._lifted))
+            self._undo.callback(replace(history, "store_inputs", self._without_limit))
         for module_name, name in _WITHOUT_LIMIT:
             module = sys.modules.get(module_name)
             if hasattr(module, name):
-                self._undo.callback(replace(module, name, self._lifted))
+                self._undo.callback(replace(module, name, self._without_limit))
 
-    def _lifted(self, arguments: object, options: object) -> AbstractContextManager[None]:
+    def _without_limit(self, arguments: object, options: object) -> AbstractContextManager[None]:
+        """Return the context in which a replaced function runs; its arguments do not matter."""
         return self._memory.limit.without_limit()
 
     def close(self) -> None:
-        """Undo everything."""
+        """Switch the guard off, and undo all its changes to IPython and Python."""
         self._code_ended()
         self._watch.stop()
         self._in_force.discard(self)
@@ -123,7 +126,7 @@ class MemoryGuard:
         self._undo.close()
 
     def abandon(self) -> None:
-        """End the guard in a forked child."""
+        """End the guard in a forked child, whose thread and locks are not those of the parent."""
         self._watch.abandon()
         self._memory.limit.reset_in_child()
 
@@ -154,21 +157,23 @@ class MemoryGuard:
             return False
         if self._watch.cell is not None and not self._watch.cell.is_over:
             return False
-        return not _has_no_code_of_user(cell.source)
+        return _has_code_of_user(cell.source)
 
     def _code_ended(self) -> list[Report]:
-        """Restore the user's limit, unless threads of the cell go on: our own work and callbacks
-        have none.
+        """Restore the user's limit, unless threads of the cell go on.
+
+        Our own work after the cell and callbacks between cells are not limited. The session calls
+        this when the cell's code has ended, and adds the reports, of which there are none.
         """
         self._watch.end_cell()
         return []
 
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
-        """Return the report of an error that the guard caused."""
+        """Return the report of an error that the guard caused; none without such an error."""
         self._memory.limit.end_error()
         if cell.is_nested or self._watch.cell is not None:
-            return ()
-        self._buffers.allocate()
+            return ()  # the cell around it still runs under the limit, and reports at its end
+        self._buffers.allocate()  # for libraries that this cell has imported
         action = self._causes.take()
         if action is None:
             return ()
@@ -181,6 +186,7 @@ class MemoryGuard:
         figures = self._memory.now()
         remarks = [action.advice] if action.advice else []
         names = None
+        # The search for the names needs memory itself: it may use half of what is left.
         limit_bytes = (figures.data_bytes or 0) + figures.available_bytes // 2
         try:
             with self._memory.limit.limited_to(limit_bytes):
@@ -191,27 +197,29 @@ class MemoryGuard:
         return guard_report(action.text, remarks, room_bytes, names)
 
     def cell_shown(self) -> None:
-        """Do nothing."""
+        """Do nothing: the guard's work ends before the cell's report is shown."""
 
 
-def _has_no_code_of_user(source: str) -> bool:
-    """Return True for a cell of our commands that evaluates no call and no slice of the user.
+def _has_code_of_user(source: str) -> bool:
+    """Return True for a cell that runs code of the user, which is limited.
 
-    The limit must stop neither the commands that free memory nor those that say where it is, and
-    threads of the user, or pages that malloc keeps, may have reached it already. Our own searches
-    end before they use up the memory (see ``Watch.check_search``).
+    A cell of our commands alone is not: the limit must stop neither the commands that free memory
+    nor those that say where it is, and threads of the user, or pages that malloc keeps, may have
+    reached it already. Our own searches end before they use up the memory (see
+    ``Watch.check_search``). But ``%gpumem why make()`` calls the user's function.
     """
-    return has_only_our_commands(source) and _EVALUATES.search(source) is None
+    return not has_only_our_commands(source) or _EVALUATES.search(source) is not None
 
 
 @functools.cache
 def _observe_forks() -> None:
-    """Register the hook once: it cannot be removed."""
+    """Register a hook for forked children, once for all guards: it cannot be removed."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_forked)
+        os.register_at_fork(after_in_child=_abandon_guards)
 
 
-def _forked() -> None:
+def _abandon_guards() -> None:
+    """End all guards in a forked child, which a parent's limit must not stop."""
     guards = list(MemoryGuard._in_force)
     MemoryGuard._in_force.clear()
     for guard in guards:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 import psutil
 from IPython.core.error import UsageError
 
@@ -36,12 +38,12 @@ _LIMIT = byte_size(minimum=64 * MIB)
 )
 def guard(app: App, options: Options) -> list[Report]:
     """Switch the memory guard on or off, or return its state."""
-    state, limit = _asked_for(options)
+    request = _request(options)
     with interrupts.deferred() as struck:  # half a guard could not be switched off
-        if state:
-            _switch_off(app)
-        if state == "on":
-            _switch_on(app, limit, touched=options.touched)
+        if request.state:
+            _switch_off(app)  # a new guard also replaces the old one
+        if request.state == "on":
+            _switch_on(app, request.limit_bytes, touched=options.touched)
     if struck:
         raise KeyboardInterrupt
     guards = _guards(app)
@@ -51,7 +53,7 @@ def guard(app: App, options: Options) -> list[Report]:
 
 
 def _guards(app: App) -> list[MemoryGuard]:
-    """Return the session's guard, if it is on."""
+    """Return the session's guard alone; nothing if it is off."""
     return [observer for observer in app.session.observers if type(observer) is MemoryGuard]
 
 
@@ -64,10 +66,10 @@ def _switch_off(app: App) -> None:
         memory_guard.close()
 
 
-def _switch_on(app: App, limit: int | None, *, touched: bool) -> None:
-    """Start a guard, which also watches the cell that runs now."""
+def _switch_on(app: App, limit_bytes: int | None, *, touched: bool) -> None:
+    """Start a guard, which also guards the rest of the cell that runs this command."""
     try:
-        memory_guard = MemoryGuard(app.context, limit, touched=touched)
+        memory_guard = MemoryGuard(app.context, limit_bytes, touched=touched)
     except (OSError, RuntimeError, psutil.Error) as error:
         reason = describe_error(error)
         raise GpuMemError(
@@ -78,9 +80,18 @@ def _switch_on(app: App, limit: int | None, *, touched: bool) -> None:
         memory_guard.cell_begins(cell)
 
 
-def _asked_for(options: Options) -> tuple[str, int | None]:
-    """Return ``on``, ``off`` or an empty text, and the limit in bytes: a size alone, which users
-    try first, means ``on``.
+class _Request(NamedTuple):
+    """The user's words and options, understood."""
+
+    state: Literal["on", "off", ""]
+    """Empty: show the state."""
+    limit_bytes: int | None
+
+
+def _request(options: Options) -> _Request:
+    """Return the user's request.
+
+    A size alone, which users try first, means "on": ``%gpumem guard 8GiB``. So do the options.
     """
     state, _, size = options.words.partition(" ")
     if state not in ("on", "off"):
@@ -93,14 +104,18 @@ def _asked_for(options: Options) -> tuple[str, int | None]:
         raise UsageError(f"%gpumem guard: two limits: {shown}")
     if state == "off" and (limits or options.touched):
         raise UsageError("%gpumem guard: off takes no limit and no option")
-    if limits or options.touched:
-        state = "on"
-    return state, limits[0] if limits else None
+    if state == "off":
+        return _Request("off", None)
+    if state == "on" or limits or options.touched:
+        return _Request("on", limits[0] if limits else None)
+    return _Request("", None)
 
 
 def _size_alone(text: str) -> object:
-    """Return the bytes of a size such as ``8GiB`` without ``on`` before it; a UsageError if it is
-    none.
+    """Return the bytes of a size without an option, such as ``8GiB``.
+
+    Raises:
+        UsageError: the text is no size.
     """
     if not text.lstrip("-.")[:1].isdigit():
         hint = f"{did_you_mean(text, ('on', 'off'))}; use on, off, or a size such as 8GiB"

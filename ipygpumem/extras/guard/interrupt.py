@@ -27,6 +27,9 @@ class MemoryGuardError(MemoryError):
 class CellInterrupt:
     """Interrupts a cell from another thread.
 
+    ``strike`` sends the cell's thread a signal or an asynchronous error; Python raises the error
+    in that thread a little later, before its next bytecode instructions.
+
     Args:
         is_needed: returns True if memory is still used up: the cell may have freed some since.
     """
@@ -34,20 +37,21 @@ class CellInterrupt:
     def __init__(self, is_needed: Callable[[], bool]) -> None:
         self._is_needed = is_needed
         self.is_pending = False
-        """True between the interrupt and its error."""
+        """True from the strike until its error is raised or cancelled."""
         self.left_bytes = -1
-        """Memory left at the interrupt; -1 before one."""
+        """Memory left at the last strike of this cell; -1 before it."""
 
     def listen(self) -> Callable[[], None] | None:
-        """Handle SIGURG, which also ends waits for threads and processes; return a function that
-        undoes this.
+        """Handle SIGURG, which also ends waits for threads and processes.
+
+        Return a function that undoes this; None if the signal is not available, because Windows has
+        none, only the main thread may set handlers, and the user may have a handler already.
         """
-        is_main = threading.current_thread() is threading.main_thread()
-        if (
-            not is_main
-            or not hasattr(signal, "SIGURG")
-            or signal.getsignal(signal.SIGURG) is not signal.SIG_DFL
-        ):
+        if not hasattr(signal, "SIGURG"):
+            return None
+        if threading.current_thread() is not threading.main_thread():
+            return None
+        if signal.getsignal(signal.SIGURG) is not signal.SIG_DFL:
             return None
         signal.signal(signal.SIGURG, self._raise)
         return self._stop_listening
@@ -57,8 +61,9 @@ class CellInterrupt:
             signal.signal(signal.SIGURG, signal.SIG_DFL)
 
     def _listens(self) -> bool:
-        """Return True if the signal is still ours; by default it is ignored. Our commands listen to
-        its handler.
+        """Return True if SIGURG still calls ``_raise``: a program ignores this signal by default.
+
+        While one of our commands runs, it has wrapped the handler (``interrupts``).
         """
         return (
             hasattr(signal, "SIGURG")
@@ -66,12 +71,16 @@ class CellInterrupt:
         )
 
     def begin_cell(self) -> None:
-        """Forget the interrupt of the last cell."""
+        """Forget the strike of the last cell."""
         self.left_bytes = -1
 
     def strike(self, thread: int, left_bytes: int) -> None:
-        """Raise the error in a cell's thread; a signal also ends its wait for threads and
-        processes.
+        """Raise the error in a cell's thread, by a signal if that is possible: it also ends a wait
+        for threads and processes.
+
+        Args:
+            thread: the identity of the cell's thread.
+            left_bytes: the memory left now, for the report.
         """
         self.is_pending = True
         self.left_bytes = left_bytes
@@ -82,15 +91,20 @@ class CellInterrupt:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
     def cancel(self, thread: int | None) -> None:
-        """Raise no error in the thread of a cell that has ended or fails already, although it was
-        struck.
+        """Take back a strike whose error was not raised yet: the cell has ended, or fails already.
+
+        ``thread`` is the identity of the cell's thread; None in a forked child, which has none.
         """
         if self.is_pending and thread is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
         self.is_pending = False
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
-        was_pending, self.is_pending = self.is_pending, False
+        """Handle SIGURG at ``frame``, where the main thread was: raise the error if the strike was
+        not cancelled and is still needed. Otherwise the next check strikes again.
+        """
+        was_pending = self.is_pending
+        self.is_pending = False
         if was_pending and _runs_code(frame) and self._is_needed():
             raise MemoryGuardError
 
@@ -100,13 +114,15 @@ HANDLER_CODE = CellInterrupt._raise.__code__
 
 
 def _runs_code(frame: FrameType | None) -> bool:
-    """Return True if a cell's code runs at ``frame``: an error in the kernel's event loop would end
-    the kernel.
+    """Return True if a cell's code runs at ``frame``, where an error may be raised.
+
+    IPython runs a cell in its function ``run_code``. Outside of it, in the kernel's event loop, an
+    error would end the kernel.
     """
     if frame is not None:
         package, _, _ = _module_of(frame).rpartition(".")
         if package == __package__:
-            return False  # it would leave the guard half changed; the next look interrupts again
+            return False  # it would leave the guard half changed; the next check strikes again
     while frame is not None and frame.f_code.co_name != "run_code":
         if _module_of(frame).startswith(_WAITS_FOR_CHILD):
             return False

@@ -59,33 +59,40 @@ _Place = tuple[str, str, str]
 
 
 class RaisedCalls:
-    """Raises the limit around these calls, from ``install`` to ``undo``."""
+    """Raises the limit around the calls listed above, from ``install`` to ``undo``."""
 
     def __init__(self, limit: AllocationLimit) -> None:
         self._limit = limit
-        self._replaced: set[_Place] = set()
+        self._replaced_places: set[_Place] = set()
         self._undo = contextlib.ExitStack()
 
     def install(self) -> None:
-        """Raise the limit from now on around calls into modules that are loaded."""
+        """Raise the limit from now on around calls into modules that are loaded.
+
+        Each cell calls this again, because earlier cells may have imported some of them.
+        """
         for place in (*_STREAMS, *_SOCKETS, ("zmq", "Context", "__init__")):
             self._replace(place, stacks=0)
         self._replace(_FIRST_SOCKET, stacks=_STACKS_OF_CONTEXT)
         self._replace(("threading", "", "excepthook"), stacks=0)
         start = ("threading", "Thread", "start")
-        if start not in self._replaced:
-            self._replaced.add(start)
+        if start not in self._replaced_places:
+            self._replaced_places.add(start)
             self._undo.callback(_replace_start(self._limit))
 
     def undo(self) -> None:
-        """Raise the limit no longer."""
+        """Put the original functions back."""
         self._undo.close()
 
     def _replace(self, place: _Place, *, stacks: int) -> None:
         """Raise the limit around one function, once, if its module is loaded: a terminal has no
         zmq, until the user imports it.
+
+        Args:
+            place: the function.
+            stacks: number of threads that a call of it starts; each needs memory for its stack.
         """
-        if place in self._replaced:
+        if place in self._replaced_places:
             return
         module, class_name, name = place
         owner: Any = sys.modules.get(module)
@@ -93,16 +100,24 @@ class RaisedCalls:
             owner = getattr(owner, class_name, None)
         if owner is None or not hasattr(owner, name):
             return
-        self._replaced.add(place)
-        raised = _call_raised(getattr(owner, name), self._limit, stacks)
-        self._undo.callback(install(owner, name, raised))
+        self._replaced_places.add(place)
+        with_raise = _with_raise(getattr(owner, name), self._limit, stacks)
+        self._undo.callback(install(owner, name, with_raise))
 
 
-def _call_raised(
+def _with_raise(
     function: Callable[..., Any], limit: AllocationLimit, stacks: int
 ) -> Callable[..., Any]:
+    """Return a function that raises the limit while it calls ``function``.
+
+    Args:
+        function: code around the user's, such as a socket's ``send``.
+        limit: the limit on allocations.
+        stacks: number of threads that a call starts.
+    """
+
     @functools.wraps(function)
-    def call_raised(*args: Any, **options: Any) -> Any:
+    def call_with_raise(*args: Any, **options: Any) -> Any:
         __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
         limit.begin_raise(SMALL_BYTES + stacks * stack_bytes())
         try:
@@ -110,11 +125,16 @@ def _call_raised(
         finally:
             limit.end_raise(renew=stacks > 0)
 
-    return call_raised
+    return call_with_raise
 
 
-class _Started(threading.Event):
-    """Tells ``Thread.start`` that a thread runs, or that it never will."""
+class _StartedEvent(threading.Event):
+    """Tells ``Thread.start`` that a thread runs, or that it never will.
+
+    It replaces ``Thread._started``, for which ``start`` waits. A new thread without memory for its
+    first step ends and sets no event. But then it also drops the function that it was to call,
+    which this event notices by a weak reference.
+    """
 
     def __init__(self, thread: threading.Thread, limit: AllocationLimit) -> None:
         super().__init__()
@@ -135,14 +155,19 @@ class _Started(threading.Event):
         if thread := self._thread():
             vars(thread).pop("_bootstrap", None)  # from now on only the new thread refers to it
         while not super().wait(_START_SECONDS):
-            if self._bootstrap() is None and not self.is_set():
+            has_ended = self._bootstrap() is None
+            if has_ended and not self.is_set():  # it may have run and ended since the wait
                 raise RuntimeError(_NO_THREAD)
         return True
 
 
 def _run_thread(bootstrap: Callable[[], None], limit: AllocationLimit) -> None:
-    """Run a thread, then lower the limit by its stack's bytes: the stack goes back to the system,
-    and other threads must not allocate as much instead.
+    """Run a new thread's code, then lower the limit by its stack's bytes: the stack is returned to
+    the system, and other threads must not allocate as much instead.
+
+    Args:
+        bootstrap: Python's function that the thread would have called.
+        limit: the limit on allocations.
     """
     limit.threads.begin()
     try:
@@ -153,7 +178,10 @@ def _run_thread(bootstrap: Callable[[], None], limit: AllocationLimit) -> None:
 
 
 def _replace_start(limit: AllocationLimit) -> Callable[[], None]:
-    """Raise the limit while a thread starts, and refuse threads for which no memory is left."""
+    """Raise the limit while a thread starts, and refuse threads for which no memory is left.
+
+    Return a function that undoes this.
+    """
     earlier = threading.Thread.start
 
     @functools.wraps(earlier)
@@ -168,8 +196,9 @@ def _replace_start(limit: AllocationLimit) -> Callable[[], None]:
             if limit.is_used_up(needed):
                 raise RuntimeError(_NO_THREAD)
             started = getattr(thread, "_started", None)
+            # not for a thread that has started: Python refuses to start it again
             if type(started) is threading.Event and not started.is_set():
-                thread._started = _Started(thread, limit)  # type: ignore[attr-defined]
+                thread._started = _StartedEvent(thread, limit)  # type: ignore[attr-defined]
             earlier(thread)
         finally:
             limit.end_raise(renew=True)

@@ -24,7 +24,7 @@ class GuardedMemory:
     """The memory left, its shares, and the limit on allocations.
 
     Args:
-        most_bytes: the user's ``--limit``; None without one.
+        user_limit_bytes: the user's ``--limit``; None without one.
         touched: the user's ``--touched``: count memory from its first use. Without it, memory is
             counted from its allocation, where the system can limit that.
         knows_peak: returns True if the kernel measures the peak of each cell, which shows how much
@@ -32,10 +32,10 @@ class GuardedMemory:
     """
 
     def __init__(
-        self, most_bytes: int | None, *, touched: bool, knows_peak: Callable[[], bool]
+        self, user_limit_bytes: int | None, *, touched: bool, knows_peak: Callable[[], bool]
     ) -> None:
         self.left = MemoryLeft()
-        self.shares = Shares(self.left, most_bytes)
+        self.shares = Shares(self.left, user_limit_bytes)
         self.limit = AllocationLimit(self.left.data_bytes, self._renew_if_possible)
         self.reserve = ReserveBlock()
         system_limits_allocations = self.left.now().data_bytes is not None and resource is not None
@@ -60,23 +60,24 @@ class GuardedMemory:
     def state(self) -> str:
         """The memory left, and how it is guarded."""
         room = format_bytes(self.shares.room_bytes(self.trimmed()))
-        return (
-            f"the guard is on: a cell can use {room} of {self.shares.whose} · {self.counting.how}"
-        )
+        how = self.counting.description
+        return f"the guard is on: a cell can use {room} of {self.shares.whose} · {how}"
 
     def now(self) -> Figures:
         """Return the current figures."""
         return self.left.now()
 
     def trimmed(self) -> Figures:
-        """Return the current figures; if little is left, return free heap, which counts as used, to
-        the system first.
+        """Return the current figures; if little is left, ``malloc`` returns its free pages first.
+
+        Those pages are free for Python, but count as used for the system.
         """
         figures = self.now()
         free = self.shares.free_bytes(figures)
-        if free >= 4 * self.shares.reserve_bytes or free >= (free_heap_bytes() or 0):
+        is_much_left = free >= 4 * self.shares.reserve_bytes
+        if is_much_left or free >= (free_heap_bytes() or 0):
             return figures
-        if trim_heap() is None:
+        if trim_heap() is None:  # this system's malloc returns no pages on request
             return figures
         return self.now()
 
@@ -91,7 +92,7 @@ class GuardedMemory:
         self.renew(figures)
 
     def renew(self, figures: Figures) -> None:
-        """Limit allocations to the memory left now."""
+        """Limit allocations to the memory left now, as ``figures`` say."""
         if figures.data_bytes is None:
             return
         with self.limit.lock:
@@ -109,11 +110,11 @@ class GuardedMemory:
 
     def room_for_error_bytes(self) -> int:
         """Return the bytes that may be added to the limit for an error and its traceback."""
-        most_bytes = self.shares.error_bytes
+        error_bytes = self.shares.error_bytes
         try:
             figures = self.now()
         except (MemoryError, OSError, ValueError):
-            return min(most_bytes, LAST_ROOM_BYTES)
+            return min(error_bytes, LAST_ROOM_BYTES)
         if self.limit.threads.are_busy():  # they may use up the bytes first
-            return min(most_bytes, self.shares.cushion_bytes(figures))
-        return min(most_bytes, figures.available_bytes // 2)
+            return min(error_bytes, self.shares.cushion_bytes(figures))
+        return min(error_bytes, figures.available_bytes // 2)

@@ -16,10 +16,10 @@ from ipygpumem.probes.cgroup import Version
 from ipygpumem.probes.pages import PAGE_BYTES
 from ipygpumem.units import KIB, format_bytes
 
-_LINE_BYTES, _FILE_BYTES = 1 << 8, 1 << 12
-"""Sizes of buffers, for one line and for the figures in a file. Python needs no new memory for the
-first.
-"""
+_LINE_BYTES = 1 << 8
+"""Size of the buffer for one line: so small that Python needs no new memory for it."""
+_FILE_BYTES = 1 << 12
+"""Size of the buffer for a file of figures."""
 
 
 class Figures(NamedTuple):
@@ -35,19 +35,73 @@ class Figures(NamedTuple):
     """
 
 
+class _ProcFiles(NamedTuple):
+    """Descriptors of Linux's files on this process and on the machine."""
+
+    statm: int
+    meminfo: int
+
+
+class _GroupFiles(NamedTuple):
+    """Descriptors of the files of a control group that has a limit."""
+
+    version: Version
+    limit: int
+    used: int
+    stat: int
+
+    def limit_bytes(self) -> int:
+        """Return the group's limit.
+
+        Raises:
+            ValueError: it is "max": the limit was lifted after the file was opened.
+        """
+        return _number_in_file(self.limit)
+
+    def available_bytes(self) -> int:
+        """Return the memory left below the limit; caches count as left, because Linux frees them.
+
+        Raises:
+            ValueError: the limit was lifted.
+        """
+        figures = b"\n" + _read(self.stat)
+        cache_bytes = 0
+        for name in self.version.cache:
+            cache_bytes += _figure(figures, b"\n%b " % name.encode())
+        return max(0, self.limit_bytes() - _number_in_file(self.used) + cache_bytes)
+
+
 class MemoryLeft:
-    """Reads the memory left, through descriptors that stay open until ``close``."""
+    """Reads the memory left, through descriptors that stay open until ``close``.
+
+    Args:
+        root: the folder that contains ``proc`` and ``sys``; another one in tests.
+    """
 
     def __init__(self, root: Path = cgroup.ROOT) -> None:
         self._files = contextlib.ExitStack()
-        self._groups: list[tuple[Version, int, int, int]] = []
-        """Each group with a limit: its limit, use and caches."""
-        self._statm: int | None = None
-        self._meminfo: int | None = None
-        with contextlib.suppress(OSError):  # not Linux: psutil reads both
-            statm = self._open(root / "proc/self/statm")
-            self._meminfo = self._open(root / "proc/meminfo")
-            self._statm = statm
+        self._proc = self._open_proc(root)
+        self._groups = self._open_groups(root)
+        ram_bytes = int(psutil.virtual_memory().total)
+        self.machine_bytes = ram_bytes + int(psutil.swap_memory().total)
+        """A larger request is refused by Linux itself."""
+        totals = [(group.limit_bytes(), "the control group") for group in self._groups]
+        self.total_bytes, owner = min([(ram_bytes, "the machine"), *totals])
+        self.name = f"{owner}'s {format_bytes(self.total_bytes)}"
+        """The memory that may run out, in words: ``the machine's 16 GiB``."""
+
+    def _open_proc(self, root: Path) -> _ProcFiles | None:
+        """Open Linux's files on this process and the machine; None on other systems."""
+        try:
+            return _ProcFiles(
+                self._open(root / "proc/self/statm"), self._open(root / "proc/meminfo")
+            )
+        except OSError:
+            return None
+
+    def _open_groups(self, root: Path) -> list[_GroupFiles]:
+        """Open the files of each control group that limits this process."""
+        groups = list[_GroupFiles]()
         for version, folder in cgroup.folders(root):
             # "max", or no such file: this group has no limit.
             with contextlib.suppress(OSError, ValueError):
@@ -55,47 +109,35 @@ class MemoryLeft:
                     limit = self._open(folder / version.limit)
                     used = self._open(folder / version.used)
                     stat = self._open(folder / "memory.stat")
-                    self._groups.append((version, limit, used, stat))
-        ram_bytes = int(psutil.virtual_memory().total)
-        self.machine_bytes = ram_bytes + int(psutil.swap_memory().total)
-        """A larger request is refused by Linux itself."""
-        owners_by_size = [(ram_bytes, "the machine")]
-        for _, limit, _, _ in self._groups:
-            owners_by_size.append((_number_in_file(limit), "the control group"))
-        self.total_bytes, name = min(owners_by_size)
-        self.name = f"{name}'s {format_bytes(self.total_bytes)}"
-        """The memory that may run out, in words."""
+                    groups.append(_GroupFiles(version, limit, used, stat))
+        return groups
 
     def _open(self, path: Path) -> int:
+        """Return a descriptor that ``close`` closes."""
         descriptor = os.open(path, os.O_RDONLY)
         self._files.callback(os.close, descriptor)
         return descriptor
 
     def now(self) -> Figures:
         """Return the current figures."""
-        if self._statm is None or self._meminfo is None:
-            memory = psutil.virtual_memory()
-            swap = psutil.swap_memory()
-            rss_bytes = int(psutil.Process().memory_info().rss)
-            return Figures(int(memory.available + swap.free), rss_bytes, None)
-        _, rss, shared, _, _, data = _read(self._statm, _LINE_BYTES).split()[:6]
-        machine = _read(self._meminfo)
+        if self._proc is None:
+            return _figures_of_psutil()
+        _, rss, shared, _, _, data = _read(self._proc.statm, _LINE_BYTES).split()[:6]
+        machine = _read(self._proc.meminfo)
         available_kib = _figure(machine, b"\nMemAvailable:") + _figure(machine, b"\nSwapFree:")
-        free = [available_kib * KIB]
-        with contextlib.suppress(OSError, ValueError):  # a group without its limit now
-            for version, limit, used, stat in self._groups:
-                caches = b"\n" + _read(stat)
-                cache_bytes = 0
-                for name in version.cache:
-                    cache_bytes += _figure(caches, b"\n%b " % name.encode())
-                free.append(max(0, _number_in_file(limit) - _number_in_file(used) + cache_bytes))
-        return Figures(min(free), (int(rss) - int(shared)) * PAGE_BYTES, int(data) * PAGE_BYTES)
+        available_bytes = available_kib * KIB
+        for group in self._groups:
+            # A group whose limit was lifted since has "max" there; the outer groups still count.
+            with contextlib.suppress(OSError, ValueError):
+                available_bytes = min(available_bytes, group.available_bytes())
+        private_bytes = (int(rss) - int(shared)) * PAGE_BYTES
+        return Figures(available_bytes, private_bytes, int(data) * PAGE_BYTES)
 
     def data_bytes(self) -> int | None:
-        """Return the private address space alone, in a tenth of the time."""
-        if self._statm is None:
+        """Return ``Figures.data_bytes`` alone, in a tenth of the time."""
+        if self._proc is None:
             return None
-        pages = _read(self._statm, _LINE_BYTES).split()[5]
+        pages = _read(self._proc.statm, _LINE_BYTES).split()[5]
         return int(pages) * PAGE_BYTES
 
     def close(self) -> None:
@@ -103,8 +145,17 @@ class MemoryLeft:
         self._files.close()
 
 
-def _read(descriptor: int, most_bytes: int = _FILE_BYTES) -> bytes:
-    return os.pread(descriptor, most_bytes, 0)
+def _figures_of_psutil() -> Figures:
+    """Return the current figures of a system without Linux's files."""
+    memory = psutil.virtual_memory()
+    swap = psutil.swap_memory()
+    rss_bytes = int(psutil.Process().memory_info().rss)
+    return Figures(int(memory.available + swap.free), rss_bytes, None)
+
+
+def _read(descriptor: int, size_bytes: int = _FILE_BYTES) -> bytes:
+    """Return the first ``size_bytes`` of an open file, from its beginning at each call."""
+    return os.pread(descriptor, size_bytes, 0)
 
 
 def _number_in_file(descriptor: int) -> int:
@@ -113,7 +164,7 @@ def _number_in_file(descriptor: int) -> int:
 
 
 def _figure(lines: bytes, label: bytes) -> int:
-    """Return the number behind a label; 0 without it."""
+    """Return the number after a label such as ``SwapFree:``; 0 if the label is not there."""
     _, _, after = lines.partition(label)
     words = after.split(None, 1)
     if not words:

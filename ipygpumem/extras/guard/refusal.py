@@ -26,20 +26,29 @@ class Refusal:
     """An error that may come from a refused allocation."""
 
     kind: Literal["refused", "system", "internal", "raised"]
-    """Memory was refused; the system refused a thread or a map, perhaps for another reason; CPython
-    has lost the error; Python code has raised it.
+    """The way in which the error was created:
+
+    - ``refused``: CPython or a library, when memory was refused.
+    - ``system``: the system refused a thread or a map, perhaps for another reason.
+    - ``internal``: CPython lost the MemoryError and raised a SystemError in its place.
+    - ``raised``: a ``raise`` statement, such as a library's own check of a size.
     """
     asked_bytes: int | None = None
+    """Bytes that were requested, if the error says so."""
 
 
 def refusal_in(error: BaseException) -> Refusal | None:
-    """Return the refusal that an error tells of, without its chain; None for any other error."""
+    """Return the refusal that an error tells of; None if it is another kind of error.
+
+    Errors in its chain (``__cause__``, ``__context__``) are not examined.
+    """
     args = field(error, "args")
     message = " ".join(part for part in args if type(part) is str)
     if is_instance(error, SystemError):
         is_internal = any(text in message for text in _INTERNAL)
         return Refusal("internal") if is_internal else None
     if is_instance(error, OSError):
+        # not error.errno, which may be a property of the user's class
         number = vars(OSError)["errno"].__get__(error)
         if number == errno.ENOMEM and not _was_created_by_raise(error):
             return Refusal("system")
@@ -53,12 +62,16 @@ def refusal_in(error: BaseException) -> Refusal | None:
     asked_bytes = classify(error).requested_bytes
     if not _was_created_by_raise(error):
         return Refusal("refused", asked_bytes)
-    return None if asked_bytes is None else Refusal("raised", asked_bytes)
+    if asked_bytes is None:
+        return None  # "raise MemoryError" of the user
+    return Refusal("raised", asked_bytes)
 
 
 def _was_created_by_raise(error: BaseException) -> bool:
-    """Return True if a ``raise`` statement created the error; one that raises it
-    again comes later.
+    """Return True if a ``raise`` statement created the error.
+
+    Then the innermost step of its traceback is that statement. A ``raise`` that only raises it
+    again is an outer step. An error without traceback was created by hand and never raised.
     """
     traceback = traceback_of(error)
     if traceback is None:

@@ -10,11 +10,20 @@ from typing import Any
 from ipygpumem.introspect import text_of
 
 Around = Callable[[tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
-"""Returns a context; gets the arguments of a call."""
+"""Gets the positional and the named arguments of a call, and returns the context for it."""
 
 
 def install(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """Set a function in place of another one, and return a function that undoes this."""
+    """Set ``owner.name`` to a function, and return a function that undoes this.
+
+    Undoing restores nothing if other code has replaced the function since: its function, which may
+    call ours, stays.
+
+    Args:
+        owner: a module, class or object.
+        name: the attribute.
+        function: the new function.
+    """
     earlier = vars(owner).get(name)
 
     def undo() -> None:
@@ -30,7 +39,9 @@ def install(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[],
 
 
 def replace(owner: Any, name: str, around: Around) -> Callable[[], None]:
-    """Call a function inside ``around`` from now on, and return a function that undoes this."""
+    """Call ``owner.name`` inside the context of ``around`` from now on, and return a function that
+    undoes this.
+    """
     function = getattr(owner, name)
 
     @functools.wraps(function)
@@ -40,6 +51,7 @@ def replace(owner: Any, name: str, around: Around) -> Callable[[], None]:
             return function(*args, **options)
 
     if not isinstance(owner, type):
-        call.__module__ = text_of(vars(owner).get("__name__"))  # pickle finds os.system by it
+        # pickle finds a function by these two: os.system, whose own module is "posix"
+        call.__module__ = text_of(vars(owner).get("__name__"))
         call.__qualname__ = name
     return install(owner, name, call)

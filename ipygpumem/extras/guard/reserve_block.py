@@ -17,11 +17,12 @@ class ReserveBlock:
 
     def __init__(self) -> None:
         self.blocks: object = None
-        """Set it to None to free them: that needs no memory, which a call might."""
+        """The reserve; None once it is freed. A caller sets it to None itself, which needs no
+        memory: a call might."""
 
     def fill(self) -> None:
-        """Allocate what was freed, if there is enough memory: threads of an earlier cell may have
-        used it up.
+        """Allocate the reserve again if it was freed and if there is enough memory, which threads
+        of an earlier cell may have used up.
         """
         if self.blocks is None:
             with contextlib.suppress(MemoryError, OSError):
@@ -29,7 +30,7 @@ class ReserveBlock:
 
     @property
     def freed_bytes(self) -> int:
-        """Address space that is free because the blocks were freed."""
+        """Address space that counts as free only because the reserve was freed."""
         return _SPARE_BYTES if self.blocks is None else 0
 
 

@@ -13,17 +13,17 @@ from types import TracebackType
 from typing import Any
 
 from ipygpumem.errors import describe_error
-from ipygpumem.extras.guard.allocation_limit import NO_LIMIT
 from ipygpumem.extras.guard.causes import Causes
 from ipygpumem.extras.guard.interrupt import HANDLER_CODE
 from ipygpumem.extras.guard.memory import GuardedMemory
 from ipygpumem.extras.guard.replacing import install, replace
 from ipygpumem.extras.guard.shares import LAST_ROOM_BYTES
+from ipygpumem.extras.guard.soft_limit import NO_LIMIT
 from ipygpumem.extras.guard.watch import Watch
 from ipygpumem.heap.knowledge.frames import steps
 from ipygpumem.introspect import is_instance
 from ipygpumem.reclaim.exceptions import chain, traceback_of
-from ipygpumem.shell.cell import GuardAction
+from ipygpumem.shell.cell import Cell, GuardAction
 from ipygpumem.shell.error_isolation import ErrorIsolation
 
 _STORE = "_format_exception_for_storage"
@@ -32,13 +32,17 @@ _STOP_WITHOUT_FIGURES = GuardAction("stopped the cell")
 _REFUSAL_IN_THREAD = GuardAction("perhaps refused a request of a thread", is_sure=False)
 """Explanations for which no memory is left to read the figures."""
 _WITHOUT_TRACEBACK = "too little memory is left for the traceback"
-_ENTRIES = 25
+_ENTRIES_AT_END = 25
 """Entries shown at either end of a traceback."""
 
 
 class ErrorRoom:
     """Raises the limit for an error and its traceback, explains the error, and shortens the
     traceback.
+
+    An error of a cell passes through these steps: IPython asks for its handlers
+    (``custom_exceptions``), formats it for the history (``_format_exception_for_storage``) and
+    shows it (``showtraceback``, which calls ``structured_traceback``). Each of them needs memory.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class ErrorRoom:
         reserve = self._memory.reserve
         watch = self._watch
 
+        # ``custom_exceptions`` is an attribute of the shell. A property of the shell's class comes
+        # before it, so that reading it runs our code.
         def find(this: Any) -> Any:
             reserve.blocks = None  # nothing can be created before this
             if this is shell and watch.cell is not None:
@@ -84,28 +90,34 @@ class ErrorRoom:
         yield lambda: delattr(kind, name)
 
     def _make_room(self) -> None:
-        """Raise the limit so that the error and its traceback fit.
-
-        In other threads than the cell's the raise lasts until the next check.
-        """
+        """Raise the limit so that the error of this thread and its traceback fit."""
         cell = self._watch.cell
+        with self._memory.limit.lock:
+            if cell is not None and cell.thread == threading.get_ident():
+                self._make_room_for_cell(cell)
+            elif not self._memory.limit.is_failing:
+                self._make_room_for_thread()
+
+    def _make_room_for_cell(self, cell: Cell) -> None:
+        """Raise the limit for an error of the cell, until it was shown."""
         limit = self._memory.limit
-        shares = self._memory.shares
-        with limit.lock:
-            if cell is None or cell.thread != threading.get_ident():
-                if not limit.is_failing:
-                    limit.add_room(
-                        min(shares.error_bytes // 4, self._memory.room_for_error_bytes())
-                    )
-                return  # other threads may use it up
-            was_failing = limit.is_failing
-            limit.begin_error()
-            self._watch.interrupt.cancel(cell.thread)
-            limit.add_room(min(shares.error_bytes, LAST_ROOM_BYTES))
-            if not was_failing and limit.wanted_bytes != NO_LIMIT:
-                with contextlib.suppress(MemoryError, OSError, ValueError):
-                    limit.raise_to_allocated()
-            limit.add_room(self._memory.room_for_error_bytes())
+        was_failing = limit.is_failing
+        limit.begin_error()
+        self._watch.interrupt.cancel(cell.thread)
+        # First a little without a measurement, which needs memory itself.
+        limit.add_room(min(self._memory.shares.error_bytes, LAST_ROOM_BYTES))
+        if not was_failing and limit.wanted_bytes != NO_LIMIT:
+            with contextlib.suppress(MemoryError, OSError, ValueError):
+                limit.raise_to_allocated()
+        limit.add_room(self._memory.room_for_error_bytes())
+
+    def _make_room_for_thread(self) -> None:
+        """Raise the limit for an error of a thread, until the next check: it gets a quarter of a
+        cell's room, because other threads may use it up.
+        """
+        quarter_bytes = self._memory.shares.error_bytes // 4
+        room_bytes = min(quarter_bytes, self._memory.room_for_error_bytes())
+        self._memory.limit.add_room(room_bytes)
 
     @contextlib.contextmanager
     def _showing(self, arguments: object, options: dict[str, Any]) -> Iterator[None]:
@@ -114,24 +126,27 @@ class ErrorRoom:
         if self._watch.cell is not None:
             limit.threads.wait()
             self._make_room()
-        shown = None
+        shown_error = None
         if limit.is_failing:
-            shown = sys.exc_info()[1]
-            self._explain(shown)
-        with shortened(shown):
+            shown_error = sys.exc_info()[1]
+            self._explain(shown_error)
+        with shortened(shown_error):
             yield
         if not options.get("running_compiled_code", False):  # else the cell goes on, as after %run
             limit.end_error()
 
     def _format_again(self, formatter: Any) -> Callable[[], None]:
-        """Format a traceback a second time if threads have used up the room for it, and return a
-        function that undoes this.
+        """Format a traceback a second time from now on if threads have used up the room for it, and
+        return a function that undoes this.
 
         An error in here could leave the cell without a reply: the front-end would wait for good.
+
+        Args:
+            formatter: IPython's ``InteractiveTB``; None if the shell has none.
         """
         name = "structured_traceback"
         if not hasattr(formatter, name):
-            return lambda: None
+            return lambda: None  # nothing was changed
         format_once = getattr(formatter, name)
 
         @functools.wraps(format_once)
@@ -172,7 +187,10 @@ class ErrorRoom:
 
     @contextlib.contextmanager
     def _ending_thread(self, arguments: tuple[Any, ...], options: object) -> Iterator[None]:
-        """Find out why an error ends a thread: the report comes with the cell, which goes on."""
+        """Find out why an error ends a thread: the report comes with the cell, which goes on.
+
+        ``arguments`` are those of ``threading.excepthook``: an object with ``exc_value``.
+        """
         if self._memory.limit.is_on:
             try:
                 error = getattr(next(iter(arguments), None), "exc_value", None)
@@ -185,11 +203,15 @@ class ErrorRoom:
 
     @contextlib.contextmanager
     def _storing(self, arguments: tuple[Any, ...], options: object) -> Iterator[None]:
-        """Shorten an error's traceback while IPython formats it for its history."""
+        """Shorten an error's traceback while IPython formats it for its history.
+
+        ``arguments`` are those of IPython's method: the error is the first one.
+        """
         error = next(iter(arguments), None)
-        if not self._memory.limit.is_failing or not is_instance(error, BaseException):
-            error = None
-        with shortened(error):
+        if self._memory.limit.is_failing and is_instance(error, BaseException):
+            with shortened(error):
+                yield
+        else:
             yield
 
 
@@ -198,20 +220,25 @@ def shortened(error: BaseException | None) -> Iterator[None]:
     """Leave out the middle of long tracebacks while IPython shows them: a deep recursion would use
     up the reserve.
 
-    The signal handler's frame at the end is removed for good.
+    The frame of the guard's signal handler, which may be the last one, is removed for good.
+
+    Args:
+        error: an error, whose chain is shown with it; None leaves everything as it is.
     """
-    removed = list[tuple[TracebackType, TracebackType]]()
+    shortened_at = list[tuple[TracebackType, TracebackType]]()
+    """Last entry of each beginning that is shown, and the entry that followed it."""
     errors = () if error is None else chain(error)
     for item in errors:
         entries = list(steps(traceback_of(item)))
         if len(entries) > 1 and entries[-1].tb_frame.f_code is HANDLER_CODE:
             entries.pop()
             entries[-1].tb_next = None
-        if len(entries) > 2 * _ENTRIES:
-            removed.append((entries[_ENTRIES - 1], entries[_ENTRIES]))
-            entries[_ENTRIES - 1].tb_next = entries[-_ENTRIES]
+        if len(entries) > 2 * _ENTRIES_AT_END:
+            last = entries[_ENTRIES_AT_END - 1]
+            shortened_at.append((last, entries[_ENTRIES_AT_END]))
+            last.tb_next = entries[-_ENTRIES_AT_END]
     try:
         yield
     finally:
-        for last, following in removed:
+        for last, following in shortened_at:
             last.tb_next = following

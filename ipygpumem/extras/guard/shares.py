@@ -6,40 +6,45 @@ from ipygpumem.extras.guard.memory_left import Figures, MemoryLeft
 from ipygpumem.units import MIB, format_bytes
 
 LEAST_ROOM_BYTES = 32 * MIB
-"""Maximum number of bytes that a cell may allocate even if little is left: ``del`` must work."""
+"""Bytes that a cell may allocate even if little memory is left, so that ``del`` works; it gets less
+than this once nearly nothing is left.
+"""
 LAST_ROOM_BYTES = 4 * MIB
-"""Bytes that a cell may allocate in any case once ``--limit`` is reached."""
+"""Bytes that a cell may allocate even if ``--limit`` is exceeded."""
 
 
 class Shares:
-    """The bytes of memory left at which the guard refuses allocations or interrupts the cell. Those
-    of a cell are fixed when it begins; all other shares follow the figures.
+    """The bytes of memory left at which the guard refuses allocations or interrupts the cell.
+
+    From much memory left to none: an allocation is refused at ``_refusal_bytes``, the cell is
+    interrupted at ``reserve_bytes``, and the rest is for errors and for the code around the cell.
+    ``begin_cell`` fixes the shares of one cell; all other shares follow the figures.
 
     Args:
         left: the memory that this process can use.
-        most_bytes: the user's ``--limit`` for the process's private pages; None without one.
+        user_limit_bytes: the user's ``--limit`` for the process's private pages; None without one.
     """
 
-    def __init__(self, left: MemoryLeft, most_bytes: int | None) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, left: MemoryLeft, user_limit_bytes: int | None) -> None:
+        self._user_limit_bytes = user_limit_bytes
         total_bytes = left.total_bytes
         self.whose = left.name
         """The memory that may run out, in words."""
-        if most_bytes is not None:
-            total_bytes = min(most_bytes, total_bytes)
-            self.whose = f"the limit of {format_bytes(most_bytes)}"
+        if user_limit_bytes is not None:
+            total_bytes = min(user_limit_bytes, total_bytes)
+            self.whose = f"the limit of {format_bytes(user_limit_bytes)}"
         self.reserve_bytes = min(max(total_bytes // 16, 32 * MIB), 512 * MIB)
         """Memory left at which a cell is interrupted."""
         self._refusal_bytes = self.reserve_bytes * 3 // 2
         """Memory left at which an allocation is refused."""
         self.error_bytes = 0
         """Maximum number of bytes added to the limit for an error of the cell."""
-        self.least_left_bytes = 0
-        """Memory left at which the cell is interrupted: less than the reserve if the cell began
+        self.interrupt_left_bytes = 0
+        """Memory left at which this cell is interrupted: less than the reserve if the cell began
         with little memory."""
-        self._interrupted_at_bytes = 0
-        """Private pages at which the cell is interrupted; allocations should reach ``--limit``
-        before."""
+        self._interrupt_private_bytes = 0
+        """Private pages at which this cell is interrupted because of ``--limit``. It is above that
+        limit, so that allocations are refused first, where they can be."""
         self._floor_bytes = 0
         """Minimum of the limit on allocations during the cell."""
 
@@ -53,9 +58,9 @@ class Shares:
         self.error_bytes = min(self.reserve_bytes, (left - room) // 2)
         # Before its interrupt, the cell may use twice the room, but at most half of what is left.
         least_left = max(left // 2, left - 2 * room)
-        self.least_left_bytes = min(self.reserve_bytes, least_left)
-        above_limit = (self._most_bytes or 0) + LEAST_ROOM_BYTES // 2
-        self._interrupted_at_bytes = max(above_limit, figures.private_bytes + room)
+        self.interrupt_left_bytes = min(self.reserve_bytes, least_left)
+        above_limit = (self._user_limit_bytes or 0) + LEAST_ROOM_BYTES // 2
+        self._interrupt_private_bytes = max(above_limit, figures.private_bytes + room)
         self._floor_bytes = (figures.data_bytes or 0) + room
 
     def left_bytes(self, figures: Figures) -> int:
@@ -67,10 +72,10 @@ class Shares:
         return self._left_above(self._refusal_bytes, figures)
 
     def _left_above(self, kept_bytes: int, figures: Figures) -> int:
-        """Return the memory left beyond ``kept_bytes``, and below ``--limit``."""
+        """Return the memory left if ``kept_bytes`` stay unused and ``--limit`` is not exceeded."""
         left = figures.available_bytes - kept_bytes
-        if self._most_bytes is not None:
-            left = min(left, self._most_bytes - figures.private_bytes)
+        if self._user_limit_bytes is not None:
+            left = min(left, self._user_limit_bytes - figures.private_bytes)
         return max(0, left)
 
     def room_bytes(self, figures: Figures) -> int:
@@ -86,15 +91,17 @@ class Shares:
         left = figures.available_bytes
         above_reserve = left - min(self.reserve_bytes // 2, LEAST_ROOM_BYTES)
         room = min(LEAST_ROOM_BYTES, max(above_reserve // 2, left // 8))
-        if self._most_bytes is None:
+        if self._user_limit_bytes is None:
             return room
         # half of what is left: else cells that keep their memory would exceed --limit step by step
-        until_limit = (self._most_bytes + LEAST_ROOM_BYTES - figures.private_bytes) // 2
+        until_limit = (self._user_limit_bytes + LEAST_ROOM_BYTES - figures.private_bytes) // 2
         return min(room, max(until_limit, LAST_ROOM_BYTES))
 
     def limit_bytes(self, figures: Figures) -> int:
-        """Return the private address space that the cell may have allocated; the figures must
-        contain the present.
+        """Return the private address space that the process may have while the cell runs.
+
+        Args:
+            figures: the current figures, with ``data_bytes``.
         """
         free = max(self.free_bytes(figures), self._slack_bytes(figures))
         return max((figures.data_bytes or 0) + free, self._floor_bytes)
@@ -107,8 +114,9 @@ class Shares:
         the slack at each check, but never the reserve.
         """
         left = figures.available_bytes - self.reserve_bytes * 5 // 4
-        if self._most_bytes is not None:
-            left = min(left, self._most_bytes + LEAST_ROOM_BYTES // 4 - figures.private_bytes)
+        if self._user_limit_bytes is not None:
+            above_limit = self._user_limit_bytes + LEAST_ROOM_BYTES // 4
+            left = min(left, above_limit - figures.private_bytes)
         return max(0, left // 8)
 
     def cushion_bytes(self, figures: Figures) -> int:
@@ -118,16 +126,18 @@ class Shares:
         time that they use it.
         """
         left = figures.available_bytes - self.reserve_bytes // 2
-        if self._most_bytes is not None:
-            until_interrupt = self._interrupted_at_bytes - figures.private_bytes
+        if self._user_limit_bytes is not None:
+            until_interrupt = self._interrupt_private_bytes - figures.private_bytes
             left = min(left, until_interrupt + self._refusal_bytes)
         return max(0, left // 2)
 
     def until_interrupt_bytes(self, figures: Figures) -> int:
-        """Return the bytes that the cell may still use before it is interrupted; negative beyond
-        that.
+        """Return the bytes that the cell may still use before it is interrupted.
+
+        They are negative once that is due. With ``--limit``, the private pages count, too.
         """
-        left = figures.available_bytes - self.least_left_bytes
-        if self._most_bytes is None:
-            return left
-        return min(left, self._interrupted_at_bytes - figures.private_bytes)
+        until_none_left = figures.available_bytes - self.interrupt_left_bytes
+        if self._user_limit_bytes is None:
+            return until_none_left
+        until_limit = self._interrupt_private_bytes - figures.private_bytes
+        return min(until_none_left, until_limit)

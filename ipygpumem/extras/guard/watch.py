@@ -31,7 +31,13 @@ _GRACE_SECONDS = 1.0
 
 
 class Watch:
-    """Checks the memory left, more often the less there is, until ``stop``."""
+    """Checks the memory left, more often the less there is, until ``stop``.
+
+    Args:
+        memory: the memory left, its shares and the limit on allocations.
+        worker: the meter's thread, which calls ``_tick`` after the seconds that it returned.
+        isolation: reports our own failures.
+    """
 
     def __init__(self, memory: GuardedMemory, worker: Worker, isolation: ErrorIsolation) -> None:
         self._memory = memory
@@ -42,8 +48,9 @@ class Watch:
         """Protects the files and the cell. The limit's lock is taken inside it, never the other way
         round."""
         self.cell: Cell | None = None
-        """The cell whose code runs."""
+        """The cell whose code runs; None between cells."""
         self.is_on = True
+        """False after ``stop``: the files are closed soon."""
         self._sleeps = False
         """True while the thread does not check: the next cell wakes it."""
         self._struck_at = 0.0
@@ -79,12 +86,15 @@ class Watch:
         self.cell = cell
 
     def wake(self) -> None:
-        """Check again if the thread sleeps; waking it takes 100 us."""
+        """Begin to check again if the thread sleeps; only then, because waking it takes 100 us."""
         if self._sleeps:
             self._worker.wake(self._tick)
 
     def end_cell(self) -> None:
-        """Stop interrupting the cell: its code has ended."""
+        """Stop interrupting the cell, and restore the user's limit: the cell's code has ended.
+
+        The limit stays while threads of the cell go on; ``_check`` ends it after them.
+        """
         with self.lock:
             cell, self.cell = self.cell, None
             if not self._memory.limit.threads.are_busy():
@@ -97,8 +107,12 @@ class Watch:
         return self._memory.shares.until_interrupt_bytes(self._memory.now()) <= 0
 
     def _tick(self) -> float | None:
-        """Check, and return the seconds until the next check."""
+        """Check, for the meter's thread, and return the seconds until the next check.
+
+        None means that no check is needed until ``wake``.
+        """
         if self._memory.limit.is_failing:
+            # An error is being shown: its room must stay, and a second one would hide it.
             return LIMITED_CHECK_SECONDS
         try:
             return self._check_despite_limit()
@@ -154,7 +168,7 @@ class Watch:
         what is left.
         """
         shares = self._memory.shares
-        usable_bytes = shares.until_interrupt_bytes(figures) + shares.least_left_bytes // 2
+        usable_bytes = shares.until_interrupt_bytes(figures) + shares.interrupt_left_bytes // 2
         return min(usable_bytes / _BYTES_PER_SECOND, _LONGEST_PAUSE_SECONDS)
 
     def _end_limit_after_threads(self) -> None:
@@ -176,7 +190,7 @@ class Watch:
             figures = self._memory.trimmed()
         if self._memory.shares.until_interrupt_bytes(figures) > 0:
             return
-        self._struck_at = time.monotonic()
+        self._struck_at = time.monotonic()  # before the strike: the next one waits for the grace
         self._strike(cell, self._memory.shares.left_bytes(figures))
 
     def _strike(self, cell: Cell, left_bytes: int) -> None:
@@ -190,17 +204,19 @@ class Watch:
                 self.interrupt.strike(cell.thread, left_bytes)
 
     def check_search(self) -> None:
-        """End our own search after a cell before it uses up the memory: the limit does not count
-        free heap.
+        """End our own search for objects before it uses up the memory.
+
+        Searches call this often. Between cells no limit protects the memory left; a limit would
+        count free heap, which a search may use, as used up.
 
         Raises:
             MemoryError: too little memory is left.
         """
         if self.cell is not None and not self._memory.limit.is_failing:
-            return
+            return  # the cell itself searches: its limit is in force
         if time.monotonic() - self._searched_at <= _SEARCH_SECONDS:
             return
         left = self._memory.now().available_bytes
         self._searched_at = time.monotonic()
-        if left < self._memory.shares.least_left_bytes // 2:
+        if left < self._memory.shares.interrupt_left_bytes // 2:
             raise MemoryError("too little memory is left to examine objects")

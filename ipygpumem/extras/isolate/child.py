@@ -50,7 +50,12 @@ class Task:
 
 
 def run(task: Task, parent: int) -> NoReturn:
-    """Run the cell, send its outputs and names, and end this process."""
+    """Run the cell, send its outputs and names, and end this process.
+
+    Args:
+        task: the cell.
+        parent: the number of the kernel's process.
+    """
     pid = os.getpid()
     try:
         _become_independent(task, parent)
@@ -87,38 +92,59 @@ def _become_independent(task: Task, parent: int) -> None:
 
 
 def _run_cell_here(task: Task, pid: int) -> None:
-    """Run the cell in this process, whose number is ``pid``, and send all that comes of it."""
+    """Run the cell in this process, whose number is ``pid``, and send its outputs and results."""
     app = task.app
     shell = task.app.context.shell
-    send = task.connection.send
     before = dict(shell.user_ns)
     errors = _Errors(task)
     _redirect(task, errors)
     if task.memory_bytes is not None:
         _limit_memory(app, task.memory_bytes)
-    send("started", rss_bytes())
+    task.connection.send("started", rss_bytes())
     span = app.context.meter.span()
     result = shell.run_cell(task.source, store_history=False)
-    late: list[BaseException] = []  # an interrupt from here on must not lose the names to keep
-    signal.signal(signal.SIGINT, lambda *_: late.append(KeyboardInterrupt()))
+    late_interrupts: list[BaseException] = []
+    """Interrupts from here on, which must not lose the names to keep."""
+    signal.signal(signal.SIGINT, lambda *_: late_interrupts.append(KeyboardInterrupt()))
     if os.getpid() != pid:  # the cell forked, and its child came here
         os._exit(0)
     peak_bytes = _peak_bytes(span)
     error = result.error_before_exec or result.error_in_exec
+    _send_results(task, before, errors, error, late_interrupts)
+    for name in shell.user_ns.keys() - before.keys():  # files that the cell left open are closed
+        del shell.user_ns[name]
+    # Before "done", after which the kernel kills this process: the values that this deletes may
+    # hold a lock that it shares with the kernel, such as that of a queue, and release it now.
+    before.clear()
+    task.connection.send("done", peak_bytes)
+
+
+def _send_results(
+    task: Task,
+    before: dict[str, Any],
+    errors: _Errors,
+    error: BaseException | None,
+    late_interrupts: Sequence[BaseException],
+) -> None:
+    """Send the names to keep and the cell's error.
+
+    Args:
+        task: the cell.
+        before: the notebook's names before the cell.
+        errors: the errors that the cell has shown.
+        error: the error that ended it.
+        late_interrupts: interrupts after its end.
+    """
+    send = task.connection.send
     described = errors.end(error)
-    if _is_limit_reached(app):
+    if _is_limit_reached(task.app):
         send("limited")
     if task.keep:
         _send_kept_names(task, before, failed=error is not None)
     if error is not None:
         send("failed", *described)
-    elif late:
-        send("failed", *_described(late[0]))
-    for name in shell.user_ns.keys() - before.keys():  # files that the cell left open are closed
-        del shell.user_ns[name]
-    # what this deletes may hold locks that it shares with the kernel, which then ends this process
-    before.clear()
-    send("done", peak_bytes)
+    elif late_interrupts:
+        send("failed", *_described(late_interrupts[0]))
 
 
 def _limit_memory(app: App, memory_bytes: int) -> None:
@@ -151,6 +177,11 @@ def _peak_bytes(span: Span) -> int:
 def _send_kept_names(task: Task, before: dict[str, Any], *, failed: bool) -> None:
     """Write the names to keep, and send the reasons for lost ones, until the kernel's process can
     load all of them.
+
+    Args:
+        task: the cell.
+        before: the notebook's names before the cell.
+        failed: the cell has failed, so that it may not have come to all of the names.
     """
     namespace = task.app.context.namespace
     names = _names_to_keep(task, before)
@@ -163,6 +194,7 @@ def _send_kept_names(task: Task, before: dict[str, Any], *, failed: bool) -> Non
         values = {name: value for name, value in values.items() if name not in lost}
         task.connection.send("kept", list(values), lost)
         lost = {}
+        # The name that the kernel's process cannot load; None if it has loaded all, or has gone.
         failing, is_last = task.connection.receive() or (None, True)
         if failing is None:
             return
@@ -192,16 +224,19 @@ def _names_to_keep(task: Task, before: dict[str, Any]) -> list[str]:
 
 
 class _Errors:
-    """The errors that the isolated cell shows. The one that ends it is not shown here, because the
-    kernel's process raises it.
+    """The errors that IPython shows in this process.
+
+    The error that ends the cell is not shown here, because the kernel's process raises it. IPython
+    shows an error before ``run_cell`` returns it, so the last one waits until that is known.
     """
 
     def __init__(self, task: Task) -> None:
         self._send = task.connection.send
         self._cells = task.app.context.cells
         self._waiting: list[tuple[BaseException, list[str]]] = []
-        """Errors with their tracebacks, of which one may be the cell's own."""
+        """The last error with its traceback, which may be the one that ends the cell."""
         self._depth = len(self._cells.running()) + 1
+        """Number of running cells in the isolated one, including itself."""
 
     def show(self, error: BaseException, lines: list[str]) -> None:
         """Show an error of a cell run inside the isolated one at once. An error of the isolated
@@ -250,7 +285,7 @@ def _described(error: BaseException | None, lines: Sequence[str] = ()) -> Descri
 
 
 def _built_in_name(error: BaseException | None) -> str:
-    """Return the name of an error's nearest built-in base."""
+    """Return the name of an error's nearest built-in base: ``ValueError`` for ``json``'s errors."""
     for kind in mro_of(type(error)):
         name = name_of(kind)
         if vars(builtins).get(name) is kind:
@@ -288,17 +323,20 @@ def _stream(name: str, earlier: Any, send: Callable[..., None]) -> Any:
 
 
 def _redirect_displays(shell: Any, send: Callable[..., None]) -> None:
-    """Send what the cell displays, and its results."""
+    """Send the cell's displays and its results, in place of IPython's methods for them."""
     publisher = shell.display_pub
     hook = shell.displayhook
 
     def publish(data: Any, metadata: Any = None, source: Any = None, **more: Any) -> None:
+        """Send a display; ``source`` is deprecated in IPython, which ignores it, too."""
         send("publish", "publish", {"data": data, "metadata": metadata, **more})
 
     def clear_output(wait: bool = False) -> None:
+        """Send the request to clear the cell's output."""
         send("publish", "clear_output", {"wait": wait})
 
     def write_result(data: Any, metadata: Any = None) -> None:
+        """Send the formatted value of an expression."""
         send("result", data, metadata)
 
     def nothing() -> None:
@@ -325,7 +363,9 @@ def _redirect_history(shell: Any, source: str) -> None:
 def _send_widget_message(
     send: Callable[..., None], stream: Any, kind: Any, content: Any = None, *_: Any, **given: Any
 ) -> None:
-    """Send a message of a widget, instead of the kernel's session."""
+    """Send a message of a widget, in place of the session's ``send`` with the same arguments; drop
+    other messages.
+    """
     if isinstance(kind, str) and kind.startswith("comm_"):
         buffers = [bytes(item) for item in given.get("buffers") or ()]
         more = {
@@ -337,9 +377,15 @@ def _send_widget_message(
 
 
 def _function_that_asks(connection: Connection, kind: str) -> Callable[..., Any]:
-    """Return a function that asks the user in the kernel's process."""
+    """Return a function that asks the user in the kernel's process.
+
+    Args:
+        connection: the connection to that process.
+        kind: ``input`` or ``getpass``.
+    """
 
     def ask(prompt: object = "", *_: Any, **__: Any) -> Any:
+        """Return the user's answer; raise the error of the kernel's function."""
         connection.send("ask", kind, str(prompt))
         answer = (connection.receive() or (EOFError(),))[0]
         if isinstance(answer, BaseException):

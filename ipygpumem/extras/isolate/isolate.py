@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import ctypes
 import getpass
 import os
 import random
@@ -16,18 +15,18 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import describe_error
 from ipygpumem.extras.isolate import child
+from ipygpumem.extras.isolate.child_process import ChildProcess
+from ipygpumem.extras.isolate.kept_names import KeptNames, memory_file
 from ipygpumem.extras.isolate.needs import why_unusable
-from ipygpumem.extras.isolate.packets import Connection, load
+from ipygpumem.extras.isolate.packets import Connection
 from ipygpumem.introspect import code_lines
 from ipygpumem.magics import completions
 from ipygpumem.magics.experiment import patterns_of
@@ -39,14 +38,10 @@ from ipygpumem.scope.bindings import Bindings
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, byte_size, command, duration, option
 from ipygpumem.shell.ipython.sources import bound_names
-from ipygpumem.units import KIB, MIB, format_bytes, format_seconds
+from ipygpumem.units import MIB, format_bytes, format_seconds
 
 _PAUSE_SECONDS = 0.1
 """Time without a message after which the child process may have ended."""
-_OPENMP = re.compile(r"/\S*/libgomp[-.][^/\n]*$", re.MULTILINE)
-"""GNU's OpenMP; the one of LLVM and Intel handles forks itself."""
-_PAUSE, _PAUSE_HARD = "omp_pause_resource_all", 2
-"""Function and argument that end OpenMP's threads, from version 5 on (GCC 9)."""
 
 
 @command(
@@ -73,7 +68,11 @@ _PAUSE, _PAUSE_HARD = "omp_pause_resource_all", 2
     ),
 )
 def of_cell(app: App, options: Options, cell: str) -> list[Report]:
-    """Run a cell in a child process; raise its error."""
+    """Run a cell in a child process; raise its error.
+
+    Raises:
+        UsageError: this cannot be done here, or not with this cell.
+    """
     __tracebackhide__ = True
     if sys.platform != "linux":
         reason = "other systems' libraries break in a fork"
@@ -98,7 +97,10 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
 
 
 def _note_ended_names(app: App, cell: str) -> None:
-    """Note the names that a cell bound in the child process only, for the error of a later cell."""
+    """Note the names that a cell bound in the child process only, for the error of a later cell.
+
+    Then its NameError says that ``--keep`` would have kept the name.
+    """
     shell = app.context.shell
     ended = app.experiments.ended_elsewhere
     for name in bound_names(shell, cell):
@@ -123,7 +125,11 @@ def _with_lines_above(app: App, cell: str) -> str:
 
 
 class IsolatedCell:
-    """A cell in a child process, as seen from the kernel's process."""
+    """A cell in a child process, as seen from the kernel's process.
+
+    The child process sends messages: outputs, which are shown at once, questions to the user, and
+    at the end the kept names and the cell's error.
+    """
 
     def __init__(self, app: App, options: Options) -> None:
         self._app = app
@@ -132,31 +138,29 @@ class IsolatedCell:
         self.notes: list[Report] = []
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection, self._connection_of_child = map(Connection, ends)
-        self._pid = 0
-        """The child process; 0 before it is started."""
-        self._interrupts = 0
-        """Number of Ctrl-Cs so far."""
+        self._process = ChildProcess()
+        self._kept = KeptNames()
         self._is_done = False
         """True once the child process has sent all of its results."""
         self._is_late = False
         """True if ``--time`` is over."""
-        self._is_loading = False
-        """True while kept names are loaded."""
         self._cells_error: BaseException | None = None
         """The error of the cell."""
-        self._kept_values: dict[str, object] = {}
-        """The kept names that were loaded."""
-        self._names_to_load_later: list[str] = []
-        """Names to load once the child process has ended, the one that took too much memory last.
-        """
         self._start_bytes = 0
+        """RSS of the child process when the cell began."""
         self._peak_bytes = 0
+        """The cell's peak above that."""
 
     def run(self, source: str, keep: list[str]) -> BaseException | None:
-        """Run the cell; return its error."""
+        """Run the cell, and bind the names to keep; return the cell's error.
+
+        Args:
+            source: the code.
+            keep: names and globs.
+        """
         with contextlib.ExitStack() as undo:
-            values_file = undo.enter_context(_memory_file())
-            stack_file = undo.enter_context(_memory_file())
+            undo.enter_context(self._kept.file)
+            stack_file = undo.enter_context(memory_file())
             undo.enter_context(self._connection.socket)
             undo.enter_context(self._connection_of_child.socket)
             kills = Kills()
@@ -166,13 +170,12 @@ class IsolatedCell:
                 keep,
                 self._options.memory,
                 self._connection_of_child,
-                kept=values_file,
+                kept=self._kept.file,
                 stack=stack_file,
                 random_state=random.getstate(),
             )
-            self._file = values_file
             with _interrupts_handled_by(self._pass_interrupt_on):
-                self._fork(task)
+                self._process.fork(task, self._connection)
                 try:
                     self._handle_messages()
                 finally:
@@ -181,50 +184,19 @@ class IsolatedCell:
                 stack_file.seek(0)
                 stack = stack_file.read().decode("utf-8", "replace")
                 self._cells_error = self._error_of_dead_child(status, kills, stack)
-            elif self._names_to_load_later:
-                self._load_later()
+            elif self._kept.waiting:
+                self._load_waiting_names()
         self._bind_kept_names()
         return self._cells_error
 
-    def _load_later(self) -> None:
-        """Load the names again in the memory that the child process has given back."""
-        failing, error = self._load_kept_names(self._names_to_load_later)
-        if error is not None:
-            self.notes.append(_lost_name_note(failing, describe_error(error)))
-        if isinstance(error, KeyboardInterrupt):
-            self._cells_error = error
-
-    def _fork(self, task: child.Task) -> None:
-        """Start the child process, which never returns from here."""
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # the user's own
-                stream.flush()
-        without_threads = _pause_openmp()
-        parent = os.getpid()
-        # until the child process handles it
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about threads
-                pid = os.fork()
-        except OSError as error:
-            raise UsageError(
-                f"%%isolate: the system starts no child process: {describe_error(error)}"
-            ) from None
-        finally:
-            if os.getpid() == parent:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if pid == 0:
-            for library in without_threads:
-                library.omp_set_num_threads(1)
-            self._connection.socket.close()
-            child.run(task, parent)
-        self._connection_of_child.socket.close()
-        with contextlib.suppress(OSError):  # it may have done so itself, and even have ended
-            os.setpgid(pid, pid)
-        self._pid = pid
-        if self._interrupts:
-            self._send_signal(signal.SIGINT)
+    def _load_waiting_names(self) -> None:
+        """Load names again, in the memory that the child process has given back."""
+        failure = self._kept.load(self._kept.waiting)
+        if failure is None:
+            return
+        self.notes.append(_lost_name_note(failure.name, describe_error(failure.error)))
+        if isinstance(failure.error, KeyboardInterrupt):
+            self._cells_error = failure.error
 
     # -- while the child process runs ------------------------------------------------------------
 
@@ -232,27 +204,9 @@ class IsolatedCell:
         """Pass a Ctrl-C on to the child process; the second one ends it, and the loading of the
         kept names.
         """
-        self._interrupts += 1
-        if self._pid:
-            self._send_signal(signal.SIGKILL if self._is_given_up else signal.SIGINT)
-        if self._is_loading and self._is_given_up:
+        self._process.interrupt()
+        if self._kept.is_loading and self._process.is_given_up:
             raise KeyboardInterrupt
-
-    @property
-    def _is_given_up(self) -> bool:
-        """True from the second Ctrl-C on."""
-        return self._interrupts > 1
-
-    def _send_signal(self, number: int) -> None:
-        """Send a signal to the child process and those that it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._pid, number)
-
-    def _has_ended(self) -> bool:
-        """Return True if the child process has ended; its status can still be read."""
-        with contextlib.suppress(ChildProcessError):
-            return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        return True
 
     def _handle_messages(self) -> None:
         """Handle the messages of the child process until it has ended or its time is over."""
@@ -260,11 +214,11 @@ class IsolatedCell:
         while not (self._is_done or self._is_late):
             seconds = min(_PAUSE_SECONDS, deadline - time.monotonic())
             self._connection.socket.settimeout(max(0.001, seconds))
-            message: tuple[Any, ...] | None = ()  # nothing came
+            message: tuple[Any, ...] | None = ()  # nothing, or a part of a message, has come
             try:
                 message = self._connection.receive()
             except TimeoutError:
-                if self._has_ended():
+                if self._process.has_ended():
                     break
             except OSError:
                 break
@@ -275,7 +229,7 @@ class IsolatedCell:
                 kind, *values = message
                 self._HANDLERS[kind](self, *values)
             elif message is None:  # it is ending, or the cell has closed all files
-                if self._has_ended():
+                if self._process.has_ended():
                     break
                 time.sleep(_PAUSE_SECONDS / 10)
             self._is_late = time.monotonic() > deadline
@@ -289,7 +243,12 @@ class IsolatedCell:
         getattr(sys, name).write(text)
 
     def _on_publish(self, method: str, given: dict[str, Any]) -> None:
-        """Show or clear a display."""
+        """Show or clear a display.
+
+        Args:
+            method: the name of IPython's method: ``publish`` or ``clear_output``.
+            given: its arguments.
+        """
         getattr(self._shell.display_pub, method)(**given)
 
     def _on_result(self, data: Any, metadata: Any) -> None:
@@ -304,20 +263,31 @@ class IsolatedCell:
         hook.finish_displayhook()
 
     def _on_comm(self, kind: str, content: Any, given: dict[str, Any]) -> None:
-        """Send a widget's message to the front-end."""
+        """Send a widget's message to the front-end.
+
+        Args:
+            kind: the type of the message, such as ``comm_msg``.
+            content: its content.
+            given: further arguments of the session's ``send``.
+        """
         kernel = self._shell.kernel
         kernel.session.send(
             kernel.iopub_socket, kind, content, parent=kernel.get_parent("shell"), **given
         )
 
     def _on_ask(self, kind: str, prompt: str) -> None:
-        """Ask the user, and send the answer; an error is raised in the cell."""
+        """Ask the user, and send the answer; an error is raised in the cell.
+
+        Args:
+            kind: ``input`` or ``getpass``.
+            prompt: the question.
+        """
         ask = input if kind == "input" else getpass.getpass
         try:
             with _interrupts_handled_by(signal.default_int_handler):
                 answer: object = ask(prompt)
         except KeyboardInterrupt:
-            self._pass_interrupt_on(signal.SIGINT, None)
+            self._pass_interrupt_on(signal.SIGINT, None)  # it ends the wait for the answer, too
             return
         except Exception as error:  # raised in the cell
             answer = error
@@ -342,34 +312,26 @@ class IsolatedCell:
             self.notes.append(note(f"%%isolate: the limit of {limit} (--memory) was reached"))
 
     def _on_kept(self, names: list[str], lost: dict[str, str]) -> None:
-        """Load the names to keep. If one cannot be loaded, ask the child process to write the other
-        names again.
-        """
-        failing, error = self._load_kept_names(names)
-        if isinstance(error, MemoryError) and not self._is_given_up:
-            self._names_to_load_later = [*(name for name in names if name != failing), failing]
-        elif error is not None:
-            lost = {**lost, failing: describe_error(error)}
-        if error is not None and not self._is_given_up:
-            self._kept_values = {}  # they are loaded again, because names may share objects
-        self.notes += [_lost_name_note(name, why) for name, why in lost.items()]
-        with contextlib.suppress(OSError):  # it has ended
-            self._connection.send(failing or None, bool(self._names_to_load_later))
+        """Load the names to keep, and answer with the name that cannot be loaded, if there is one:
+        the child process then writes the other ones again.
 
-    def _load_kept_names(self, names: list[str]) -> tuple[str, BaseException | None]:
-        """Load the values of ``names`` from the file. Return the first name that cannot be loaded,
-        with its error; ``"", None`` if all were loaded.
+        Args:
+            names: the names whose values are in the file.
+            lost: names whose values cannot be written, with the reasons.
         """
-        self._kept_values = {}
-        try:
-            self._is_loading = True
-            try:
-                load(self._file, self._kept_values, len(names))
-            finally:
-                self._is_loading = False
-        except BaseException as error:  # any of the user's classes may fail
-            return names[len(self._kept_values)], error
-        return "", None
+        failure = self._kept.load(names)
+        if failure is not None:
+            is_given_up = self._process.is_given_up
+            if isinstance(failure.error, MemoryError) and not is_given_up:
+                self._kept.postpone(names, failure.name)
+            else:
+                lost = {**lost, failure.name: describe_error(failure.error)}
+            if not is_given_up:
+                self._kept.values = {}  # they are loaded again, because names may share objects
+        self.notes += [_lost_name_note(name, why) for name, why in lost.items()]
+        failing_name = None if failure is None else failure.name
+        with contextlib.suppress(OSError):  # it has ended
+            self._connection.send(failing_name, bool(self._kept.waiting))
 
     def _on_done(self, peak_bytes: int) -> None:
         """Note that the child process has sent all of its results."""
@@ -394,26 +356,30 @@ class IsolatedCell:
     # -- after it --------------------------------------------------------------------------------
 
     def _end_child(self) -> int:
-        """End the child process and the processes that it has started; return its wait status."""
-        status = 0
-        self._send_signal(signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            _, status, usage = os.wait4(self._pid, 0)
-            self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * KIB - self._start_bytes)
+        """End the child process, note its peak for the cell, and return its wait status."""
+        end = self._process.end()
+        self._peak_bytes = max(self._peak_bytes, end.highest_rss_bytes - self._start_bytes)
         running = self._app.context.cells.running()
         if running:
             running[0].children.ran_in(self._peak_bytes)
-        return status
+        return end.status
 
     def _error_of_dead_child(self, status: int, kills: Kills, stack: str) -> BaseException:
-        """Return the error of a cell whose child process did not finish it."""
+        """Return the error of a cell whose child process did not finish it.
+
+        Args:
+            status: the wait status of the child process.
+            kills: counts OOM kills since the start of the cell.
+            stack: the Python stack that the child process has written at a fatal signal; may be
+                empty.
+        """
         kind = "ChildProcessError"
         lines = list[str]()
-        number = -os.waitstatus_to_exitcode(status)
+        number = -os.waitstatus_to_exitcode(status)  # of the signal; negative exit codes, or 0
         if self._is_late:
             kind = "TimeoutError"
             cause = f"was ended after {format_seconds(self._options.time)} (--time)"
-        elif self._is_given_up:
+        elif self._process.is_given_up:
             kind = "KeyboardInterrupt"
             cause = "was ended by the second Ctrl-C"
         elif number <= 0:
@@ -423,7 +389,7 @@ class IsolatedCell:
             stack_of_cell, _, _ = stack.partition(" in run_code")
             lines = re.findall(r"^  File .*", stack_of_cell, re.MULTILINE)[:-1]
         text = f"the cell's child process {cause}"
-        if self._options.keep and not self._kept_values:
+        if self._options.keep and not self._kept.values:
             text += "; no name came back"
         return _rebuilt_error(kind, kind, text, [f"{kind}: {text}", *lines])
 
@@ -432,18 +398,13 @@ class IsolatedCell:
         experiments = self._app.experiments.here()
         if experiments:
             scope = experiments[-1].scope
-            scope.expect_bindings(Bindings(assigned=set(self._kept_values)))
-            scope.save(set(self._kept_values))
-        self._app.context.namespace.update(self._kept_values)
-
-
-def _memory_file() -> BinaryIO:
-    """Return a file without a name, in memory."""
-    return os.fdopen(os.memfd_create("isolate"), "w+b")
+            scope.expect_bindings(Bindings(assigned=set(self._kept.values)))
+            scope.save(set(self._kept.values))
+        self._app.context.namespace.update(self._kept.values)
 
 
 def _signal_text(number: int, kills: Kills) -> str:
-    """Return the signal that killed a child process, and whether it came from the OOM killer."""
+    """Return the signal that killed a child process, and if the OOM killer sent it, in words."""
     names = {int(item): item.name for item in signal.Signals}
     text = f"was killed by {names.get(number, number)} ({signal.strsignal(number)})"
     if number == signal.SIGKILL and kills.since_last_call():
@@ -458,27 +419,36 @@ def _lost_name_note(name: str, why: str) -> Report:
 
 
 class _FormattedValue:
-    """A value that the child process has formatted."""
+    """Stands for a value of the child process, which has formatted it, where it is displayed.
+
+    Args:
+        data: its representations by MIME type.
+        metadata: their metadata.
+    """
 
     def __init__(self, data: Any, metadata: Any) -> None:
         self._bundle = data, metadata
 
     def _repr_mimebundle_(self, **_: object) -> Any:
+        """Return the representations, for IPython's formatter."""
         return self._bundle
 
 
 def _rebuilt_error(name: str, base_name: str, text: str, lines: list[str]) -> BaseException:
-    """Return an error with the name, built-in base, message and traceback of one in the child
-    process.
+    """Return an error like one in the child process, from the fields of its ``DescribedError``.
+
+    Its class is made here: the original one may exist in the child process only.
     """
     error: BaseException = UsageError(text)
     if name == "UsageError":
         return error
     base: Any = getattr(builtins, base_name)
     groups: Any = getattr(builtins, "BaseExceptionGroup", SyntaxError)  # from Python 3.11 on
-    # IPython shows these two in ways of their own
+    # IPython does not call ``_render_traceback_`` of these two.
     is_shown_otherwise = issubclass(base, (SyntaxError, groups))
-    if is_shown_otherwise or not issubclass(base, (Exception, KeyboardInterrupt)):
+    # Another base, such as SystemExit, would act on the kernel's process.
+    may_be_raised = issubclass(base, (Exception, KeyboardInterrupt))
+    if is_shown_otherwise or not may_be_raised:
         base = RuntimeError
     members = {
         "__str__": lambda self: text,
@@ -491,7 +461,7 @@ def _rebuilt_error(name: str, base_name: str, text: str, lines: list[str]) -> Ba
 
 @contextlib.contextmanager
 def _interrupts_handled_by(handler: Any) -> Iterator[None]:
-    """Handle Ctrl-C with ``handler``, in the thread that it reaches."""
+    """Handle Ctrl-C with ``handler`` in the block; only the main thread gets Ctrl-Cs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -500,22 +470,3 @@ def _interrupts_handled_by(handler: Any) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, earlier)
-
-
-def _pause_openmp() -> list[Any]:
-    """End OpenMP's idle threads, for which a child process would wait; return the libraries that
-    cannot do so.
-
-    They start again when needed.
-    """
-    maps = Path("/proc/self/maps").read_text("utf-8", "replace")
-    paths = set(_OPENMP.findall(maps))
-    libraries = [ctypes.CDLL(path) for path in paths if Path(path).exists()]
-    without_pause = []
-    for library in libraries:
-        pause = getattr(library, _PAUSE, None)
-        if pause is None:
-            without_pause.append(library)
-        else:
-            pause(_PAUSE_HARD)
-    return without_pause

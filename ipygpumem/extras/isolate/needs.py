@@ -44,8 +44,10 @@ def why_unusable(shell: Any, source: str) -> str:
 
 
 def _names_and_values_used(shell: Any, source: str) -> tuple[set[str], list[object]]:
-    """Return the names and devices in the code and in the notebook's functions that it uses, and
-    the names' values.
+    """Return the names and devices in a cell's code, and the values of the names.
+
+    It also follows the code of the notebook's functions that are used: for ``train()``, the names
+    in ``train`` belong to them. Code that does not compile has none.
     """
     try:
         tree = ast.parse(shell.transform_cell(source))
@@ -75,6 +77,7 @@ def _devices_in(constants: list[object]) -> set[str]:
     ``"cuda:1"``.
     """
     devices = set[str]()
+    # Code has constants of Python's own types only, so that their texts show nested tuples, too.
     for text in re.findall(r"'([^']*)'", repr(constants)):
         match = _DEVICE.fullmatch(text)
         if match:

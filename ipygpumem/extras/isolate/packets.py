@@ -20,11 +20,14 @@ from IPython import get_ipython
 from ipygpumem.errors import describe_error
 from ipygpumem.introspect import class_dict, is_instance
 
-_MOST_BYTES = 1 << 16
+_PACKET_BYTES = 1 << 16
+"""Bytes of a message in one packet."""
 _HEAD_BYTES = 13
+"""Bytes before them: the message's number, and 1 if this is its last packet."""
 _PROTOCOL = 5
 _PIECE_BYTES = 16 << 20
-_MOST_TRIED = 64 << 20
+"""Bytes that are read of the names' file at once, and freed."""
+_MOST_TRIED_BYTES = 64 << 20
 """Bytes of names up to which they are loaded in the child process first."""
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 """Modes of the system's ``fallocate``."""
@@ -39,21 +42,23 @@ class Connection:
         self.socket = end
         self._message_numbers = itertools.count()
         self._parts_by_number: dict[bytes, list[bytes]] = {}
+        """The parts that have arrived of each message, by its number."""
 
     def send(self, *message: Any) -> None:
-        """Send a message."""
+        """Send a message, in as many packets as it needs."""
         data = pickle.dumps(message, _PROTOCOL)
+        # Processes that the cell has forked send over the same connection.
         number = next(self._message_numbers) << 32 | os.getpid()
-        for start in range(0, len(data), _MOST_BYTES):
-            is_last = start + _MOST_BYTES >= len(data)
+        for start in range(0, len(data), _PACKET_BYTES):
+            is_last = start + _PACKET_BYTES >= len(data)
             head = number.to_bytes(_HEAD_BYTES - 1, "big") + bytes([is_last])
-            self.socket.sendall(head + data[start : start + _MOST_BYTES])
+            self.socket.sendall(head + data[start : start + _PACKET_BYTES])
 
     def receive(self) -> tuple[Any, ...] | None:
         """Return the next message; ``()`` if only a part of it has arrived, None if the other end
         is closed.
         """
-        packet = self.socket.recv(_HEAD_BYTES + _MOST_BYTES)
+        packet = self.socket.recv(_HEAD_BYTES + _PACKET_BYTES)
         if not packet:
             return None
         number = packet[: _HEAD_BYTES - 1]
@@ -86,7 +91,7 @@ def dump(
     Returns:
         The reason by name for each value that cannot be pickled, which the file lacks.
     """
-    code_names = {id(value): name for name, value in before.items() if _is_code(value)}
+    code_names = {id(value): name for name, value in before.items() if _is_class_or_function(value)}
     failed: dict[str, str] = {}
     try:
         _write_values(file, values, code_names)
@@ -95,7 +100,7 @@ def dump(
         remaining = {name: value for name, value in values.items() if name not in failed}
         _write_values(file, remaining, code_names)
     file.flush()
-    if file.tell() <= _MOST_TRIED:  # a value that ends the process must do so here
+    if file.tell() <= _MOST_TRIED_BYTES:  # a value that ends the process must do so here
         file.seek(0)
         with contextlib.suppress(Exception):  # the kernel's process finds it, too
             _load_values(file, {}, len(values) - len(failed))
@@ -131,7 +136,7 @@ def load(file: BinaryIO, values: dict[str, object], count: int) -> None:
     """Add ``count`` named values of a file in memory to ``values``; what was read is freed."""
     consumed = _ConsumedFile(file.fileno(), closefd=False)
     consumed.seek(0)
-    _load_values(io.BufferedReader(consumed, _MOST_BYTES * 16), values, count)
+    _load_values(io.BufferedReader(consumed, _PACKET_BYTES * 16), values, count)
 
 
 def _load_values(file: Any, values: dict[str, object], count: int) -> None:
@@ -154,16 +159,16 @@ class _ConsumedFile(io.FileIO):
         return size
 
 
-def _is_code(value: object) -> bool:
+def _is_class_or_function(value: object) -> bool:
     """Return True for a function or a class."""
     return type(value) is FunctionType or is_instance(value, type)
 
 
-def _module_of_code(code: Any) -> object:
+def _defining_module(value: Any) -> object:
     """Return the name of the module that defines a function or class."""
-    if type(code) is FunctionType:
-        return code.__module__
-    return class_dict(code).get("__module__")
+    if type(value) is FunctionType:
+        return value.__module__
+    return class_dict(value).get("__module__")
 
 
 def _new_pickler(file: Any, code_names: Mapping[int, str]) -> Any:
@@ -177,11 +182,12 @@ def _new_pickler(file: Any, code_names: Mapping[int, str]) -> Any:
 
     class Pickler(base):  # type: ignore[misc]  # chosen at run time
         def reducer_override(self, value: Any) -> Any:
+            """Return how to pickle a value; NotImplemented for the usual way."""
             if id(value) in code_names:
                 return of_notebook, (code_names[id(value)],)
             if has_cloudpickle:
                 return super().reducer_override(value)
-            if _is_code(value) and _module_of_code(value) == "__main__":
+            if _is_class_or_function(value) and _defining_module(value) == "__main__":
                 raise pickle.PicklingError(
                     "its code is defined in this cell: install cloudpickle, or define it before"
                 )

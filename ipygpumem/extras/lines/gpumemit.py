@@ -23,7 +23,7 @@ from ipygpumem.shell.commands.declarations import Options, argument, command, in
 from ipygpumem.units import format_bytes, format_change, format_short_seconds
 
 T = TypeVar("T", int, float)
-_RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
+_SEPARATING_LINE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
 
 _RUNS = option(
@@ -94,18 +94,22 @@ def _report_of(app: App, options: Options, statements: list[Statement]) -> list[
 
 
 def _statements_of_cell(shell: Any, cell: str) -> list[Statement]:
-    """Return the statements of a cell: the code between ``---`` lines, else one per line."""
-    if _RULE.search(cell):
-        return [_statement(shell, part) for part in _RULE.split(cell) if part.strip()]
+    """Return the statements of a cell: the code between ``---`` lines, or one per line if there is
+    none.
+    """
+    if _SEPARATING_LINE.search(cell):
+        parts = _SEPARATING_LINE.split(cell)
+        return [_statement(shell, part) for part in parts if part.strip()]
     source = shell.transform_cell(cell)
     with _mistakes_told_in_one_line(source):
         tree = ast.parse(source, "<gpumemit>")
-    spans: list[tuple[int, int]] = []  # first and last lines
+    spans: list[tuple[int, int]] = []
+    """First and last line of each statement; ``a = 1; b = 2`` is one."""
     for node in tree.body:
         first = _first_line(node)
         last = node.end_lineno or node.lineno
         if spans and first <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], last)  # after a semicolon
+            spans[-1] = (spans[-1][0], last)
         else:
             spans.append((first, last))
     lines = code_lines(source)
@@ -134,7 +138,7 @@ def _compiled(shell: Any, text: str) -> CodeType:
 
 @contextlib.contextmanager
 def _mistakes_told_in_one_line(source: str) -> Iterator[None]:
-    """Raise IPython's one-line error for a mistake in ``source``."""
+    """Raise IPython's one-line error for a mistake in ``source`` that the block finds."""
     try:
         yield
     except (SyntaxError, ValueError) as error:  # ValueError: a null byte
@@ -149,7 +153,12 @@ def _mistakes_told_in_one_line(source: str) -> Iterator[None]:
 
 
 def statements_report(costs: Sequence[Cost], nothing: Cost) -> Report:
-    """Return statements side by side, each figure as median, minimum and maximum of its runs."""
+    """Return the report of statements side by side: median, minimum and maximum of their runs.
+
+    Args:
+        costs: the costs of the statements.
+        nothing: the cost of an empty statement, which is noise.
+    """
     rows = []
     for cost in costs:
         rows += [
@@ -209,9 +218,11 @@ def _in_one_line(source: str) -> str:
 
 
 def _range_text(values: Sequence[T], shown: Callable[[T], str]) -> str:
-    """Return the least and the greatest value, or nothing if they look the same."""
-    least = shown(min(values))
-    most = shown(max(values))
-    if least == most:
+    """Return the smallest and the largest value, as ``shown`` writes them; nothing if that looks
+    the same.
+    """
+    smallest = shown(min(values))
+    largest = shown(max(values))
+    if smallest == largest:
         return ""
-    return f"{least} to {most}"
+    return f"{smallest} to {largest}"

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.reclaim import emptying
 
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+"""Flags of code whose frames are left and entered again."""
 _TRIM_SHARE = 1 / 3
 _TRIM_SECONDS = 0.1
 """Maximum time for freeing heap pages: a share of the elapsed time, plus some seconds."""
@@ -29,7 +30,7 @@ that ``[str(i) for i in range(300_000)]`` took 20 s.
 _SHORT_SECONDS = 0.001
 """A line that takes less, on average, is short: measuring would take a large part of its time."""
 
-Key = tuple[int, int]
+LineKey = tuple[int, int]
 """The numbers of a line's block and of the line."""
 
 
@@ -46,6 +47,11 @@ class LineCost:
     def add(self, visit: _Visit, after: dict[str, int], seconds: float) -> None:
         """Add the seconds, the kept bytes and the peak of one run of the line, or of a part of a
         run between two suspensions of its function.
+
+        Args:
+            visit: the run's bytes at its start, and its peaks.
+            after: bytes by device at its end.
+            seconds: its time.
         """
         self.seconds += seconds
         for device, size in after.items():
@@ -70,7 +76,7 @@ class LinesRecord:
     """Costs of the lines of a cell, or of functions."""
 
     blocks: list[CodeBlock]
-    costs: dict[Key, LineCost] = field(default_factory=dict)
+    costs: dict[LineKey, LineCost] = field(default_factory=dict)
     seconds: float = 0.0
     own_seconds: float = 0.0
     """Time spent on measuring."""
@@ -80,20 +86,31 @@ class LinesRecord:
     """Number of readings before which free heap pages were not freed, because that takes too long
     here.
     """
-    measured_together: dict[Key, set[Key]] = field(default_factory=dict)
+    measured_together: dict[LineKey, set[LineKey]] = field(default_factory=dict)
     """Lines whose runs after the first ``MOST_RUNS`` were measured as one, by the line that has
     their cost.
     """
 
 
+class _Suspension(NamedTuple):
+    """A line whose frame was left, and may be resumed: ``x = yield``."""
+
+    line: int | None
+    """None in a frame that was not suspended."""
+    kept_bytes: dict[str, int]
+    """Bytes by device that this run of the line has kept so far."""
+
+
 @dataclass
 class _Visit:
-    """A running followed frame, and its current line; None before the first one."""
+    """A followed frame that runs, and the line in which it is."""
 
     frame_id: int
     block: int
     """The number of the block to which the frame's code belongs."""
     line: int | None = None
+    """The line that is measured now; None before the first one, and if the line's run belongs to
+    the measurement of another line (see ``Tracer._is_measured_already``)."""
     before: dict[str, int] = field(default_factory=dict)
     """Bytes by device when the line began."""
     peaks: dict[str, int] = field(default_factory=dict)
@@ -101,6 +118,7 @@ class _Visit:
     kept_before_suspension: dict[str, int] = field(default_factory=dict)
     """Bytes that the line kept before its frame was suspended."""
     began: float = 0.0
+    """The start of the line, on a clock that stands still while we measure."""
 
     def raise_peaks(self, peaks: dict[str, int]) -> None:
         """Raise the line's peak on each device to that in ``peaks`` if it is higher."""
@@ -126,19 +144,26 @@ class Tracer:
         not reused.
         """
         self._visits: list[_Visit] = []
-        self._suspended: dict[int, tuple[int | None, dict[str, int]]] = {}
-        """The line of each frame that was left, and the bytes that this run of it has kept so far.
-        """
-        self._often_run: set[Key] = set()
+        """The followed frames that run, the innermost last."""
+        self._suspensions: dict[int, _Suspension] = {}
+        """The frames that were left and may be resumed, by their identity."""
+        self._often_run: set[LineKey] = set()
         """Short lines that have run so often that several runs are measured as one."""
         self._span: Span | None = None
+        """None before the start."""
         self._began = 0.0
         self._trim_seconds = 0.0
+        """Time spent so far on freeing heap pages."""
         self._thread = threading.get_ident()
         self._is_tracing = False
 
     def add(self, title: str, code: CodeType) -> None:
-        """Follow ``code`` and all code defined inside it, unless it is followed already."""
+        """Follow ``code`` and all code defined inside it, unless it is followed already.
+
+        Args:
+            title: the title of its block.
+            code: a function's code.
+        """
         if id(code) in self._followed or code.co_filename == self._cell_file:
             return
         block = len(self.record.blocks)
@@ -198,13 +223,17 @@ class Tracer:
     # -- the trace function ----------------------------------------------------------------------
 
     def _trace_call(self, frame: FrameType, event: str, _: Any) -> Any:
-        """Enter a measured block of code; the trace function of each call."""
+        """Enter the frame of a call, and return its own trace function; None if it is not followed.
+
+        Python calls this for each call of the thread.
+        """
         if not self._is_tracing or event != "call":
             return None
         code = frame.f_code
         block = self._block_of(code)
         if block is None:
             return None
+        # A generator's frame gets a "call" at its start, and again each time that it is resumed.
         is_resumed = code.co_flags & _SUSPENDS and frame.f_lineno > code.co_firstlineno
         line = frame.f_lineno if is_resumed else None
         self._run_timed(self._enter_frame, frame, block, line)
@@ -240,14 +269,21 @@ class Tracer:
     # -- bookkeeping -----------------------------------------------------------------------------
 
     def _enter_frame(self, now: float, frame: FrameType, block: int, line: int | None) -> None:
-        """Enter a frame, or resume a suspended generator or coroutine in ``line``."""
+        """Enter a frame, or resume a suspended generator or coroutine in ``line``.
+
+        Args:
+            now: the time of the event.
+            frame: the frame.
+            block: the number of its block.
+            line: the line in which it goes on; None at its start, whose first line comes next.
+        """
         self._visits.append(_Visit(id(frame), block))
-        suspended_line, kept_before_suspension = self._suspended.pop(id(frame), (None, {}))
+        suspension = self._suspensions.pop(id(frame), None)
         if line is None or self._is_measured_already((block, line)):
             return
         self._begin_line(line, self._read_memory(), now)
-        if suspended_line == line:
-            self._visits[-1].kept_before_suspension = kept_before_suspension
+        if suspension is not None and suspension.line == line:
+            self._visits[-1].kept_before_suspension = suspension.kept_bytes
 
     def _next_line(self, now: float, frame: FrameType, line: int) -> None:
         """End the measurement of the frame's previous line, and begin to measure ``line``."""
@@ -264,7 +300,7 @@ class Tracer:
         self._end_line(after, now)
         self._begin_line(line, after, now)
 
-    def _is_measured_already(self, key: Key) -> bool:
+    def _is_measured_already(self, key: LineKey) -> bool:
         """Return True if a run of a line belongs to the measurement of the innermost line.
 
         That is so in a loop whose lines have all run often. Its first line that did so is not ended
@@ -276,7 +312,7 @@ class Tracer:
         """
         if key not in self._often_run:
             return False
-        measured: Key | None = None
+        measured: LineKey | None = None
         for visit in reversed(self._visits):
             if visit.line is not None:
                 measured = visit.block, visit.line
@@ -295,27 +331,27 @@ class Tracer:
             self._visits.pop()
             return
         after = self._read_memory()
-        if frame.f_code.co_flags & _SUSPENDS:
-            kept_before_suspension: dict[str, int] = {}
+        if frame.f_code.co_flags & _SUSPENDS:  # it may have ended: then nothing resumes it
+            kept_bytes: dict[str, int] = {}
             for device, size in after.items():
-                kept_bytes = size - visit.before.get(device, 0)
-                kept_before_suspension[device] = kept_bytes + visit.kept_before_suspension.get(
-                    device, 0
-                )
-            self._suspended[id(frame)] = visit.line, kept_before_suspension
+                earlier_bytes = visit.kept_before_suspension.get(device, 0)
+                kept_bytes[device] = size - visit.before.get(device, 0) + earlier_bytes
+            self._suspensions[id(frame)] = _Suspension(visit.line, kept_bytes)
         self._end_line(after, now)
         self._visits.pop()
 
     def _unwind_to(self, frame: FrameType) -> bool:
-        """Remove frames above ``frame``, whose end was missed; return False if ``frame`` was never
-        entered.
+        """Make ``frame`` the innermost frame; return False if it was never entered.
+
+        Frames inside it whose end was missed, because the code has set another trace function for a
+        while, are left.
         """
-        wanted = id(frame)
-        if self._visits and self._visits[-1].frame_id == wanted:  # nearly always
+        frame_id = id(frame)
+        if self._visits and self._visits[-1].frame_id == frame_id:  # nearly always
             return True
-        if all(visit.frame_id != wanted for visit in self._visits):
+        if all(visit.frame_id != frame_id for visit in self._visits):
             return False
-        while self._visits[-1].frame_id != wanted:
+        while self._visits[-1].frame_id != frame_id:
             self._end_line(self._read_memory(), time.perf_counter())
             self._visits.pop()
         return True
@@ -334,9 +370,9 @@ class Tracer:
             emptying.trim_host_heap()
             self._trim_seconds += time.perf_counter() - began
         usages = self._span.lap()
-        running = self._visits_in_a_line()
-        if running:
-            running[-1].raise_peaks({usage.device: usage.peak_bytes for usage in usages})
+        visits = self._visits_in_a_line()
+        if visits:
+            visits[-1].raise_peaks({usage.device: usage.peak_bytes for usage in usages})
         return {usage.device: usage.after_bytes for usage in usages}
 
     def _visits_in_a_line(self) -> list[_Visit]:
@@ -344,7 +380,13 @@ class Tracer:
         return [visit for visit in self._visits if visit.line is not None]
 
     def _begin_line(self, line: int, now_bytes: dict[str, int], now: float) -> None:
-        """Begin a line of the innermost frame."""
+        """Begin a line of the innermost frame.
+
+        Args:
+            line: the line.
+            now_bytes: bytes by device.
+            now: the time.
+        """
         visit = self._visits[-1]
         visit.line = line
         visit.before = now_bytes
@@ -359,11 +401,11 @@ class Tracer:
         visit.line = None
         if line is None:
             return
-        outer = self._visits_in_a_line()
-        if outer:
-            outer[-1].raise_peaks(visit.peaks)
+        outer_visits = self._visits_in_a_line()
+        if outer_visits:  # the calling line had this peak, too
+            outer_visits[-1].raise_peaks(visit.peaks)
         # In a recursion, only the outermost call counts.
-        if all((other.block, other.line) != (visit.block, line) for other in outer):
+        if all((outer.block, outer.line) != (visit.block, line) for outer in outer_visits):
             cost = self.record.costs.setdefault((visit.block, line), LineCost())
             cost.add(visit, after, now - self.record.own_seconds - visit.began)
 

@@ -8,6 +8,7 @@ import inspect
 import linecache
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -73,31 +74,48 @@ def of_cell(app: App, options: Options) -> list[Report]:
     cell = running[-1]
     file = frame.f_code.co_filename
     tracer = Tracer(app.context.meter, file, _cell_block(file, cell))
-    bindings = cell.code.bindings()
-    defined_here = bindings.bound - bindings.imported  # followed as parts of the cell
-    for word in options.f:
-        for name in word.split(","):
-            if name and name.partition(".")[0] not in defined_here:
-                tracer.add(name, _code_of_function(name, namespace))
+    _follow_functions(tracer, options.f, cell, namespace)
 
     def finish() -> list[Report]:
+        """End the measurement, and return its report."""
         if not tracer.has_started:
             return []
         return [lines_report(tracer.finish(), options.sort)]
 
     def drop() -> list[Report]:
+        """End the measurement without a report."""
         tracer.drop()
         return []
 
-    # the last one first; a Ctrl-C that ends it leaves the other
+    # They run in the other order. If a Ctrl-C stops ``finish``, ``drop`` still ends it.
     cell.at_code_end += [drop, finish]
     tracer.start()
     return []
 
 
+def _follow_functions(
+    tracer: Tracer, words: Iterable[str], cell: Cell, namespace: dict[str, Any]
+) -> None:
+    """Follow the functions that the user names: ``-f train,Model.forward test``.
+
+    Functions that the cell itself defines are followed as parts of the cell.
+
+    Raises:
+        UsageError: there is no such function.
+    """
+    bindings = cell.code.bindings()
+    defined_here = bindings.bound - bindings.imported
+    for word in words:
+        for name in word.split(","):
+            if name and name.partition(".")[0] not in defined_here:
+                tracer.add(name, _code_of_function(name, namespace))
+
+
 def _frame_of_cell(frame: FrameType | None, namespace: dict[str, Any]) -> FrameType | None:
-    """Return the innermost frame that runs a cell's own lines: in the notebook's namespace, and not
-    in a function. IPython versions name a cell's code differently, so its flags tell.
+    """Return the innermost frame that runs a cell's own lines; None if there is none.
+
+    It is in the notebook's namespace, and not in a function. IPython versions name a cell's code
+    differently, so its flags are examined.
     """
     for caller in stack(frame):
         is_function = caller.f_code.co_flags & inspect.CO_NEWLOCALS
@@ -107,8 +125,9 @@ def _frame_of_cell(frame: FrameType | None, namespace: dict[str, Any]) -> FrameT
 
 
 def _has_lines_below(frame: FrameType) -> bool:
-    """Return True if the code of a frame goes on after its current line: then this line is not the
-    cell magic, whose call is all there is.
+    """Return True if the code of a frame goes on after its current line.
+
+    The code of a cell magic is one call alone, which gets the rest of the cell as a text.
     """
     lines = [line for _, _, line in frame.f_code.co_lines() if line is not None]
     return max(lines, default=0) > frame.f_lineno
@@ -120,7 +139,7 @@ def _cell_block(file: str, cell: Cell) -> CodeBlock:
     written = cell.source.splitlines()  # as IPython splits what it has compiled
     if len(written) == len(compiled):
         return CodeBlock("cell", 1, tuple(code_lines(cell.source.rstrip("\n"))))
-    # A magic's line has taken up those below it, so that later lines are not at their positions.
+    # A magic with several lines is one compiled line, so that later lines have other numbers.
     lines = []
     for position, line in enumerate(compiled):
         is_magic = line.startswith("get_ipython().") and position < len(written)
@@ -196,10 +215,8 @@ def _notes_on_runs_together(record: LinesRecord) -> list[str]:
     """Return a note for each line whose figures include runs that were not measured one by one."""
     notes = []
     for (block, line), keys in sorted(record.measured_together.items()):
-        more_lines = [
-            f"line {number}" for owner, number in sorted(keys) if (owner, number) != (block, line)
-        ]
-        all_lines = listed([f"line {line}", *more_lines], 6)
+        further_lines = [f"line {number}" for _, number in sorted(keys - {(block, line)})]
+        all_lines = listed([f"line {line}", *further_lines], 6)
         title = clean(record.blocks[block].title)
         notes.append(
             f"{all_lines}: each run after the first {MOST_RUNS:,} was not measured alone; together "
@@ -213,37 +230,50 @@ def _devices_changed(record: LinesRecord) -> list[str]:
     devices = set[str]()
     for cost in record.costs.values():
         for device, peak in cost.peak_bytes.items():
-            most = max(peak, abs(cost.kept_bytes.get(device, 0)))
-            if device == "cpu" or (most and is_worth_a_row(device, most)):
+            largest_bytes = max(peak, abs(cost.kept_bytes.get(device, 0)))
+            if device == "cpu" or (largest_bytes and is_worth_a_row(device, largest_bytes)):
                 devices.add(device)
     return sorted(devices, key=lambda device: (device != "cpu", device)) or ["cpu"]
 
 
 def _table_of_block(record: LinesRecord, number: int, devices: list[str], order: str) -> Table:
-    """Return the lines of a block and their costs."""
+    """Return the table of a block.
+
+    Args:
+        record: the costs of all lines.
+        number: the number of the block.
+        devices: the devices to show.
+        order: the value of ``--sort``.
+    """
     block = record.blocks[number]
     costs = {line: cost for (owner, line), cost in record.costs.items() if owner == number}
-    lines = set(costs)
-    if len(block.source) <= _LONGEST_SHOWN:
-        lines.update(range(block.first_line, block.first_line + len(block.source)))
-    ordered = sorted(lines)
-    if order != "line":
-        ordered = sorted(
-            costs, key=lambda line: _figure_to_sort_by(costs[line], order), reverse=True
-        )
     figures = []
     for device in devices:
         figures += [f"{device_label(device)} kept", f"{device_label(device)} peak"]
     columns = ("line", "hits", "time", *figures, "source")
-    rows = [_line_row(line, block, costs.get(line), devices) for line in ordered]
+    lines = _lines_to_show(block, costs, order)
+    rows = [_line_row(line, block, costs.get(line), devices) for line in lines]
     is_cell_alone = block.title == "cell" and len(record.blocks) == 1
     title = "" if is_cell_alone else clean(block.title)
     return Table(title, columns, rows, set(columns[:-1]), {"source"})
 
 
+def _lines_to_show(block: CodeBlock, costs: Mapping[int, LineCost], order: str) -> list[int]:
+    """Return the numbers of the lines of a block in their order in the table.
+
+    By number, a short block also has the lines that did not run; by cost, only lines that ran.
+    """
+    if order != "line":
+        return sorted(costs, key=lambda line: _figure_to_sort_by(costs[line], order), reverse=True)
+    lines = set(costs)
+    if len(block.source) <= _LONGEST_SHOWN:
+        lines.update(range(block.first_line, block.first_line + len(block.source)))
+    return sorted(lines)
+
+
 def _figure_to_sort_by(cost: LineCost, order: str) -> float:
-    """Return the figure of a line by which ``--sort`` orders the lines; for a kind of memory, its
-    figure on the device where this is highest.
+    """Return the figure of a line by which ``--sort`` orders the lines; for memory, that of the
+    device where it is highest.
     """
     match order:
         case "kept":

@@ -59,8 +59,9 @@ class Cost:
         return list(devices)
 
     def usages(self, device: str) -> list[Usage]:
-        """Return the runs' usages of a device; ``kept`` is the memory of objects to which the
-        statement has bound names.
+        """Return each run's usage of a device.
+
+        Its ``delta_bytes`` are the memory of objects to which the statement has bound names.
         """
         usages = list[Usage]()
         for run in self.runs:
@@ -76,12 +77,18 @@ def measure(
     setup: CodeType | None,
     repeats: int,
 ) -> tuple[list[Cost], Cost]:
-    """Return the costs of each statement and of an empty one in ``repeats`` runs.
+    """Return the costs of the statements, and the cost of an empty one, in ``repeats`` runs.
 
     Each first runs once unmeasured: libraries load, allocators reserve memory. Then they take
     turns, so that drift affects all of them. A run sees the names of ``namespace`` and binds its
-    own in a copy; the objects are the same, so changes to them persist. ``setup`` runs before every
-    run, unmeasured.
+    own in a copy; the objects are the same, so changes to them persist.
+
+    Args:
+        meter: measures the runs.
+        statements: the statements.
+        namespace: the notebook's names.
+        setup: code that runs before every run, unmeasured; None without one.
+        repeats: number of measured runs of each statement.
     """
     # IPython shows the frames of the statement, and not those of its callers
     __tracebackhide__ = True
@@ -105,12 +112,20 @@ def _run_once(
     setup: CodeType | None,
     wait: Callable[[], None],
 ) -> StatementRun:
-    """Run a statement once, and return its memory and time."""
+    """Run a statement once, and return its memory and time.
+
+    Args:
+        meter: measures the run.
+        statement: the statement.
+        namespace: the notebook's names, of which the run gets a copy.
+        setup: code that runs before, unmeasured.
+        wait: waits until the devices have finished their work.
+    """
     __tracebackhide__ = True
     names = dict(namespace)
     if setup is not None:
         exec(setup, names)  # noqa: S102  # the user's own code
-    if statement is not NOTHING:
+    if statement is not NOTHING:  # which makes no garbage
         with interrupts.reraise_swallowed():
             gc.collect()
     # Pages that the allocator kept would be used again without being seen.
@@ -121,7 +136,7 @@ def _run_once(
         exec(statement.code, names)  # noqa: S102
         wait()
         seconds = time.perf_counter() - started
-        # dropped memory does not count as kept; it does count for the kernel's peak
+        # Pages that the statement has freed do not count as kept; they count for the kernel's peak.
         emptying.trim_host_heap()
         return StatementRun(span.stop(), seconds)
 
@@ -141,6 +156,7 @@ def _function_that_waits_for(devices: Sequence[str]) -> Callable[[], None]:
             waits.append(synchronize)
 
     def wait() -> None:
+        """Wait for each of the devices."""
         for synchronize in waits:
             synchronize()
 

@@ -28,11 +28,13 @@ from ipygpumem.shell.commands.declarations import Options
 from ipygpumem.shell.notebook_inventory import largest_names
 
 _PAUSE_SECONDS = 0.5
-_KEPT = 241
+"""Time between two messages to the views."""
+_KEPT_ROWS = 241
 """Rows for the two minutes that a view draws."""
-_LOOK_SHARE, _LOOK_SECONDS = 0.05, 0.1
-"""Maximum CPU time to find the largest names after a cell: a share of the cell's time, or this if
-that is more.
+_SEARCH_SHARE = 0.05
+_SEARCH_SECONDS = 0.1
+"""Maximum CPU time to find the largest names after a cell: a share of the cell's time, or these
+seconds if they are more.
 """
 
 
@@ -77,10 +79,16 @@ def why_no_panel(app: App) -> str:
 
 
 class Panel:
-    """Handle of the live panel: display it to show the panel, and ``close`` it."""
+    """Handle of the live panel: display it to show the panel, and ``close`` it.
+
+    Args:
+        feed: sends the figures; None if there can be no panel.
+        reason: the text to show if there is none.
+    """
 
     def __init__(self, feed: Feed | None, reason: str = "the panel is closed") -> None:
-        # A strong one would lead from Out to the whole extension, and our reports would count that.
+        # A weak reference. A strong one would lead from Out to the whole extension, and our reports
+        # would count that.
         self._feed = (lambda: None) if feed is None else weakref.ref(feed)
         self._reason = reason
 
@@ -104,6 +112,7 @@ class Panel:
         return f"<{reason}>"
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
+        """Return the widget's view, and the text for a front-end without widgets."""
         feed = self._open_feed()
         if feed is None:
             return {"text/plain": self._reason}
@@ -126,6 +135,26 @@ def _context_of_request(kernel: Any) -> Context:
     return context
 
 
+def _new_widget(feed_reference: weakref.ref[Feed]) -> Any:
+    """Return the widget of a feed, which must not keep the feed alive: ipywidgets keeps widgets."""
+    from ipygpumem.extras.panel.widget import PanelWidget  # loads ipywidgets
+
+    def state() -> dict[str, Any]:
+        """Return the feed's whole state; nothing if the feed is gone."""
+        feed = feed_reference()
+        if feed is None:
+            return {}
+        return feed.whole_state
+
+    def receive(content: Any) -> None:
+        """Pass a view's message on to the feed."""
+        feed = feed_reference()
+        if feed is not None:
+            feed.receive(content)
+
+    return PanelWidget(state, receive)
+
+
 class Feed:
     """Feeds all views of one shell's panel; observes cells only to find the largest names after
     them.
@@ -136,35 +165,29 @@ class Feed:
     def __init__(self, app: App) -> None:
         self._app = app
         self._nvml = Nvml()
-        self._rows: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._rows: deque[dict[str, Any]] = deque(maxlen=_KEPT_ROWS)
+        """The figures of the devices over time."""
         self._state: dict[str, Any] = {}
+        """The state that the views show now: the cell, the largest names and a message."""
         self._last_sent: object = None
         """The figures last sent, without times; None to send in any case."""
         self._largest_names: dict[str, Any] = {}
         self._seconds_of_last_search = 0.0
         self._message = ""
+        """The answer to a click, until the next cell has ended."""
         self._failure = ""
+        """Why the thread's job has stopped, for the next cell's report; empty if it has not."""
         self.is_closed = False
         self._request = _context_of_request(app.context.shell.kernel)
-        reference = weakref.ref(self)
-
-        def state() -> dict[str, Any]:
-            feed = reference()
-            if feed is None:
-                return {}
-            return {"rows": list(feed._rows), "state": feed._state}
-
-        def receive(content: Any) -> None:
-            feed = reference()
-            if feed is not None:
-                feed.receive(content)
-
         with growth_for("the panel's widgets"):
-            from ipygpumem.extras.panel.widget import PanelWidget  # loads ipywidgets
-
-            self.widget = PanelWidget(state, receive)
+            self.widget = _new_widget(weakref.ref(self))
         app.session.observers = (*app.session.observers, self)
         app.context.meter.worker.add(self._tick)
+
+    @property
+    def whole_state(self) -> dict[str, Any]:
+        """All that a view needs when it opens."""
+        return {"rows": list(self._rows), "state": self._state}
 
     # -- the figures, in the meter's thread ------------------------------------------------------
 
@@ -218,7 +241,11 @@ class Feed:
     # -- messages from the views, in the main thread or in a subshell's --------------------------
 
     def receive(self, content: Any) -> None:
-        """Follow a message of a view: how many of a page are open, or a click."""
+        """Follow a message of a view.
+
+        ``{"kind": "views", "count": 2}`` says how many views a page shows; ``close`` and ``free``
+        are clicks.
+        """
         kind = content.get("kind")
         worker = self._app.context.meter.worker
         if kind == "close":
@@ -229,7 +256,8 @@ class Feed:
             self._last_sent = None
             worker.add(self._tick)
             worker.wake(self._tick)
-        elif kind == "views":  # other pages answer if they show it
+        elif kind == "views":
+            # This page shows none any longer. Other pages answer, with their count, if they do.
             worker.remove(self._tick)
             self.widget.send({"ask": True})
 
@@ -237,8 +265,11 @@ class Feed:
         """Free as ``%gpumem free`` does, which deletes no name; not while a cell runs, whose frames
         may be needed.
 
-        A click is late if a cell ran first, and ``cell`` is no longer the last one. In a subshell
-        it also arrives while a cell runs, and is passed to the main thread, where cells run, too.
+        In a subshell a click arrives while a cell runs, too, and freeing is passed on to the main
+        thread, where cells run.
+
+        Args:
+            cell: the last cell when the user clicked. If it is another one now, the click is late.
         """
         loop = getattr(self._app.context.shell.kernel, "io_loop", None)
         if self._app.context.cells.outermost() is not None:
@@ -261,34 +292,36 @@ class Feed:
         """Do nothing: the thread sees the cell."""
 
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
-        """Find the largest names, unless that takes too long for this cell; report a failure of the
-        thread.
+        """Find the largest names, unless that takes too long for this cell; return the report of a
+        failure of the thread.
         """
         if not cell.is_nested:
             self._message = ""
-            self._find_largest(cell)
+            self._find_largest_names(cell)
         failure = self._failure
         self._failure = ""
         return [note(failure)] if failure else []
 
-    def _find_largest(self, cell: Cell) -> None:
+    def _find_largest_names(self, cell: Cell) -> None:
         """Find the largest names, unless that takes a larger share of the cell's time than
         allowed.
         """
-        most = max(_LOOK_SECONDS, _LOOK_SHARE * (perf_counter() - cell.measurement.started))
-        if self._seconds_of_last_search > most:
+        cell_seconds = perf_counter() - cell.measurement.started
+        allowed_seconds = max(_SEARCH_SECONDS, _SEARCH_SHARE * cell_seconds)
+        if self._seconds_of_last_search > allowed_seconds:
             self._seconds_of_last_search *= 0.9  # the heap may be smaller by now
             return
         started = thread_time()
 
         def check(share: float) -> None:
-            if thread_time() - started > most:
+            """End the search once it has taken too long; it reports its progress here."""
+            if thread_time() - started > allowed_seconds:
                 raise TimeoutError
 
         try:
             rows = largest_names(self._app.context.shell, progress=check).names
         except TimeoutError:
-            self._seconds_of_last_search = 2 * most
+            self._seconds_of_last_search = 2 * allowed_seconds  # it would have taken longer
         except GpuMemError:  # torch traces the code
             pass
         else:
@@ -296,7 +329,7 @@ class Feed:
             self._largest_names = {"cell": cell.measurement.number, "names": snapshot.names(rows)}
 
     def cell_shown(self) -> None:
-        """Do nothing."""
+        """Do nothing: the largest names were found before the report."""
 
     def close(self) -> None:
         """Stop the thread's job and close all views."""

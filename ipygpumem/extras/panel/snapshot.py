@@ -14,13 +14,14 @@ from ipygpumem.units import KIB
 
 _STEP = 64 * KIB
 """Sizes are multiples of this, less than the last digit shown: smaller changes send no message."""
-_NAMES = 5
+_NAMES_SHOWN = 5
 _LEAST_SHARE = 0.01
 """Smallest share of a name's bytes for which its device is shown: a model on a card has some KiB in
 RAM.
 """
 
 Figures = dict[str, int]
+"""Bytes by the name of a figure: own, allocated, reserved, used, total; and ``load`` in percent."""
 
 
 def devices(readings: Iterable[Reading], cards: Mapping[int, CardLoad]) -> dict[str, Figures]:
@@ -49,15 +50,17 @@ def devices(readings: Iterable[Reading], cards: Mapping[int, CardLoad]) -> dict[
 
 
 def _rounded(sizes: Mapping[str, int | None]) -> Figures:
+    """Return the sizes that are known, rounded."""
     return {name: round(size / _STEP) * _STEP for name, size in sizes.items() if size is not None}
 
 
 def names(rows: Sequence[NamedSize]) -> list[dict[str, Any]]:
     """Return the largest names with their sizes, devices, and the certainty of the sizes."""
-    return [_name_entry(row) for row in rows[:_NAMES]]
+    return [_name_entry(row) for row in rows[:_NAMES_SHOWN]]
 
 
 def _name_entry(row: NamedSize) -> dict[str, Any]:
+    """Return the entry of one name."""
     least_bytes = row.size_bytes * _LEAST_SHARE
     devices = [device for device, size in row.device_bytes.items() if size >= least_bytes]
     return {

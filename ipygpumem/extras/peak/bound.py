@@ -66,9 +66,11 @@ class HostUse:
             freed_bytes: allocations of the highest moment that may have been freed since then.
         """
         kept_in_ram = max(0, kept_bytes - self.unused_bytes)
-        earlier_memory = max(0, kept_in_ram - self.usage.delta_bytes)
-        grown = self.usage.peak_delta_bytes + earlier_memory + self.free_heap_bytes
-        return min(grown, kept_in_ram + freed_bytes, self.usage.peak_bytes)
+        # Kept memory beyond the growth is on pages that held other memory at the start.
+        on_earlier_pages = max(0, kept_in_ram - self.usage.delta_bytes)
+        by_growth = self.usage.peak_delta_bytes + on_earlier_pages + self.free_heap_bytes
+        by_allocations = kept_in_ram + freed_bytes
+        return min(by_growth, by_allocations, self.usage.peak_bytes)
 
 
 class HostSpan:
@@ -105,9 +107,9 @@ class HostSpan:
 
 
 def unused_changes(before: Unused, now: Unused) -> list[int]:
-    """Return the change of the bytes that are not used in each mapping of now.
+    """Return the growth of the unused bytes of each present mapping; negative if they have shrunk.
 
-    Mappings that were there before may be one now, because the kernel joins neighbours.
+    Several earlier mappings may be one now, because the kernel joins neighbours.
     """
     changes = list[int]()
     for (first, last), unused in now.items():
@@ -120,8 +122,8 @@ def unused_changes(before: Unused, now: Unused) -> list[int]:
 
 
 def bounded(device: DevicePeak, most_bytes: int, unused_parts: Sequence[int] = ()) -> DevicePeak:
-    """Return the record of a part of RAM with at most ``most_bytes`` in RAM; the rest is reserved,
-    not used.
+    """Return the record of a part of RAM with at most ``most_bytes`` in RAM; further bytes of its
+    rows are "reserved, not used".
 
     The kernel counts the pages of the process, not those of each row. So it is assumed which rows
     are not used: first those as large as ``unused_parts``, then those of mapped memory, then those
@@ -136,16 +138,14 @@ def bounded(device: DevicePeak, most_bytes: int, unused_parts: Sequence[int] = (
     excess_bytes = device.size_bytes - most_bytes
     if excess_bytes <= _INEXACT_BYTES:
         return device
-    sizes = _sizes_of_lines(unused_parts)
+    sizes = _sizes_of_unused_rows(unused_parts)
     rows = list[PeakRow]()
-    for row in sorted(device.rows, key=lambda row: _likeliest_first(row, sizes)):
+    for row in sorted(device.rows, key=lambda row: _unused_order(row, sizes)):
         unused = min(row.size_bytes, excess_bytes)
         excess_bytes -= unused
-        rows.append(
-            replace(
-                row, size_bytes=row.size_bytes - unused, reserved_bytes=row.reserved_bytes + unused
-            )
-        )
+        used_bytes = row.size_bytes - unused
+        reserved_bytes = row.reserved_bytes + unused
+        rows.append(replace(row, size_bytes=used_bytes, reserved_bytes=reserved_bytes))
     rows.sort(key=lambda row: -row.size_bytes)
     curve = tuple(
         PeakPoint(point.seconds, _bounded_parts(point.parts, most_bytes)) for point in device.curve
@@ -154,14 +154,16 @@ def bounded(device: DevicePeak, most_bytes: int, unused_parts: Sequence[int] = (
 
 
 def _unused_arena_bytes(rows: Iterable[PeakRow]) -> int:
-    """Return the bytes that an arena of Python, mapped below our own functions or torch's, may have
-    without a page: the rows of the code must not lose them.
+    """Return the bytes without a page of the arena that Python has mapped last, if it was mapped
+    below our own functions or torch's.
+
+    They are not a reason to call bytes of the user's rows unused.
     """
     mapped = (row.size_bytes for row in rows if row.allocator == "mmap" and row.role in _NOT_LISTED)
     return min(_ARENA_BYTES, sum(mapped))
 
 
-def _sizes_of_lines(unused_parts: Sequence[int]) -> set[int]:
+def _sizes_of_unused_rows(unused_parts: Sequence[int]) -> set[int]:
     """Return the sizes of rows that may consist of unused memory: the bytes of one unused part, or
     of all parts of one size, which a loop may have allocated on one line.
     """
@@ -169,14 +171,17 @@ def _sizes_of_lines(unused_parts: Sequence[int]) -> set[int]:
     return {*counts, *(size * count for size, count in counts.items())}
 
 
-def _likeliest_first(row: PeakRow, unused_sizes: Collection[int]) -> tuple[bool, int, int]:
-    """Return the key by which the rows that are likeliest not used come first."""
+def _unused_order(row: PeakRow, unused_sizes: Collection[int]) -> tuple[bool, int, int]:
+    """Return the key by which rows are sorted: the rows that are likeliest unused come first."""
     is_as_large = any(0 <= row.size_bytes - size < _INEXACT_BYTES for size in unused_sizes)
-    kind = len(_OFTEN_UNUSED) + (row.role != OF_TORCH)
     # memray joins the allocations of a line and names one of their functions. For ours, which
     # include torch's tensors, that is the function of a small one.
     if row.allocator in _OFTEN_UNUSED and row.role not in _NOT_LISTED:
         kind = _OFTEN_UNUSED.index(row.allocator)
+    elif row.role == OF_TORCH:
+        kind = len(_OFTEN_UNUSED)
+    else:
+        kind = len(_OFTEN_UNUSED) + 1
     return not is_as_large, kind, -row.size_bytes
 
 

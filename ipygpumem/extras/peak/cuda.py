@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ipygpumem.errors import describe_error
-from ipygpumem.estimating.caching_allocator import FreePieces, block_bytes, most_split_bytes
-from ipygpumem.estimating.storages import StorageLife
+from ipygpumem.estimating.memory.caching_allocator import FreePieces, block_bytes, most_split_bytes
+from ipygpumem.estimating.memory.storages import StorageLife
 from ipygpumem.extras.peak.origins import Line, Origin
-from ipygpumem.extras.peak.timeline import Clock
+from ipygpumem.extras.peak.timeline import Clock, Failure
 from ipygpumem.introspect import is_users
 from ipygpumem.probes.allocator import Segment, snapshots
 
@@ -83,9 +83,25 @@ class BackwardOperations:
         ]
 
 
+class _SeenStorage(NamedTuple):
+    """A tensor's storage, and when the follower has seen it."""
+
+    seen_us: int
+    storage: StorageLife
+
+
 class DeviceBlocks:
     """The blocks of one device: at first those in ``segments``, then as each event of the allocator
     changes them.
+
+    torch's events have addresses, but know no tensors. So a block gets the tensor's storage that
+    was seen at its address while the block was in use.
+
+    Args:
+        device: its name.
+        segments: the memory of the allocator at the start.
+        began_us: the start, on the clock of the allocator's events; earlier events are ignored.
+        operations: the operations of backward passes.
     """
 
     def __init__(
@@ -100,11 +116,11 @@ class DeviceBlocks:
         self.clock = Clock()
         self.tick = 0
         self.lives: list[StorageLife] = []
-        self.failed: tuple[int, float] | None = None
-        """Tick and seconds of the last out-of-memory error."""
+        self.failure: Failure | None = None
+        """The last out-of-memory error."""
         self._began_us = began_us
-        self._unmatched: dict[int, list[tuple[int, StorageLife]]] = {}
-        """Tensors' storages without a block, with the time when they were seen, by address."""
+        self._unmatched: dict[int, list[_SeenStorage]] = {}
+        """Tensors' storages without a block, by address, the first one seen first."""
         self._blocks_in_use: dict[int, StorageLife] = {}
         """Blocks that are not freed, by address."""
         self._waiting_bytes: dict[int, int] = {}
@@ -130,7 +146,8 @@ class DeviceBlocks:
 
     def note_storage(self, storage: StorageLife) -> None:
         """Note a tensor's storage, so that the block at its address gets it."""
-        self._unmatched.setdefault(storage.address, []).append((now_us(), storage))
+        seen = _SeenStorage(now_us(), storage)
+        self._unmatched.setdefault(storage.address, []).append(seen)
 
     def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Replay the events of a history."""
@@ -165,7 +182,7 @@ class DeviceBlocks:
                 self._free.segments.pop(address, None)
                 self._free.cut_out(address, size)
             case "oom":
-                self.failed = self.tick, seconds
+                self.failure = Failure(self.tick, seconds)
 
     def match_storages(self) -> None:
         """Give the blocks that are in use now the storages that were seen at their addresses."""
@@ -177,11 +194,15 @@ class DeviceBlocks:
         self.lives = list(self._blocks_in_use.values())
 
     def _match_storage(self, block: StorageLife, until_us: int) -> None:
-        """Give a block the first storage that was seen at its address, until a time."""
+        """Give a block the first storage that was seen at its address.
+
+        Args:
+            block: a block without a storage, or one that has its storage already.
+            until_us: the end of the block: later storages are in another block at this address.
+        """
         storages = self._unmatched.get(block.address)
-        if block.origin.storage is None and storages and storages[0][0] <= until_us:
-            _, storage = storages.pop(0)
-            block.origin = BlockOrigin(storage, None)
+        if block.origin.storage is None and storages and storages[0].seen_us <= until_us:
+            block.origin = BlockOrigin(storages.pop(0).storage, None)
 
     def _origin_of(self, event: Mapping[str, Any]) -> BlockOrigin:
         """Return the origin of an allocation: the operation of a backward pass, else the line."""
@@ -192,7 +213,8 @@ class DeviceBlocks:
 
     def _add_block(self, address: int, size: int, origin: BlockOrigin) -> None:
         """Add a block that is in use from now on."""
-        life = StorageLife(self.device, size, self.tick, self.tick == 0, address=address)
+        existed_before = self.tick == 0  # the first event makes it 1
+        life = StorageLife(self.device, size, self.tick, existed_before, address=address)
         life.origin = origin
         self._blocks_in_use[address] = life
         self.lives.append(life)
@@ -215,7 +237,13 @@ def _users_line(frames: Iterable[Mapping[str, Any]]) -> tuple[str, int] | None:
 
 
 class AllocationHistory:
-    """torch's history of CUDA allocations, from the first use of CUDA on."""
+    """torch's history of CUDA allocations, from the first use of CUDA on.
+
+    Args:
+        began_us: the start, on the clock of the allocator's events.
+        operations: the operations of backward passes.
+        keep: keep all events, for torch's snapshot; otherwise ``replay`` drops them.
+    """
 
     def __init__(self, began_us: int, operations: BackwardOperations, *, keep: bool) -> None:
         self._has_started_recording = not torch._C._cuda_isHistoryEnabled()
@@ -239,7 +267,11 @@ class AllocationHistory:
         return self.devices[device]
 
     def replay(self, *, last: bool) -> Any:
-        """Replay the events since the last call, and return torch's snapshot."""
+        """Replay the events since the last call, and return torch's snapshot.
+
+        Args:
+            last: record nothing after this call.
+        """
         snapshot = torch.cuda.memory._snapshot()
         self._switch_recording(on=False)
         for index, events in enumerate(snapshot["device_traces"]):
@@ -273,6 +305,7 @@ class CudaRecording:
     def __init__(self, *, keep: bool) -> None:
         self._keeps = keep
         self._history: AllocationHistory | None = None
+        """None until the code uses CUDA."""
         self.is_on = False
         """True once the recording has started."""
         self._operations = BackwardOperations()

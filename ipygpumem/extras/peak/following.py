@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import (
@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ipygpumem.errors import describe_error
 from ipygpumem.estimating import users_part
-from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_compiler
-from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLife, tensors_in
+from ipygpumem.estimating.memory.storage_follower import StorageFollower, hide_from_compiler
+from ipygpumem.estimating.memory.storages import GRADIENTS, PARAMETERS, StorageLife, tensors_in
 from ipygpumem.extras.peak.cuda import BackwardOperation, CudaRecording, now_us
 from ipygpumem.extras.peak.graph import WITHOUT_MEMORY, FollowedGraph
 from ipygpumem.extras.peak.origins import (
@@ -32,7 +32,7 @@ from ipygpumem.extras.peak.origins import (
 from ipygpumem.extras.peak.pages import LEAST_COUNTED_BYTES, PagesLog
 from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.row_keys import BUFFERS, ROLES, RowKeys
-from ipygpumem.extras.peak.timeline import Clock, Lives, Timeline, alive_at
+from ipygpumem.extras.peak.timeline import Clock, Failure, Lives, Moment, Timeline, alive_at
 from ipygpumem.heap.kinds.tensors import answers_itself
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
@@ -41,7 +41,7 @@ from ipygpumem.inventory.arrays.survey import roles_of_tensors
 
 _SET = torch.ops.aten.set_
 _MAY_HAVE_MEMORY = object()
-"""Stands for the result of an operation that has not run yet: its memory is to be followed."""
+"""Stands for the result of an operation that has not run yet, and may allocate memory."""
 _OPERATOR = torch._ops.OpOverload
 _PARAMETER = torch.nn.Parameter
 _STRIDED = torch.strided
@@ -60,10 +60,19 @@ It is made of Python's numbers, or loaded from a file.
 """
 Inputs = tuple[Any, dict[str, Any]]
 """An operation's arguments, those by name apart."""
-_LEAST_WITH_LINE = 4096
+_LEAST_BYTES_WITH_LINE = 4096
 """Bytes of the smallest storage whose module and line are kept."""
 _MOST_LIVES = 50_000
-"""Number of storages after which those that were freed are summed up."""
+"""Number of storages after which the timelines get those that were freed, and the log drops them.
+"""
+
+
+class FailedOperation(NamedTuple):
+    """An operation that raised an error."""
+
+    failure: Failure
+    """Its time."""
+    origin: Origin
 
 
 def _ends_following_on_failure(method: Callable[..., None]) -> Callable[..., None]:
@@ -87,7 +96,14 @@ def _ends_following_on_failure(method: Callable[..., None]) -> Callable[..., Non
 
 
 class Follower(StorageFollower):
-    """Logs the storages that operations of this thread, and of its backward passes, allocate."""
+    """Logs the storages that operations of this thread, and of its backward passes, allocate.
+
+    It is a dispatch mode: torch calls its ``__torch_dispatch__`` in place of each operation.
+
+    Args:
+        names: returns the names that the user's code sees now.
+        keep_history: keep all events of CUDA's allocator, because the user wants torch's snapshot.
+    """
 
     supports_higher_order_operators = True
     log: PagesLog
@@ -97,17 +113,21 @@ class Follower(StorageFollower):
         self.clock = Clock()
         self.error = ""
         """Why following stopped early; empty if it did not."""
-        self.failed: tuple[int, float, Origin] | None = None
-        """The log's clock, the time and the origin of the last operation that raised an error."""
+        self.failed_operation: FailedOperation | None = None
+        """The last operation that raised an error."""
         self.notes: dict[str, None] = {}
+        """Notes for the report, each once; the values mean nothing."""
         self.began = time.perf_counter()
+        """The start of the code, on ``time.perf_counter``."""
         self._modules = Modules(names, self._mark_tensors_of_module)
         self._graph = FollowedGraph()
         self._operations = OperationNames()
         self._row_keys = RowKeys(self.log)
         self._recording = CudaRecording(keep=keep_history)
         self._timelines: dict[str, Timeline] = {}
+        """The memory over time, by device."""
         self._most_lives = _MOST_LIVES
+        """Number of storages in the log at which it is shortened next."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -122,7 +142,7 @@ class Follower(StorageFollower):
     @property
     def has_storages(self) -> bool:
         """True if any storage was alive since the start, so that names are needed."""
-        return bool(self.log.lives or self._timelines)
+        return bool(self.log.lives or self._timelines)  # a timeline has storages that were freed
 
     @property
     def has_new_storages(self) -> bool:
@@ -146,7 +166,7 @@ class Follower(StorageFollower):
         self.__enter__()
 
     def _log_existing(self) -> None:
-        """Log the storages of all plain tensors, with their roles and names."""
+        """Log the storages of all plain tensors that exist, with their roles and names."""
         for item, role in roles_of_tensors():
             if is_exactly(item, torch.Tensor, torch.nn.Parameter):
                 life = self._log_storage(item, existed_before=True)
@@ -180,11 +200,11 @@ class Follower(StorageFollower):
         later_modes = list[Any]()
         try:
             while (last := _get_current_dispatch_mode_stack()[-1]) is not self:
-                # Not its own __exit__, which may do more than leave.
+                # The base class's method: the mode's own __exit__ may do more than leave.
                 TorchDispatchMode.__exit__(last, None, None, None)
                 later_modes.append(last)
             self.__exit__(None, None, None)
-        # A mode that was pushed in another way than by its __enter__.
+        # A mode that was pushed in another way than by its __enter__ cannot be popped like this.
         except (IndexError, AttributeError) as error:
             problem = f"a dispatch mode is still open ({describe_error(error)})"
             self.error = self.error or problem
@@ -193,42 +213,47 @@ class Follower(StorageFollower):
                 TorchDispatchMode.__enter__(mode)
 
     def read(self, inventory: Inventory | None, *, ran_out: bool) -> list[DevicePeak]:
-        """Return each device's peak, or the moment of the failed allocation.
+        """Return each device's peak, or the moment of the failed allocation. Call it once, after
+        ``stop``.
 
         Args:
-            inventory: has the names of the tensors that are alive.
+            inventory: has the names of the tensors that are alive; None if they are not known.
             ran_out: True if the code ended because memory ran out.
         """
         if inventory is not None:
-            self._row_keys.name(inventory)
+            self._row_keys.add_names(inventory)
         self._note_named_objects()
-        self._row_keys.note_replaced()
+        self._row_keys.note_replaced_values()
         self._modules.names = tuple  # none: they hold the frame
         self._sum_up(last=True)
         return [self._device_peak(device, ran_out=ran_out) for device in self._timelines]
 
     def _device_peak(self, device: str, *, ran_out: bool) -> DevicePeak:
         """Return the record of a device at its peak, or at the request that failed."""
-        failed: tuple[int, float] | None
+        failure: Failure | None = None
         blocks = self._recording.blocks.get(device)
         if blocks is not None:
             source = "allocator"
             lives = blocks.lives
-            failed = blocks.failed
+            failure = blocks.failure
         else:
             source = "storages"
             lives = self.log.lives
-            failed = self.failed[:2] if self.failed else None
-        moment: tuple[Lives, float] | None = None
-        if ran_out and failed is not None:
-            tick, seconds = failed
+            if self.failed_operation is not None:
+                failure = self.failed_operation.failure
+        moment: Moment | None = None
+        if ran_out and failure is not None:
             on_device = [life for life in lives if life.device == device]
-            moment = alive_at(on_device, tick), seconds
+            moment = Moment(alive_at(on_device, failure.tick), failure.seconds)
         timeline = self._timelines[device]
         return timeline.peak(device, self._row_keys.key, source=source, moment=moment)
 
     def _sum_up(self, *, last: bool = False) -> None:
-        """Add the memory so far to the timelines, and forget the storages that were freed."""
+        """Add the memory since the last call to the timelines.
+
+        The log and the recording then forget the storages and blocks that were freed, unless this
+        is the last call: ``_device_peak`` may need them for the moment of a failure.
+        """
         self.log.count_pages()
         if last:
             self.log.close()
@@ -250,7 +275,14 @@ class Follower(StorageFollower):
                 blocks.drop_freed_blocks()
 
     def _add_to_timeline(self, device: str, lives: Lives, clock: Clock, tick: int) -> None:
-        """Add memory to the timeline of a device."""
+        """Add memory to the timeline of a device.
+
+        Args:
+            device: its name.
+            lives: the storages or blocks since the last call, and those that are alive.
+            clock: converts their ticks to seconds.
+            tick: the tick until which they are known.
+        """
         if device not in self._timelines:
             self._timelines[device] = Timeline(self._row_keys.role, clock)
         self._timelines[device].add(lives, tick)
@@ -268,9 +300,9 @@ class Follower(StorageFollower):
                 return result
         call: CallingCode | None = None
         operation: BackwardOperation | None = None
-        has_node = self._graph.has_new_node(func)
-        if has_node or self._recording.is_on:
-            call, operation = self._begin_operation(func, has_node=has_node)
+        node_number = self._graph.note_operation(func)
+        if node_number is not None or self._recording.is_on:
+            call, operation = self._begin_operation(func, node_number)
         try:
             # What func(*args, **kwargs) calls, without its Python frame
             result = func._op(*args, **kwargs)
@@ -281,10 +313,11 @@ class Follower(StorageFollower):
         finally:
             if operation is not None:
                 operation.ended_us = now_us()
+        # ``torch.add(x, y, out=z)`` enlarges the storage of an empty ``z``
         may_grow = func is _RESIZE or "out" in kwargs
         is_in_place = bool(args) and result is args[0]
         if is_in_place and not may_grow and id(func) not in _ON_NEW_STORAGE:
-            return result
+            return result  # ``x.add_(1)`` allocates nothing
         if not self.error:  # as _ends_following_on_failure does, without another call
             try:
                 self._log_results(func, args, kwargs, result, call, may_grow=may_grow)
@@ -295,11 +328,11 @@ class Follower(StorageFollower):
         return result
 
     def _result_without_memory(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operation without memory of its own; ``_MAY_HAVE_MEMORY`` if it
-        may have some.
+        """Run an operation if it cannot allocate memory itself, and return its result; otherwise
+        return ``_MAY_HAVE_MEMORY``, and do not run it.
 
-        It is NotImplemented for an operation of a subclass: torch then dispatches its operations on
-        the tensors inside.
+        The result is NotImplemented for an operation of a subclass: torch then dispatches its
+        operations on the tensors inside.
         """
         kinds = []
         for kind in types:  # usually parameters alone; a comprehension would be one more frame
@@ -320,39 +353,49 @@ class Follower(StorageFollower):
         # An operator that takes functions, whose operations come here.
         if not isinstance(func, _OPERATOR):
             return func(*args, **kwargs)
-        parts = self.decomposed(func, args, kwargs)
-        return _MAY_HAVE_MEMORY if parts is NotImplemented else parts
+        # If the operation consists of smaller ones, it has run by now, and those have come here.
+        result = self.decomposed(func, args, kwargs)
+        if result is NotImplemented:
+            return _MAY_HAVE_MEMORY
+        return result
 
     @_ends_following_on_failure
     def _note_failed_operation(self, func: Any) -> None:
         """Note the time and the origin of an operation that raised an error."""
         origin = self._origin_of(func, self._modules.calling_code(sys._getframe(1)))
-        self.failed = self.log.clock, time.perf_counter() - self.began, origin
+        failure = Failure(self.log.clock, time.perf_counter() - self.began)
+        self.failed_operation = FailedOperation(failure, origin)
 
     def _origin_of(self, func: Any, call: CallingCode) -> Origin:
-        """Return the origin of an operation that runs now."""
-        if torch._C._current_graph_task_id() != -1:
+        """Return the origin of an operation that runs now, asked for by ``call``."""
+        is_in_backward_pass = torch._C._current_graph_task_id() != -1
+        if is_in_backward_pass:
             return self._graph.origin(self._operations.name(func), call)
         return Origin("", call.module, self._operations.name(func), call.line)
 
     def _begin_operation(
-        self, func: Any, *, has_node: bool
+        self, func: Any, node_number: int | None
     ) -> tuple[CallingCode | None, BackwardOperation | None]:
         """Note the node that autograd has made for an operation, and the time of an operation of a
         backward pass, by which CUDA's blocks without a line are found.
 
+        Args:
+            func: the operation.
+            node_number: the number of its node in autograd's graph; None without one.
+
         Returns:
-            The code that asks for the operation, and the operation, as far as they were needed.
+            The code that asks for the operation, and the operation of the backward pass; None for
+            each that was not needed.
         """
         if self.error:
             return None, None
         try:
             is_timed = self._recording.is_on and torch._C._current_graph_task_id() != -1
-            if not has_node and not is_timed:
+            if node_number is None and not is_timed:
                 return None, None
             call = self._modules.calling_code(sys._getframe(1))
-            if has_node:
-                self._graph.record_node(self._operations.name(func), call)
+            if node_number is not None:
+                self._graph.record_node(node_number, self._operations.name(func), call)
             if not is_timed:
                 return call, None
             return call, self._recording.begin_operation(self._origin_of(func, call))
@@ -372,13 +415,23 @@ class Follower(StorageFollower):
         *,
         may_grow: bool,
     ) -> None:
-        """Log the storages of an operation's results."""
+        """Log the storages of an operation's results.
+
+        Args:
+            func: the operation.
+            args: its positional arguments.
+            kwargs: its named arguments.
+            result: a tensor, or a nested tuple or list of tensors and other values.
+            call: the code that asks for the operation; None if it was not looked up yet.
+            may_grow: True if the operation may have enlarged a storage that is in the log.
+        """
         has_new_life = False
         tensors: Sequence[Any] = (result,)
         if type(result) is not torch.Tensor:
             tensors = _plain_tensors(result)
         for tensor in tensors:
             life = self._log_storage(tensor)
+            # On a card a storage that grows gets another block, which its history shows.
             if may_grow and life is None and tensor.device.type == "cpu":
                 life = self.log.log_growth(tensor, "cpu")
                 if life is not None:
@@ -398,9 +451,11 @@ class Follower(StorageFollower):
     def _note_origin(
         self, life: StorageLife, func: Any, inputs: Inputs, call: CallingCode | None
     ) -> None:
-        """Note where a storage was allocated, and if it was while autograd recorded."""
+        """Note where a storage was allocated, and if autograd recorded the operation, whose
+        backward pass may need it.
+        """
         life.recorded = torch.is_grad_enabled() and _require_gradients(inputs)
-        if life.size_bytes < _LEAST_WITH_LINE:
+        if life.size_bytes < _LEAST_BYTES_WITH_LINE:
             life.origin = self._operations.origin(func)
             return
         if call is None:
@@ -412,7 +467,10 @@ class Follower(StorageFollower):
             life.recorded = any(item.requires_grad for item in tensors_in(arguments))
 
     def _log_storage(self, tensor: Any, *, existed_before: bool = False) -> StorageLife | None:
-        """Log a tensor's storage unless the log has it; return its life if it was logged."""
+        """Log a tensor's storage, and return its life in the log; None if nothing was logged.
+
+        A view's storage is in the log already, and a tensor on the device ``meta`` has none.
+        """
         is_strided = tensor.layout is _STRIDED
         if is_strided:
             storage = tensor.untyped_storage()
@@ -494,7 +552,10 @@ class Follower(StorageFollower):
             self.mark_state(optimizer)
 
     def owner(self, parameter: Any) -> Origin | None:
-        """Return the origin of a parameter, which names its module; None if it is not known."""
+        """Return the origin of a parameter, which names its module; None if it is not known.
+
+        The base class asks for it to mark the parameter's gradient and its optimizer's state.
+        """
         is_plain = is_exactly(parameter, torch.nn.Parameter, torch.Tensor)
         if not is_plain or parameter.layout is not torch.strided:
             return None

@@ -20,7 +20,7 @@ from ipygpumem.extras.peak.origins import CallingCode, Line, Origin, line_of_thr
 
 # An old torch may lack these two: then operations of a backward pass have the line that started it.
 _next_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
-_running_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+_torchs_running_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 _this_thread = threading.get_ident
 _MOST_NODES = 100_000
 """Number of nodes whose origins are kept, of some 150 bytes each; beyond it, the older half is
@@ -51,12 +51,12 @@ WITHOUT_MEMORY = set(
 """Identities of operations whose backward passes only make views. A third of the operations of a
 transformer are of these. Operators are slow to hash.
 """
-Key = tuple[int, int]
+NodeKey = tuple[int, int]
 """A thread and the number of a node that it made."""
 
 
 class Node(NamedTuple):
-    """Record of a node of the graph."""
+    """The origin of a node of autograd's graph."""
 
     operation: str
     """The operation, or the class of a custom function."""
@@ -72,45 +72,52 @@ class FollowedGraph:
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         """The thread that runs the followed code."""
-        self._nodes: dict[Key, Node] = {}
+        self._nodes: dict[NodeKey, Node] = {}
         self._equal_nodes: dict[Node, Node] = {}
         """Equal nodes, so that a loop keeps one of each."""
-        self._numbers: dict[int, int] = {self._thread: _next_number()}
-        """The number of each thread's next node, at its last operation."""
+        self._next_number_of: dict[int, int] = {self._thread: _next_number()}
+        """The number of each thread's next node, when its last operation began."""
 
-    def has_new_node(self, func: Any) -> bool:
-        """Return True if autograd has created a node in this thread since the thread's last
-        operation; its backward pass may allocate memory.
+    def note_operation(self, func: Any) -> int | None:
+        """Note that an operation begins in this thread, and return the number of its node.
 
-        This operation is the last one then: ask once for each, and before ``record_node``.
+        autograd has made that node just before, if a backward pass will need one. None means that
+        it has made none since the last operation, or one whose backward pass takes no memory. The
+        nodes before a thread's first operation are not known to be of an operation.
         """
-        number, thread = _next_number(), _this_thread()
-        last_number = self._numbers.get(thread)
-        if number == last_number or id(func) in WITHOUT_MEMORY:
-            return False
-        self._numbers[thread] = number
-        return last_number is not None
+        next_number = _next_number()
+        thread = _this_thread()
+        earlier_number = self._next_number_of.get(thread)
+        if next_number == earlier_number or id(func) in WITHOUT_MEMORY:
+            return None
+        self._next_number_of[thread] = next_number
+        if earlier_number is None:
+            return None
+        return next_number - 1
 
-    def record_node(self, operation: str, call: CallingCode) -> None:
-        """Record the origin of the node that autograd has created last in this thread, for an
-        operation.
+    def record_node(self, number: int, operation: str, call: CallingCode) -> None:
+        """Record the origin of the node with this number, which an operation of this thread has.
+
+        Args:
+            number: as ``note_operation`` returned it.
+            operation: the operation's name.
+            call: the code that asks for the operation.
         """
-        node = self._record_of_operation(operation, call)
+        node = self._node_of_operation(operation, call)
         if len(self._nodes) >= _MOST_NODES:
             self._drop_older_half()
-        thread = threading.get_ident()
-        number = self._numbers[thread] - 1
-        self._nodes[thread, number] = self._equal_nodes.setdefault(node, node)
+        self._nodes[_this_thread(), number] = self._equal_nodes.setdefault(node, node)
 
-    def _record_of_operation(self, operation: str, call: CallingCode) -> Node:
-        """Return the record of a node that an operation has made."""
+    def _node_of_operation(self, operation: str, call: CallingCode) -> Node:
+        """Return the origin of the node that autograd has made for an operation."""
         if call.functions:  # the function's node was made before its operations
             function = call.functions[0]
             operation, module, line = function.name, function.module, function.line
         else:
             module, line = call.module, call.line
         has_users_line = line is not None or bool(module)
-        # In a thread of autograd's engine, no frame is of the user's code.
+        # A backward pass makes nodes, too, for a second derivative (``create_graph=True``). It runs
+        # in a thread of autograd's engine, in which no frame is of the user's code.
         is_by_engine = not has_users_line and torch._C._current_graph_task_id() != -1
         if is_by_engine:
             line = self._line_in_backward(call)
@@ -130,7 +137,7 @@ class FollowedGraph:
         """
         if call.line is not None:
             return Origin("", call.module, operation, call.line)
-        node = self._running_node_record(call)
+        node = self._running_node(call)
         if node is None:
             return Origin("", call.module, operation, self._backward_line(call))
         if "backward" not in operation:
@@ -143,21 +150,25 @@ class FollowedGraph:
         """Return the line whose operation created the running node, or the line that started the
         backward pass.
         """
-        node = self._running_node_record(call)
-        return self._backward_line(call) if node is None else node.line
+        node = self._running_node(call)
+        if node is None:
+            return self._backward_line(call)
+        return node.line
 
     def _backward_line(self, call: CallingCode) -> Line | None:
         """Return the line that started the backward pass, whose thread waits for the end of it."""
         return call.backward_line or line_of_thread(self._thread)
 
-    def _running_node_record(self, call: CallingCode) -> Node | None:
-        """Return the record of the node that runs now; None if it is unknown or not certain."""
-        running = _running_node()
+    def _running_node(self, call: CallingCode) -> Node | None:
+        """Return the origin of the node that autograd runs now; None if it is unknown or not
+        certain.
+        """
+        running = _torchs_running_node()
         if running is None:
             return None
         name, number = running.name(), running._sequence_nr()
         if name == _COPY_SLICES:
-            number -= 1
+            number -= 1  # the operation's own node, which was recorded, was made just before
         thread = self._thread
         if call.engine is not None:
             # A backward pass of this thread, as in a checkpoint, whose graph this thread has made.
@@ -168,11 +179,11 @@ class FollowedGraph:
         return self._node_made_in_backward(name, number)
 
     def _node_made_in_backward(self, name: str, number: int) -> Node | None:
-        """Return the record of the node with a name and a number that a backward pass has made, in
+        """Return the origin of the node with this name and number that a backward pass has made, in
         any thread; None if several nodes may be meant.
         """
         candidates = set[Node]()
-        for thread in list(self._numbers):  # other threads may add theirs
+        for thread in list(self._next_number_of):  # a copy: other threads may add theirs
             node = self._nodes.get((thread, number))
             if node is not None and node.is_by_engine and _can_have_made(node.operation, name):
                 candidates.add(node)

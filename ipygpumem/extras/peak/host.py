@@ -12,7 +12,7 @@ from _lsprof import Profiler
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.errors import TraceError
 from ipygpumem.estimating import line_text
@@ -33,9 +33,23 @@ ALLOCATED = "allocated"
 """Role of the rows to report without torch."""
 
 
+class _Allocations(NamedTuple):
+    """The allocations that memray has recorded, also torch's and those without pages in RAM."""
+
+    rows: tuple[PeakRow, ...]
+    """The allocations at the high-water mark, the largest row first."""
+    kept_bytes: int
+    """Bytes of all allocations that were still alive at the end."""
+    freed_bytes: int
+    """Bytes of the high-water mark that may have been freed since then."""
+
+
 class HostTracker:
     """memray's tracker, until ``stop``; it keeps sums by stack at the high-water mark, not each
     allocation.
+
+    Args:
+        has_flame_graph: ``flame_graph`` will be called: keep RSS over time, too.
 
     Raises:
         ModuleNotFoundError: memray is not installed.
@@ -50,10 +64,6 @@ class HostTracker:
         )
         self.note = ""
         """A sentence on rows whose lines may be wrong; empty without any."""
-        self.kept_bytes = self.freed_bytes = 0
-        """Allocations of the code that were still alive at the end, and those of the high-water
-        mark that may have been freed; with those of torch, and those that are not in RAM.
-        """
         form = self._memray.FileFormat.AGGREGATED_ALLOCATIONS
         options: dict[str, Any] = {"destination": destination, "file_format": form}
         if not has_flame_graph:
@@ -109,33 +119,44 @@ class HostTracker:
     def read(self, use: HostUse | None) -> DevicePeak:
         """Return the memory at the high-water mark that torch did not allocate, by the user's line.
 
-        With ``use``, the RAM that the process used, the rest is "reserved, not used". Torch's
-        memory and our own take part in that, because the process's RAM includes them.
+        Call it once: it removes memray's file.
+
+        Args:
+            use: the RAM that the process used, which bounds the figures: further bytes are
+                "reserved, not used". Torch's memory and our own take part in that, because the
+                process's RAM includes them. None if it is not known exactly.
         """
+        allocations = self._read_allocations()
+        size_bytes = sum(row.size_bytes for row in allocations.rows)
+        whole = DevicePeak("cpu", "memray", size_bytes, rows=allocations.rows)
+        missed_bytes = 0
+        if use is not None:
+            room_bytes = use.room_bytes(allocations.kept_bytes, allocations.freed_bytes)
+            whole = bounded(whole, room_bytes, use.unused_parts)
+            if whole.is_bound:
+                missed_bytes = max(0, use.usage.peak_delta_bytes - whole.size_bytes)
+        role = _role_outside_torch()
+        rows_outside = tuple(row for row in whole.rows if row.role == role)
+        return replace(
+            whole,
+            size_bytes=sum(row.size_bytes for row in rows_outside),
+            rows=rows_outside,
+            is_bound=any(row.reserved_bytes for row in rows_outside),
+            missed_bytes=missed_bytes,
+        )
+
+    def _read_allocations(self) -> _Allocations:
+        """Read memray's file, and remove it."""
         rows = list[PeakRow]()
+        freed_bytes = 0
         with self._folder, self._memray.FileReader(self._file) as reader:
             at_end = reader.get_leaked_allocation_records(merge_threads=True)
             kept = {record.stack_id: record for record in at_end}
-            self.kept_bytes = sum(record.size for record in kept.values())
+            kept_bytes = sum(record.size for record in kept.values())
             for record in reader.get_high_watermark_allocation_records(merge_threads=True):
-                self.freed_bytes += self._freed_bytes(record, kept.get(record.stack_id))
+                freed_bytes += self._freed_bytes(record, kept.get(record.stack_id))
                 rows.append(self._row(record))
-        whole = DevicePeak(
-            "cpu", "memray", sum(row.size_bytes for row in rows), rows=_one_row_for_alike(rows)
-        )
-        if use is not None:
-            most_bytes = use.room_bytes(self.kept_bytes, self.freed_bytes)
-            whole = bounded(whole, most_bytes, use.unused_parts)
-        role = _role_of_others()
-        outside = tuple(row for row in whole.rows if row.role == role)
-        size_bytes = sum(row.size_bytes for row in outside)
-        missed_bytes = 0
-        if whole.is_bound and use is not None:
-            missed_bytes = max(0, use.usage.peak_delta_bytes - whole.size_bytes)
-        is_bound = any(row.reserved_bytes for row in outside)
-        return replace(
-            whole, size_bytes=size_bytes, rows=outside, is_bound=is_bound, missed_bytes=missed_bytes
-        )
+        return _Allocations(_one_row_for_alike(rows), kept_bytes, freed_bytes)
 
     def _freed_bytes(self, at_peak: Any, at_end: Any) -> int:
         """Return the bytes of memray's record of the high-water mark that may have been freed.
@@ -153,11 +174,16 @@ class HostTracker:
         return max(0, int(at_peak.size - at_end.size))
 
     def _row(self, record: Any) -> PeakRow:
-        """Return the row of memray's record of allocations."""
-        stack = record.stack_trace(max_stacks=_MOST_FRAMES)
-        user = next((at for at, (_, file, _) in enumerate(stack) if is_users(file)), len(stack))
+        """Return the row of one of memray's records: the allocations of one stack."""
         allocator = self._memray.AllocatorType(record.allocator).name.lower()
-        if any(is_ours(file) for _, file, _ in stack[:user]):
+        # Each entry is a function, its file and a line; the innermost one comes first.
+        stack = record.stack_trace(max_stacks=_MOST_FRAMES)
+        users_index = len(stack)
+        for index, (_, file, _) in enumerate(stack):
+            if is_users(file):
+                users_index = index
+                break
+        if any(is_ours(file) for _, file, _ in stack[:users_index]):
             return PeakRow(record.size, OURS, allocator=allocator)
         if stack and stack[0][1].startswith(_torch_folder()):
             # by an operation, whose storages are followed
@@ -165,9 +191,12 @@ class HostTracker:
         operation = stack[0][0] if stack else "a thread without Python code"
         if operation == "<module>":
             operation = "top level"
-        line = line_text(*stack[user][1:]) if stack[user:] else ""
+        line = ""
+        if users_index < len(stack):
+            _, file, line_number = stack[users_index]
+            line = line_text(file, line_number)
         return PeakRow(
-            record.size, _role_of_others(), operation=operation, line=line, allocator=allocator
+            record.size, _role_outside_torch(), operation=operation, line=line, allocator=allocator
         )
 
 
@@ -178,8 +207,8 @@ def _profiler_name(profiler: object) -> str:
     return f"a profiler ({type_name(profiler)}, sys.setprofile)"
 
 
-def _role_of_others() -> str:
-    """Return the role of memory that is neither torch's nor our own."""
+def _role_outside_torch() -> str:
+    """Return the role of memory that is neither torch's nor our own: the only one to report."""
     return ALLOCATED if loaded_torch() is None else OUTSIDE
 
 

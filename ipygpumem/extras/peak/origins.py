@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ipygpumem.estimating.storages import StorageLife
-from ipygpumem.estimating.transients import operator_name
+from ipygpumem.estimating.memory.storages import StorageLife
+from ipygpumem.estimating.operators.transients import operator_name
 from ipygpumem.heap.knowledge.frames import peek, stack
 from ipygpumem.introspect import instance_dict, is_users, name_of, type_name
 
@@ -40,7 +40,7 @@ class Origin(NamedTuple):
 
 
 class OperationNames:
-    """The names of operations, and their origins without module and line."""
+    """The names of operations, each found once."""
 
     def __init__(self) -> None:
         self._origins: dict[int, tuple[Any, Origin]] = {}
@@ -99,9 +99,11 @@ def is_owned(life: StorageLife) -> bool:
 
 
 class Modules:
-    """The user's modules that ran, and those inside them, by their paths.
+    """The user's modules that ran, and the modules inside them, by their paths.
 
-    ``note_module`` is called with each path and its module, once the path is known.
+    Args:
+        names: returns the names that the user's code sees now.
+        note_module: is called with each path and its module, once the path is known.
     """
 
     def __init__(self, names: Names, note_module: Callable[[str, Any], None]) -> None:
@@ -111,9 +113,13 @@ class Modules:
         """Modules and their paths, by identity."""
 
     def note_modules(self, whole: Any, label: str) -> None:
-        """Note a module and the modules inside it by their paths, such as ``model.layers.0``; a
-        module with several paths gets the first one.
+        """Note a module and the modules inside it by their paths, such as ``model.layers.0``.
+
+        Args:
+            whole: the outermost module.
+            label: its path.
         """
+        # From the last to the first: of several paths of one module, the first one stays.
         for path, module in reversed(_modules_in(whole, label)):
             self._paths[id(module)] = weakref.ref(module), path
             self._note_module(path, module)
@@ -124,13 +130,15 @@ class Modules:
         if entry is None:
             return None
         reference, path = entry
-        return path if reference() is module else None
+        if reference() is not module:  # another one that was at the same address
+            return None
+        return path
 
     def _find_path(self, module: Any, whole: Any) -> str:
         """Note the modules inside ``whole``, and return the path of ``module`` among them; its type
         if it is not there.
 
-        Hooks of modules would tell it too, but torch's compiler cannot compile them.
+        Hooks of modules would find it, too, but torch's compiler cannot compile them.
         """
         # Its type stays its path if the search does not find it.
         self._paths[id(module)] = weakref.ref(module), type_name(module)
@@ -154,6 +162,7 @@ class Modules:
         functions: tuple[FunctionCall, ...] = ()
         if callers.functions:
             for function, inner_modules in callers.functions:
+                # The modules after them are those around the function.
                 function.module = self._innermost_path(callers.module_calls[inner_modules:])
             functions = tuple(function for function, _ in callers.functions)
         module = ""
@@ -162,7 +171,11 @@ class Modules:
         return CallingCode(module, callers.line, functions, callers.engine)
 
     def _innermost_path(self, calls: Sequence[FrameType]) -> str:
-        """Return the path of the module whose call is the first of ``calls``."""
+        """Return the path of the innermost module of running calls; empty without any.
+
+        Args:
+            calls: frames of ``Module._call_impl``, the innermost first.
+        """
         if not calls:
             return ""
         module = peek(calls[0])["self"]
@@ -173,14 +186,18 @@ class Modules:
 
 
 class _Callers:
-    """Collects the modules, functions and lines of an operation's callers, the innermost first."""
+    """Collects the modules, functions and lines of an operation's callers, the innermost first.
+
+    ``frame`` is the innermost frame; the collection ends with ``__init__``.
+    """
 
     def __init__(self, frame: FrameType) -> None:
         self.line: Line | None = None
         """The user's innermost line."""
         self.module_calls: list[FrameType] = []
+        """Calls of modules: frames of ``Module._call_impl``."""
         self.functions: list[tuple[FunctionCall, int]] = []
-        """The custom functions, and how many modules run inside each."""
+        """The custom functions, each with the number of module calls inside it."""
         self.engine: FrameType | None = None
         """The call that runs a backward pass, if one does."""
         self._collect(frame)
@@ -213,7 +230,7 @@ class _Callers:
         self.functions.append((FunctionCall(name, values["args"]), len(self.module_calls)))
 
     def _add_line(self, line: Line) -> None:
-        """Add a line of the user's code."""
+        """Add a line of the user's code: it calls each function that has no line yet."""
         self.line = self.line or line
         for function, _ in self.functions:
             function.line = function.line or line

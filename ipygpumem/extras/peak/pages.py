@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipygpumem.estimating.storages import StorageLife, StorageLog
+from ipygpumem.estimating.memory.storages import StorageLife, StorageLog
 from ipygpumem.probes.pages import PAGE_BYTES, resident_bytes
 from ipygpumem.units import MIB
 
@@ -16,12 +16,13 @@ class PagesLog(StorageLog):
     """Logs storages, and splits the bytes of large ones in RAM into used and reserved ones."""
 
     def note_freed(self, life: StorageLife) -> None:
-        """Count the pages of a large storage in RAM that is freed."""
+        """Count the pages of a large storage in RAM that is freed.
+
+        The log calls this before torch frees the bytes.
+        """
         if life.device == "cpu":
-            # torch frees the bytes only after this callback. No page at all: resize_ has freed them
-            # before.
             resident = _resident_bytes(life.address, _whole_bytes(life))
-            if resident:
+            if resident:  # not 0: ``resize_`` has freed the pages before
                 _note_pages(life, resident)
 
     def note_address(self, life: StorageLife, tensor: Any) -> None:
@@ -43,7 +44,9 @@ class PagesLog(StorageLog):
 
 
 def _resident_bytes(address: int, size_bytes: int) -> int | None:
-    """Return the bytes in RAM of a range; None if the system does not tell."""
+    """Return the bytes of an address range that have a page in RAM; None if the system does not
+    tell.
+    """
     try:
         return resident_bytes(address, size_bytes)
     except OSError:
@@ -51,12 +54,16 @@ def _resident_bytes(address: int, size_bytes: int) -> int | None:
 
 
 def _whole_bytes(life: StorageLife) -> int:
+    """Return the size of a storage, of which an earlier count may have found a part unused."""
     return life.size_bytes + life.reserved_bytes
 
 
 def _note_pages(life: StorageLife, resident: int) -> None:
-    """Split the bytes of a storage: used bytes are those with a page in RAM, all other bytes are
-    reserved.
+    """Split the bytes of a storage: bytes with a page in RAM are used, all other ones are reserved.
+
+    Args:
+        life: the storage.
+        resident: its bytes with a page in RAM.
     """
     whole = _whole_bytes(life)
     rounding = whole % PAGE_BYTES  # the log rounds sizes up to 512 bytes, beyond the last page

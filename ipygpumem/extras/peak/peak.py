@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ipygpumem.api.inventories import inventory_at, names_at
 from ipygpumem.api.shell import current_traces
@@ -56,11 +56,20 @@ _NOT_COMPARED = (
 )
 
 
-def _new_tensor_follower(names: Callable[[], Any], has_history: bool) -> Any:
-    """Return a ``Follower`` of torch's tensors; ``has_history``: it keeps torch's events."""
+class _Followers(NamedTuple):
+    """The two parts that follow memory, each None if it could not start."""
+
+    tensors: Any
+    """A ``Follower`` of torch's tensors."""
+    host: Any
+    """A ``HostTracker`` of the remaining RAM."""
+
+
+def _new_tensor_follower(names: Callable[[], Any], *, keep_history: bool) -> Any:
+    """Return a ``Follower`` of torch's tensors, which may keep the history of CUDA's allocator."""
     from ipygpumem.extras.peak.following import Follower  # imports torch
 
-    return Follower(names, keep_history=has_history)
+    return Follower(names, keep_history=keep_history)
 
 
 def _new_host_tracker(*, has_flame_graph: bool) -> Any:
@@ -71,8 +80,17 @@ def _new_host_tracker(*, has_flame_graph: bool) -> Any:
 
 
 class Peak:
-    """Follows the memory of code between ``start`` and ``stop``; torch's snapshot goes to the file
-    ``save``, and memray's flame graph to ``flame``.
+    """Follows the memory of code between ``start`` and ``stop``.
+
+    A part that fails becomes a note of the record: the user's code runs all the same.
+
+    Args:
+        names: returns the names that the code sees, each with its value.
+        save: a file for torch's snapshot; None if none is wanted.
+        flame: a file for memray's flame graph; None if none is wanted.
+
+    Raises:
+        FileError: one of these files cannot be written.
     """
 
     def __init__(
@@ -85,13 +103,17 @@ class Peak:
         self._snapshot_file = None if save is None else _snapshot_path(save)
         self._flame_graph_file = None if flame is None else _flame_graph_path(flame)
         self._tensor_follower: Any = None
+        """A ``Follower`` while torch's tensors are followed."""
         self._host: Any = None
+        """A ``HostTracker`` while the remaining RAM is followed."""
         self._span: HostSpan | None = None
+        """The measurement of the process's own peak."""
         self._notes: list[str] = []
         self._lacks_memray = False
         self._after_import: AfterImport | None = None
+        """Waits for the code to import torch, if it was not loaded at the start."""
         self.record: PeakRecord | None = None
-        """Its record, once the code has ended."""
+        """The record, once the code has ended."""
 
     def start(self) -> None:
         """Follow the memory from now on."""
@@ -110,21 +132,24 @@ class Peak:
 
     def _follow(self) -> None:
         """Follow torch's tensors from now on, unless that fails."""
-        has_history = self._snapshot_file is not None
+        keep_history = self._snapshot_file is not None
         follower = self._start_follower(
-            lambda: _new_tensor_follower(self._names, has_history), "torch's tensors"
+            lambda: _new_tensor_follower(self._names, keep_history=keep_history), "torch's tensors"
         )
-        if follower is not None and self._after_import is not None:  # torch was imported by now
+        if follower is not None and self._after_import is not None:
+            # The code has imported torch: times count from the start of the code.
             follower.began = self._began
         elif follower is not None:
+            # The start of the follower, which examines all tensors, is not a part of the code.
             self._began = follower.began
         self._tensor_follower = follower
 
-    def _start_follower(self, make: Callable[[], Any], what: str) -> Any:
-        """Return a follower of tensors or of the host that ``make`` returns, after its start.
+    def _start_follower(self, make: Callable[[], Any], subject: str) -> Any:
+        """Return a follower after its start; None, with a note, if it cannot start.
 
-        If it cannot start, add a note on ``what`` and return None: the user's code runs all the
-        same.
+        Args:
+            make: returns a new follower of tensors or of the host.
+            subject: what it follows, in words, for the note.
         """
         try:
             follower = make()
@@ -135,34 +160,36 @@ class Peak:
             else:
                 self._notes.append(f"tensors: {describe_error(error)}")
         except TraceError as error:
-            self._notes.append(f"not followed: {what}, because {error}")
+            self._notes.append(f"not followed: {subject}, because {error}")
         except Exception as error:  # an old torch, another tracker of memray
             if is_from_signal(error):
                 raise
-            self._notes.append(f"not followed: {what} ({describe_error(error)})")
+            self._notes.append(f"not followed: {subject} ({describe_error(error)})")
         else:
             return follower
         return None
 
     def stop(self, inventory: InventoryAtEnd, error: BaseException | None = None) -> PeakRecord:
-        """Stop, and make the record; ``error`` has ended the code, and ``inventory`` lists the
-        tensors with names.
+        """Stop, and make the record.
+
+        Args:
+            inventory: lists the tensors with their names.
+            error: the error that has ended the code; None if it ended without one.
         """
         seconds = time.perf_counter() - self._began
         use = self._stop_span()
-        follower, host = self.drop()
+        followers = self._stop_followers()
         devices = list[DevicePeak]()
         with growth_for("%%peak"):
             try:
-                if follower is not None:
-                    devices += [
-                        self._bounded_by_process(device, use)
-                        for device in self._read_tensors(follower, inventory, error)
-                    ]
-                if host is not None:
-                    self._write_flame_graph(host, devices)
-                    devices.append(host.read(self._exact_use(use)))
-                    self._notes += [host.note] if host.note else []
+                if followers.tensors is not None:
+                    for device in self._read_tensors(followers.tensors, inventory, error):
+                        devices.append(self._bounded_by_process(device, use))
+                if followers.host is not None:
+                    self._write_flame_graph(followers.host, devices)
+                    devices.append(followers.host.read(self._exact_use(use)))
+                    if followers.host.note:
+                        self._notes.append(followers.host.note)
             except Exception as problem:  # must not hide the code's own error
                 if is_from_signal(problem):
                     raise
@@ -183,7 +210,12 @@ class Peak:
         return f"the lines that allocated RAM are not known: {line}"
 
     def _write_flame_graph(self, host: Any, devices: Iterable[DevicePeak]) -> None:
-        """Write memray's flame graph, if it was asked for; a failure becomes a note."""
+        """Write memray's flame graph, if the user wants it; a failure becomes a note.
+
+        Args:
+            host: the tracker of RAM.
+            devices: the records of tensors, which the flame graph lacks.
+        """
         if self._flame_graph_file is None:
             return
         try:
@@ -232,13 +264,15 @@ class Peak:
             return None
 
     def _bounded_by_process(self, device: DevicePeak, use: HostUse | None) -> DevicePeak:
-        """Return the record of a device's tensors; in RAM, they take no more than the process, by
-        its own peak.
+        """Return the record of a device's tensors, which in RAM have at most the bytes of the
+        process's own peak.
         """
         if device.device != "cpu":
             return device
         use = self._exact_use(use)
-        return device if use is None else bounded(device, use.usage.peak_bytes)
+        if use is None:
+            return device
+        return bounded(device, use.usage.peak_bytes)
 
     def _exact_use(self, use: HostUse | None) -> HostUse | None:
         """Return the RAM of the process if it is exact; None, with a note, if its
@@ -264,9 +298,9 @@ class Peak:
         ran_out = error is not None and classify(error).kind == "oom"
         devices: list[DevicePeak] = follower.read(tensors, ran_out=ran_out)
         self._notes += follower.notes
-        if ran_out and follower.failed is not None:
-            _, _, origin = follower.failed
-            self._notes.append(f"memory ran out in {_words_on_origin(origin)}")
+        if ran_out and follower.failed_operation is not None:
+            operation = _words_on_origin(follower.failed_operation.origin)
+            self._notes.append(f"memory ran out in {operation}")
         if follower.error:
             self._notes.append(f"following torch's storages stopped early: {follower.error}")
         self._save_snapshot(follower.snapshot)
@@ -285,23 +319,27 @@ class Peak:
             f"saved: {self._snapshot_file} ({format_bytes(size)}); pytorch.org/memory_viz shows it"
         )
 
-    def drop(self) -> tuple[Any, Any]:
-        """Stop, and return the followers that ran; can be called again."""
+    def drop(self) -> None:
+        """Stop without a record; can be called again, and after ``stop``."""
+        self._stop_followers()
+
+    def _stop_followers(self) -> _Followers:
+        """Stop, and return the followers that ran."""
         if self._span is not None:
             self._span.drop()
         if self._after_import is not None:
             self._after_import.stop()
-        observers = self._tensor_follower, self._host
+        followers = _Followers(self._tensor_follower, self._host)
         self._tensor_follower = self._host = None
-        self._names = tuple  # none: they hold the frame
-        for part in observers:
-            if part is not None:
-                part.stop()
-        return observers
+        self._names = tuple  # returns no names: the function in its place refers to the frame
+        for follower in followers:
+            if follower is not None:
+                follower.stop()
+        return followers
 
 
 def _words_on_origin(origin: Origin) -> str:
-    """Return an operation, its module and its line in words."""
+    """Return an operation, its module and its line in words: ``mm of model.0 in line 3: y = x``."""
     words = list[str]()
     if origin.operation:
         words.append(origin.operation)
@@ -313,11 +351,18 @@ def _words_on_origin(origin: Origin) -> str:
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function once this thread has imported a module."""
+    """Calls a function once this thread has imported a module.
 
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
+    Python asks it for the module first, because it is the first finder of ``sys.meta_path``.
+
+    Args:
+        name: the module's name.
+        call_after: the function.
+    """
+
+    def __init__(self, name: str, call_after: Callable[[], None]) -> None:
         self._name = name
-        self._then = then
+        self._call_after = call_after
         self._thread = threading.get_ident()
         sys.meta_path.insert(0, self)
 
@@ -327,18 +372,19 @@ class AfterImport(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
 
     def find_spec(self, name: str, *_: object) -> Any:
-        """Return the module's spec, whose loader calls the function."""
+        """Return the module's spec, whose loader calls the function; None for other modules."""
         if name != self._name or threading.get_ident() != self._thread:
             return None
-        self.stop()
+        self.stop()  # before the search for the spec, which asks all finders
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             loader, load = spec.loader, spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                del loader.exec_module
+                """Load the module as the class's method does, then call the function."""
+                del loader.exec_module  # the class's method is visible again
                 load(module)
-                self._then()
+                self._call_after()
 
             loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

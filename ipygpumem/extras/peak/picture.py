@@ -33,7 +33,11 @@ colour of the peak.
 
 
 def draw(record: PeakRecord) -> Picture:
-    """Return a figure with a panel for each device; the peak, or the failure, is marked."""
+    """Return a figure with a panel for each device; the peak, or the failure, is marked.
+
+    Raises:
+        PlotError: no device has a curve.
+    """
     devices = [device for device in record.devices if device.curve and device.size_bytes]
     if not devices:
         raise PlotError("there is nothing to draw: no tensor was followed")
@@ -74,6 +78,7 @@ def _mark_moment(axes: Axes, device: DevicePeak) -> None:
     seconds = device.at_seconds or 0.0
     axes.axvline(seconds, color=colour, linestyle="--", linewidth=1)
     last_second = max(point.seconds for point in device.curve)
+    # The text stands to the right of the line, in the second half of the picture to its left.
     side = "left"
     points_to_the_right = 4
     if seconds > last_second / 2:

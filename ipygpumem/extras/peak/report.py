@@ -31,11 +31,13 @@ _AT_MOST = (
     "the largest rows"
 )
 _WHAT = "name, layer or operation"
-Key = tuple[Any, ...]
+"""Heading of the column with a layer's label."""
+LayerKey = tuple[Any, ...]
 """The key of a layer or of a part of it: the parts of a module's path, and below them, for memory
 that is not the module's own, the row's name, operation and line: ``("net", "blocks", "3")``,
 ``("net", ("loss", "mse_loss", "line 7: ..."))``.
 """
+RowsByLayer = Mapping[LayerKey, Sequence[PeakRow]]
 
 
 @shows(PeakRecord)
@@ -72,14 +74,15 @@ def _ram_text(ram: Usage) -> str:
 
 @draw.register
 def _(record: PeakRecord) -> Any:
+    """Return a record's picture; other records of ``draw`` do not exist."""
     from ipygpumem.extras.peak import picture  # needs matplotlib
 
     return picture.draw(record)
 
 
 def _missed_facts(device: DevicePeak) -> list[Fact]:
-    """Return the fact that the process used more RAM at another moment, which memray has not
-    recorded; none if it did not.
+    """Return one fact: the RAM that the process used at another moment, which memray has not
+    recorded; nothing if that is not more.
     """
     if device.missed_bytes < LEAST_MISSED_BYTES:
         return []
@@ -89,8 +92,8 @@ def _missed_facts(device: DevicePeak) -> list[Fact]:
 
 
 def _reserved_facts(device: DevicePeak) -> list[Fact]:
-    """Return the bytes that are reserved and not used, with the names or lines that have most of
-    them.
+    """Return one fact: the bytes that are reserved and not used, with the names or lines that have
+    most of them; nothing if they are few.
     """
     reserved_bytes = device.reserved_bytes
     if reserved_bytes < _LEAST_RESERVED_BYTES:
@@ -124,9 +127,9 @@ def _tables_of_device(device: DevicePeak, top: int) -> list[Table]:
 
 def _rows_of_layers(device: DevicePeak, top: int) -> list[dict[str, str]]:
     """Return the rows of a device's largest layers, at most ``top``, and one for the smaller ones
-    together.
+    together. Layers with less than a thousandth of the bytes have no row of their own.
     """
-    in_use = [row for row in device.rows if row.size_bytes]  # the rest is only reserved
+    in_use = [row for row in device.rows if row.size_bytes]  # all other rows are only reserved
     groups = sorted(layers(in_use, top).items(), key=lambda group: -_bytes_of_rows(group[1]))
     by_role = any(len({row.role for row in rows}) > 1 for _, rows in groups)
     least_bytes = max(device.size_bytes / 1000, KIB)
@@ -140,7 +143,7 @@ def _rows_of_layers(device: DevicePeak, top: int) -> list[dict[str, str]]:
     return table_rows
 
 
-def _layer_row(key: Key, rows: Sequence[PeakRow], *, by_role: bool) -> dict[str, str]:
+def _layer_row(key: LayerKey, rows: Sequence[PeakRow], *, by_role: bool) -> dict[str, str]:
     """Return the table's row of a layer, with a column for each role if ``by_role``."""
     bytes_by_role = Counter[str]()
     for row in rows:
@@ -158,8 +161,11 @@ def _layer_row(key: Key, rows: Sequence[PeakRow], *, by_role: bool) -> dict[str,
     return texts
 
 
-def _layer_label(key: Key, rows: Sequence[PeakRow]) -> str:
-    """Return the path of a layer, with the operation of its rows if all have the same."""
+def _layer_label(key: LayerKey, rows: Sequence[PeakRow]) -> str:
+    """Return the path of a layer, with the operation of its rows if all have the same.
+
+    ``net.blocks.*.linear (12 layers): addmm, line 4: ...`` has the sums of all blocks.
+    """
     path = [part for part in key if isinstance(part, str)]
     label = ".".join(path)
     if "*" in path:
@@ -182,20 +188,21 @@ def _layer_label(key: Key, rows: Sequence[PeakRow]) -> str:
 # -- layers -------------------------------------------------------------------------------------
 
 
-def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
-    """Return rows in groups, by layer: the largest layer is split into its parts again and again,
-    as long as the ``most`` largest groups have 95 % of the bytes.
+def layers(rows: Sequence[PeakRow], top: int) -> dict[LayerKey, list[PeakRow]]:
+    """Return rows in groups, by layer, so that the ``top`` largest groups say most.
 
-    The items of a list, such as a transformer's blocks, are split together. A list with too many
-    items becomes one layer ``blocks.*``, so that its parts are sums over all items.
+    It begins with the outermost layers. The largest layer is split into its parts, again and
+    again, while the ``top`` largest groups still have 95 % of the bytes. The items of a list, such
+    as a transformer's blocks, are split together. A list with too many items becomes one layer
+    ``blocks.*``, so that its parts are sums over all items.
     """
     total_bytes = _bytes_of_rows(rows)
     groups = _parts_of_layer(rows, ())
-    final_layers = set[Key]()
+    final_layers = set[LayerKey]()
     """Layers that are not split further."""
     while True:
         key = _layer_to_split(groups, final_layers)
-        if not key or _bytes_of_rows(groups[key]) < total_bytes / most:
+        if not key or _bytes_of_rows(groups[key]) < total_bytes / top:
             return groups
         layers_together = _layers_split_together(key, groups)
         parts = _parts_of_layers(layers_together, groups)
@@ -204,8 +211,8 @@ def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
             for item, rows_of_item in groups.items()
             if item not in layers_together
         }
-        bytes_left_out = _bytes_beyond({**other_layers, **parts}, most)
-        has_too_many = bytes_left_out > max(0.05 * total_bytes, _bytes_beyond(groups, most))
+        bytes_left_out = _bytes_beyond({**other_layers, **parts}, top)
+        has_too_many = bytes_left_out > max(0.05 * total_bytes, _bytes_beyond(groups, top))
         is_list = all(_is_item_of_list(part, key) for part in parts)
         has_inner = any(_has_inner_layers(item, parts) for item in layers_together)
         if has_too_many and is_list:
@@ -218,22 +225,22 @@ def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
 
 
 def _parts_of_layers(
-    keys: Iterable[Key], groups: Mapping[Key, Sequence[PeakRow]]
-) -> dict[Key, list[PeakRow]]:
+    keys: Iterable[LayerKey], groups: RowsByLayer
+) -> dict[LayerKey, list[PeakRow]]:
     """Return the parts of several layers, with the rows of each part."""
-    parts = dict[Key, list[PeakRow]]()
+    parts = dict[LayerKey, list[PeakRow]]()
     for key in keys:
         parts.update(_parts_of_layer(groups[key], key))
     return parts
 
 
-def _layer_to_split(groups: Mapping[Key, Sequence[PeakRow]], final_layers: Container[Key]) -> Key:
+def _layer_to_split(groups: RowsByLayer, final_layers: Container[LayerKey]) -> LayerKey:
     """Return the key of the largest layer that may be split; empty if there is none."""
     sizes = {key: _bytes_of_rows(rows) for key, rows in groups.items() if key not in final_layers}
     return max(sizes, key=sizes.__getitem__, default=())
 
 
-def _layers_split_together(key: Key, groups: Iterable[Key]) -> list[Key]:
+def _layers_split_together(key: LayerKey, groups: Iterable[LayerKey]) -> list[LayerKey]:
     """Return the layers that are split together with one: all items of its list, if it is an item,
     otherwise itself alone.
     """
@@ -242,12 +249,13 @@ def _layers_split_together(key: Key, groups: Iterable[Key]) -> list[Key]:
     return [other for other in groups if _is_item_of_list(other, key[:-1])]
 
 
-def _parts_of_layer(rows: Sequence[PeakRow], key: Key) -> dict[Key, list[PeakRow]]:
+def _parts_of_layer(rows: Sequence[PeakRow], key: LayerKey) -> dict[LayerKey, list[PeakRow]]:
     """Return the rows of a layer by its parts, one step further on the path of each row.
 
-    Rows of the layer's own memory stay under its key.
+    For ``("net",)``, a row of ``net.blocks.3`` is in the part ``("net", "blocks")``. Rows of the
+    layer's own memory stay under its key.
     """
-    parts: dict[Key, list[PeakRow]] = {}
+    parts: dict[LayerKey, list[PeakRow]] = {}
     depth_of_parts = len(key) + 1
     for row in rows:
         further_steps = _path_of_row(row)[len(key) : depth_of_parts]  # one, or none at its end
@@ -255,28 +263,34 @@ def _parts_of_layer(rows: Sequence[PeakRow], key: Key) -> dict[Key, list[PeakRow
     return parts
 
 
-def _bytes_beyond(groups: Mapping[Key, Sequence[PeakRow]], most: int) -> int:
-    """Return the bytes of all groups but the ``most`` largest ones."""
+def _bytes_beyond(groups: RowsByLayer, top: int) -> int:
+    """Return the bytes of all groups but the ``top`` largest ones."""
     sizes = sorted(map(_bytes_of_rows, groups.values()), reverse=True)
-    return sum(sizes[most:])
+    return sum(sizes[top:])
 
 
-def _has_inner_layers(key: Key, parts: Iterable[Key]) -> bool:
-    """Return True if a layer has inner layers, or several operations."""
+def _has_inner_layers(key: LayerKey, parts: Iterable[LayerKey]) -> bool:
+    """Return True if a layer has inner layers, or several operations.
+
+    A layer with one operation is not split: the report names both in one row.
+    """
     inner = [part for part in parts if part[:-1] == key]
     return len(inner) > 1 or any(isinstance(part[-1], str) for part in inner)
 
 
-def _is_item_of_list(key: Key, of: Key | None = None) -> bool:
-    """Return True for an item of a list of modules, such as ``blocks.3``; with ``of``, of this
-    list.
+def _is_item_of_list(key: LayerKey, parent: LayerKey | None = None) -> bool:
+    """Return True for an item of a list of modules, such as ``blocks.3``.
+
+    Args:
+        key: the key of a layer.
+        parent: the list of which it must be an item; None for any list.
     """
-    if not key or (of is not None and key[:-1] != of):
+    if not key or (parent is not None and key[:-1] != parent):
         return False
     return isinstance(key[-1], str) and key[-1].isdigit()
 
 
-def _path_of_row(row: PeakRow) -> Key:
+def _path_of_row(row: PeakRow) -> LayerKey:
     """Return the parts of the path to a row's module, and the row's own part below it."""
     path = row.module.split(".") if row.module else []
     if row.name or row.operation:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ipygpumem.estimating.cublas import workspace_sizes
-from ipygpumem.estimating.storages import (
+from ipygpumem.estimating.memory.storages import (
     GRADIENTS,
     OPTIMIZER,
     OTHER,
@@ -13,6 +12,7 @@ from ipygpumem.estimating.storages import (
     StorageLife,
     StorageLog,
 )
+from ipygpumem.estimating.operators.cublas import workspace_sizes
 from ipygpumem.extras.peak.cuda import BlockOrigin
 from ipygpumem.extras.peak.origins import BEFORE, Origin, is_owned
 from ipygpumem.extras.peak.timeline import RowKey
@@ -30,31 +30,39 @@ ROLES = {
 
 
 class RowKeys:
-    """Returns roles and rows of the storages in a log, and of the blocks that have them."""
+    """Returns the roles and the rows of the storages in a log, and of the allocator's blocks.
+
+    The origin of a storage is an ``Origin``, that of a block a ``BlockOrigin``.
+    """
 
     def __init__(self, log: StorageLog) -> None:
         self._log = log
-        self._replaced: set[Origin] = set()
+        self._replaced_origins: set[Origin] = set()
         """Origins of tensors whose names had other values when the code ended."""
 
-    def name(self, inventory: Inventory) -> None:
+    def add_names(self, inventory: Inventory) -> None:
         """Give the storages that are alive the names and roles of an inventory."""
         for record in inventory.tensors:
             life = self._log.life(record.storage) if record.library == "torch" else None
             if life is None:
                 continue
+            # A role that was noted while the code ran stays, except that parameters are certain.
             if record.kind != "other" and (not life.role or record.kind == "parameter"):
                 life.role = ROLES[record.kind]
+            # A module's path says more than the name of one of its tensors.
             if record.name is not None and not is_owned(life):
                 life.origin = Origin(name=record.name)
 
-    def note_replaced(self) -> None:
-        """Note the tensors that existed before, had a name or were parameters, and were freed."""
+    def note_replaced_values(self) -> None:
+        """Note the earlier values of names and parameters, which the code has freed.
+
+        After ``x = x * 2``, the first ``x`` is "x (earlier value)".
+        """
         for life in self._log.lives:
             if not life.existed_before or life.died is None or not life.origin:
                 continue
             if life.role == PARAMETERS or life.origin.name:
-                self._replaced.add(life.origin)
+                self._replaced_origins.add(life.origin)
 
     def role(self, life: StorageLife) -> str:
         """Return the role of a storage, or of a block and the storage in it."""
@@ -74,11 +82,13 @@ class RowKeys:
             return self._key_of_block(life, life.origin)
         origin: Origin = life.origin or BEFORE
         name, module = origin.name, origin.module
-        if life.existed_before and origin in self._replaced:
-            name, module = f"{name or module.partition('.')[0]} (earlier value)", ""
+        if life.existed_before and origin in self._replaced_origins:
+            whole_name = name or module.partition(".")[0]  # ``model`` for ``model.layers.0``
+            name, module = f"{whole_name} (earlier value)", ""
         return self.role(life), name, module, origin.operation, origin.line
 
     def _key_of_block(self, life: StorageLife, block: BlockOrigin) -> RowKey:
+        """Return the row of an allocator's block: the row of the storage in it, if it is known."""
         if block.storage is not None:
             return self.key(block.storage)
         operation = f"inside {block.operation or 'an operation'}"

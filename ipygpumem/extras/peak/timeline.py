@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from ipygpumem.estimating import line_text
@@ -22,6 +22,31 @@ RowKey = tuple[str, str, str, str, "tuple[str, int] | None"]
 """A block's role, name, module, operation and line."""
 
 
+class Failure(NamedTuple):
+    """The time at which an allocation failed."""
+
+    tick: int
+    """On the clock of the log, or of the allocator's history."""
+    seconds: float
+    """Since the start."""
+
+
+class Moment(NamedTuple):
+    """The memory at one time."""
+
+    lives: Lives
+    """The blocks that were alive."""
+    seconds: float
+
+
+class Change(NamedTuple):
+    """A block that is allocated (positive) or freed (negative)."""
+
+    tick: int
+    size_bytes: int
+    role: str
+
+
 class SizedBlock(NamedTuple):
     """A block as it is at one moment: later code may still use more of its bytes."""
 
@@ -31,8 +56,10 @@ class SizedBlock(NamedTuple):
 
 
 class Clock:
-    """Converts ticks of a log's clock to seconds: a tick gets the seconds noted at it, or last
-    before.
+    """Converts ticks of a log's clock to seconds.
+
+    Seconds are noted for some of the ticks. A tick in between has those of the last noted tick
+    before it.
     """
 
     def __init__(self) -> None:
@@ -52,12 +79,17 @@ class Clock:
 
 
 class Timeline:
-    """The memory of one device over time."""
+    """The memory of one device over time.
+
+    Args:
+        role: returns the role of a life, such as ``gradients``.
+        clock: converts the ticks of lives to seconds.
+    """
 
     def __init__(self, role: Callable[[Any], str], clock: Clock) -> None:
         self._role = role
         self._seconds = clock.seconds
-        self._since = 0
+        self._added_until = 0
         """The tick until which blocks were added."""
         self._points: list[PeakPoint] = []
         self.peak_bytes = -1
@@ -67,16 +99,14 @@ class Timeline:
         """The blocks that were alive at the peak."""
 
     def add(self, lives: Lives, until: int) -> None:
-        """Add the blocks that were alive since the last call, until a tick."""
-        since = self._since
-        self._since = until
-        changes = list[tuple[int, int, str]]()
-        for life in lives:
-            role = self._role(life)
-            changes.append((max(life.born, since), life.size_bytes, role))
-            if life.died is not None:
-                changes.append((life.died, -life.size_bytes, role))
-        changes.sort(key=itemgetter(0))
+        """Add the memory since the last call to the curve, and keep the blocks of a new peak.
+
+        Args:
+            lives: the blocks that were alive since the last call.
+            until: the tick until which they are known.
+        """
+        changes = self._changes(lives)
+        self._added_until = until
         bytes_by_role = dict[str, int]()
         total = 0
         new_peak_at: int | None = None
@@ -95,17 +125,34 @@ class Timeline:
         if new_peak_at is not None:
             self.blocks = blocks_of(alive_at(lives, new_peak_at))
 
+    def _changes(self, lives: Lives) -> list[Change]:
+        """Return the allocations and frees since the last call, in the order of time; blocks from
+        before begin it.
+        """
+        changes = list[Change]()
+        for life in lives:
+            role = self._role(life)
+            changes.append(Change(max(life.born, self._added_until), life.size_bytes, role))
+            if life.died is not None:
+                changes.append(Change(life.died, -life.size_bytes, role))
+        changes.sort(key=attrgetter("tick"))
+        return changes
+
     def peak(
         self,
         device: str,
         key_of: Callable[[Any], RowKey],
         *,
         source: str,
-        moment: tuple[Lives, float] | None = None,
+        moment: Moment | None = None,
     ) -> DevicePeak:
         """Return the record of a device at its peak, or at the ``moment`` of a failure.
 
-        ``key_of`` returns the key of the row of a block's life.
+        Args:
+            device: its name.
+            key_of: returns the key of the row to which a life belongs.
+            source: the origin of the figures, as in the record.
+            moment: the memory at a failure; None for the peak.
         """
         if moment is None:
             blocks = self.blocks
@@ -117,6 +164,7 @@ class Timeline:
         for block in blocks:
             groups.setdefault(key_of(block.life), []).append(block)
         rows = sorted_rows(_row_of_blocks(row_key, group) for row_key, group in groups.items())
+        # Several calls of ``add`` may have made more points than a curve may have.
         curve = tuple(
             max(points, key=lambda point: sum(point.parts.values()))
             for points in _groups(self._points)
@@ -126,13 +174,13 @@ class Timeline:
 
 
 def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield items in order, in as many groups as a curve may have points."""
+    """Yield items in order, in groups of equal size: at most as many as a curve may have points."""
     size = divided_up(len(items), _MOST_POINTS) or 1
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def alive_at(lives: Lives, tick: int) -> Lives:
-    """Return the lives that include a tick."""
+    """Return the lives of the blocks that were alive after a tick."""
     return [life for life in lives if life.born <= tick and (life.died is None or life.died > tick)]
 
 

@@ -12,7 +12,10 @@ LEAST_MISSED_BYTES = 8 * MIB
 
 
 def title(device: DevicePeak) -> str:
-    """Return a device's name; RAM has two parts if torch is loaded."""
+    """Return a device's name, such as ``cuda:0``.
+
+    If torch is loaded, RAM has two records: ``RAM of tensors`` and ``RAM outside torch``.
+    """
     label = device_label(device.device)
     if device.device != "cpu":
         return label
@@ -26,10 +29,12 @@ def title(device: DevicePeak) -> str:
 
 def headline(device: DevicePeak) -> str:
     """Return a device's bytes at the moment, and when that was."""
-    words = [title(device), "out of memory with" if device.ran_out else "highest with"]
+    moment = "highest with"
+    if device.ran_out:
+        moment = "out of memory with"
     if device.missed_bytes >= LEAST_MISSED_BYTES:
-        words[1] = "with most reserved:"  # not the highest moment of RAM
-    words.append(format_bytes(device.size_bytes))
+        moment = "with most reserved:"  # not the highest moment of RAM
+    words = [title(device), moment, format_bytes(device.size_bytes)]
     if device.is_bound:
         words.append("at most")
     if device.at_seconds is not None:

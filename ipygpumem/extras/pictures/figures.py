@@ -49,37 +49,56 @@ class CellUse(NamedTuple):
     usage: Usage
 
 
+class UsePanel(NamedTuple):
+    """The panel of one device in a picture of the session."""
+
+    headline: str
+    uses: list[CellUse]
+
+
 def session(
     cells: Collection[CellRecord], *, device: str | None = None, last: int | None = None
 ) -> Picture:
-    """Draw memory over computing time: a panel per device, with cells and their
-    experiments above.
+    """Draw memory over computing time: a panel per device, with cells and their experiments above.
+
+    Args:
+        cells: the records of cells, the oldest first.
+        device: the devices that the user wants, as for ``_selected_devices``.
+        last: the number of cells that the user wants; None for the usual number.
+
+    Raises:
+        PlotError: there is nothing to draw.
     """
-    last_cells, number = _last_records(cells, last, "cell", 2000)
+    last_cells, number_text = _last_records(cells, last, "cell", 2000)
     spans = _spans(last_cells)
-    seconds = spans[-1].end
-    title = ["memory over the session", number, f"{format_seconds(seconds)} of computing"]
-    headlines = []
-    uses_of_devices = []
+    time = format_seconds(spans[-1].end)
+    title = SEPARATOR.join(["memory over the session", number_text, f"{time} of computing"])
+    panels = []
     for name in _devices_in_use(last_cells, device):
         uses = _uses_of(spans, name)
-        uses_of_devices.append(uses)
-        headlines.append(_use_headline(name, uses))
+        panels.append(UsePanel(_use_headline(name, uses), uses))
     with rc_context(style()):
-        panel_height = 1.8 if len(headlines) == 1 else 1.4
-        heights = [0.4, *[panel_height] * len(headlines)]
-        height = sum(heights) + 0.4 * len(headlines) + 1.2
-        figure = Picture(height, [SEPARATOR.join(title), *headlines])
-        strip, *panels = figure.subplots(len(heights), height_ratios=heights, sharex=True)
-        strip.set(xlim=(0, seconds or 1), ylim=(2, 0), yticks=[], frame_on=False)
-        strip.tick_params(axis="x", length=0, labelbottom=False)
-        _draw_experiment_strip(strip, spans)
-        _draw_cell_strip(strip, spans)
-        for axes, uses, headline in zip(panels, uses_of_devices, headlines, strict=True):
-            axes.set_title(headline, loc="left", fontsize="small")
-            _draw_use_over_time(axes, uses)
-        _label_time(panels[-1])
-        _add_legend(figure, panels, columns=4)
+        return _session_picture(title, spans, panels)
+
+
+def _session_picture(title: str, spans: Sequence[CellSpan], panels: Sequence[UsePanel]) -> Picture:
+    """Draw the cells in a narrow strip, and below it a panel for each device."""
+    strip_height = 0.4
+    panel_height = 1.8 if len(panels) == 1 else 1.4
+    heights = [strip_height, *[panel_height] * len(panels)]
+    height = sum(heights) + 0.4 * len(panels) + 1.2  # with the panels' titles, and the margins
+    figure = Picture(height, [title, *(panel.headline for panel in panels)])
+    strip, *axes_of_panels = figure.subplots(len(heights), height_ratios=heights, sharex=True)
+    # Experiments are from 0 to 1, cells from 1 to 2, from the top to the bottom.
+    strip.set(xlim=(0, spans[-1].end or 1), ylim=(2, 0), yticks=[], frame_on=False)
+    strip.tick_params(axis="x", length=0, labelbottom=False)
+    _draw_experiment_strip(strip, spans)
+    _draw_cell_strip(strip, spans)
+    for axes, panel in zip(axes_of_panels, panels, strict=True):
+        axes.set_title(panel.headline, loc="left", fontsize="small")
+        _draw_use_over_time(axes, panel.uses)
+    _label_time(axes_of_panels[-1])
+    _add_legend(figure, axes_of_panels, columns=4)
     return figure
 
 
@@ -95,7 +114,7 @@ def _spans(cells: Iterable[CellRecord]) -> list[CellSpan]:
 
 
 def _uses_of(spans: Iterable[CellSpan], device: str) -> list[CellUse]:
-    """Return the cells that used a device."""
+    """Return the cells that used a device, each with its usage."""
     uses = []
     for span in spans:
         usage = usage_on(span.cell.usages, device)
@@ -112,13 +131,15 @@ def _label_time(axes: Axes) -> None:
 
 
 def _tick(seconds: float, _position: float) -> str:
-    """Return the label of a tick, without zeros after the last digit that matters."""
+    """Return the label of a tick, without zeros at its end: ``2 s`` for 2.00 s, ``3 min`` for 3 min
+    0 s.
+    """
     if seconds <= 0:
         return "0"
     return format_seconds(seconds).replace(".00 s", " s").replace(" min 0 s", " min")
 
 
-_LETTER = 0.01
+_LETTER_SHARE = 0.01
 """Upper bound of a letter's share of the width."""
 _CELL_SHADES = [(0.5, 0.5, 0.5, 0.2), (0.5, 0.5, 0.5, 0.08)]
 """Alternating greys, which show on light and dark pages."""
@@ -151,7 +172,7 @@ def _draw_experiment_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
 def _letter_width(axes: Axes) -> float:
     """Return an upper bound of a letter's width on an axis that begins at 0."""
     _, end = axes.get_xlim()
-    return float(_LETTER * end)
+    return float(_LETTER_SHARE * end)
 
 
 def _draw_cell_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
@@ -160,9 +181,9 @@ def _draw_cell_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
     """
     pieces = [(span.begin, span.end - span.begin) for span in spans]
     axes.broken_barh(pieces, (1, 1), facecolors=_CELL_SHADES)
-    least = 3 * _letter_width(axes)
+    least_width = 3 * _letter_width(axes)
     for cell, begin, end in spans:
-        if end - begin > least:
+        if end - begin > least_width:
             text = _cell_name(cell)
             if not cell.success:
                 text = f"× {text}"
@@ -170,17 +191,19 @@ def _draw_cell_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
 
 
 def _draw_use_over_time(axes: Axes, uses: Sequence[CellUse]) -> None:
-    """Draw each cell's use before it until it ends, then the use after it: the time of the change
-    is unknown.
+    """Draw the memory in use over time as an area, and on it the peaks within cells.
+
+    When a cell's memory changed is unknown. So a cell has the use before it until its end, and
+    there the curve jumps to the use after it; its peak is a bar over the whole cell.
     """
     seconds: list[float] = []
     sizes: list[int] = []
     peaks: list[int] = []
     for span, usage in uses:
-        earlier = sizes[-1] if sizes else 0
+        before_begin = sizes[-1] if sizes else 0
         seconds += [span.begin, span.begin, span.end, span.end]
-        sizes += [earlier, usage.before_bytes, usage.before_bytes, usage.after_bytes]
-        peaks += [earlier, usage.peak_bytes, usage.peak_bytes, usage.after_bytes]
+        sizes += [before_begin, usage.before_bytes, usage.before_bytes, usage.after_bytes]
+        peaks += [before_begin, usage.peak_bytes, usage.peak_bytes, usage.after_bytes]
     axes.fill_between(seconds, sizes, color=IN_USE, alpha=0.5, linewidth=0, label="in use")
     axes.plot(seconds, sizes, color=IN_USE, linewidth=1.2)
     axes.fill_between(
@@ -233,35 +256,65 @@ def _use_headline(device: str, uses: Sequence[CellUse]) -> str:
 # -- experiments --------------------------------------------------------------------------------
 
 
+class ExperimentRow(NamedTuple):
+    """The row of one experiment."""
+
+    record: ExperimentRecord
+    name: str
+    time: str
+    """The time it took, and how often it ran out of memory."""
+
+    def summary(self, devices: Iterable[str]) -> str:
+        """Return the row in words."""
+        parts = [self.name, self.time]
+        for device in devices:
+            parts += [f"{_device_label(device)} {_peak_and_kept(self.record, device)}"]
+        return SEPARATOR.join(parts)
+
+
 def experiments(
     records: Collection[ExperimentRecord], *, device: str | None = None, last: int | None = None
 ) -> Picture:
     """Draw experiments in rows, the oldest on top: the time of each, and its memory
     on each device.
+
+    Args:
+        records: the records of experiments, the oldest first.
+        device: the devices that the user wants, as for ``_selected_devices``.
+        last: the number of experiments that the user wants; None for the usual number.
+
+    Raises:
+        PlotError: there is nothing to draw.
     """
     shown, title = _last_records(records, last, "experiment", 20, 40)
     device_names = _devices_in_use(shown, device)
-    names = [shorten(run.label, 28) for run in numbered(shown)]
-    times = list(map(_time_label, shown))
-    lines = []
-    for record, name, time in zip(shown, names, times, strict=True):
-        memory = [f"{_device_label(each)} {_peak_and_kept(record, each)}" for each in device_names]
-        lines.append(SEPARATOR.join([name, time, *memory]))
-    columns = ["time", *map(_device_label, device_names)]
-    height = 0.5 * len(shown) + 1.3
-    width = max(9, 2.5 * len(columns))
+    rows = []
+    for record, run in zip(shown, numbered(shown), strict=True):
+        rows.append(ExperimentRow(record, shorten(run.label, 28), _time_label(record)))
     with rc_context(style()):
-        figure = Picture(height, [title, *lines], width)
-        panels = figure.subplots(1, len(columns), sharey=True)
-        _draw_times(panels[0], shown, names, times)
-        for axes, name in zip(panels[1:], device_names, strict=True):
-            _draw_memory_of_experiments(axes, shown, name)
-        for axes, column in zip(panels, columns, strict=True):
-            axes.set_title(column, loc="left", fontsize="small")
-            axes.margins(x=0.4)
-            axes.set_xticks([])
-            axes.spines[["top", "right", "bottom"]].set_visible(False)
-        _add_legend(figure, panels[-1:], columns=3)
+        return _experiments_picture(title, rows, device_names)
+
+
+def _experiments_picture(
+    title: str, rows: Sequence[ExperimentRow], devices: Sequence[str]
+) -> Picture:
+    """Draw the times of experiments, and next to them a panel with their memory on each device."""
+    columns = ["time", *map(_device_label, devices)]
+    height = 0.5 * len(rows) + 1.3
+    width = max(9, 2.5 * len(columns))
+    lines = [row.summary(devices) for row in rows]
+    figure = Picture(height, [title, *lines], width)
+    panels = figure.subplots(1, len(columns), sharey=True)
+    _draw_times(panels[0], rows)
+    records = [row.record for row in rows]
+    for axes, device in zip(panels[1:], devices, strict=True):
+        _draw_memory_of_experiments(axes, records, device)
+    for axes, column in zip(panels, columns, strict=True):
+        axes.set_title(column, loc="left", fontsize="small")
+        axes.margins(x=0.4)  # room for the labels to the right of the bars
+        axes.set_xticks([])
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+    _add_legend(figure, panels[-1:], columns=3)
     return figure
 
 
@@ -273,30 +326,32 @@ def _time_label(record: ExperimentRecord) -> str:
     return time
 
 
-def _draw_times(
-    axes: Axes, shown: Sequence[ExperimentRecord], names: Sequence[str], times: Sequence[str]
-) -> None:
+def _draw_times(axes: Axes, rows: Sequence[ExperimentRow]) -> None:
     """Draw the time of each experiment, labelled with its name and parameters."""
-    rows = range(len(shown))
-    seconds = [record.duration_seconds for record in shown]
-    bars = axes.barh(rows, seconds, 0.6, color="gray")
-    axes.bar_label(bars, times, padding=3, fontsize="x-small")
+    positions = range(len(rows))
+    seconds = [row.record.duration_seconds for row in rows]
+    bars = axes.barh(positions, seconds, 0.6, color="gray")
+    axes.bar_label(bars, [row.time for row in rows], padding=3, fontsize="x-small")
     labels = []
-    for record, name in zip(shown, names, strict=True):
-        parameters = [f"{key}={value}" for key, value in record.parameters.items()]
+    for row in rows:
+        parameters = [f"{key}={value}" for key, value in row.record.parameters.items()]
         text = shorten(", ".join(parameters), 28)
-        labels.append(f"{name}\n{text}".rstrip())
-    axes.set_yticks(rows, labels, size="x-small")
-    axes.set_ylim(len(shown) - 0.5, -0.5)
+        labels.append(f"{row.name}\n{text}".rstrip())
+    axes.set_yticks(positions, labels, size="x-small")
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first one on top
 
 
-def _draw_memory_of_experiments(axes: Axes, shown: Sequence[ExperimentRecord], device: str) -> None:
-    """Draw peaks as wide bars, and on them the memory that was kept and that the end freed."""
+def _draw_memory_of_experiments(
+    axes: Axes, records: Sequence[ExperimentRecord], device: str
+) -> None:
+    """Draw the peaks of experiments on a device as wide bars, and on each a narrow one: the memory
+    that was kept, and next to it the memory that the end freed.
+    """
     peaks = []
     kept_bytes = []
     freed_bytes = []
     labels = []
-    for record in shown:
+    for record in records:
         usage = usage_on(record.usages, device)
         if usage is None:
             peaks.append(0)
@@ -306,7 +361,7 @@ def _draw_memory_of_experiments(axes: Axes, shown: Sequence[ExperimentRecord], d
             kept_bytes.append(usage.delta_bytes)
         freed_bytes.append(max(0, record.freed.get(device, 0)))
         labels.append(_peak_and_kept(record, device).replace(", ", "\n"))
-    rows = range(len(shown))
+    rows = range(len(records))
     bars = axes.barh(rows, peaks, 0.7, color=PEAK, alpha=0.75, label="peak above the start")
     axes.barh(rows, freed_bytes, 0.35, kept_bytes, color="C2", label="freed at the end")
     axes.barh(rows, kept_bytes, 0.35, color=IN_USE, label="kept after the end")
@@ -324,38 +379,62 @@ def _peak_and_kept(record: ExperimentRecord, device: str) -> str:
 # -- devices ------------------------------------------------------------------------------------
 
 
+_BAR_HEIGHT = 0.4
+_LEGEND_LINE_HEIGHT = 0.18
+_LEGEND_COLUMNS = 2
+
+
 def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = None) -> Picture:
-    """Draw each device's memory as one stacked bar, with its parts' names and sizes below it."""
+    """Draw each device's memory as one stacked bar, with its parts' names and sizes below it.
+
+    Args:
+        reconciliations: the parts of each device's memory.
+        device: the devices that the user wants, as for ``_selected_devices``.
+
+    Raises:
+        PlotError: there is no such device.
+    """
     names = [reconciliation.device for reconciliation in reconciliations]
     wanted = _selected_devices(names, device, "is not known")
     shown = [item for item in reconciliations if item.device in wanted]
-    headlines = []
+    with rc_context(style()):
+        return _devices_picture(shown)
+
+
+def _devices_picture(reconciliations: Sequence[Reconciliation]) -> Picture:
+    """Draw two rows for each device: the bar, and the legend of its parts."""
     summary = ["parts of the memory"]
     heights: list[float] = []
-    for item in shown:
-        size = format_bytes(item.total_bytes)
-        headline = f"{_device_label(item.device)}{SEPARATOR}{size}, {clean(item.basis)}"
-        headlines.append(headline)
+    for item in reconciliations:
         labels = list(map(_part_label, _parts_with_label(item)))
-        summary.append(f"{headline}: {', '.join(labels)}")
-        legend_lines = math.ceil(max(1, len(labels)) / 2)  # of two columns
-        heights += [0.4, 0.18 * legend_lines]
-    height = sum(heights) + 0.9 * len(shown) + 0.4
-    with rc_context(style()):
-        figure = Picture(height, summary)
-        grid = figure.subplots(len(heights), height_ratios=heights, squeeze=False)
-        bars = grid[::2, 0]
-        legends = grid[1::2, 0]
-        for axes, legend, item, headline in zip(bars, legends, shown, headlines, strict=True):
-            axes.set_title(shorten(headline, 120), loc="left", fontsize="small")
-            _draw_parts(axes, item)
-            legend.axis("off")
-            legend.legend(*axes.get_legend_handles_labels(), loc="upper left", ncol=2, **LEGEND)
+        summary.append(f"{_device_headline(item)}: {', '.join(labels)}")
+        legend_lines = math.ceil(max(1, len(labels)) / _LEGEND_COLUMNS)
+        heights += [_BAR_HEIGHT, _LEGEND_LINE_HEIGHT * legend_lines]
+    height = sum(heights) + 0.9 * len(reconciliations) + 0.4
+    figure = Picture(height, summary)
+    grid = figure.subplots(len(heights), height_ratios=heights, squeeze=False)
+    bars = grid[::2, 0]
+    legends = grid[1::2, 0]
+    for axes, legend, item in zip(bars, legends, reconciliations, strict=True):
+        axes.set_title(shorten(_device_headline(item), 120), loc="left", fontsize="small")
+        _draw_parts(axes, item)
+        legend.axis("off")
+        handles, labels = axes.get_legend_handles_labels()
+        legend.legend(handles, labels, loc="upper left", ncol=_LEGEND_COLUMNS, **LEGEND)
     return figure
 
 
+def _device_headline(reconciliation: Reconciliation) -> str:
+    """Return a device's name, the size of its memory, and the source of that figure."""
+    size = format_bytes(reconciliation.total_bytes)
+    label = _device_label(reconciliation.device)
+    return f"{label}{SEPARATOR}{size}, {clean(reconciliation.basis)}"
+
+
 def _parts_with_label(reconciliation: Reconciliation) -> list[Part]:
-    """Return the parts that have a name below the bar: those of unknown size, too."""
+    """Return the parts that have a name below the bar: all but empty ones, also parts of unknown
+    size.
+    """
     return [part for part in reconciliation.parts if part.size_bytes != 0]
 
 
@@ -375,7 +454,13 @@ def _draw_parts(axes: Axes, reconciliation: Reconciliation) -> None:
 
 
 def _part_style(part: Part, index: int) -> dict[str, Any]:
-    """Return a part's colour; free memory is empty, unknown memory hatched."""
+    """Return the options of matplotlib for a part's bar; free memory is empty, unknown memory
+    hatched.
+
+    Args:
+        part: the part.
+        index: its position among the parts, which decides its colour.
+    """
     if part.name == "free":
         return {"facecolor": "none", "edgecolor": "gray", "hatch": ""}
     if part.name.startswith("unknown"):
@@ -401,26 +486,29 @@ def _add_legend(figure: Picture, panels: Iterable[Axes], *, columns: int) -> Non
 
 
 def _last_records(
-    records: Collection[T], last: int | None, what: str, default: int, most: int = 10**9
+    records: Collection[T], last: int | None, noun: str, default: int, upper_bound: int = 10**9
 ) -> tuple[list[T], str]:
-    """Return the last records, and a text with their number and how many are left out.
+    """Return the last records, and a text with their number: ``20 cells (5 earlier left out)``.
 
     Args:
         records: all records, the oldest first.
         last: the number that the user wants; None for ``default``.
-        what: the noun for a record.
-        default: the number without a wish of the user.
-        most: the largest number that a picture shows.
+        noun: the word for a record.
+        default: the number if the user gives none.
+        upper_bound: the largest number that a picture shows.
+
+    Raises:
+        PlotError: there are no records, or ``last`` is no number of them.
     """
     try:
         wanted = default if last is None else checked_integer(last)
     except UnitError as error:
         raise PlotError(f"last (-n): {error}") from None
     if not records:
-        raise PlotError(f"there is nothing to draw: no {what} has finished yet")
-    number = min(wanted, most)
+        raise PlotError(f"there is nothing to draw: no {noun} has finished yet")
+    number = min(wanted, upper_bound)
     shown = list(records)[-number:]
-    text = count(len(shown), what)
+    text = count(len(shown), noun)
     left_out = len(records) - number
     if left_out > 0:
         text += f" ({left_out} earlier left out)"
@@ -430,7 +518,9 @@ def _last_records(
 def _devices_in_use(
     records: Iterable[CellRecord | ExperimentRecord], wanted: str | None
 ) -> list[str]:
-    """Return the devices in use, the host first; only the ``wanted`` ones if given."""
+    """Return the devices in use, the host first; only the ``wanted`` ones, as for
+    ``_selected_devices``.
+    """
     usages = list[Usage]()
     for record in records:
         usages += filter(is_worth_reporting, record.usages)
@@ -438,8 +528,15 @@ def _devices_in_use(
 
 
 def _selected_devices(devices: Iterable[str], wanted: str | None, why_not: str) -> list[str]:
-    """Return the devices selected by ``wanted``: ``RAM``, ``cuda:0``, ``cuda`` for all of its kind;
-    None for all.
+    """Return the devices that the user wants.
+
+    Args:
+        devices: the devices that there are.
+        wanted: ``RAM``, ``cuda:0``, or ``cuda`` for all of its kind; None for all.
+        why_not: the end of the error's sentence on a device that is not there.
+
+    Raises:
+        PlotError: no device is left.
     """
     existing = list(dict.fromkeys(devices))
     selected = []

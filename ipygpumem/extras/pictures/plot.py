@@ -70,7 +70,15 @@ def devices(
 
 
 def _given(records: Records, kind: type[T]) -> list[T]:
-    """Return the records of this kind; None stands for the session's records."""
+    """Return the records of one kind, the oldest first.
+
+    Args:
+        records: as the user gave them; None for the session's records.
+        kind: ``CellRecord`` or ``ExperimentRecord``.
+
+    Raises:
+        PlotError: ``records`` has other items, or an experiment without cells of its own.
+    """
     if records is None:
         from ipygpumem.shell import python  # a script with records needs no IPython
 

@@ -35,6 +35,7 @@ def plot(app: App, options: Options) -> list[Report]:
 
 
 def _picture(options: Options) -> Any:
+    """Return the picture that the options ask for."""
     match options.picture:
         case "devices":
             return plots.devices(device=options.device)

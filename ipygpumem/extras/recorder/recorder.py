@@ -27,17 +27,24 @@ from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
 
 _TICK_SECONDS = 0.25
+"""Time between two entries while a cell runs."""
 
 
 class Recorder:
-    """Records one shell's cells to a file while it is on."""
+    """Records one shell's cells to a file while it is on.
+
+    It observes cells: each begins with an entry, has a tick four times a second in the meter's
+    thread, and ends with an entry. If the kernel dies in a cell, its last ticks show the memory.
+    """
 
     observed_for = "the recorder"
 
     def __init__(self, context: ShellContext) -> None:
         self._context = context
         self._writer: RecordingWriter | None = None
+        """The open recording; None while the recorder is off."""
         self._kill_counter = ""
+        """The system's counter of OOM kills."""
         self._undo = contextlib.ExitStack()
         self._start_of_cell: Moment | None = None
         """The start of the running cell; None between cells."""
@@ -63,9 +70,27 @@ class Recorder:
         return [path.name for path in recordings.listed(self.folder)]
 
     def start(self) -> None:
-        """Begin a recording; nothing happens if it is on."""
+        """Begin a recording; nothing happens if it is on.
+
+        Raises:
+            RecordingError: the file cannot be written.
+        """
         if self._writer is not None:
             return
+        self._writer = self._new_writer()
+        recordings.prune(self.folder, self._writer.path)
+        self._observe_the_kernel()
+        running = self._context.cells.running()
+        if running:  # the cell that has switched the recorder on
+            number = running_cell(self._context.shell)
+            self._write(lambda: self._cell_start(running[0], number))
+
+    def _new_writer(self) -> RecordingWriter:
+        """Return a new recording of this kernel.
+
+        Raises:
+            RecordingError: the file cannot be written.
+        """
         self._kill_counter = oom_kills.kill_counter_name()
         kernel = RecordedKernel(
             time.time(),
@@ -76,13 +101,15 @@ class Recorder:
             counter=self._kill_counter,
         )
         try:
-            self._writer = RecordingWriter(self.folder, kernel)
+            return RecordingWriter(self.folder, kernel)
         except OSError as error:
             reason = _error_text(error)
             raise RecordingError(
                 f"recording is off: {ellipsize(self.folder)} cannot be written ({reason})"
             ) from None
-        recordings.prune(self.folder, self._writer.path)
+
+    def _observe_the_kernel(self) -> None:
+        """Until ``stop``, write ticks in the meter's thread, and note a regular end."""
         worker = self._context.meter.worker
         worker.add(self._tick)
         self._undo.callback(worker.remove, self._tick)
@@ -93,14 +120,12 @@ class Recorder:
             self._undo.callback(shell.unobserve, self._note_request_to_end, "exit_now")
         atexit.register(self.stop, "the kernel's process ended by itself")
         self._undo.callback(atexit.unregister, self.stop)
-        running = self._context.cells.running()
-        if running:
-            self._write(lambda: self._cell_start(running[0], running_cell(shell)))
 
     def start_if_it_can(self, *, tell: bool = False) -> None:
-        """Start, or note why that fails; with ``tell``, note if the last kernel died in a cell.
+        """Start, or note why that fails. Notes are shown after the next cell.
 
-        The notes are shown after the next cell.
+        Args:
+            tell: also note if this notebook's previous kernel died in a cell.
         """
         if tell:
             self._note_death_of_previous_kernel()
@@ -142,7 +167,11 @@ class Recorder:
         self._undo.close()
 
     def switched(self, change: Any) -> None:
-        """Follow the option ``recorder``."""
+        """Follow the configuration's option ``recorder``.
+
+        Args:
+            change: traitlets' description of the change; ``new`` is the new value.
+        """
         if change["new"]:
             self.start_if_it_can()
         else:
@@ -157,13 +186,18 @@ class Recorder:
             self._context.display.show([note(message) for message in messages])
 
     def _note_request_to_end(self, change: Any) -> None:
-        """Write that the front-end has asked the kernel to end."""
+        """Write that the front-end has asked the kernel to end, when the shell's ``exit_now`` is
+        set.
+        """
         reason = "it was asked to end: a restart, a shutdown, or exit"
         if change["new"]:
             self._write(lambda: Moment("end", time.time(), reason=reason))
 
     def _write(self, moment: Callable[[], Moment]) -> None:
-        """Write the moment that ``moment`` returns; a failure ends the recording, not the cell."""
+        """Write the moment that ``moment`` returns; a failure ends the recording, not the cell.
+
+        ``moment`` is a function, because making the moment may fail, too.
+        """
         writer = self._writer
         if writer is None:
             return
@@ -188,7 +222,7 @@ class Recorder:
             self._context.meter.worker.wake(self._tick)
 
     def _cell_start(self, cell: Cell, number: int) -> Moment:
-        """Return the start of a cell, which ``_start_of_cell`` is from now on."""
+        """Return the entry for the start of a cell, and keep it: a cell runs from now on."""
         source = recordings.first_lines(cell.source)
         span = cell.measurement.span
         readings = span.before.values() if span else ()
@@ -200,27 +234,29 @@ class Recorder:
         between cells.
         """
         running = self._context.cells.outermost()
-        begun = self._start_of_cell
+        start = self._start_of_cell
         if running is None:
             return None
-        waited = time.perf_counter() - running.measurement.started
-        if waited < _TICK_SECONDS:
-            return _TICK_SECONDS - waited
+        waited_seconds = time.perf_counter() - running.measurement.started
+        if waited_seconds < _TICK_SECONDS:
+            return _TICK_SECONDS - waited_seconds
         readings = self._context.meter.glance()
-        if begun is not None and begun is self._start_of_cell and not running.is_over:
-            self._write(lambda: self._moment_with_memory("tick", begun.cell, readings.values()))
+        # The cell may have ended, and another one begun, while this thread has read the memory.
+        still_runs = start is self._start_of_cell and not running.is_over
+        if start is not None and still_runs:
+            self._write(lambda: self._moment_with_memory("tick", start.cell, readings.values()))
         return _TICK_SECONDS
 
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
-        """Write the end of a cell."""
-        begun = self._start_of_cell
-        if begun is None or cell.is_nested:
+        """Write the end of a cell; it has no report."""
+        start = self._start_of_cell
+        if start is None or cell.is_nested:
             return ()
         self._start_of_cell = None
         record = cell.measurement.record
         usages = () if record is None else record.usages
         error = "" if record is None else clean(record.error or "")
-        self._write(lambda: self._moment_with_memory("cell end", begun.cell, usages, error=error))
+        self._write(lambda: self._moment_with_memory("cell end", start.cell, usages, error=error))
         return ()
 
     def _moment_with_memory(
@@ -230,7 +266,14 @@ class Recorder:
         figures: Iterable[Reading | Usage],
         **more: Any,
     ) -> Moment:
-        """Return a moment with the memory of each device; a tick has the machine's memory, too."""
+        """Return a moment with the memory of each device; a tick has the machine's memory, too.
+
+        Args:
+            kind: the kind of the moment.
+            cell: the number of the cell.
+            figures: the memory of the devices.
+            more: further fields of the moment.
+        """
         memory: dict[str, int] = {}
         totals: dict[str, int] = {}
         for item in figures:

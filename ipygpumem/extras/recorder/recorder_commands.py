@@ -63,8 +63,8 @@ RECORDER = CommandGroup(
 )
 
 
-def _recordings(app: App, begun: str) -> list[str]:
-    """Return the names of recordings, for Tab."""
+def _recording_names(app: App, begun: str) -> list[str]:
+    """Return the names of recordings, for completion; IPython selects those that fit ``begun``."""
     names: list[str] = app.recorder.names()
     return names
 
@@ -72,7 +72,7 @@ def _recordings(app: App, begun: str) -> list[str]:
 @command(
     "%gpumem postmortem",
     "show how the last recorded kernel died",
-    argument("file", "FILE", "one of the recordings", offers=_recordings),
+    argument("file", "FILE", "one of the recordings", offers=_recording_names),
 )
 def postmortem(app: App, options: Options) -> list[Report]:
     """Return the report on a recording, by default the last one whose kernel died."""
@@ -80,10 +80,10 @@ def postmortem(app: App, options: Options) -> list[Report]:
     if options.file:
         recording = _named_recording(folder, options.file)
         return [postmortem_report(recording, recordings.judge(recording))]
-    dead = [tail for tail in recordings.ended(folder) if tail.kernel and not tail.end]
-    if dead:
-        # "dead" before "unknown": that may run elsewhere
-        last = min(dead, key=lambda tail: recordings.state(tail.kernel))
+    without_end = [tail for tail in recordings.ended(folder) if tail.kernel and not tail.end]
+    if without_end:
+        # The newest one of this machine: "dead" sorts before "unknown", which may run elsewhere.
+        last = min(without_end, key=lambda tail: recordings.state(tail.kernel))
         recording = recordings.read(last.path)
         return [postmortem_report(recording, recordings.judge(recording))]
     if not folder.exists():
@@ -94,7 +94,11 @@ def postmortem(app: App, options: Options) -> list[Report]:
 
 
 def _named_recording(folder: Path, name: str) -> Recording:
-    """Return the recording with a file name in the folder, or a path."""
+    """Return the recording that the user names: a file name in the folder, or a path.
+
+    Raises:
+        RecordingError: there is none, or it is not a recording.
+    """
     for path in (folder / name, Path(os.path.expanduser(name))):  # noqa: PTH111  # that of Path fails on some names
         recording = recordings.read(path)
         if recording.kernel or recording.cell:
@@ -126,7 +130,9 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
 
 
 def _listings(moments: Sequence[Moment]) -> list[Listing]:
-    """Return the source of the last cell, with its time and how it ended."""
+    """Return the source of the last cell, with its time and its end as the title; nothing if its
+    start is not in the recording.
+    """
     if not moments or moments[0].kind != "cell":
         return []
     cell = moments[0]

@@ -23,16 +23,19 @@ from ipygpumem.probes import host, oom_kills
 from ipygpumem.records import Record, open_plain
 
 _KEPT_FILES = 20
+"""Number of recordings that are kept; older ones of dead kernels are deleted."""
 _KEPT_SECONDS = 30 * 86400
-MOST_WRITTEN = 8 * 2**20
-"""Maximum size in bytes of a recording."""
-_MOST_BYTES = 16 * 2**20
+"""Age at which a recording is deleted."""
+MOST_WRITTEN_BYTES = 8 * 2**20
+"""Maximum size of a recording."""
+_MOST_READ_BYTES = 16 * 2**20
 """Maximum number of bytes to read of a recording."""
 TAIL_BYTES = 64 * 2**10
 """Bytes to read to learn how a recording ends."""
 _HEAD_BYTES = 8192
-_LATEST = 1e11
-"""Maximum time in a recording, in Unix seconds."""
+"""Maximum length of the first line, which describes the kernel."""
+_LATEST_TIME = 1e11
+"""Maximum time in a recording, in Unix seconds: a larger one is damaged."""
 _LINES_KEPT = 12
 _LETTERS_KEPT = 160
 _CLOCK_SECONDS = 2.0
@@ -46,6 +49,7 @@ class RecordedKernel(Record):
     time: float
     pid: int
     started: float
+    """Unix time of the process's start, by which a later process with this number is recognised."""
     place: str
     """The boot and the process namespace in which ``pid`` is valid."""
     notebook: str = ""
@@ -66,9 +70,11 @@ class Moment(Record):
     kills: int | None = None
     """Value of the counter of OOM kills."""
     source: str = ""
-    """The cell's first lines, each cut."""
+    """The cell's first lines, each cut; at a start."""
     error: str = ""
+    """The cell's error; at a cell's end."""
     reason: str = ""
+    """The reason of a regular end; at the end of the recording."""
 
 
 def first_lines(source: str) -> str:
@@ -95,7 +101,7 @@ def decode(line: bytes) -> RecordedKernel | Moment | None:
     if isinstance(entry, RecordedKernel) and entry.pid <= 0:
         return None
     times = [value for value in vars(entry).values() if type(value) is float]
-    if not all(0 <= value < _LATEST for value in times):
+    if not all(0 <= value < _LATEST_TIME for value in times):
         return None
     return entry
 
@@ -128,10 +134,13 @@ class Recording(NamedTuple):
         return self.cell[-1]
 
 
-def read(path: Path, most: int = _MOST_BYTES) -> Recording:
-    """Return a recording; of a file with more than ``most`` bytes the middle is skipped."""
+def read(path: Path, most_bytes: int = _MOST_READ_BYTES) -> Recording:
+    """Return a recording; of a file with more than ``most_bytes`` the middle is skipped.
+
+    A file that cannot be read, or is no recording, has neither a kernel nor a cell.
+    """
     # after the last newline there is nothing, or a torn line
-    lines = [line for line in _first_and_last_lines(path, most).split(b"\n")[:-1] if line]
+    lines = [line for line in _first_and_last_lines(path, most_bytes).split(b"\n")[:-1] if line]
     kernel: RecordedKernel | None = None
     end: Moment | None = None
     last_cell: list[Moment] = []
@@ -143,7 +152,7 @@ def read(path: Path, most: int = _MOST_BYTES) -> Recording:
         elif isinstance(entry, RecordedKernel):
             kernel = kernel or entry
         elif entry.kind == "end":
-            end = end or entry
+            end = end or entry  # a request to end has its reason before the end itself
         else:
             if entry.kind == "cell":
                 last_cell = []
@@ -151,18 +160,18 @@ def read(path: Path, most: int = _MOST_BYTES) -> Recording:
     return Recording(path, kernel, tuple(last_cell), end, skipped)
 
 
-def _first_and_last_lines(path: Path, most: int) -> bytes:
-    """Return a file's first line and its last ``most`` bytes, from a line's beginning; as much as
+def _first_and_last_lines(path: Path, most_bytes: int) -> bytes:
+    """Return a file's first line and its last ``most_bytes``, from a line's beginning; as much as
     can be read.
     """
     text = b""
     # ValueError: an invalid file name
     with contextlib.suppress(OSError, ValueError), open_plain(path) as file:
         text = file.readline(_HEAD_BYTES)
-        if path.stat().st_size - most > len(text):
-            file.seek(-most, os.SEEK_END)
-            file.readline(most)
-        text += file.read(most)
+        if path.stat().st_size - most_bytes > len(text):
+            file.seek(-most_bytes, os.SEEK_END)
+            file.readline(most_bytes)  # the second part of a line
+        text += file.read(most_bytes)
     return text
 
 
@@ -173,17 +182,22 @@ def listed(folder: Path) -> list[Path]:
     return []
 
 
-def prune(folder: Path, own: Path) -> None:
-    """Delete old or excess recordings, except those of running kernels."""
-    earlier = [path for path in listed(folder) if path != own]
+def prune(folder: Path, present: Path) -> None:
+    """Delete old or excess recordings, except those of running kernels.
+
+    Args:
+        folder: the folder of recordings.
+        present: the recording of this kernel, which stays.
+    """
+    earlier = [path for path in listed(folder) if path != present]
     for position, path in enumerate(earlier):
         with contextlib.suppress(OSError):
             is_old = time.time() - path.stat().st_mtime > _KEPT_SECONDS
             is_in_excess = position >= _KEPT_FILES - 1
             if not is_old and not is_in_excess:
                 continue
-            kernel_is = state(read(path, TAIL_BYTES).kernel)
-            if kernel_is == "dead" or (is_old and kernel_is == "unknown"):
+            kernel_state = state(read(path, TAIL_BYTES).kernel)
+            if kernel_state == "dead" or (is_old and kernel_state == "unknown"):
                 path.unlink()
 
 
@@ -217,7 +231,7 @@ class RecordingWriter:
             if os.getpid() != self._pid or self._file.closed:
                 return
             line = encode(moment)
-            if self._file.tell() + len(line) > MOST_WRITTEN:
+            if self._file.tell() + len(line) > MOST_WRITTEN_BYTES:
                 self._drop_older_half()
             self._append(line)
             if moment.kind != "tick":
@@ -225,7 +239,7 @@ class RecordingWriter:
 
     def _drop_older_half(self) -> None:
         """Remove the older half of the moments, without the start of the running cell."""
-        half = self.path.read_bytes()[-MOST_WRITTEN // 2 :]
+        half = self.path.read_bytes()[-MOST_WRITTEN_BYTES // 2 :]
         _, _, newer = half.partition(b"\n")  # from a line's beginning
         if self._line_of_running_cell not in newer:
             newer = self._line_of_running_cell + newer
@@ -268,8 +282,13 @@ def state(kernel: RecordedKernel | None) -> Literal["alive", "dead", "unknown"]:
 
 
 def ended(folder: Path, notebook: str = "") -> list[Recording]:
-    """Return the recordings of a notebook's kernels that do not run, or not here;
-    the newest first.
+    """Return the ends of the recordings whose kernels do not run, or run elsewhere, the newest
+    first.
+
+    Args:
+        folder: the folder of recordings.
+        notebook: the notebook whose kernels are wanted; empty for all. Recordings without the name
+            of a notebook count for each.
     """
     recordings = []
     for path in listed(folder):
@@ -299,23 +318,24 @@ def judge(recording: Recording) -> Verdict:
         )
     if recording.end is not None:
         return Verdict(recording.end.reason)
-    kernel_is = state(kernel)
-    if kernel_is == "alive":
+    kernel_state = state(kernel)
+    if kernel_state == "alive":
         return Verdict("the kernel still runs")
-    if kernel_is == "unknown":
+    if kernel_state == "unknown":
         return Verdict(
             "it may still run: it is in another container or on another machine, or that was "
             "restarted"
         )
-    return _verdict_by_system_log(kernel, recording.last_time) or _verdict_by_counter(
-        kernel, recording.cell
-    )
+    by_log = _verdict_by_system_log(kernel, recording.last_time)
+    return by_log or _verdict_by_counter(kernel, recording.cell)
 
 
 def _verdict_by_system_log(kernel: RecordedKernel, last_time: float) -> Verdict | None:
-    """Return why a kernel ended after its last entry, if the system's log says so."""
+    """Return why a kernel ended after its last entry, if the system's log says so; None if it says
+    nothing.
+    """
     if not kernel.place.endswith(host.SYSTEMS_PID_NAMESPACE):
-        return None
+        return None  # in a container: the log's process numbers are the machine's
     for death in oom_kills.deaths():
         if death.pid != kernel.pid or death.time < last_time - _CLOCK_SECONDS:
             continue
@@ -330,7 +350,11 @@ def _verdict_by_system_log(kernel: RecordedKernel, last_time: float) -> Verdict 
 
 
 def _verdict_by_counter(kernel: RecordedKernel, moments: Sequence[Moment]) -> Verdict:
-    """Return why a kernel ended, from the number of OOM kills since its last entry."""
+    """Return why a kernel ended, from the number of OOM kills since its last entry.
+
+    The counter of a control group may have counted another process of the same container, so the
+    OOM killer is only likely; that of the whole machine says even less.
+    """
     before = None
     for moment in moments:
         if moment.kills is not None:

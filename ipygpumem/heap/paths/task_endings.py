@@ -42,8 +42,10 @@ def ending_of(item: object) -> str:
 
 
 def line_that_cancels(tasks: Sequence[object]) -> str:
-    """Return the line that cancels pending tasks, by the name of their function; words if the tasks
-    run several functions, or if a further task runs this one.
+    """Return the line that cancels pending tasks, which it finds by the name of their function.
+
+    Return words if that name is not enough: if the tasks run several functions, or if a further
+    task runs the same one.
     """
     kind: Any = library_type("asyncio", "Task")
     asyncio: Any = sys.modules["asyncio"]
@@ -68,8 +70,8 @@ def _coroutine_name(task: Any) -> str:
 
 
 def event_loops(names: Mapping[str, object]) -> Iterator[tuple[object, str]]:
-    """Yield the running event loop, and each one that a name of the user refers to, with its
-    code.
+    """Yield the running event loop, and each further one that a name of the user refers to, each
+    with its code.
     """
     kind = library_type("asyncio", "AbstractEventLoop")
     if kind is None:
