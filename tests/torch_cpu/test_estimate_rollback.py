@@ -620,7 +620,7 @@ def scaled(x, scale=torch.tensor(2)):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("ipygpumem.estimating.isolation.patches.is_users", lambda file: False)
     for name in ("rollback", "object_states"):
-        module = f"ipygpumem.estimating.{name}"
+        module = f"ipygpumem.estimating.isolation.{name}"
         monkeypatch.setattr(f"{module}.is_users_module", lambda module: False)
 
     def step() -> None:
