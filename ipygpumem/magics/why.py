@@ -85,7 +85,7 @@ def _report_on_object(
     outputs = outputs_of(app.context.shell, only_object[0])
     notes = ownership.notes
     text = only_object[0]
-    if not is_name and type(text) is str and text in app.context.namespace:
+    if not is_name and type(text) is str and text in app.context.namespace:  # ``"model"``
         notes = (*notes, f"this is about the text; for the variable: %gpumem why {text}")
     return why_report(replace(ownership, outputs=outputs, notes=notes))
 
