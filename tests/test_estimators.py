@@ -116,10 +116,7 @@ def test_a_line_leaves_an_older_estimator_unfitted(notebook: Kernel, case: str) 
     run_cells(
         notebook,
         older,
-        f"""
-        %%experiment e
-        {fit};
-        """,
+        experiment(f"{fit};"),
     )
     (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     expected = f"{IMPORT}{line}" if "clone" in line else line
