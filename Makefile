@@ -27,7 +27,7 @@ GPU_MEMORY := cells counters experiments freeing recovery causes reconcile measu
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo docs notebooks pictures install fix quick test lint check verify thorough first-change smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist smoke workflow suites clean
+.PHONY: help demo docs notebooks pictures install files fix quick test lint check verify thorough first-change smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist smoke workflow suites clean
 
 ## help: list the targets
 help:
@@ -35,8 +35,34 @@ help:
 
 # pip would compile 20,000 modules in one process.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c $(CONSTRAINTS)
-# Modules that few programs import: Python compiles them when they are.
-SELDOM := /tests?/|/transformers/(models|exporters|pipelines)/|/pygments/(lexers|styles)/|/torch/testing/_internal/|/sympy/(physics|stats|combinatorics|parsing)/|/wcwidth/table_grapheme_overrides/|/numpy/distutils/|/tensorboard/_vendor/|/huggingface_hub/(cli|inference)/|/(lightning_fabric|grpc|virtualenv|distlib|typer|urllib3|jax|jaxlib|sklearn|pip|setuptools|mypyc?|debugpy|fontTools|textual|pydantic|pymdownx|backrefs|pytorch_lightning|aiohttp|werkzeug|torchgen)/
+# Modules that few programs import, each a pattern of paths: Python compiles them when they are imported.
+SELDOM := /tests?/
+# one folder for each model
+SELDOM += /transformers/(models|exporters|pipelines)/
+# one module for each language or style
+SELDOM += /pygments/(lexers|styles)/
+# torch's own tests
+SELDOM += /torch/testing/_internal/ /torchgen/
+# fields of mathematics
+SELDOM += /sympy/(physics|stats|combinatorics|parsing)/
+# tables of characters
+SELDOM += /wcwidth/table_grapheme_overrides/
+# tools to build packages, and environments for them
+SELDOM += /numpy/distutils/ /(virtualenv|distlib|pip|setuptools)/
+# servers and their clients
+SELDOM += /(grpc|urllib3|aiohttp|werkzeug)/ /tensorboard/_vendor/
+# command lines
+SELDOM += /huggingface_hub/(cli|inference)/ /typer/
+# type checkers and debuggers
+SELDOM += /mypyc?/ /debugpy/
+# libraries that few tests import
+SELDOM += /(lightning_fabric|pytorch_lightning|jax|jaxlib|sklearn|fontTools|textual|pydantic)/
+# the site of the documentation
+SELDOM += /(pymdownx|backrefs)/
+# All patterns as one, with | between them.
+empty :=
+space := $(empty) $(empty)
+SELDOM_PATTERN = $(subst $(space),|,$(strip $(SELDOM)))
 
 # Separate from the tests' packages, so that trying the demo does not install them.
 # The pip that comes with an older Python needs half as long again.
@@ -48,7 +74,7 @@ $(VENV)/.demo: setup.cfg pyproject.toml $(CONSTRAINTS)
 
 $(VENV)/.installed: $(VENV)/.demo
 	$(INSTALL) --quiet -e '.[demo,test,dev,docs]'
-	$(BIN)/python -m compileall -qq -j $(JOBS) -x '$(SELDOM)' $(VENV)/lib || true  # torch has files for newer Pythons
+	$(BIN)/python -m compileall -qq -j $(JOBS) -x '$(SELDOM_PATTERN)' $(VENV)/lib || true  # torch has files for newer Pythons
 	touch $@
 
 ## demo: run the quickstart in a real kernel and write build/demo/quickstart.html
@@ -69,6 +95,10 @@ pictures:
 
 ## install: create .venv with the packages of the tests and of lint
 install: $(VENV)/.installed
+
+## files: list the files of the package, each with its first sentence; ROOM=heap/holders: of one folder
+files:
+	@$(PYTHON) docs/site/files.py $(ROOM)
 
 ## fix: format the code and sort its imports
 fix: $(VENV)/.installed

@@ -71,7 +71,7 @@ figures of this run, and is empty where there is one, or where both are exact. T
 def main() -> None:
     """Run the benchmarks that the command line asks for."""
     options = _options()
-    runs_estimates = options.estimates or options.only in _ESTIMATES
+    runs_estimates = options.only in _ESTIMATES if options.only else options.estimates
     names = list(_ESTIMATES if runs_estimates else _BENCHMARKS)
     if options.only:
         names = [options.only]

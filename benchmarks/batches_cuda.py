@@ -158,7 +158,9 @@ def _in_child(name: str, batch: int, variables: dict[str, str]) -> Any:
 
 
 def _true_maximum(name: str, estimated: int) -> int:
-    """Return the largest batch that runs, searched from the estimated one on."""
+    """Return the largest batch that runs, searched from the estimated one on; 0 if not even a batch
+    of 1 does.
+    """
     runs_up_to = 0
     fails_from = 0
     width = 1
@@ -173,11 +175,12 @@ def _true_maximum(name: str, estimated: int) -> int:
             width *= 2
     else:
         fails_from = estimated
-        while not runs_up_to:
-            if _runs(name, max(1, fails_from - width)):
-                runs_up_to = fails_from - width
+        while not runs_up_to and fails_from > 1:
+            smaller = max(1, fails_from - width)
+            if _runs(name, smaller):
+                runs_up_to = smaller
             else:
-                fails_from -= width
+                fails_from = smaller
             width *= 2
     while fails_from - runs_up_to > 1:
         middle = (runs_up_to + fails_from) // 2

@@ -12,8 +12,13 @@ from ipygpumem.notebook import current_shell
 
 OUR_FOLDER = f"{Path(__file__).parent}{os.sep}"
 """The beginning of the names of this package's files."""
-_BETWEEN = ("IPython.core.interactiveshell", "IPython.core.magic", "decorator", "contextlib")
-"""Modules whose frames lie between a cell and our code, or within that."""
+_MODULES_BETWEEN = (
+    "IPython.core.interactiveshell",
+    "IPython.core.magic",
+    "decorator",
+    "contextlib",
+)
+"""Modules whose frames lie between a cell and our code, or between two of our functions."""
 
 
 class GpuMemError(Exception):
@@ -32,7 +37,9 @@ class GpuMemError(Exception):
             return [f"{type(self).__name__}: {self}"]
         context = self.__context__
         if context is not None and _begins_in_ours(context.__traceback__):
-            self.__suppress_context__ = True  # such as the KeyError of a file's missing field
+            # Such as the KeyError of a file's missing field: the message says all about it. An
+            # error that the user's code was handling is shown above, as usual.
+            self.__suppress_context__ = True
         lines: list[str] = shell.InteractiveTB.structured_traceback(
             type(self), self, traceback, tb_offset=0
         )
@@ -44,7 +51,7 @@ def _without_our_frames(traceback: TracebackType | None) -> TracebackType | None
     steps = []
     while traceback is not None:
         frame = traceback.tb_frame
-        is_between = frame.f_globals.get("__name__") in _BETWEEN
+        is_between = frame.f_globals.get("__name__") in _MODULES_BETWEEN
         if not is_between and not frame.f_code.co_filename.startswith(OUR_FOLDER):
             steps.append(traceback)
         traceback = traceback.tb_next
@@ -60,7 +67,9 @@ def traceback_of_steps(steps: Sequence[TracebackType]) -> TracebackType | None:
 
 
 def _begins_in_ours(traceback: TracebackType | None) -> bool:
-    """Return True if an error was caught by our code, and is not the user's."""
+    """Return True if the outermost frame of a traceback is ours: our code has caught the error, so
+    it is not the user's.
+    """
     if traceback is None:
         return False
     return traceback.tb_frame.f_code.co_filename.startswith(OUR_FOLDER)
@@ -162,24 +171,29 @@ def how_to_install(requirement: str) -> str:
     return f"{sys.executable} -m pip install {requirement}"
 
 
-def not_installed(kind: type[GpuMemError], what: str, requirement: str) -> GpuMemError:
-    """Return the error of a ``kind`` that says what needs a missing package, and how to install
-    it.
+def not_installed(kind: type[GpuMemError], what_needs: str, requirement: str) -> GpuMemError:
+    """Return an error about a missing package, which says how to install it.
+
+    Args:
+        kind: the error's class.
+        what_needs: the beginning of the message, such as ``plot needs``.
+        requirement: the package, such as ``matplotlib``.
     """
     line = how_to_install(requirement)
-    error = kind(f"{what} {requirement}, which is not installed: {line}")
+    error = kind(f"{what_needs} {requirement}, which is not installed: {line}")
     error.is_users_mistake = False
     return error
 
 
-def ellipsize(text: object, most: int = 160) -> str:
-    """Return a path or any text for a message, shortened in the middle, because the ends
-    distinguish names.
+def ellipsize(text: object, length: int = 160) -> str:
+    """Return a path or any text for a message, shortened to about ``length`` characters in the
+    middle, because the ends distinguish names.
     """
     whole = str(text)
-    if len(whole) <= most:
+    if len(whole) <= length:
         return whole
-    return f"{whole[: most // 2]}…{whole[-(most // 2) :]}"
+    half = length // 2
+    return f"{whole[:half]}…{whole[-half:]}"
 
 
 def describe_error(error: BaseException) -> str:

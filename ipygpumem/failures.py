@@ -50,7 +50,12 @@ def tell_failure(component: str, error: Exception, lost: str = "", *, asked: boo
 
 
 def write_failure(failure: str, lost: str = "") -> None:
-    """Write the line about a failure."""
+    """Write the line about a failure: "ipygpumem: %%peak failed again. Your code is not affected".
+
+    Args:
+        failure: the words about it, ``%%peak failed again``.
+        lost: the work that was not done because of it.
+    """
     but = f", but {lost}" if lost else ""
     write_line(f"{failure}. Your code is not affected{but}.")
 
@@ -62,9 +67,10 @@ def write_line(text: str) -> None:
 
 
 def _text_of(error: Exception) -> str:
+    """Return an error's type and message; the type alone if reading the message fails, too."""
     try:
         return describe_error(error)
-    except Exception:  # a user's error whose text cannot be read
+    except Exception:  # of a user's class, whose ``__str__`` raises
         return type(error).__name__
 
 
@@ -79,8 +85,8 @@ def is_own_failure(error: BaseException) -> TypeGuard[Exception]:
 
 @dataclass
 class failures_told:  # noqa: N801  # reads as part of the "with" statement
-    """A ``with`` block around our work: our own failure ends it and is told, and the code after the
-    block is the fallback. A user's mistake and a signal's exception are raised.
+    """A ``with`` block around our work: our own failure ends the block and is told, and the code
+    after it runs as the fallback. A user's mistake and a signal's exception are raised.
 
     For the work of a function that a user calls. Hooks have ``ErrorIsolation``, and the ``with``
     blocks of users ``GuardedBlock``. The fields are the arguments of ``tell_failure``.
@@ -117,13 +123,15 @@ class GuardedBlock:
     """
 
     _block_name = "a block"
-    """Name of the component in the line about a failure."""
+    """The component in the line about a failure, such as ``an experiment``."""
     _lost_at_start = ""
     """The work that is not done if the start fails."""
     _lost_at_end = ""
     """The work that is not done if the end fails."""
     _is_told_again = False
-    """True if each failed start is told, because the user must know of it."""
+    """True if each failed start is told, because the user must know of it: without a scope, for
+    instance, names are not deleted.
+    """
 
     def _record_to_show(self) -> Record | None:
         """Return the record whose report shows the block; None before there is one."""

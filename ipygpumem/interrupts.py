@@ -21,7 +21,9 @@ from types import CodeType, FunctionType, MethodType, TracebackType
 from typing import Any
 
 _OUR_FOLDER = __file__.removesuffix("interrupts.py")
+"""The beginning of the names of this package's files."""
 _SIGNALS = [int(number) for number in signal.valid_signals()]
+"""The numbers of all signals."""
 
 
 class _Listener:
@@ -76,6 +78,7 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
             raise
 
     def _listen(self) -> None:
+        """Replace each handler that is a function by a listener, which calls it."""
         for number in _SIGNALS:
             handler = _signal.getsignal(number)
             if callable(handler):
@@ -86,10 +89,11 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
     def _note(self, unraisable: Any) -> None:
         """Record an exception that CPython swallows, instead of printing it."""
         error = unraisable.exc_value
+        # Without the user's code, a listener has recorded it already.
         if self._around_users_code and error is not None and is_from_signal(error):
             self._raised.append(error)
         if not any(error is raised for raised in self._raised):
-            self._earlier_hook(unraisable)
+            self._earlier_hook(unraisable)  # another error, such as one of a finaliser
 
     def _stop(self) -> None:
         """Restore the handlers and the hook, unless other code has replaced them."""
@@ -118,12 +122,12 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
             for raised in self._raised:
                 forget_our_frames(raised)
         self._raised.clear()  # each of their tracebacks refers to this list
-        if (
-            kind is not None
-            and error is not pending
-            and type.__subclasscheck__(type(pending), kind)
-        ):
-            return  # raised again with another text
+        if kind is not None and error is not pending:
+            # Code in the block has caught it, and raised it again with another text: such as "the
+            # experiment is still open". That error goes on.
+            is_same_with_other_text = type.__subclasscheck__(type(pending), kind)
+            if is_same_with_other_text:
+                return
         try:
             raise BaseException.with_traceback(pending, _handlers_part(pending.__traceback__))
         finally:
@@ -131,8 +135,8 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
 
 
 def stop_listening() -> None:
-    """Restore the user's handlers and hook after an exception of a signal that arrived at the very
-    end of a block.
+    """Restore the user's handlers and hook after an exception of a signal, which may have arrived
+    in ``__exit__`` of a block, where it has stopped that from restoring them.
     """
     for number in _SIGNALS:
         handler = _signal.getsignal(number)
@@ -152,8 +156,10 @@ def _most_urgent(raised: list[BaseException]) -> BaseException:
 
 
 def _handlers_part(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback from the signal handler on: our frames neither help nor keep
-    objects alive.
+    """Return the part of a traceback from the signal handler on, or the traceback itself if there
+    is no handler in it.
+
+    The frames of our work before that tell the user nothing, and would keep its objects alive.
     """
     part = trace
     while part is not None and part.tb_frame.f_code is not _LISTENER:
@@ -162,8 +168,8 @@ def _handlers_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def is_from_signal(error: BaseException) -> bool:
-    """Return True for a Ctrl-C, and for an exception that a handler of a signal has raised: it is
-    the user's.
+    """Return True for a Ctrl-C, and for an exception that a handler of a signal has raised: its
+    traceback has a frame of the handler. Such an exception is the user's, not our failure.
     """
     if _is_interrupt(error):
         return True
@@ -187,11 +193,13 @@ def forget_our_frames(error: BaseException) -> None:
     while trace is not None and trace.tb_frame.f_code not in codes:
         frame = trace.tb_frame
         if frame.f_code.co_filename.startswith(_OUR_FOLDER):
+            # The handler's frame leads to it, also without this part of the traceback.
             with contextlib.suppress(RuntimeError):  # it still runs
-                frame.clear()  # the handler's frame leads to it
+                frame.clear()
         trace = trace.tb_next
-    if trace is not None and trace.tb_frame.f_code is _LISTENER and _is_interrupt(error):
-        trace = trace.tb_next  # this frame leads back to the interrupted functions
+    is_listener_first = trace is not None and trace.tb_frame.f_code is _LISTENER
+    if trace is not None and is_listener_first and _is_interrupt(error):
+        trace = trace.tb_next  # our listener's frame leads back to the interrupted functions
     BaseException.with_traceback(error, trace)
 
 
@@ -209,6 +217,7 @@ _LISTENER: CodeType = _Listener.__call__.__code__
 
 
 def _is_interrupt(error: BaseException) -> bool:
+    """Return True for a KeyboardInterrupt, also of a user's subclass; runs no code of that."""
     return type.__subclasscheck__(KeyboardInterrupt, type(error))
 
 
@@ -239,19 +248,23 @@ def _code_of_handler(handler: Any) -> CodeType | None:
 
 
 class _InterruptRecorder:
-    """A signal handler that records interrupts."""
+    """A signal handler that records interrupts.
+
+    Attributes:
+        signals: the numbers of the signals that have arrived.
+    """
 
     def __init__(self) -> None:
-        self.struck: list[int] = []
+        self.signals: list[int] = []
 
     def __call__(self, number: int, frame: object) -> None:
-        self.struck.append(number)
+        self.signals.append(number)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[list[int]]:
-    """Record interrupts in a list during work that must not be interrupted; the caller handles
-    them.
+    """Record interrupts in a list during work that must not be interrupted; if the list is not
+    empty after the block, the caller raises a ``KeyboardInterrupt``.
 
     A nested block shares the outer block's list. In other threads, and with a handler of the user,
     nothing is deferred, and the list stays empty.
@@ -262,7 +275,7 @@ def deferred() -> Iterator[list[int]]:
     handler = signal.getsignal(signal.SIGINT)
     original = original_handler(handler)
     if isinstance(original, _InterruptRecorder):  # of a block around this one
-        yield original.struck
+        yield original.signals
         return
     if original is not signal.default_int_handler:
         yield []
@@ -270,6 +283,6 @@ def deferred() -> Iterator[list[int]]:
     recorder = _InterruptRecorder()
     signal.signal(signal.SIGINT, recorder)
     try:
-        yield recorder.struck
+        yield recorder.signals
     finally:
         signal.signal(signal.SIGINT, handler)

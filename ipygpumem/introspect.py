@@ -34,12 +34,12 @@ NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None))
 HEAP_TYPE = 1 << 9
 """CPython's flag of classes created at run time."""
 _POINTER_BYTES = 8
-"""Size of a slot; a class may add two of its own, for attributes and weak references."""
+"""Size of a slot; a ``class`` statement may add two more, for attributes and weak references."""
 
 
 def loaded(name: str) -> Any:
-    """Return a library that the user's code has completely imported, else None; a test's mock is no
-    library.
+    """Return a library if the user's code has imported it completely; else None, also for an object
+    that a test has put into ``sys.modules`` in its place.
     """
     module = sys.modules.get(name)
     if not is_instance(module, ModuleType):
@@ -69,8 +69,8 @@ def is_exactly(value: object, *kinds: type) -> bool:
 
 
 def is_descriptor(value: object) -> bool:
-    """Return True if reading an attribute of a class that is ``value`` may return something else;
-    runs no code of a metaclass.
+    """Return True if ``value`` is a descriptor, such as a property or a function: stored in a
+    class, reading it from an instance returns another object. Runs no code of a metaclass.
     """
     return any("__get__" in class_dict(kind) for kind in mro_of(type(value)))
 
@@ -160,16 +160,19 @@ _NAMES_AT_ONCE = 1000
 
 
 def named_objects(namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield the names of anything but plain numbers, text or None; most of very many names are
-    those.
+    """Yield the names whose objects are not plain numbers, text or None, with these objects.
+
+    A namespace of very many names has mostly plain ones, which are skipped together.
     """
-    now = dict(namespace)  # one object, where a list of pairs would be one per name
+    # Copied, because other threads may bind names: a dict is one object, where a list of pairs
+    # would be one per name.
+    now = dict(namespace)
     names = list(now)
     values = list(now.values())
     for start in range(0, len(values), _NAMES_AT_ONCE):
         part = values[start : start + _NAMES_AT_ONCE]
-        kind = type(part[0])
-        if id(kind) in ATOMS and all(map(is_, map(type, part), repeat(kind))):
+        first_type = type(part[0])
+        if id(first_type) in ATOMS and all(map(is_, map(type, part), repeat(first_type))):
             continue
         for name, value in zip(names[start : start + _NAMES_AT_ONCE], part, strict=True):
             if id(type(value)) not in ATOMS:
@@ -213,8 +216,8 @@ def is_name(name: str) -> bool:
 
 
 def target_of(name: str) -> str:
-    """Return the source text of a global name, as in a ``del`` statement; ``globals()["a b"] =
-    ...`` made some.
+    """Return the code of a global name, as in a ``del`` statement: ``x``, or ``globals()['a b']``
+    for a name that is no identifier.
     """
     if is_name(name):
         return name
@@ -284,7 +287,7 @@ def module_attribute(kind: type) -> str:
         return ""
 
 
-_LONGEST_KEY = 60
+_LONGEST_KEY_TEXT = 60
 """Maximum number of characters of a key in a path."""
 _MOST_BITS = 1000
 """Maximum number of bits of a number whose digits are written: Python refuses to convert longer
@@ -293,19 +296,21 @@ numbers to text (``sys.set_int_max_str_digits``).
 
 
 def key_text(key: object) -> str | None:
-    """Return the source text of a dict's key in a path; None if only user code could return it, or
-    for a number of hundreds of digits.
+    """Return the text of a dict's key in a path, shortened if it is long: ``"loss"`` or ``3``.
+
+    None for a key of any other type, whose text would be made by the user's code, and for a number
+    of hundreds of digits.
     """
     kind = type(key)
     if kind is int and key.bit_length() > _MOST_BITS:  # type: ignore[attr-defined]  # kind says so
         return None
     if kind is str:
         shown = key.replace('"', "'")  # type: ignore[attr-defined]  # kind says so
-        if len(shown) > _LONGEST_KEY:
-            shown = f"{shown[:_LONGEST_KEY]}…"
+        if len(shown) > _LONGEST_KEY_TEXT:
+            shown = f"{shown[:_LONGEST_KEY_TEXT]}…"
         return f'"{shown}"'
     if kind is int or kind is float or kind is bool or kind is bytes or key is None:
-        return repr(key)[:_LONGEST_KEY]
+        return repr(key)[:_LONGEST_KEY_TEXT]
     return None
 
 
@@ -325,6 +330,9 @@ def code_lines(source: str) -> list[str]:
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
+    """Return the beginnings of the file names of code that is no user's: the folders of installed
+    packages, and names that Python gives to code without a file.
+    """
     torch = loaded_object("torch", "__file__")  # may be a source checkout
     paths = list(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
     paths += site.getsitepackages()
@@ -378,7 +386,7 @@ def users_modules() -> dict[str, ModuleType]:
         functools.partial(type.__subclasscheck__, ModuleType), map(type, every.values())
     )
     modules = dict(compress(every.items(), are_modules))
-    owned: dict[str, bool | None] = {}
+    is_users_root: dict[str, bool | None] = {}
     """True for a top-level module of the user, and all below it; None if each module below it must
     be checked, as in a package of several folders, which has no file.
     """
@@ -389,29 +397,36 @@ def users_modules() -> dict[str, ModuleType]:
         if is_main or name == "__mp_main__":  # multiprocessing adds it, also without a __main__
             continue
         root, dot, _ = name.partition(".")
-        if root not in owned:  # no function: there are hundreds
+        if root not in is_users_root:  # no function of its own: there are hundreds
             top = modules.get(root)
             names = {} if top is None else module_dict(top)
             file = names.get("__file__")
             if type(file) is str and file:
-                owned[root] = is_users(file)
+                is_users_root[root] = is_users(file)
             elif top is None or names.get("__spec__") is not None:  # such as a built-in module
-                owned[root] = None
-            else:
-                owned[root] = is_users_module(top) or None
-        if owned[root] or (owned[root] is None and dot and is_users_module(module)):
+                is_users_root[root] = None
+            else:  # made by hand: ``types.ModuleType("helpers")``
+                is_users_root[root] = is_users_module(top) or None
+        is_users_own = is_users_root[root]
+        if is_users_own is None and dot:  # below that module
+            is_users_own = is_users_module(module)
+        if is_users_own:
             of_user[name] = module
     return of_user
 
 
 def solid_base(kind: type) -> Any:
-    """Return the first built-in base of a class, which creates the instances."""
+    """Return the first base of a class that is written in C, which creates the instances: ``dict``
+    for ``class Cache(dict): ...``.
+    """
     return next(base for base in type.mro(kind) if not is_made_by_statement(base))
 
 
 def is_made_by_statement(kind: type) -> bool:
-    """Return True for a class made by a ``class`` statement; some C classes are on
-    the heap, too.
+    """Return True for a class made by a ``class`` statement.
+
+    The flag of classes made at run time is not enough, because some classes of C have it, too. But
+    these add fields to the structs of their instances, where a ``class`` statement adds slots.
     """
     if not flags_of(kind) & HEAP_TYPE:
         return False

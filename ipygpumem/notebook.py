@@ -21,8 +21,8 @@ def current_shell() -> Any:
 
 
 def cell_of_file(shell: Any, filename: str) -> int | None:
-    """Return the number of the cell whose code was compiled under ``filename``; None for a module's
-    file.
+    """Return the number of the cell whose code has the file name ``filename``, as in its frames;
+    None for the file of a module.
     """
     numbers_by_file = getattr(shell.compile, "_filename_map", None)  # private; from IPython 8 on
     if type(numbers_by_file) is dict and filename in numbers_by_file:
@@ -42,8 +42,8 @@ def cell_of_file(shell: Any, filename: str) -> int | None:
 
 
 def running_cell(shell: Any) -> int:
-    """Return the number of the running cell's input; ``execution_count`` may be the next one's
-    already.
+    """Return the number of the running cell. IPython's ``execution_count`` may be that of the next
+    one already, but the list of inputs ends with the running cell's.
     """
     return len(shell.history_manager.input_hist_parsed) - 1
 

@@ -56,7 +56,7 @@ class Record:
     """
 
     __slots__ = ()
-    _most = 0
+    _most_in_list = 0
     """Maximum number of such records to read in one list; 0 for no limit."""
 
     def __init_subclass__(cls) -> None:
@@ -99,6 +99,7 @@ def mimebundle(record: Record | History) -> MimeBundle:
 
 @functools.cache  # of the classes of the model; an export holds thousands of records
 def _hints(record: type) -> dict[str, Any]:
+    """Return the types of a record's fields, by name."""
     hints = typing.get_type_hints(record)
     return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
 
@@ -162,12 +163,14 @@ def _decoder_of_tuple(hints: tuple[Any, ...]) -> Decode:
 
 
 def _decoder_of_sequence(hint: Any) -> Decode:
+    """Return the decoder of a sequence whose items have one type."""
     decode_item = _decoder(hint)
-    most = getattr(hint, "_most", 0)
-    return lambda value: tuple(map(decode_item, _bounded(_checked(value, list, tuple), most)))
+    limit = getattr(hint, "_most_in_list", 0)
+    return lambda value: tuple(map(decode_item, _bounded(_checked(value, list, tuple), limit)))
 
 
 def _decoder_of_mapping(hint: Any) -> Decode:
+    """Return the decoder of a dictionary whose values have one type."""
     decode_item = _decoder(hint)
 
     def decode(value: Any) -> dict[str, Any]:
@@ -178,10 +181,11 @@ def _decoder_of_mapping(hint: Any) -> Decode:
 
 
 def _decoder_of_type(kind: type) -> Decode:
+    """Return the decoder of a plain type, which takes no other values."""
     return lambda value: _checked(value, kind)
 
 
-_DECODERS: dict[Any, Callable[[Any], Any]] = {
+_DECODERS: dict[Any, Decode] = {
     Any: lambda value: value,
     float: lambda value: float(_number(_checked(value, float, int))),
     int: lambda value: _number(_checked(value, int)),
@@ -193,6 +197,7 @@ _DECODERS: dict[Any, Callable[[Any], Any]] = {
 
 
 def _record(kind: type, values: dict[str, Any]) -> Any:
+    """Return the record of a class, or the named tuple, with these plain values of its fields."""
     for name, value in values.items():
         if name.endswith("_seconds") and type(value) in (int, float) and value < 0:
             raise ValueError("a duration is negative")
@@ -204,27 +209,33 @@ def _record(kind: type, values: dict[str, Any]) -> Any:
 
 
 def _one_of(value: Any, known: tuple[Any, ...]) -> Any:
+    """Return a value; ValueError if it is none of the ``known`` ones."""
     if value not in known:
         raise ValueError(f"{value!r} is not one of {known}")
     return value
 
 
 def _checked(value: Any, *types_: type) -> Any:
+    """Return a value; ValueError if it has none of the types."""
     if type(value) not in types_:
         raise ValueError(f"{type(value).__name__} where {types_[0].__name__} belongs")
     return value
 
 
 def _number(value: Any) -> Any:
-    least_refused = 2**63 if type(value) is int else float("inf")
-    if not abs(value) < least_refused:  # also of NaN
+    """Return a number; ValueError if it does not fit into 64 bits, or is infinite or NaN."""
+    limit = 2**63 if type(value) is int else float("inf")
+    if not abs(value) < limit:  # NaN is not, either
         raise ValueError("a number is too large, or NaN")
     return value
 
 
-def _bounded(values: Any, most: int) -> Any:
-    if most and len(values) > most:
-        raise ValueError(f"{len(values)} items, more than {most}")
+def _bounded(values: Any, limit: int) -> Any:
+    """Return a list or dictionary; ValueError if it has more items than ``limit``, unless that is
+    0.
+    """
+    if limit and len(values) > limit:
+        raise ValueError(f"{len(values)} items, more than {limit}")
     return values
 
 
@@ -288,7 +299,7 @@ class Usage(Record):
     (50, 300)
     """
 
-    _most = MOST_DEVICES
+    _most_in_list = MOST_DEVICES
     device: str
     before_bytes: int
     after_bytes: int
@@ -549,7 +560,7 @@ class RecoveryRecord(Record):
 class EngineRecord(Record):
     """The part of an experiment on a cluster that one engine ran."""
 
-    _most = MOST_DEVICES
+    _most_in_list = MOST_DEVICES
     engine: int
     host: str = ""
     pid: int = 0
@@ -613,7 +624,7 @@ SCHEMA = 1
 """Incremented when older readers would misunderstand a file; an additional field does not change
 it.
 """
-_MOST_PACKED = 256 * 1024
+_MOST_PACKED_BYTES = 256 * 1024
 """Maximum bytes of the records in an output's metadata, as JSON."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _DECODER = json.JSONDecoder(parse_constant=str)
@@ -632,19 +643,19 @@ def class_of(kind: Any) -> type[Record]:
 
 
 def packed(records: Iterable[Record]) -> dict[str, Any]:
-    """Return records in the form stored in an output's metadata; those that are too large are only
-    counted.
+    """Return records in the form stored in an output's metadata. A record for which there is no
+    room is left out, and counted under its kind.
     """
     packed_records = list[Any]()
-    room = _MOST_PACKED
+    bytes_left = _MOST_PACKED_BYTES
     left_out: dict[str, int] = {}
     for record in records:
         kind = type(record).__name__
         # Surrogates that are no text would break the message, and NaN the notebook's file.
         data = _ENCODER.encode({"kind": kind, **record.to_dict()}).encode("utf-8", "replace")
-        if len(data) <= room:
+        if len(data) <= bytes_left:
             packed_records.append(_DECODER.decode(data.decode()))
-            room -= len(data)
+            bytes_left -= len(data)
         else:
             left_out[kind] = left_out.get(kind, 0) + 1
     metadata: dict[str, Any] = {"schema": SCHEMA, "records": packed_records}
@@ -653,8 +664,9 @@ def packed(records: Iterable[Record]) -> dict[str, Any]:
     return metadata
 
 
-_PLAIN = ("execution_count", "cell_id", "experiment")
-_TEXTS = ("error", "source_line", "source_digest")
+_FIRST_COLUMNS = ("execution_count", "cell_id", "experiment")
+_TEXT_COLUMNS = ("error", "source_line", "source_digest")
+"""Fields of a cell in the DataFrame: before and after those with a type of their own."""
 _SIZES = ("before", "after", "peak", "delta", "peak_delta", "total", "reserved", "used", "other")
 USAGE_BYTES = tuple(f"{name}_bytes" for name in _SIZES)
 """Fields of each device in tables."""
@@ -696,12 +708,12 @@ class History(list[CellRecord]):
             line = how_to_install("pandas")
             raise GpuMemError(f"to_pandas needs pandas, which is not installed: {line}")
         pandas = importlib.import_module("pandas")  # slow to import, and rarely used
-        columns: dict[str, Any] = {name: self._values(name) for name in _PLAIN}
+        columns: dict[str, Any] = {name: self._values(name) for name in _FIRST_COLUMNS}
         columns["execution_count"] = pandas.array(columns["execution_count"], dtype="Int64")
         columns["started_at"] = pandas.to_datetime(self._values("started_at"), unit="s", utc=True)
         for name, dtype in (("duration_seconds", "float64"), ("success", "bool")):
             columns[name] = pandas.array(self._values(name), dtype=dtype)
-        for name in _TEXTS:
+        for name in _TEXT_COLUMNS:
             columns[name] = self._values(name)
         columns["recovery"] = [cell.recovery and cell.recovery.kind for cell in self]
         for name, sizes in self._sizes().items():

@@ -15,8 +15,10 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 TIB = 1024 * GIB
 PIB = 1024 * TIB
-_MOST = 2**63
-_MANY = 10**9
+_LIMIT_OF_SIZES = 2**63
+"""No device has so many bytes."""
+_LARGEST_INTEGER = 10**9
+"""Maximum of integer arguments that have no maximum of their own."""
 _LETTERS = " kmgtp"
 """First letters of units, each a power of 1000 or 1024 above the one before."""
 
@@ -42,7 +44,8 @@ def format_bytes(count: int) -> str:
     size = abs(count)
     sign = "-" if count < 0 else ""
     for unit, name in ((PIB, "PiB"), (TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
-        # Half of the last digit shown: a size that would print as 1024.0 MiB is 1.00 GiB.
+        # A size that would be rounded to 1024.0 MiB is 1.00 GiB: half of the last digit of the
+        # smaller unit, 0.05 MiB, is a 20480th of a GiB.
         if size >= unit - unit // 20480:
             shown = f"{size / unit:.2f}" if unit >= GIB else f"{size / unit:.1f}".removesuffix(".0")
             return f"{sign}{shown} {name}"
@@ -83,12 +86,13 @@ def format_in(count: int, size: str) -> str:
         base = 1024
         ending = "iB"
     power = _LETTERS.index(match[2].lower())
-    while power and abs(count) < base**power / 10:
+    while power and abs(count) < base**power / 10:  # 0.05 GB is better read as 50 MB
         power -= 1
     if not power:
         return f"{count} B"
     amount = count / base**power
-    shown = f"{amount:.2f}" if power > 2 else f"{amount:.1f}".removesuffix(".0")
+    is_giga_or_more = power > 2
+    shown = f"{amount:.2f}" if is_giga_or_more else f"{amount:.1f}".removesuffix(".0")
     return f"{shown} {_LETTERS[power].upper()}{ending}"
 
 
@@ -133,12 +137,13 @@ def divided_up(size: int, divisor: int) -> int:
 
 
 def rounded_up(size: int, step: int) -> int:
-    """Return a size as a multiple of a step."""
+    """Return the smallest multiple of ``step`` that is at least ``size``."""
     return divided_up(size, step) * step
 
 
 def as_typed(size: object) -> str:
-    """Return a size in the unit in which it was typed; one of two units means 1000 bytes or 1024.
+    """Return a size in the unit in which it was typed, written out so that no reader has to guess
+    whether 1000 or 1024 bytes were meant: ``24g`` is 24 GiB.
 
     >>> as_typed("24GB"), as_typed("1.50g"), as_typed(2**20)
     ('24 GB', '1.50 GiB', '1 MiB')
@@ -174,8 +179,12 @@ class _ParsedSize(NamedTuple):
 
 
 def _parsed_size(text: str) -> _ParsedSize:
-    """Return the parts of a size; UnitError if it is none."""
-    # a longer text could take long to match
+    """Return the parts of a size.
+
+    Raises:
+        UnitError: the text is no size, or a negative one.
+    """
+    # A longer text could take long to match.
     match = _SIZE.fullmatch(text) if len(text) <= 100 else None
     if match is None:
         raise UnitError(
@@ -187,11 +196,11 @@ def _parsed_size(text: str) -> _ParsedSize:
     return _ParsedSize(float(match[1]), letter, rest == "b", bytes_word)
 
 
-def checked_bytes(size: object, least: int = 0) -> int:
+def checked_bytes(size: object, minimum: int = 0) -> int:
     """Return a size argument in bytes: a number of bytes, or a text that ``parse_bytes`` accepts.
 
     Raises:
-        UnitError: it is neither, less than ``least``, or more than any device has.
+        UnitError: it is neither, less than ``minimum``, or more than any device has.
     """
     if isinstance(size, str):
         size = parse_bytes(size)
@@ -202,11 +211,12 @@ def checked_bytes(size: object, least: int = 0) -> int:
         raise UnitError(
             f"a size must be a number of bytes or a string such as '8GiB', not {quoted(size)}"
         )
-    if size >= _MOST:
-        raise UnitError(f"no device has more than {format_bytes(_MOST)}: write a smaller size")
-    if size < least:
+    if size >= _LIMIT_OF_SIZES:
+        limit = format_bytes(_LIMIT_OF_SIZES)
+        raise UnitError(f"no device has more than {limit}: write a smaller size")
+    if size < minimum:
         raise UnitError(
-            f"{format_bytes(size)} is too little: write a size of {format_bytes(least)} or more"
+            f"{format_bytes(size)} is too little: write a size of {format_bytes(minimum)} or more"
         )
     return size
 
@@ -220,20 +230,33 @@ def _plain_integer(value: object) -> object:
     return value
 
 
-def whole(value: object, least: int = 1, most: int = _MANY) -> int:
-    """Return an integer argument within bounds (``UnitError`` otherwise)."""
+def checked_integer(value: object, minimum: int = 1, maximum: int = _LARGEST_INTEGER) -> int:
+    """Return an integer argument within bounds.
+
+    Raises:
+        UnitError: it is no integer, or not within the bounds.
+    """
     value = _plain_integer(value)
-    if type(value) is not int or not least <= value <= most:
-        bounds = f"of {least} or more" if most == _MANY else f"from {least} to {most}"
+    if type(value) is not int or not minimum <= value <= maximum:
+        if maximum == _LARGEST_INTEGER:
+            bounds = f"of {minimum} or more"
+        else:
+            bounds = f"from {minimum} to {maximum}"
         raise UnitError(f"{quoted(value)} is not a whole number {bounds}")
     return value
 
 
-def finite(value: object, least: float = 0.001, most: float = 1e9) -> float:
-    """Return a number within bounds (``UnitError`` otherwise)."""
-    if not isinstance(value, (int, float)) or type(value) is bool or not least <= value <= most:
-        raise UnitError(f"{quoted(value)} is not a number from {least:g} to {most:g}")
-    return float(value)
+def checked_number(value: object, minimum: float = 0.001, maximum: float = 1e9) -> float:
+    """Return a number argument within bounds.
+
+    Raises:
+        UnitError: it is no number, or not within the bounds.
+    """
+    if isinstance(value, (int, float)):
+        is_within_bounds = minimum <= value <= maximum
+        if is_within_bounds and type(value) is not bool:
+            return float(value)
+    raise UnitError(f"{quoted(value)} is not a number from {minimum:g} to {maximum:g}")
 
 
 def number_in(text: str) -> int | float | str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import works
+from tests.steps import run_cells
 from tests.waiting import until
 
 
@@ -56,7 +56,7 @@ UNTIL = "import time\nfrom pathlib import Path\n" + inspect.getsource(until)
 
 def start_cluster(kernel: Kernel, folder: Path, number: int = 4) -> None:
     """Start a cluster from a notebook, with its files in ``folder``, and wait for its engines."""
-    works(kernel, START.format(number=number, folder=str(folder)))
+    run_cells(kernel, START.format(number=number, folder=str(folder)))
     assert kernel.value("len(rc.ids)") == number
 
 

@@ -198,7 +198,7 @@ def script_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProbe]:
     """Memory that a test sets, which is what a script's traces measure."""
     probe = FakeProbe()
     probe.set(100)
-    traces = Traces(Meter([probe]), most=5)
+    traces = Traces(Meter([probe]), history_length=5)
     monkeypatch.setattr(where.traces, "of_script", lambda: traces)
     yield probe
     traces.meter.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import works
+from tests.steps import run_cells
 
-ASK = """
+READ_WHY = """
 def ask(name):
     import json
     from ipygpumem.shell.app import app_of
@@ -23,12 +23,12 @@ def ask(name):
 """
 
 
-def why(kernel: Kernel, name: str) -> Any:
+def why_record(kernel: Kernel, name: str) -> Any:
     """Return the record of ``%gpumem why name``."""
     return json.loads(kernel.value(f"ask({name!r})"))
 
 
-def holders(answer: Any) -> dict[str, str]:
+def lines_by_holder(answer: Any) -> dict[str, str]:
     """Return the line for each holder of at least a tenth of an object."""
     size = sum(answer["device_bytes"].values())
     line_by_path = {}
@@ -38,8 +38,8 @@ def holders(answer: Any) -> dict[str, str]:
     return line_by_path
 
 
-LEFT = """
-def left():
+READ_LEAKS = """
+def leak_rows():
     import json
     from ipygpumem.shell.app import app_of
     display, reports = app_of(get_ipython()).context.display, []
@@ -53,7 +53,7 @@ def left():
 last_rows = []
 from ipygpumem.shell.app import app_of
 app = app_of(get_ipython())
-def left_by_experiment():
+def survivor_rows():
     return rows(app_of(get_ipython()).experiments.finished[-1].survivors)
 def rows(records):
     import json
@@ -72,19 +72,68 @@ async def give():
 """
 
 
-def left(kernel: Kernel) -> list[tuple[int, str, str]]:
-    """Return the bytes, the holder and the line of each row of ``%gpumem leaks``."""
-    return [tuple(row) for row in json.loads(kernel.value("left()"))]
+class Row(NamedTuple):
+    """A row of ``%gpumem leaks`` or of an experiment's report."""
+
+    size_bytes: int
+    path: str
+    """The holder, as the report writes it."""
+    line: str
+    """The line that frees the row; words if none can."""
 
 
-def left_by_experiment(kernel: Kernel) -> list[tuple[int, str, str]]:
-    """Return the bytes, the holder and the line of each row of the last experiment."""
-    return [tuple(row) for row in json.loads(kernel.value("left_by_experiment()"))]
+def leak_rows(kernel: Kernel) -> list[Row]:
+    """Return the rows of ``%gpumem leaks``."""
+    return [Row(*fields) for fields in json.loads(kernel.value("leak_rows()"))]
 
 
-def alive(kernel: Kernel) -> int:
+def survivor_rows(kernel: Kernel) -> list[Row]:
+    """Return the rows of the last experiment's report."""
+    return [Row(*fields) for fields in json.loads(kernel.value("survivor_rows()"))]
+
+
+class Survivor(NamedTuple):
+    """An object, or several, that an experiment has left."""
+
+    type_name: str
+    size_bytes: int
+    path: str | None
+    """The holder, as the report writes it; None if none is known."""
+    line: str | None
+
+
+_SURVIVORS = """[
+    (row.type_name, row.size_bytes)
+    + ((row.holder.path, row.holder.advice) if row.holder else (None, None))
+    for row in __import__("ipygpumem").experiments()[-1].survivors
+]"""
+
+
+def survivors(kernel: Kernel) -> list[Survivor]:
+    """Return the rows of the last experiment's report, in a kernel without READ_LEAKS."""
+    return [Survivor(*fields) for fields in kernel.value(_SURVIVORS)]
+
+
+def assert_lines_free_all(kernel: Kernel, rows: list[Row]) -> None:
+    """Run the lines of rows, after which ``%gpumem leaks`` has no row."""
+    for row in rows:
+        run_cells(kernel, row.line)
+    assert leak_rows(kernel) == []
+
+
+def survivor_parts(kernel: Kernel) -> dict[str, int]:
+    """Return the parts of the only row of the last experiment."""
+    return dict(kernel.value("app.experiments.finished[-1].survivors[0].parts"))
+
+
+def leak_parts(kernel: Kernel) -> dict[str, int]:
+    """Return the parts of the only row of the last ``leak_rows``."""
+    return dict(kernel.value("last_rows[0].parts"))
+
+
+def number_alive(kernel: Kernel) -> int:
     """Return the number of arrays that are still alive."""
-    works(kernel, "import asyncio, gc; await asyncio.sleep(0); gc.collect();")
+    run_cells(kernel, "import asyncio, gc; await asyncio.sleep(0); gc.collect();")
     return int(kernel.value("sum(one() is not None for one in watched)"))
 
 

@@ -73,26 +73,181 @@ def texts(count: int, length: int = 30) -> list[str]:
     return [f"{number * 7919:0{length + number % 4}d}" for number in range(count)]
 
 
-def mapped(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, size)
-    for start in range(0, size, mmap.PAGESIZE):
-        memory[start] = 1
-    return memory
+HAS_TEXTS = find_spec("numpy") is not None and version("numpy") >= "2"
 
 
-def shared_array(size: int) -> Any:
-    """Return an array of a pool's workers, whose memory multiprocessing has mapped."""
-    array = multiprocessing.Array("d", size // 8)
-    ctypes.memset(ctypes.addressof(array.get_obj()), 1, size)
-    return array
+KINDS: dict[str, dict[str, Callable[[int], object]]] = {}
+"""Functions that make an object of about as many bytes, by library."""
 
 
+def kind(
+    library: str, name: str, *, is_available: bool = True
+) -> Callable[[Callable[[int], object]], Callable[[int], object]]:
+    """Return a decorator for a function that makes objects of a kind, of a size in bytes."""
+
+    def add(make: Callable[[int], object]) -> Callable[[int], object]:
+        if is_available:
+            KINDS.setdefault(library, {})[name] = make
+        return make
+
+    return add
+
+
+@kind("", "texts")
+def plain_texts(size: int) -> object:
+    return texts(size // 90)
+
+
+@kind("", "long texts")
+def plain_long_texts(size: int) -> object:
+    return texts(size // 5000, 5000)
+
+
+@kind("", "wide texts")
+def wide_texts(size: int) -> object:
+    return [f"{'☃' * 40}{number:030d}" for number in range(size // 230)]
+
+
+@kind("", "a text")
+def plain_text(size: int) -> object:
+    return "x" * size
+
+
+@kind("", "numbers")
+def numbers(size: int) -> object:
+    return list(range(10**6, 10**6 + size // 40))
+
+
+@kind("", "floats")
+def floats(size: int) -> object:
+    return [float(number) for number in range(size // 40)]
+
+
+@kind("", "times")
+def times(size: int) -> object:
+    return [datetime.datetime.fromtimestamp(number) for number in range(size // 56)]
+
+
+@kind("", "bytes")
+def plain_bytes(size: int) -> object:
+    return [bytes(3000) for _ in range(size // 3048)]
+
+
+@kind("", "a bytearray")
+def plain_bytearray(size: int) -> object:
+    return bytearray(b"x") * size
+
+
+@kind("", "dicts")
+def dicts(size: int) -> object:
+    return [{"number": number, "text": str(number)} for number in range(size // 300)]
+
+
+@kind("", "a dict")
+def plain_dict(size: int) -> object:
+    return {number: str(number) for number in range(size // 130)}
+
+
+@kind("", "texts as keys")
+def texts_as_keys(size: int) -> object:
+    return [{text: None} for text in texts(size // 400, 100)]
+
+
+@kind("", "a counter")
+def counter(size: int) -> object:
+    return collections.Counter(texts(size // 170))
+
+
+@kind("", "groups")
+def groups(size: int) -> object:
+    lists = {number: [number] * 99 for number in range(size // 1000)}
+    return collections.defaultdict(list, lists)
+
+
+@kind("", "a tree")
+def tree(size: int) -> object:
+    text = json.dumps([{"a": [n, {"b": str(n)}], "c": n} for n in range(size // 700)])
+    return json.loads(text)
+
+
+@kind("", "lists")
+def lists(size: int) -> object:
+    return [[number, None, number] for number in range(size // 120)]
+
+
+@kind("", "tuples")
+def tuples(size: int) -> object:
+    return [(number, str(number)) for number in range(size // 150)]
+
+
+@kind("", "sets")
+def sets(size: int) -> object:
+    return [{number, -number} for number in range(size // 300)]
+
+
+@kind("", "a set")
+def plain_set(size: int) -> object:
+    return set(texts(size // 130))
+
+
+@kind("", "named tuples")
+def named_tuples(size: int) -> object:
+    return [Point(number, None) for number in range(size // 110)]
+
+
+@kind("", "user's objects")
+def users_objects(size: int) -> object:
+    return [User(number) for number in range(size // 280)]
+
+
+@kind("", "user's empty objects")
+def users_empty_objects(size: int) -> object:
+    return [Empty() for _ in range(size // 90)]
+
+
+@kind("", "user's lists")
+def users_lists(size: int) -> object:
+    return [Words((number,)) for number in range(size // 130)]
+
+
+@kind("", "user's dicts")
+def users_dicts(size: int) -> object:
+    return [Table(number=number) for number in range(size // 260)]
+
+
+@kind("", "user's objects with slots")
+def users_objects_with_slots(size: int) -> object:
+    return [Slotted(number) for number in range(size // 140)]
+
+
+@kind("", "a deque")
+def deque(size: int) -> object:
+    return collections.deque(float(number) for number in range(size // 42))
+
+
+@kind("", "an array.array")
+def array_array(size: int) -> object:
+    return array.array("d", [1.0]) * (size // 8)
+
+
+@kind("", "a BytesIO")
+def bytesio(size: int) -> object:
+    return io.BytesIO(b"x" * size)
+
+
+@kind("", "a written BytesIO")
 def written(size: int) -> io.BytesIO:
     stream = io.BytesIO()
     stream.write(b"x" * size)
     return stream
 
 
+@kind("", "a StringIO")
+def stringio(size: int) -> object:
+    return io.StringIO("x" * (size // 4))
+
+
+@kind("", "a written StringIO")
 def written_text(size: int) -> io.StringIO:
     stream = io.StringIO()
     for number in range(size // 10_050):
@@ -100,6 +255,7 @@ def written_text(size: int) -> io.StringIO:
     return stream
 
 
+@kind("", "a StringIO that was read")
 def read_text(size: int) -> io.StringIO:
     """Return a stream that keeps four bytes for each character, because it was read."""
     stream = io.StringIO()
@@ -109,6 +265,7 @@ def read_text(size: int) -> io.StringIO:
     return stream
 
 
+@kind("", "a database in memory")
 def database(size: int, *, place: str = ":memory:") -> sqlite3.Connection:
     connection = sqlite3.connect(place)
     connection.execute("pragma cache_size=-1000000")
@@ -117,6 +274,12 @@ def database(size: int, *, place: str = ":memory:") -> sqlite3.Connection:
     return connection
 
 
+@kind("", "a database of a file")
+def database_of_a_file(size: int) -> object:
+    return database(size, place="")
+
+
+@kind("", "a deserialized database", is_available=sys.version_info >= (3, 11))
 def deserialized(size: int) -> sqlite3.Connection:
     with contextlib.closing(database(size)) as original:
         original.commit()
@@ -126,6 +289,82 @@ def deserialized(size: int) -> sqlite3.Connection:
     return connection
 
 
+@kind("", "a memory map")
+def mapped(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size)
+    for start in range(0, size, mmap.PAGESIZE):
+        memory[start] = 1
+    return memory
+
+
+@kind("", "a ctypes array")
+def ctypes_array(size: int) -> object:
+    return (ctypes.c_char * size).from_buffer_copy(b"x" * size)
+
+
+@kind("", "a ctypes array of a buffer")
+def ctypes_array_of_a_buffer(size: int) -> object:
+    return (ctypes.c_char * size).from_buffer(bytearray(b"x") * size)
+
+
+@kind("", "a shared array")
+def shared_array(size: int) -> Any:
+    """Return an array of a pool's workers, whose memory multiprocessing has mapped."""
+    array = multiprocessing.Array("d", size // 8)
+    ctypes.memset(ctypes.addressof(array.get_obj()), 1, size)
+    return array
+
+
+@kind("", "a memoryview")
+def plain_memoryview(size: int) -> object:
+    return memoryview(b"x" * size)[10:20]
+
+
+@kind("", "a closure")
+def closure(size: int) -> object:
+    content = texts(size // 90)
+    return lambda: content
+
+
+@kind("", "a generator")
+def plain_generator(size: int) -> object:
+    lengths = map(len, itertools.cycle(texts(size // 90)))
+    next(lengths)
+    return lengths
+
+
+@kind("numpy", "an array")
+def numpy_array(size: int) -> object:
+    return lib["numpy"].ones(size // 8)
+
+
+@kind("numpy", "a view")
+def view(size: int) -> object:
+    return lib["numpy"].ones(size // 8)[5:10]
+
+
+@kind("numpy", "views")
+def views(size: int) -> object:
+    base = lib["numpy"].ones(size // 8)
+    return [base[start::7] for start in range(7)]
+
+
+@kind("numpy", "many arrays")
+def many_arrays(size: int) -> object:
+    return [lib["numpy"].ones(20 + number % 180) for number in range(size // 1100)]
+
+
+@kind("numpy", "objects")
+def objects(size: int) -> object:
+    return lib["numpy"].array(texts(size // 90), dtype=object)
+
+
+@kind("numpy", "texts")
+def numpy_texts(size: int) -> object:
+    return lib["numpy"].arange(size // 132).astype("U33")
+
+
+@kind("numpy", "rows")
 def rows(size: int) -> object:
     """Return rows of structured arrays: one that shows its array's memory, and one
     that is a copy.
@@ -141,31 +380,119 @@ def rows(size: int) -> object:
     ]
 
 
+@kind("numpy", "structured objects")
 def structured(size: int) -> object:
     array = lib["numpy"].zeros(size // 95, [("text", object), ("number", "i4")])
     array["text"] = texts(size // 95)
     return array
 
 
-HAS_TEXTS = find_spec("numpy") is not None and version("numpy") >= "2"
-
-
+@kind("numpy", "short texts of StringDType", is_available=HAS_TEXTS)
 def short_texts(size: int) -> object:
     return lib["numpy"].array(
         [f"{number:07d}" for number in range(size // 16)], lib["numpy"].dtypes.StringDType()
     )
 
 
+@kind("numpy", "texts of StringDType", is_available=HAS_TEXTS)
 def long_texts(size: int) -> object:
     array = lib["numpy"].array(texts(size // 130, 100), lib["numpy"].dtypes.StringDType())
     return [array, array[5:10]]
 
 
-def views(size: int) -> object:
-    base = lib["numpy"].ones(size // 8)
-    return [base[start::7] for start in range(7)]
+@kind("pandas", "objects")
+def pandas_objects(size: int) -> object:
+    return lib["pandas"].DataFrame({"text": texts(size // 90), "n": 1.5}, dtype=object)
 
 
+@kind("pandas", "texts")
+def pandas_texts(size: int) -> object:
+    return lib["pandas"].DataFrame(
+        {"text": ["some longer text than usual"] * (size // 40)}, dtype="string[pyarrow]"
+    )
+
+
+@kind("pandas", "a frame")
+def pandas_frame(size: int) -> object:
+    return lib["pandas"].DataFrame({name: lib["numpy"].ones(size // 32) for name in "abcd"})
+
+
+@kind("pandas", "parts")
+def parts(size: int) -> object:
+    frame = lib["pandas"].DataFrame({"n": lib["numpy"].arange(size // 24) % 9, "v": 1.5})
+    return dict(tuple(frame.groupby("n")))
+
+
+@kind("pandas", "merged objects")
+def merged_objects(size: int) -> object:
+    frame = lib["pandas"].DataFrame(
+        {"n": range(size // 220), "text": texts(size // 220)}, dtype=object
+    )
+    return frame.merge(frame, on="n")
+
+
+@kind("pandas", "a categorical")
+def categorical(size: int) -> object:
+    pandas = lib["pandas"]
+    return pandas.Series(pandas.Categorical.from_codes(lib["numpy"].zeros(size, "i1"), ["a"]))
+
+
+@kind("pandas", "an index that was searched")
+def index_that_was_searched(size: int) -> object:
+    index = lib["pandas"].Index(lib["numpy"].arange(size // 28)[::-1] * 7)
+    assert (5 in index) is False
+    return index
+
+
+@kind("pyarrow", "texts")
+def pyarrow_texts(size: int) -> object:
+    return lib["pyarrow"].array(lib["numpy"].full(size // 30, "some longer text than usual"))
+
+
+@kind("pyarrow", "a table")
+def table(size: int) -> object:
+    return lib["pyarrow"].table({name: lib["numpy"].ones(size // 16) for name in "ab"})
+
+
+@kind("pyarrow", "a slice")
+def pyarrow_slice(size: int) -> object:
+    return lib["pyarrow"].array(lib["numpy"].ones(size // 8)).slice(5, 5)
+
+
+@kind("pyarrow", "categories")
+def categories(size: int) -> object:
+    return lib["pyarrow"].array(lib["numpy"].full(size // 4, "a text")).dictionary_encode()
+
+
+@kind("polars", "texts")
+def polars_texts(size: int) -> object:
+    polars = lib["polars"]
+    return polars.select(polars.int_range(size // 1020).cast(str) + "x" * 1000)
+
+
+@kind("polars", "short texts")
+def polars_short_texts(size: int) -> object:
+    polars = lib["polars"]
+    return polars.select(polars.int_range(size // 16).cast(str))
+
+
+@kind("polars", "a frame")
+def polars_frame(size: int) -> object:
+    return lib["polars"].DataFrame({"a": lib["numpy"].ones(size // 8)})
+
+
+@kind("polars", "a series")
+def series(size: int) -> object:
+    return lib["polars"].int_range(size // 8, eager=True)
+
+
+@kind("polars", "lists")
+def polars_lists(size: int) -> object:
+    polars = lib["polars"]
+    return polars.select(polars.int_range(size // 24).repeat_by(2))
+
+
+@kind("polars", "shared columns")
 def shared(size: int) -> object:
     polars, rows = lib["polars"], lib["polars"].int_range(size // 132)
     frame = polars.select(a=rows, text=rows.cast(str) + "x" * 100)
@@ -178,37 +505,45 @@ def shared(size: int) -> object:
     ]
 
 
-def forest(size: int) -> object:
-    features = lib["numpy"].random.default_rng(0).normal(size=(size // 1200, 6))
-    kind = importlib.import_module("sklearn.ensemble").RandomForestRegressor
-    return kind(20, random_state=0).fit(features[:, 1:], features[:, 0])
+@kind("polars", "objects")
+def polars_objects(size: int) -> object:
+    polars = lib["polars"]
+    return polars.Series([[number] for number in range(size // 136)], dtype=polars.Object)
 
 
-def neighbours(size: int) -> object:
-    points = lib["numpy"].random.default_rng(0).normal(size=(size // 52, 5))
-    return importlib.import_module("sklearn.neighbors").KDTree(points)
+@kind("polars.datatypes", "an Enum")
+def enum(size: int) -> object:
+    polars = lib["polars"]
+    return polars.Series(["x"], dtype=polars.Enum(["x", *texts(size // 170, 100)]))
 
 
-def booster(size: int) -> object:
-    data = lib["numpy"].random.default_rng(0).normal(size=(50_000, 6))
-    options = {"num_leaves": 1023, "min_data_in_leaf": 1, "verbose": -1, "num_threads": 1}
-    return lib["lightgbm"].train(
-        options, lib["lightgbm"].Dataset(data[:, 1:], data[:, 0]), 2 + 3 * size // MIB
-    )
+@kind("polars.datatypes", "a Categorical")
+def polars_categorical(size: int) -> object:
+    polars = lib["polars"]
+    return polars.int_range(size // 100, eager=True).cast(str).cast(polars.Categorical)
 
 
-def trees(size: int) -> object:
-    data = lib["numpy"].random.default_rng(0).normal(size=(50_000, 6))
-    matrix = lib["xgboost"].DMatrix(data[:, 1:], data[:, 0])
-    return lib["xgboost"].train({"max_depth": 13, "nthread": 1}, matrix, 2 + 2 * size // MIB)
+@kind("PIL.Image", "an image")
+def image(size: int) -> object:
+    return lib["PIL.Image"].new("RGB", (1000, size // 4000), "red")
 
 
-def in_memory_file(size: int) -> Any:
-    file = lib["h5py"].File("none.h5", "w", driver="core", backing_store=False)
-    file.create_dataset("data", data=lib["numpy"].ones(size // 8))
-    return file
+@kind("PIL.Image", "images")
+def images(size: int) -> object:
+    return [lib["PIL.Image"].new("L", (128, 128)) for _ in range(size // 17_500)]
 
 
+@kind("scipy.sparse", "a matrix")
+def scipy_matrix(size: int) -> object:
+    return lib["scipy.sparse"].random(1000, size // 3600, 0.3, "csr", random_state=0)
+
+
+@kind("xarray", "a dataset")
+def dataset(size: int) -> object:
+    return lib["xarray"].Dataset({"a": ("x", lib["numpy"].ones(size // 8))})
+
+
+@kind("zarr", "an array")
 def in_memory_store(size: int) -> object:
     zarr = lib["zarr"]
     return zarr.create_array(
@@ -216,28 +551,42 @@ def in_memory_store(size: int) -> object:
     )
 
 
-def vocabulary(size: int) -> object:
-    pipeline = lib["spacy"].blank("en")
-    for text in texts(size // 200):
-        pipeline.vocab[text]
-    return pipeline
+@kind("h5py", "a file")
+def in_memory_file(size: int) -> Any:
+    file = lib["h5py"].File("none.h5", "w", driver="core", backing_store=False)
+    file.create_dataset("data", data=lib["numpy"].ones(size // 8))
+    return file
 
 
-def typed_list(size: int) -> Any:
-    items = lib["numba.typed"].List()
-    for number in range(size // 9):
-        items.append(number)
-    return items
+@kind("sklearn", "a forest")
+def forest(size: int) -> object:
+    features = lib["numpy"].random.default_rng(0).normal(size=(size // 1200, 6))
+    kind = importlib.import_module("sklearn.ensemble").RandomForestRegressor
+    return kind(20, random_state=0).fit(features[:, 1:], features[:, 0])
 
 
-def typed_dict(size: int) -> Any:
-    numba: Any = sys.modules["numba"]
-    items = lib["numba.typed"].Dict.empty(numba.int64, numba.float64)
-    for number in range(size // 40):
-        items[number] = 1.0
-    return items
+@kind("sklearn", "a tree of neighbours")
+def neighbours(size: int) -> object:
+    points = lib["numpy"].random.default_rng(0).normal(size=(size // 52, 5))
+    return importlib.import_module("sklearn.neighbors").KDTree(points)
 
 
+@kind("jax", "an array")
+def jax_array(size: int) -> object:
+    return lib["jax"].numpy.ones(size // 4).block_until_ready()
+
+
+@kind("torch", "a tensor")
+def tensor(size: int) -> object:
+    return lib["torch"].ones(size // 4)
+
+
+@kind("torch", "a module")
+def module(size: int) -> object:
+    return lib["torch"].nn.Linear(1000, size // 4000)
+
+
+@kind("torch", "an optimizer")
 def stepped(size: int) -> object:
     torch = lib["torch"]
     model = torch.nn.Linear(int((size / 16) ** 0.5), int((size / 16) ** 0.5))
@@ -247,202 +596,91 @@ def stepped(size: int) -> object:
     return optimizer
 
 
-KINDS: dict[str, dict[str, Callable[[int], object]]] = {
-    "": {
-        "texts": lambda size: texts(size // 90),
-        "long texts": lambda size: texts(size // 5000, 5000),
-        "wide texts": lambda size: [f"{'☃' * 40}{number:030d}" for number in range(size // 230)],
-        "a text": lambda size: "x" * size,
-        "numbers": lambda size: list(range(10**6, 10**6 + size // 40)),
-        "floats": lambda size: [float(number) for number in range(size // 40)],
-        "times": lambda size: [
-            datetime.datetime.fromtimestamp(number) for number in range(size // 56)
-        ],
-        "bytes": lambda size: [bytes(3000) for _ in range(size // 3048)],
-        "a bytearray": lambda size: bytearray(b"x") * size,
-        "dicts": lambda size: [
-            {"number": number, "text": str(number)} for number in range(size // 300)
-        ],
-        "a dict": lambda size: {number: str(number) for number in range(size // 130)},
-        "texts as keys": lambda size: [{text: None} for text in texts(size // 400, 100)],
-        "a counter": lambda size: collections.Counter(texts(size // 170)),
-        "groups": lambda size: collections.defaultdict(
-            list, {number: [number] * 99 for number in range(size // 1000)}
-        ),
-        "a tree": lambda size: json.loads(
-            json.dumps([{"a": [n, {"b": str(n)}], "c": n} for n in range(size // 700)])
-        ),
-        "lists": lambda size: [[number, None, number] for number in range(size // 120)],
-        "tuples": lambda size: [(number, str(number)) for number in range(size // 150)],
-        "sets": lambda size: [{number, -number} for number in range(size // 300)],
-        "a set": lambda size: set(texts(size // 130)),
-        "named tuples": lambda size: [Point(number, None) for number in range(size // 110)],
-        "user's objects": lambda size: [User(number) for number in range(size // 280)],
-        "user's empty objects": lambda size: [Empty() for _ in range(size // 90)],
-        "user's lists": lambda size: [Words((number,)) for number in range(size // 130)],
-        "user's dicts": lambda size: [Table(number=number) for number in range(size // 260)],
-        "user's objects with slots": lambda size: [
-            Slotted(number) for number in range(size // 140)
-        ],
-        "a deque": lambda size: collections.deque(float(number) for number in range(size // 42)),
-        "an array.array": lambda size: array.array("d", [1.0]) * (size // 8),
-        "a BytesIO": lambda size: io.BytesIO(b"x" * size),
-        "a written BytesIO": written,
-        "a StringIO": lambda size: io.StringIO("x" * (size // 4)),
-        "a written StringIO": written_text,
-        "a StringIO that was read": read_text,
-        "a database in memory": database,
-        "a database of a file": lambda size: database(size, place=""),
-        **({"a deserialized database": deserialized} if sys.version_info >= (3, 11) else {}),
-        "a memory map": mapped,
-        "a ctypes array": lambda size: (ctypes.c_char * size).from_buffer_copy(b"x" * size),
-        "a ctypes array of a buffer": lambda size: (ctypes.c_char * size).from_buffer(
-            bytearray(b"x") * size
-        ),
-        "a shared array": shared_array,
-        "a memoryview": lambda size: memoryview(b"x" * size)[10:20],
-        "a closure": lambda size: (lambda content: lambda: content)(texts(size // 90)),
-        "a generator": lambda size: (lambda found: (next(found), found)[1])(
-            map(len, itertools.cycle(texts(size // 90)))
-        ),
-    },
-    "numpy": {
-        "an array": lambda size: lib["numpy"].ones(size // 8),
-        "a view": lambda size: lib["numpy"].ones(size // 8)[5:10],
-        "views": views,
-        "many arrays": lambda size: [
-            lib["numpy"].ones(20 + number % 180) for number in range(size // 1100)
-        ],
-        "objects": lambda size: lib["numpy"].array(texts(size // 90), dtype=object),
-        "texts": lambda size: lib["numpy"].arange(size // 132).astype("U33"),
-        "rows": rows,
-        "structured objects": structured,
-        **(
-            {"short texts of StringDType": short_texts, "texts of StringDType": long_texts}
-            if HAS_TEXTS
-            else {}
-        ),
-    },
-    "pandas": {
-        "objects": lambda size: lib["pandas"].DataFrame(
-            {"text": texts(size // 90), "n": 1.5}, dtype=object
-        ),
-        "texts": lambda size: lib["pandas"].DataFrame(
-            {"text": ["some longer text than usual"] * (size // 40)}, dtype="string[pyarrow]"
-        ),
-        "a frame": lambda size: lib["pandas"].DataFrame(
-            {name: lib["numpy"].ones(size // 32) for name in "abcd"}
-        ),
-        "parts": lambda size: dict(
-            tuple(
-                lib["pandas"]
-                .DataFrame({"n": lib["numpy"].arange(size // 24) % 9, "v": 1.5})
-                .groupby("n")
-            )
-        ),
-        "merged objects": lambda size: (lambda frame: frame.merge(frame, on="n"))(
-            lib["pandas"].DataFrame(
-                {"n": range(size // 220), "text": texts(size // 220)}, dtype=object
-            )
-        ),
-        "a categorical": lambda size: lib["pandas"].Series(
-            lib["pandas"].Categorical.from_codes(lib["numpy"].zeros(size, "i1"), ["a"])
-        ),
-        "an index that was searched": lambda size: (lambda index: (5 in index, index)[1])(
-            lib["pandas"].Index(lib["numpy"].arange(size // 28)[::-1] * 7)
-        ),
-    },
-    "pyarrow": {
-        "texts": lambda size: lib["pyarrow"].array(
-            lib["numpy"].full(size // 30, "some longer text than usual")
-        ),
-        "a table": lambda size: lib["pyarrow"].table(
-            {name: lib["numpy"].ones(size // 16) for name in "ab"}
-        ),
-        "a slice": lambda size: lib["pyarrow"].array(lib["numpy"].ones(size // 8)).slice(5, 5),
-        "categories": lambda size: (
-            lib["pyarrow"].array(lib["numpy"].full(size // 4, "a text")).dictionary_encode()
-        ),
-    },
-    "polars": {
-        "texts": lambda size: lib["polars"].select(
-            lib["polars"].int_range(size // 1020).cast(str) + "x" * 1000
-        ),
-        "short texts": lambda size: lib["polars"].select(
-            lib["polars"].int_range(size // 16).cast(str)
-        ),
-        "a frame": lambda size: lib["polars"].DataFrame({"a": lib["numpy"].ones(size // 8)}),
-        "a series": lambda size: lib["polars"].int_range(size // 8, eager=True),
-        "lists": lambda size: lib["polars"].select(
-            lib["polars"].int_range(size // 24).repeat_by(2)
-        ),
-        "shared columns": shared,
-        "objects": lambda size: lib["polars"].Series(
-            [[number] for number in range(size // 136)], dtype=lib["polars"].Object
-        ),
-    },
-    "polars.datatypes": {
-        "an Enum": lambda size: lib["polars"].Series(
-            ["x"], dtype=lib["polars"].Enum(["x", *texts(size // 170, 100)])
-        ),
-        "a Categorical": lambda size: (
-            lib["polars"]
-            .int_range(size // 100, eager=True)
-            .cast(str)
-            .cast(lib["polars"].Categorical)
-        ),
-    },
-    "PIL.Image": {
-        "an image": lambda size: lib["PIL.Image"].new("RGB", (1000, size // 4000), "red"),
-        "images": lambda size: [
-            lib["PIL.Image"].new("L", (128, 128)) for _ in range(size // 17_500)
-        ],
-    },
-    "scipy.sparse": {
-        "a matrix": lambda size: lib["scipy.sparse"].random(
-            1000, size // 3600, 0.3, "csr", random_state=0
-        )
-    },
-    "xarray": {
-        "a dataset": lambda size: lib["xarray"].Dataset({"a": ("x", lib["numpy"].ones(size // 8))})
-    },
-    "zarr": {"an array": in_memory_store},
-    "h5py": {"a file": in_memory_file},
-    "sklearn": {"a forest": forest, "a tree of neighbours": neighbours},
-    "jax": {"an array": lambda size: lib["jax"].numpy.ones(size // 4).block_until_ready()},
-    "torch": {
-        "a tensor": lambda size: lib["torch"].ones(size // 4),
-        "a module": lambda size: lib["torch"].nn.Linear(1000, size // 4000),
-        "an optimizer": stepped,
-        "a storage": lambda size: lib["torch"].ones(size // 4).untyped_storage(),
-        "many tensors": lambda size: [
-            lib["torch"].ones(number % 180) for number in range(size // 840)
-        ],
-        "many parameters": lambda size: [
-            lib["torch"].nn.Parameter(lib["torch"].ones(number % 90))
-            for number in range(size // 850)
-        ],
-        "many views": lambda size: list(lib["torch"].ones(size // 600)),
-        "a sparse tensor": lambda size: lib["torch"].ones(1000, size // 20_000).to_sparse(),
-    },
-    "shapely": {
-        "points": lambda size: lib["shapely"].points(lib["numpy"].ones((size // 210, 2))),
-        "polygons": lambda size: list(
-            lib["shapely"].polygons(lib["numpy"].ones((size // 1260, 40, 2)))
-        ),
-        "collections": lambda size: [
-            lib["shapely"].multipoints(lib["numpy"].ones((10, 2))) for _ in range(size // 1690)
-        ],
-    },
-    "numba.typed": {"a list": typed_list, "a dict": typed_dict},
-    "spacy": {"a vocabulary": vocabulary},
-    "lightgbm": {"a model": booster},
-    "xgboost": {
-        "a model": trees,
-        "a matrix": lambda size: lib["xgboost"].DMatrix(lib["numpy"].ones((size // 80, 10))),
-    },
-}
-"""Functions that make an object of about as many bytes, by library."""
+@kind("torch", "a storage")
+def storage(size: int) -> object:
+    return lib["torch"].ones(size // 4).untyped_storage()
+
+
+@kind("torch", "many tensors")
+def many_tensors(size: int) -> object:
+    return [lib["torch"].ones(number % 180) for number in range(size // 840)]
+
+
+@kind("torch", "many parameters")
+def many_parameters(size: int) -> object:
+    torch = lib["torch"]
+    return [torch.nn.Parameter(torch.ones(number % 90)) for number in range(size // 850)]
+
+
+@kind("torch", "many views")
+def many_views(size: int) -> object:
+    return list(lib["torch"].ones(size // 600))
+
+
+@kind("torch", "a sparse tensor")
+def sparse_tensor(size: int) -> object:
+    return lib["torch"].ones(1000, size // 20_000).to_sparse()
+
+
+@kind("shapely", "points")
+def shapely_points(size: int) -> object:
+    return lib["shapely"].points(lib["numpy"].ones((size // 210, 2)))
+
+
+@kind("shapely", "polygons")
+def polygons(size: int) -> object:
+    return list(lib["shapely"].polygons(lib["numpy"].ones((size // 1260, 40, 2))))
+
+
+@kind("shapely", "collections")
+def shapely_collections(size: int) -> object:
+    return [lib["shapely"].multipoints(lib["numpy"].ones((10, 2))) for _ in range(size // 1690)]
+
+
+@kind("numba.typed", "a list")
+def typed_list(size: int) -> Any:
+    items = lib["numba.typed"].List()
+    for number in range(size // 9):
+        items.append(number)
+    return items
+
+
+@kind("numba.typed", "a dict")
+def typed_dict(size: int) -> Any:
+    numba: Any = sys.modules["numba"]
+    items = lib["numba.typed"].Dict.empty(numba.int64, numba.float64)
+    for number in range(size // 40):
+        items[number] = 1.0
+    return items
+
+
+@kind("spacy", "a vocabulary")
+def vocabulary(size: int) -> object:
+    pipeline = lib["spacy"].blank("en")
+    for text in texts(size // 200):
+        pipeline.vocab[text]
+    return pipeline
+
+
+@kind("lightgbm", "a model")
+def booster(size: int) -> object:
+    data = lib["numpy"].random.default_rng(0).normal(size=(50_000, 6))
+    options = {"num_leaves": 1023, "min_data_in_leaf": 1, "verbose": -1, "num_threads": 1}
+    return lib["lightgbm"].train(
+        options, lib["lightgbm"].Dataset(data[:, 1:], data[:, 0]), 2 + 3 * size // MIB
+    )
+
+
+@kind("xgboost", "a model")
+def trees(size: int) -> object:
+    data = lib["numpy"].random.default_rng(0).normal(size=(50_000, 6))
+    matrix = lib["xgboost"].DMatrix(data[:, 1:], data[:, 0])
+    return lib["xgboost"].train({"max_depth": 13, "nthread": 1}, matrix, 2 + 2 * size // MIB)
+
+
+@kind("xgboost", "a matrix")
+def xgboost_matrix(size: int) -> object:
+    return lib["xgboost"].DMatrix(lib["numpy"].ones((size // 80, 10)))
 
 
 def settle() -> int:

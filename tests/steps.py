@@ -61,7 +61,7 @@ class SharedKernel:
             assert self._kernel.run("%load_ext ipygpumem").status == "ok"
             assert self._is_well(self._kernel)
         if self._hides_libraries:
-            works(self._kernel, HIDE_LIBRARIES)
+            run_cells(self._kernel, HIDE_LIBRARIES)
         return self._kernel
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ def kernel_with(*cells: str) -> Any:
     def fixture() -> Iterator[Kernel]:
         with Kernel() as kernel:
             for cell in cells:
-                works(kernel, cell)
+                run_cells(kernel, cell)
             yield kernel
 
     return fixture
@@ -151,7 +151,7 @@ def run(kernel: Kernel, code: str, **options: Any) -> Reply:
     return reply
 
 
-def works(kernel: Kernel, *cells: str, **options: Any) -> Reply:
+def run_cells(kernel: Kernel, *cells: str, **options: Any) -> Reply:
     """Run cells that must succeed, in which nothing of ours may fail; return what the last one
     gave.
     """
@@ -161,17 +161,17 @@ def works(kernel: Kernel, *cells: str, **options: Any) -> Reply:
     return reply
 
 
-def ok(kernel: Kernel, *cells: str, **options: Any) -> Reply:
+def run_quietly(kernel: Kernel, *cells: str, **options: Any) -> Reply:
     """Run cells that must succeed without a warning of the extension; return what the last one
     gave.
     """
     for cell in cells:
-        reply = works(kernel, cell, **options)
+        reply = run_cells(kernel, cell, **options)
         assert "ipygpumem:" not in reply.stderr, f"{cell}\n{reply.stderr}"
     return reply
 
 
-def fails(kernel: Kernel, cell: str, error: str | None = "", **options: Any) -> Reply:
+def run_failing(kernel: Kernel, cell: str, error: str | None = "", **options: Any) -> Reply:
     """Run a cell that must end with ``error`` (None: IPython's one-line UsageError; "": any);
     return what it gave.
     """
@@ -182,20 +182,20 @@ def fails(kernel: Kernel, cell: str, error: str | None = "", **options: Any) -> 
     return reply
 
 
-def recovery(kernel: Kernel, code: str, **options: Any) -> str:
+def recovery_report(kernel: Kernel, code: str, **options: Any) -> str:
     """Run a cell that runs out of memory, and return its one report."""
-    (text,) = fails(kernel, code, **options).reports("recovery")
+    (text,) = run_failing(kernel, code, **options).reports("recovery")
     return text
 
 
-def goes_on(kernel: Kernel) -> None:
+def assert_goes_on(kernel: Kernel) -> None:
     """The kernel's next cell runs, shows its result and its one line."""
-    reply = works(kernel, "6 * 7")
+    reply = run_cells(kernel, "6 * 7")
     assert reply.result == "42"
     assert len(reply.reports("cell")) == 1
 
 
-def names(kernel: Kernel) -> list[str]:
+def user_names(kernel: Kernel) -> list[str]:
     """The user's names, as %who_ls gives them."""
     listed: list[str] = kernel.value("get_ipython().run_line_magic('who_ls', '')")
     return listed
@@ -206,21 +206,27 @@ def dedented(text: str) -> str:
     return textwrap.dedent(text).strip() + "\n"
 
 
-def exist(kernel: Kernel, *names: str) -> list[str]:
+def experiment(*blocks: str, name: str = "e", options: str = "") -> str:
+    """Return a cell that runs blocks of code, one after the other, in an experiment."""
+    first_line = f"%%experiment {name} {options}".rstrip()
+    return first_line + "\n" + "".join(map(dedented, blocks))
+
+
+def existing_names(kernel: Kernel, *names: str) -> list[str]:
     """Return the items of ``names`` that are names of the notebook."""
     existing: list[str] = kernel.value(f"[name for name in {list(names)} if name in globals()]")
     return existing
 
 
-def open_now(kernel: Kernel) -> list[str]:
+def open_experiments(kernel: Kernel) -> list[str]:
     """Return the names of the experiments that ``%experiment status`` shows."""
-    (text,) = ok(kernel, "%experiment status").reports("note")
+    (text,) = run_quietly(kernel, "%experiment status").reports("note")
     return re.findall(r"^experiment (.*?) ·", text, re.MULTILINE)
 
 
 def host_table(kernel: Kernel) -> tuple[str, dict[str, int]]:
     """Return the title of the host's table in ``%gpumem status``, and its rows in bytes."""
-    (text,) = ok(kernel, "%gpumem status").reports("status")
+    (text,) = run_quietly(kernel, "%gpumem status").reports("status")
     title = re.search(r"^  (RAM: .+)$", text, re.MULTILINE)
     assert title is not None, text
     table = re.split(
@@ -246,7 +252,7 @@ OWN_PARTS = (
 """First words of the parts of a process's own pages."""
 
 
-def sizes(line: str, label: str) -> float:
+def mib_after(line: str, label: str) -> float:
     """Return the MiB that a report gives after ``label``."""
     match = re.search(
         rf"{re.escape(label)} ([+-]?[\d.]+)(?: (B|KiB|MiB|GiB))?",

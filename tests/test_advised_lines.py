@@ -7,7 +7,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.report.layout import TO_FREE, Listing, Report, Table
 from ipygpumem.shell.advised_lines import AdvisedLines
-from tests.steps import kernel_with, needs, works
+from tests.steps import kernel_with, needs, run_cells
 
 notebook = kernel_with("import gc, weakref\nimport numpy as np\n%load_ext ipygpumem")
 CYCLE = """
@@ -40,7 +40,7 @@ alive = weakref.ref(model)
 
 def is_alive(kernel: Kernel) -> bool:
     """Return True if the object that ``alive`` refers to is still there."""
-    return "True" in works(kernel, "print(alive() is not None)").stdout
+    return "True" in run_cells(kernel, "print(alive() is not None)").stdout
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,28 @@ def test_an_advised_line_frees_cycles_at_once(
     notebook: Kernel, made: str, look: str, line: str, in_experiment: bool
 ) -> None:
     if in_experiment:
-        works(notebook, "%experiment start advised")
-    works(notebook, made)
-    works(notebook, f"%gpumem {look}")
-    pasted = works(notebook, line)
+        run_cells(notebook, "%experiment start advised")
+    run_cells(notebook, made)
+    run_cells(notebook, f"%gpumem {look}")
+    pasted = run_cells(notebook, line)
     assert not is_alive(notebook), line
     (cell_line,) = pasted.reports("cell")
     assert "RAM -" in cell_line
     if in_experiment:
-        works(notebook, "%experiment end")
+        run_cells(notebook, "%experiment end")
 
 
 def test_figures_that_leaks_closes_are_freed(notebook: Kernel) -> None:
     needs("matplotlib")
-    works(notebook, "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt")
-    works(
+    run_cells(
+        notebook,
+        """
+        import matplotlib
+        matplotlib.use('agg')
+        import matplotlib.pyplot as plt
+        """,
+    )
+    run_cells(
         notebook,
         """
         for _ in range(3):
@@ -84,8 +91,8 @@ def test_figures_that_leaks_closes_are_freed(notebook: Kernel) -> None:
         del fig, ax
         """,
     )
-    assert 'plt.close("all")' in works(notebook, "%gpumem leaks").leaks()[0]
-    works(notebook, 'plt.close("all")')
+    assert 'plt.close("all")' in run_cells(notebook, "%gpumem leaks").leaks()[0]
+    run_cells(notebook, 'plt.close("all")')
     assert not is_alive(notebook)
 
 
@@ -95,18 +102,21 @@ def test_figures_that_leaks_closes_are_freed(notebook: Kernel) -> None:
     ids=["disabled", "switched off", "another line"],
 )
 def test_nothing_is_collected_that_the_user_does_not_want(notebook: Kernel, prepare: str) -> None:
-    works(notebook, CYCLE, "%gpumem why root", "gc.collect()", prepare)
-    works(notebook, "del root" if prepare else "root = None")
+    run_cells(notebook, CYCLE, "%gpumem why root", "gc.collect()", prepare)
+    run_cells(notebook, "del root" if prepare else "root = None")
     is_there = is_alive(notebook)
-    works(notebook, "gc.enable()", "%config IPyGpuMem.collect_garbage = True")
+    run_cells(notebook, "gc.enable()", "%config IPyGpuMem.collect_garbage = True")
     assert is_there
 
 
 def test_a_cell_that_fails_first_collects_nothing(notebook: Kernel) -> None:
-    works(notebook, CYCLE, "%gpumem why root", "del Node; gc.collect()", "collections = []")
-    works(notebook, "gc.callbacks.append(lambda phase, info: collections.append(info))")
-    notebook.run("1 / 0\ndel root")
-    counted = works(
+    run_cells(notebook, CYCLE, "%gpumem why root", "del Node; gc.collect()", "collections = []")
+    run_cells(notebook, "gc.callbacks.append(lambda phase, info: collections.append(info))")
+    notebook.run("""
+    1 / 0
+    del root
+    """)
+    counted = run_cells(
         notebook,
         "del gc.callbacks[-1]; print(sum(each['generation'] == 2 for each in collections))",
     )

@@ -33,7 +33,7 @@ from ipygpumem.report import text
 from ipygpumem.report.autofit import autofit_report
 from tests.fake_cuda_limits import TEXT as REFUSED
 from tests.fakes import FakeProbe
-from tests.steps import plain, tidied_kernel, works
+from tests.steps import plain, run_cells, tidied_kernel
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
@@ -538,21 +538,21 @@ def rows(reply: Any) -> list[str]:
 
 
 def test_a_cell_leaves_only_the_names_of_its_fitting_run(notebook: Kernel) -> None:
-    works(notebook, "total = 7")
+    run_cells(notebook, "total = 7")
     code = """\
 %%autofit size=400
 big = Big()
 if size == 400: only_first = 1
 total = total + 1
 work(size)"""
-    reply = works(notebook, code)
+    reply = run_cells(notebook, code)
     assert (reply.result, reply.traceback, reply.stderr) == ("100", "", "")
     assert "autofit · size=100 fits · 3 tries" in reply.reports("autofit")[0]
     assert rows(reply) == ["400", "200", "100"]
     left = notebook.value("size, total, type(big).__name__, 'only_first' in globals(), alive()")
     assert left == (100, 8, "Big", False, 0)
     assert notebook.value("_, ipygpumem.last().success") == (100, True)
-    works(notebook, "found = ipygpumem.autofit(work, size=400)")
+    run_cells(notebook, "found = ipygpumem.autofit(work, size=400)")
     assert notebook.value("found.values, found.result, len(found.tries), alive()") == (
         {"size": 100},
         100,
@@ -563,27 +563,45 @@ work(size)"""
 
 def test_values_replaced_by_a_failed_try_die_before_the_next_try(notebook: Kernel) -> None:
     # Seen: each try's cycle stayed, since it was older than the try in which it became garbage.
-    works(notebook, "class Model:\n    def __init__(self): self.me, self.held = self, b'x' * 2**25")
-    works(notebook, "class Trainer: pass\ntrainer, models, alive = Trainer(), [], []")
+    run_cells(
+        notebook,
+        """
+        class Model:
+            def __init__(self): self.me, self.held = self, b'x' * 2**25
+        """,
+    )
+    run_cells(
+        notebook,
+        """
+        class Trainer: pass
+        trainer, models, alive = Trainer(), [], []
+        """,
+    )
     code = "alive.append(sum(model() is not None for model in models))\ntrainer.model = Model()\n"
     code += "models.append(weakref.ref(trainer.model))\nif n > 4: raise MemoryError"
-    works(notebook, "%%autofit n=64\n" + code)
+    run_cells(notebook, "%%autofit n=64\n" + code)
     assert notebook.value("alive") == [0, 1, 1, 1, 1]
 
 
 def test_autofit_steps_from_the_given_or_current_value(notebook: Kernel) -> None:
-    works(notebook, "size = 160")
-    assert works(notebook, "%%autofit size --step 0.9\nwork(size)").result == "93"
-    works(notebook, "%%autofit size=1e3 --min 1e1\nwork(size)")
-    assert notebook.value("size, type(size).__name__") == (62, "int")
-    works(notebook, "runs = []")
-    reply = works(
+    run_cells(notebook, "size = 160")
+    assert run_cells(notebook, "%%autofit size --step 0.9\nwork(size)").result == "93"
+    run_cells(
         notebook,
-        """\
-%%autofit size=128 --step search --headroom 0%
-runs.append(size)
-work(size)
-""",
+        """
+        %%autofit size=1e3 --min 1e1
+        work(size)
+        """,
+    )
+    assert notebook.value("size, type(size).__name__") == (62, "int")
+    run_cells(notebook, "runs = []")
+    reply = run_cells(
+        notebook,
+        """
+        %%autofit size=128 --step search --headroom 0%
+        runs.append(size)
+        work(size)
+        """,
     )
     runs = notebook.value("runs")
     assert (reply.result, runs[-1], notebook.value("size")) == ("100", 100, 100)
@@ -594,54 +612,56 @@ work(size)
 
 
 def test_await_prints_and_magics_work_in_the_body(notebook: Kernel) -> None:
-    reply = works(
+    reply = run_cells(
         notebook,
-        """\
-%%autofit size=200
-await asyncio.sleep(0.01)
-print('try', size)
-x = %sx echo hello
-work(size)
-await asyncio.sleep(0, x)""",
+        """
+        %%autofit size=200
+        await asyncio.sleep(0.01)
+        print('try', size)
+        x = %sx echo hello
+        work(size)
+        await asyncio.sleep(0, x)
+        """,
     )
     assert (reply.stdout, reply.result) == ("try 200\ntry 100\n", "['hello']")
-    assert works(notebook, "%%autofit size=200\nwork(size);").result is None
-    assert works(notebook, "%%autofit size=200\ny = work(size)").result is None
+    assert run_cells(notebook, "%%autofit size=200\nwork(size);").result is None
+    assert run_cells(notebook, "%%autofit size=200\ny = work(size)").result is None
     assert (
         "Wall time"
-        in works(
+        in run_cells(
             notebook,
-            """\
-%%autofit size=200
-%%time
-y = work(size)
-""",
+            """
+            %%autofit size=200
+            %%time
+            y = work(size)
+            """,
         ).stdout
     )
     assert notebook.value("size, y") == (100, 100)
     # A magic that shows the error itself.
-    works(
+    run_cells(
         notebook,
-        """\
-%%autofit size=200
-%%capture out
-print('try', size)
-work(size)""",
+        """
+        %%autofit size=200
+        %%capture out
+        print('try', size)
+        work(size)
+        """,
     )
     assert notebook.value("size, out.stdout, alive()") == (100, "try 100\n", 0)
 
 
 def test_another_error_is_shown_as_usual_and_ends_autofit(notebook: Kernel) -> None:
-    bare = notebook.run("""\
-# first
-1 + 1
-[1 / 0]
-""")
-    reply = notebook.run("""\
-%%autofit size=50
-1 + 1
-[1 / 0]
-""")
+    bare = notebook.run("""
+    # first
+    1 + 1
+    [1 / 0]
+    """)
+    reply = notebook.run("""
+    %%autofit size=50
+    1 + 1
+    [1 / 0]
+    """)
     assert (reply.status, reply.error, reply.message) == (
         "error",
         "ZeroDivisionError",
@@ -654,23 +674,24 @@ def test_another_error_is_shown_as_usual_and_ends_autofit(notebook: Kernel) -> N
     assert "size=50: ZeroDivisionError" in reply.reports("autofit")[0]
     for word in ("break", "continue"):  # which the loop would allow
         assert notebook.run(f"%%autofit size=4\n{word}").error == "SyntaxError"
-    works(
+    run_cells(
         notebook,
-        """\
-%%autofit size=4
-from __future__ import annotations
-x: nowhere = size
-""",
+        """
+        %%autofit size=4
+        from __future__ import annotations
+        x: nowhere = size
+        """,
     )
 
 
 def test_a_search_without_a_fit_leaves_the_variable_unchanged(notebook: Kernel) -> None:
-    works(notebook, "size = 'mine'")
-    reply = notebook.run("""\
-%%autofit size=3
-x = 1
-work(1000)
-size""")
+    run_cells(notebook, "size = 'mine'")
+    reply = notebook.run("""
+    %%autofit size=3
+    x = 1
+    work(1000)
+    size
+    """)
     assert (reply.status, reply.traceback) == ("error", "")
     assert reply.stderr.startswith(
         "UsageError: %%autofit: even size=1 does not fit (out of memory)\n"
@@ -680,23 +701,26 @@ size""")
 
 
 def test_an_autofit_without_a_fit_works_before_any_traceback(kernel: Kernel) -> None:
-    reply = kernel.run("""\
-%%experiment a
-%%autofit size=2
-bytearray(1 << 60)
-size""")
+    reply = kernel.run("""
+    %%experiment a
+    %%autofit size=2
+    bytearray(1 << 60)
+    size
+    """)
     assert reply.stderr.startswith("UsageError: %%autofit: even size=1 does not fit")
     assert "AttributeError" not in reply.reports("experiment")[0]
 
 
 def test_an_interrupt_during_the_rollback_of_a_try_loses_no_name(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
-        """\
-import _thread
-old = 'old'
-class Bomb:
-    __del__ = staticmethod(_thread.interrupt_main)  # strikes after the finaliser, in our code""",
+        """
+        import _thread
+        old = 'old'
+        class Bomb:
+            # It strikes after the finaliser, in our code.
+            __del__ = staticmethod(_thread.interrupt_main)
+        """,
     )
     # %%capture runs a cell of its own, whose events lose the interrupt.
     for head in ("", "%%capture\n"):
@@ -709,30 +733,32 @@ class Bomb:
             set(),
             0,
         )
-    assert works(notebook, "%%autofit size=400\nwork(size)").result == "100"
+    assert run_cells(notebook, "%%autofit size=400\nwork(size)").result == "100"
 
 
 def test_autofit_works_inside_and_around_experiments(notebook: Kernel) -> None:
-    works(notebook, "size = 'mine'")
-    reply = works(
+    run_cells(notebook, "size = 'mine'")
+    reply = run_cells(
         notebook,
-        """\
-%%experiment a --keep found
-%%autofit size=400
-found = work(size)
-more = Big()
-found""",
+        """
+        %%experiment a --keep found
+        %%autofit size=400
+        found = work(size)
+        more = Big()
+        found
+        """,
     )
     assert (reply.result, len(reply.reports("experiment"))) == ("100", 1)
     assert notebook.value("size, found, 'more' in globals()") == ("mine", 100, False)
-    reply = works(
+    reply = run_cells(
         notebook,
-        """\
-%%autofit size=400
-%%experiment b --keep found
-found = work(size)
-more = Big()
-found""",
+        """
+        %%autofit size=400
+        %%experiment b --keep found
+        found = work(size)
+        more = Big()
+        found
+        """,
     )
     assert (reply.result, len(reply.reports("experiment"))) == ("100", 1)
     assert notebook.value("size, found, 'more' in globals()") == (100, 100, False)
@@ -756,12 +782,15 @@ def test_a_traceback_of_autofit_shows_only_the_users_frames(notebook: Kernel) ->
     reply = notebook.run("ipygpumem.autofit(work, nothing=4)")
     assert "ipygpumem.autofit(work" in reply.traceback.replace("\x1b[43m", "")
     assert "ipygpumem/" not in reply.traceback.replace("\\", "/")
-    reply = notebook.run("%%autofit size=4\nipygpumem.autofit(work, size=400)")
+    reply = notebook.run("""
+    %%autofit size=4
+    ipygpumem.autofit(work, size=400)
+    """)
     assert (reply.error, reply.message[:29]) == ("AutofitError", "an autofit is already running")
 
 
 def test_a_cell_that_ignores_or_rebinds_the_variable_is_reported(notebook: Kernel) -> None:
-    unused = works(notebook, "%%autofit size=4\nwork(1)").reports("autofit")[0]
+    unused = run_cells(notebook, "%%autofit size=4\nwork(1)").reports("autofit")[0]
     assert "the cell does not use size" in unused
-    bound = works(notebook, "%%autofit size=4\nglobals()['size'] = 3").reports("autofit")[0]
+    bound = run_cells(notebook, "%%autofit size=4\nglobals()['size'] = 3").reports("autofit")[0]
     assert "the cell has set size itself" in bound

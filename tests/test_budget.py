@@ -287,7 +287,10 @@ def test_the_limit_that_refused_is_named(
     use(KnowingCuda())
     shell.run_line_magic("load_ext", "ipygpumem")
     shell.run_cell(
-        f"class OutOfMemoryError(RuntimeError): pass\ndef fail(): raise OutOfMemoryError({TEXT!r})"
+        f"""
+        class OutOfMemoryError(RuntimeError): pass
+        def fail(): raise OutOfMemoryError({TEXT!r})
+        """
     )
     shell.run_cell(cell)
     record = ipygpumem.last()

@@ -14,7 +14,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.out_of_memory.causes import Bound, Holder, Shortage, cause_of
 from ipygpumem.units import GIB, MIB
 from tests.alone import ROOT
-from tests.steps import fails, tidied_kernel, works
+from tests.steps import run_cells, run_failing, tidied_kernel
 
 CARD = Shortage("cuda:0", 6 * GIB, 24 * GIB, 5 * GIB, setting="A=expandable_segments:True")
 HOST = Shortage("cpu", 6 * GIB, 24 * GIB, 5 * GIB, overcommits=True)
@@ -158,7 +158,7 @@ class RecordedCause(NamedTuple):
 
 def cause_if_named(kernel: Kernel, cell: str) -> RecordedCause | None:
     """Run a cell that runs out of memory; return its cause, which the report shows."""
-    reports = fails(kernel, cell).reports("recovery")
+    reports = run_failing(kernel, cell).reports("recovery")
     recorded = kernel.value("cause()")
     if recorded is None:
         return None
@@ -189,7 +189,7 @@ def test_more_than_the_machine_has(notebook: Kernel) -> None:
     ],
 )
 def test_a_limit_of_the_process(name: str, what: str, notebook: Kernel) -> None:
-    works(notebook, "%gpumem free", f"limit('{name}', 150)")
+    run_cells(notebook, "%gpumem free", f"limit('{name}', 150)")
     for cell, begins in (
         ("array(600)", "asked for 600 MiB, but only "),
         ("rows()", "almost nothing was left of the "),
@@ -199,29 +199,31 @@ def test_a_limit_of_the_process(name: str, what: str, notebook: Kernel) -> None:
         assert text.startswith(begins)
         assert f" of {what} that this process may use ({name})" in text
         assert remedy == f"import resource; resource.setrlimit(resource.{name}, (-1, -1))"
-    works(notebook, remedy, "array(600)[0]")
+    run_cells(notebook, remedy, "array(600)[0]")
 
 
 def test_names_of_earlier_cells_hold_memory_below_a_limit(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         "%gpumem free",
         "limit('RLIMIT_AS', 800)",
         "history = {'losses': [array(300), array(300)]}",
     )
-    works(notebook, "other = array(100)", "def uses(): return array(400) + len(other)")
+    run_cells(notebook, "other = array(100)", "def uses(): return array(400) + len(other)")
     cause = cause_in(notebook, "array(400)[0]")
     assert (cause.kind, cause.remedy) == ("limit", "del history")
     assert ". 600 MiB are still held by history from cell " in cause.text
-    works(notebook, cause.remedy, "array(400)[0]", "history = other = None", "other = array(600)")
+    run_cells(
+        notebook, cause.remedy, "array(400)[0]", "history = other = None", "other = array(600)"
+    )
     assert cause_in(notebook, "uses()").remedy.startswith("import resource")
 
 
 def test_a_name_of_one_array_is_blamed(notebook: Kernel) -> None:
-    works(notebook, "%gpumem free", "limit('RLIMIT_AS', 800)", "history = array(600)")
+    run_cells(notebook, "%gpumem free", "limit('RLIMIT_AS', 800)", "history = array(600)")
     cause = cause_in(notebook, "array(400)[0]")
     assert cause.remedy == "del history"
-    works(notebook, cause.remedy, "array(400)[0]")
+    run_cells(notebook, cause.remedy, "array(400)[0]")
 
 
 UNSEEN = {
@@ -234,23 +236,23 @@ UNSEEN = {
 
 @pytest.mark.parametrize("before", UNSEEN, ids=["text", "method", "module"])
 def test_a_name_that_the_cell_may_use_is_not_blamed(before: str, notebook: Kernel) -> None:
-    works(notebook, before, "%gpumem free", "limit('RLIMIT_AS', 800)", "history = array(600)")
+    run_cells(notebook, before, "%gpumem free", "limit('RLIMIT_AS', 800)", "history = array(600)")
     cause = cause_if_named(notebook, f"{UNSEEN[before]}; array(400)[0]")
     assert cause is None or "history" not in cause.text + cause.remedy
 
 
 def test_shared_mappings_and_earlier_errors_are_not_blamed(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         "import mmap",
         "limit('RLIMIT_DATA', 350)",
         "history = np.frombuffer(mmap.mmap(-1, 600 << 20), 'u1')",
     )
-    works(
+    run_cells(
         notebook,
         "path = os.path.join(os.environ['IPYTHONDIR'], 'a.npy'); np.save(path, np.ones(200 << 17))",
     )
-    works(
+    run_cells(
         notebook,
         "history = np.load(path, mmap_mode='r')",
         "%gpumem free",
@@ -258,7 +260,13 @@ def test_shared_mappings_and_earlier_errors_are_not_blamed(notebook: Kernel) -> 
     )
     cause = cause_if_named(notebook, "array(500)[0]")
     assert cause is None or "history" not in cause.text + cause.remedy
-    works(notebook, "try: array(1 << 30)\nexcept MemoryError as error: kept = error")
+    run_cells(
+        notebook,
+        """
+        try: array(1 << 30)
+        except MemoryError as error: kept = error
+        """,
+    )
     assert cause_if_named(notebook, "raise kept") is None
 
 
@@ -267,20 +275,20 @@ def test_shared_mappings_and_earlier_errors_are_not_blamed(notebook: Kernel) -> 
     ["raise MemoryError", "raise MemoryError('Unable to allocate 64.0 TiB')", "[0] * (1 << 60)"],
 )
 def test_errors_without_a_cause(cell: str, notebook: Kernel) -> None:
-    works(notebook, "limit('RLIMIT_AS', 400)")
+    run_cells(notebook, "limit('RLIMIT_AS', 400)")
     assert cause_if_named(notebook, cell) is None
 
 
 def test_the_guard_names_its_limit_or_the_control_group(notebook: Kernel) -> None:
-    works(notebook, "%gpumem guard on --limit 300MiB")
+    run_cells(notebook, "%gpumem guard on --limit 300MiB")
     cause = cause_in(notebook, "array(600)")
-    works(notebook, "%gpumem guard off")
+    run_cells(notebook, "%gpumem guard off")
     assert cause.kind == "guard"
     assert "the memory guard refused 600 MiB: " in cause.text
     assert cause.text.endswith("of the limit of 300 MiB were left for this cell")
     with limited_group(300 * MIB) as group, Kernel() as kernel:
         move(int(kernel.value("__import__('os').getpid()")), group)
-        works(kernel, "%load_ext ipygpumem", LIMIT, "%gpumem guard on")
+        run_cells(kernel, "%load_ext ipygpumem", LIMIT, "%gpumem guard on")
         cause = cause_in(kernel, "array(600)")
         assert "of the control group's 300 MiB were left" in cause.text
 

@@ -26,7 +26,7 @@ from ipygpumem.inventory.names import top
 from ipygpumem.inventory.names.top import LargestNames
 from ipygpumem.report.top import top_report
 from ipygpumem.report.why import why_report
-from tests.steps import works
+from tests.steps import run_cells
 
 
 @pytest.fixture
@@ -178,8 +178,8 @@ keeper["z"] = [zlib.compressobj(), bytearray(2 << 20)]
 
 
 def test_leaks_say_at_least_where_memory_is_not_counted(kernel: Kernel) -> None:
-    works(kernel, "import zlib; keeper = {}", LEAK)
-    (text,) = works(kernel, "%gpumem leaks").leaks()
+    run_cells(kernel, "import zlib; keeper = {}", LEAK)
+    (text,) = run_cells(kernel, "%gpumem leaks").leaks()
     headline, row = text.splitlines()
     assert headline == "1 leak · at least 2 MiB"
     assert row.strip().startswith("at least 2 MiB · list")

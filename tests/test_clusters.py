@@ -14,7 +14,7 @@ from ipygpumem.extras.cluster.engines_report import engines_report, merged_recor
 from ipygpumem.records import CellRecord, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.units import GIB, MIB
 from tests.clusters import CTRL_C, ID, UNTIL, on_engines, record, start_cluster
-from tests.steps import works
+from tests.steps import experiment, run_cells
 
 NAMES = "sorted(name for name in globals() if name in ('x', 'y', 'w', 'theirs'))"
 OPEN = (
@@ -34,7 +34,7 @@ def refusal(kernel: Kernel, cell: str) -> str:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     with Kernel() as kernel:
-        works(kernel, "%load_ext ipygpumem")
+        run_cells(kernel, "%load_ext ipygpumem")
         start_cluster(kernel, tmp_path_factory.mktemp("profile"))
         yield kernel
         kernel.run("cluster.stop_cluster_sync()")
@@ -43,7 +43,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 @pytest.fixture
 def cluster(shared: Kernel) -> Kernel:
     """The module's cluster, without the names of earlier tests on its engines."""
-    works(
+    run_cells(
         shared,
         "_ = rc[:].apply_sync(exec, \"for name in ('x', 'y', 'w', 'theirs'): globals().pop(name, "
         'None)")',
@@ -52,7 +52,7 @@ def cluster(shared: Kernel) -> Kernel:
 
 
 def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
-    reply = works(
+    reply = run_cells(
         cluster,
         f"%%experiment sweep --on all --keep w\nx = bytearray(2**26)\nw = {ID}\nprint('id', w)\nw+1",  # noqa: E501
     )
@@ -93,13 +93,13 @@ def test_failed_engines_are_named_and_other_results_are_kept(cluster: Kernel) ->
 
 
 def test_an_experiment_spans_cells_of_px(cluster: Kernel) -> None:
-    works(
+    run_cells(
         cluster,
         "%experiment start span --on 0-2 --keep x --note lr=0.1",
         "%px x = bytearray(2**25)",
     )
-    assert "on engines 0-2" in "".join(works(cluster, "%experiment status").reports())
-    works(cluster, "%px y = 2", "%experiment end")
+    assert "on engines 0-2" in "".join(run_cells(cluster, "%experiment status").reports())
+    run_cells(cluster, "%px y = 2", "%experiment end")
     experiment = record(cluster)
     assert [len(engine["record"]["cells"]) for engine in experiment["engines"]] == [2, 2, 2]
     assert experiment["parameters"] == {"lr": 0.1}
@@ -109,7 +109,7 @@ def test_an_experiment_spans_cells_of_px(cluster: Kernel) -> None:
 
 def test_an_interrupt_reaches_an_engine_that_sleeps(cluster: Kernel, tmp_path: Path) -> None:
     asleep = tmp_path / "asleep"
-    works(
+    run_cells(
         cluster,
         f"{CTRL_C}\nctrl_c(lambda: os.path.exists({str(asleep)!r}) and len(rc.outstanding) == 1)",
     )
@@ -153,8 +153,8 @@ MOMENTS += [pytest.param(*moment, marks=pytest.mark.thorough) for moment in REST
 def test_a_ctrl_c_at_any_moment_ends_experiments_on_all_engines(
     cluster: Kernel, cell: str, place: str
 ) -> None:
-    works(cluster, "%gpumem status --on all")  # loads the extension there
-    works(cluster, STRIKES_IN.replace("NAME", place))
+    run_cells(cluster, "%gpumem status --on all")  # loads the extension there
+    run_cells(cluster, STRIKES_IN.replace("NAME", place))
     assert cluster.run(cell, timeout=60).error == "KeyboardInterrupt"
     assert on_engines(cluster, OPEN) == [0] * 4
     assert on_engines(cluster, NAMES) == [[]] * 4
@@ -175,7 +175,7 @@ def test_a_second_ctrl_c_stops_waiting_for_a_stuck_engine(cluster: Kernel, tmp_p
         "from ipygpumem.extras.cluster import on_engines as e\nbefore, e._GRACE_SECONDS = "
         "e._GRACE_SECONDS, 600"
     )
-    works(
+    run_cells(
         cluster, f"{grace}\n{CTRL_C}\nctrl_c(lambda: os.path.exists({str(deaf)!r}), lambda: True)"
     )
     try:
@@ -183,7 +183,7 @@ def test_a_second_ctrl_c_stops_waiting_for_a_stuck_engine(cluster: Kernel, tmp_p
         assert "its cell continues" in record(cluster)["engines"][1]["error"]
     finally:
         end.touch()
-        works(cluster, "e._GRACE_SECONDS = before")
+        run_cells(cluster, "e._GRACE_SECONDS = before")
     assert on_engines(cluster, OPEN) == [0] * 4, "it has ended with its cell"
 
 
@@ -192,34 +192,34 @@ def test_a_busy_engine_is_left_out_and_does_not_begin_later(cluster: Kernel) -> 
         "from ipygpumem.extras.cluster import on_engines as e\nbefore, e._START_SECONDS = "
         "e._START_SECONDS, 3"
     )
-    works(cluster, f"{seconds}\nbusy = {BUSY}")
+    run_cells(cluster, f"{seconds}\nbusy = {BUSY}")
     try:
-        works(cluster, "%%experiment around --on all\nx = 1")
+        run_cells(cluster, experiment("x = 1", name="around", options="--on all"))
         assert [engine["error"] for engine in record(cluster)["engines"]] == [
             "",
             "did not reply",
             "",
             "",
         ]
-        works(cluster, f"{CTRL_C}\nctrl_c(lambda: True)")
+        run_cells(cluster, f"{CTRL_C}\nctrl_c(lambda: True)")
         assert cluster.run("%%experiment a --on 1\n1").error == "KeyboardInterrupt"
         assert cluster.value("busy.ready()") is False, "what runs there is the user's"
     finally:
-        works(cluster, f"{STOP_BUSY}\ne._START_SECONDS = before")
-    (text,) = works(cluster, "%gpumem status --on 1").reports("engines")
+        run_cells(cluster, f"{STOP_BUSY}\ne._START_SECONDS = before")
+    (text,) = run_cells(cluster, "%gpumem status --on 1").reports("engines")
     assert "no experiment is open" in text, "the request that waited for it was cancelled"
 
 
 def test_commands_show_a_summary_and_a_report_for_each_engine(cluster: Kernel) -> None:
-    (text,) = works(cluster, "%gpumem status --on all").reports("engines")
+    (text,) = run_cells(cluster, "%gpumem status --on all").reports("engines")
     assert text.startswith("%gpumem status on 4 engines\n")
     assert len(re.findall(r"^ *engine \d \(.+\):$", text, re.MULTILINE)) == 4
     assert re.search(r"RAM +in use +4 +[\d.]+ MiB", text)
-    (text,) = works(cluster, "%gpumem free --on 0,2").reports("engines")
+    (text,) = run_cells(cluster, "%gpumem free --on 0,2").reports("engines")
     assert re.search(r"RAM +freed +2 ", text)
     assert "engine 2 (" in text
     assert "engine 1 (" not in text
-    (text,) = works(cluster, "%gpumem leaks --on 3").reports("engines")
+    (text,) = run_cells(cluster, "%gpumem leaks --on 3").reports("engines")
     assert text.startswith("%gpumem leaks on 1 engine\n")
 
 
@@ -244,15 +244,15 @@ def test_a_mistake_is_one_line_and_runs_nothing(cluster: Kernel, line: str, said
 
 def test_an_engine_without_the_extension_is_named(cluster: Kernel) -> None:
     hide = "import sys; sys.modules['ipygpumem.extras.cluster.engine'] = None"
-    works(cluster, f"rc[1].execute({hide!r}, block=True)")
+    run_cells(cluster, f"rc[1].execute({hide!r}, block=True)")
     try:
-        reply = works(cluster, "%%experiment some --on all\nx = 1")
+        reply = run_cells(cluster, experiment("x = 1", name="some", options="--on all"))
         errors = [engine["error"] for engine in record(cluster)["engines"]]
         assert [bool(error) for error in errors] == [False, True, False, False]
         assert errors[1].startswith("has no ipygpumem, or an older one")
         assert "on 4 engines" in reply.reports("engines")[0]
     finally:
-        works(
+        run_cells(
             cluster,
             "rc[1].execute('import sys; del sys.modules[\"ipygpumem.extras.cluster.engine\"]', "
             "block=True)",
@@ -260,12 +260,18 @@ def test_an_engine_without_the_extension_is_named(cluster: Kernel) -> None:
 
 
 def test_an_experiment_of_a_closed_client_blocks_no_new_client(cluster: Kernel) -> None:
-    works(cluster, "%experiment start shut --on all\nrc.close()")
+    run_cells(
+        cluster,
+        """
+        %experiment start shut --on all
+        rc.close()
+        """,
+    )
     try:
         assert "is closed: connect again" in refusal(cluster, "%experiment end")
         assert "no experiment is open" in refusal(cluster, "%experiment end")
     finally:
-        works(
+        run_cells(
             cluster,
             """
             rc = cluster.connect_client_sync()
@@ -273,16 +279,28 @@ def test_an_experiment_of_a_closed_client_blocks_no_new_client(cluster: Kernel) 
             rc.activate()
             """,
         )
-    works(cluster, "%experiment end shut --on all")
+    run_cells(cluster, "%experiment end shut --on all")
     assert [bool(engine["record"]) for engine in record(cluster)["engines"]] == [True] * 4
 
 
 def test_a_view_names_its_engines_without_asking_a_closed_client(cluster: Kernel) -> None:
-    works(cluster, "pair = rc[1:3]\nevery = rc.broadcast_view()")
+    run_cells(
+        cluster,
+        """
+        pair = rc[1:3]
+        every = rc.broadcast_view()
+        """,
+    )
     for name, numbers in {"pair": [1, 2], "every": [0, 1, 2, 3]}.items():
-        works(cluster, f"%%experiment two --on {name}\nx = 1")
+        run_cells(
+            cluster,
+            f"""
+            %%experiment two --on {name}
+            x = 1
+            """,
+        )
         assert [engine["engine"] for engine in record(cluster)["engines"]] == numbers
-    works(
+    run_cells(
         cluster,
         """
         other = cluster.connect_client_sync()
@@ -291,13 +309,13 @@ def test_a_view_names_its_engines_without_asking_a_closed_client(cluster: Kernel
         """,
     )
     assert "the client of that view is closed" in refusal(cluster, "%%experiment two --on old\n1")
-    works(cluster, "del other, old, pair")
+    run_cells(cluster, "del other, old, pair")
 
 
 @pytest.fixture
 def other(cluster: Kernel) -> Iterator[Kernel]:
     """The module's cluster, with a view of another client on its first engine."""
-    works(
+    run_cells(
         cluster,
         """
         client = cluster.connect_client_sync()
@@ -306,7 +324,13 @@ def other(cluster: Kernel) -> Iterator[Kernel]:
         """,
     )
     yield cluster
-    works(cluster, "client.close()\ndel client, other")
+    run_cells(
+        cluster,
+        """
+        client.close()
+        del client, other
+        """,
+    )
 
 
 MEANWHILE = """
@@ -327,33 +351,38 @@ begin.
 
 
 def test_cells_of_another_client_belong_to_no_experiment(other: Kernel) -> None:
-    works(other, "%px %load_ext ipygpumem")
-    works(other, "other.execute('%experiment start a\\ntheirs = 1', silent=False, block=True)")
-    works(other, "%%experiment a --on 0\nx = 1")
+    run_cells(other, "%px %load_ext ipygpumem")
+    run_cells(other, "other.execute('%experiment start a\\ntheirs = 1', silent=False, block=True)")
+    run_cells(other, experiment("x = 1", name="a", options="--on 0"))
     assert on_engines(other, NAMES)[0] == ["theirs"], "of the same name, but each ends its own"
-    works(other, "other.execute('%experiment end', silent=False, block=True)")
+    run_cells(other, "other.execute('%experiment end', silent=False, block=True)")
     assert on_engines(other, NAMES)[0] == []
-    works(other, "%experiment start span --on all", "%px x = 1")
-    works(
+    run_cells(other, "%experiment start span --on all", "%px x = 1")
+    run_cells(
         other,
-        "other.execute('theirs = 1', silent=False, block=True)\nother.execute('w = 1', block=True)",
+        """
+        other.execute('theirs = 1', silent=False, block=True)
+        other.execute('w = 1', block=True)
+        """,
     )
-    works(other, "%experiment end")
+    run_cells(other, "%experiment end")
     assert on_engines(other, NAMES) == [["theirs", "w"], [], [], []]
     assert record(other)["deleted"] == ("x",)
     assert [len(engine["record"]["cells"]) for engine in record(other)["engines"]] == [1] * 4
-    works(
+    run_cells(
         other,
         f"import time{MEANWHILE.replace('THEIRS', repr('theirs = 2'))}",
-        "%%experiment span --on all\nx = 1",
+        experiment("x = 1", name="span", options="--on all"),
     )
     assert on_engines(other, "globals().get('theirs')")[0] == 2
 
 
 def test_a_ctrl_c_spares_another_clients_earlier_task(other: Kernel, tmp_path: Path) -> None:
     end, ran = tmp_path / "end", tmp_path / "ran"
-    works(other, f"import time{MEANWHILE.replace('THEIRS', repr(f'{UNTIL}until({str(end)!r})'))}")
-    works(
+    run_cells(
+        other, f"import time{MEANWHILE.replace('THEIRS', repr(f'{UNTIL}until({str(end)!r})'))}"
+    )
+    run_cells(
         other,
         f"{CTRL_C}\nctrl_c(lambda: os.path.exists({str(ran)!r}) and len(rc.outstanding) == 1)",
     )
@@ -365,14 +394,20 @@ def test_a_ctrl_c_spares_another_clients_earlier_task(other: Kernel, tmp_path: P
     assert "its cell had not begun and was cancelled" in record(other)["engines"][0]["error"]
     assert other.value("task.ready()") is False
     end.touch()
-    works(other, "_ = task.get(60)")
+    run_cells(other, "_ = task.get(60)")
     assert on_engines(other, NAMES) == [[]] * 4
     assert on_engines(other, OPEN) == [0] * 4
 
 
 def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_path: Path) -> None:
     start_cluster(kernel, tmp_path, 2)
-    works(kernel, "%%experiment first --on all\nx = 1")
+    run_cells(
+        kernel,
+        """
+        %%experiment first --on all
+        x = 1
+        """,
+    )
     for engine in record(kernel)["engines"]:
         (usage,) = [usage for usage in engine["record"]["usages"] if usage["device"] == "cpu"]
         assert usage["peak_bytes"] - usage["before_bytes"] < 3 * MIB, (
@@ -388,14 +423,20 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
     (text,) = reply.reports("engines")
     assert "· on 2 engines ·" in text
     assert "1 failed" in text
-    works(kernel, "%%experiment rest --on all\nx = 1")
+    run_cells(
+        kernel,
+        """
+        %%experiment rest --on all
+        x = 1
+        """,
+    )
     assert [engine["engine"] for engine in record(kernel)["engines"]] == [0]
     kernel.run("cluster.stop_cluster_sync()")
 
 
 def test_on_without_a_cluster_says_how_to_start_one(kernel: Kernel) -> None:
     assert "pip install ipyparallel" in refusal(kernel, "%%experiment a --on all\n1")
-    works(kernel, "import ipyparallel")
+    run_cells(kernel, "import ipyparallel")
     assert "--on needs a running cluster" in refusal(kernel, "%gpumem free --on all")
 
 

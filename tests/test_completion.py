@@ -21,7 +21,7 @@ from ipygpumem.shell.dispatch import OTHER_NAMES
 from ipygpumem.shell.ipython.rewriting import LINE_MAGICS, NEED_A_CELL
 from ipygpumem.units import MIB
 from tests.declared_commands import TABLE, all_commands, commands_in
-from tests.steps import kernel_with
+from tests.steps import experiment, kernel_with
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Completer.complete:PendingDeprecationWarning")
 NAMES = sorted(TABLE.names)
@@ -90,7 +90,10 @@ def completions(shell: InteractiveShell, line: str) -> list[str]:
     """Return the words after ``line``, with an open experiment and two variables."""
     app = app_of(shell)
     if not app.experiments.open:
-        shell.run_cell("%experiment start alpha\nweights = 1; _hidden = 2")
+        shell.run_cell("""
+        %experiment start alpha
+        weights = 1; _hidden = 2
+        """)
     event = SimpleNamespace(line=line, text_until_cursor=line)
     return complete(app.commands, app, shell.user_ns, line.split()[0].strip("%"), event)
 
@@ -178,8 +181,8 @@ def test_free_releases_garbage_and_stored_tracebacks(shared: Kernel) -> None:
 def test_our_own_search_of_names_is_not_in_an_experiments_peak(kernel: Kernel) -> None:
     # In a kernel of its own: what its start notes of earlier objects is the cell's memory alone.
     kernel.run("import ipygpumem")
-    kernel.run("%%experiment first\npass")  # imports what ends need
-    reply = kernel.run("%%experiment heavy\ncorpus = [[i] for i in range(300_000)]")
+    kernel.run(experiment("pass", name="first"))  # imports what ends need
+    reply = kernel.run(experiment("corpus = [[i] for i in range(300_000)]", name="heavy"))
     assert reply.reports("experiment")
     cell, whole = kernel.value(
         "[r.usages[0].peak_delta_bytes for r in (ipygpumem.last(), ipygpumem.experiments()[-1])]"

@@ -21,7 +21,7 @@ from ipygpumem.introspect import is_ours
 from ipygpumem.shell import recovery
 from tests.alone import alone
 from tests.counted_calls import calls_in, least_calls_in, run_profiled
-from tests.steps import needs, works
+from tests.steps import experiment, needs, run_cells
 
 MOST = {
     "a trivial cell": 249,
@@ -245,10 +245,10 @@ def modules_of_ours():
     names = [name for name in sys.modules if name.partition(".")[0] == "ipygpumem"]
     print(len(names))
 """
-    works(bare_kernel, imported)
+    run_cells(bare_kernel, imported)
     counts = dict[str, int]()
     for moment, load in (("at %load_ext", "%load_ext ipygpumem"), ("as the first cell begins", "")):
-        printed = works(bare_kernel, f"{load}\nmodules_of_ours()").stdout
+        printed = run_cells(bare_kernel, f"{load}\nmodules_of_ours()").stdout
         counts[moment] = int(printed.split()[0])
     for moment, count in counts.items():
         assert count <= MOST_MODULES[moment], counts
@@ -256,11 +256,17 @@ def modules_of_ours():
 
 def test_no_module_of_ours_is_imported_while_a_cell_runs(bare_kernel: Kernel) -> None:
     """Memory may be short then, and the import would count as the cell's."""
-    works(bare_kernel, "import sys\n%load_ext ipygpumem")
-    works(bare_kernel, "before = set(sys.modules)")
+    run_cells(
+        bare_kernel,
+        """
+        import sys
+        %load_ext ipygpumem
+        """,
+    )
+    run_cells(bare_kernel, "before = set(sys.modules)")
     for failing in ("raise MemoryError", "raise KeyboardInterrupt"):
         bare_kernel.run(failing)
-    late = works(
+    late = run_cells(
         bare_kernel,
         """
         names = [name for name in set(sys.modules) - before if name.startswith("ipygpumem")]
@@ -551,7 +557,7 @@ def test_a_guarded_cell_calls_few_functions() -> None:
 def test_the_line_names_the_modules_of_a_first_experiment(kernel: Kernel) -> None:
     """The cell of ``pass`` had taken 3.7 MiB."""
     first, again = (
-        "\n".join(works(kernel, "%%experiment e\nseen = bytes(1 << 24)").reports("cell"))
+        "\n".join(run_cells(kernel, experiment("seen = bytes(1 << 24)")).reports("cell"))
         for _ in range(2)
     )
     assert re.search(r"of it [234](\.\d)? MiB for %%experiment$", first, re.MULTILINE), first
@@ -559,12 +565,12 @@ def test_the_line_names_the_modules_of_a_first_experiment(kernel: Kernel) -> Non
 
 
 def test_the_line_names_modules_imported_by_our_own_command(kernel: Kernel) -> None:
-    works(kernel, "import torch")
+    run_cells(kernel, "import torch")
     for command, what in (
         ("%%estimate\ntorch.ones(3)", "torch's fake tensors"),
         ("%gpumem plot\npass", "%gpumem plot"),  # a cell of our commands alone has no line
     ):
-        first, again = ("\n".join(works(kernel, command).reports("cell")) for _ in range(2))
+        first, again = ("\n".join(run_cells(kernel, command).reports("cell")) for _ in range(2))
         assert re.search(rf"of it \d\d(\.\d)? MiB for {what}$", first, re.MULTILINE)
         # a figure of its own may take a few
         assert not re.search(r"of it \d\d(\.\d)? MiB", again), again

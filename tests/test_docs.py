@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -188,7 +189,14 @@ def test_the_front_page_has_no_links_that_break_on_pypi() -> None:
     assert "](" not in read(".github/description.md")
 
 
-_ROOMS = sorted(path.parent for path in (ROOT / "ipygpumem").glob("*/__init__.py"))
+def tool(name: str) -> Any:
+    """Return one of the modules in docs/site, which belong to no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/site/{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def names_in_table(folder: str) -> list[str]:
@@ -213,8 +221,10 @@ def matched(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
     return {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
 
 
-@pytest.mark.parametrize("folder", ["ipygpumem", *(f"ipygpumem/{room.name}" for room in _ROOMS)])
-def test_the_files_of_each_room_are_listed(folder: str) -> None:
+@pytest.mark.parametrize(
+    "folder", ["ipygpumem", "ipygpumem/extras", "ipygpumem/heap", "ipygpumem/inventory"]
+)
+def test_the_rooms_and_their_folders_are_listed(folder: str) -> None:
     listed = set(names_in_table(folder)) - {"__init__.py"}
     files = files_and_folders(folder)
     assert [name for name in listed if not fnmatch.filter(files, name)] == []
@@ -230,10 +240,35 @@ _FOLDERS_OF_ROOMS = sorted(
 @pytest.mark.parametrize("folder", _FOLDERS_OF_ROOMS)
 def test_a_folder_of_many_files_lists_them_with_their_purpose(folder: str) -> None:
     files = files_and_folders(folder)
-    listed = set(re.findall(r"``([\w*]+\.(?:py|js|css))``", read(f"{folder}/__init__.py")))
+    listed = set(re.findall(r"(?<![\w/])([\w*]+\.(?:py|js|css))\b", read(f"{folder}/__init__.py")))
     if len(files) > 3 or listed:
         assert [name for name in listed if not fnmatch.filter(files, name)] == []
         assert files - matched(files, listed) == set()
+
+
+def places_where_changes_begin() -> list[str]:
+    """Return the code in the second column of the table "Where is it?" in CONTRIBUTING.md."""
+    _, table = read("CONTRIBUTING.md").split("| a change of | begins in |\n| --- | --- |\n")
+    names = list[str]()
+    for row in table.partition("\n\n")[0].splitlines():
+        names += re.findall(r"`([\w./]+?)/?`", row.split(" | ")[1])
+    return names
+
+
+def test_the_places_where_changes_begin_exist() -> None:
+    names = places_where_changes_begin()
+    places = [name for name in names if "/" in name or name.endswith(".py")]
+    rooms = (ROOT / "ipygpumem", ROOT / "ipygpumem" / "heap")
+    assert len(places) > 20
+    assert [name for name in places if not any((room / name).exists() for room in rooms)] == []
+
+
+def test_every_file_is_described_in_a_sentence() -> None:
+    files = tool("files")
+    modules = list(files.PACKAGE.rglob("*.py"))
+    assert [path for path in modules if len(files.first_sentence(path).split()) < 2] == []
+    listed = "\n".join(files.lines_of(files.PACKAGE))
+    assert [path.name for path in modules if path.name not in listed] == []
 
 
 def test_every_room_of_the_package_has_tests_for_a_quick_run() -> None:
@@ -321,11 +356,7 @@ def test_the_documentation_lists_each_option_of_each_command() -> None:
 
 
 def test_the_reference_of_the_api_is_made_of_its_docstrings() -> None:
-    spec = importlib.util.spec_from_file_location("api", ROOT / "docs/site/api.py")
-    assert spec
-    assert spec.loader
-    api = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(api)
+    api = tool("api")
     assert read("docs/python.md").partition(api.MARK)[2] == api.reference(), "run docs/site/api.py"
     named = {name for names in api.FUNCTIONS.values() for name in names.split()}
     assert named == {name for name in ipygpumem.__all__ if not name.endswith("_ipython_extension")}

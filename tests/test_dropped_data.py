@@ -3,12 +3,12 @@
 import json
 import re
 import sys
-import textwrap
+from typing import NamedTuple
 
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import kernel_with, works
+from tests.steps import experiment, kernel_with, run_cells
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
@@ -47,22 +47,28 @@ def mib_of(value):
 kernel = kernel_with("%load_ext ipygpumem", "%config IPyGpuMem.quiet = True", _DEFINITIONS)
 
 
-def survivors(kernel: Kernel, before: str, experiment: str) -> list[tuple[float, str]]:
-    """Return the MiB and the line of each row after an experiment."""
+class Row(NamedTuple):
+    """A row of an experiment's report."""
+
+    mib: float
+    line: str
+
+
+def rows_after(kernel: Kernel, before: str, code: str) -> list[Row]:
+    """Return the rows of an experiment that runs a block of code."""
     # Garbage of earlier tests, freed by the experiment's end, would hide what that leaves.
-    works(kernel, before, "gc.collect();", "%%experiment e\n" + textwrap.dedent(experiment))
-    rows = json.loads(kernel.value("rows()"))
-    return [(size, line) for size, line in rows]
+    run_cells(kernel, before, "gc.collect();", experiment(code))
+    return [Row(mib, line) for mib, line in json.loads(kernel.value("rows()"))]
 
 
-def line_of(kernel: Kernel, before: str, experiment: str) -> str:
+def line_of(kernel: Kernel, before: str, code: str) -> str:
     """Return the line of the only row after an experiment."""
-    ((_, line),) = survivors(kernel, before, experiment)
-    return line
+    (row,) = rows_after(kernel, before, code)
+    return row.line
 
 
 @pytest.mark.parametrize(
-    ("before", "experiment", "line"),
+    ("before", "code", "line"),
     [
         pytest.param(
             'box = {"top": (np.ones(4 * MIB), (np.ones(4 * MIB), None))}',
@@ -77,14 +83,23 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
             id="a key that looks like a comment",
         ),
         pytest.param(
-            'box = {"top": (np.ones(4 * MIB), None)}; second = [box["top"]]',
+            """
+            box = {"top": (np.ones(4 * MIB), None)}
+            second = [box["top"]]
+            """,
             'box["top"] = (np.ones(16 * MIB), box["top"])',
             'del box["top"]',
             id="an older tuple that has another holder",
         ),
         pytest.param(
-            "one, other = np.ones(4 * MIB), np.ones(4 * MIB); box = {}",
-            'box["all"] = (one, other, np.ones(16 * MIB)); del one',
+            """
+            one, other = np.ones(4 * MIB), np.ones(4 * MIB)
+            box = {}
+            """,
+            """
+            box["all"] = (one, other, np.ones(16 * MIB))
+            del one
+            """,
             'del box["all"]  # also drops 4 MiB of older data',
             id="an older array whose name the experiment deletes",
         ),
@@ -141,7 +156,11 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
         ),
         pytest.param(
             "fixed = NeverDeletes([np.ones(4 * MIB)])",
-            "x = np.ones(16 * MIB); fixed.append(x[1:]); fixed.append(x[2:])",
+            """
+            x = np.ones(16 * MIB)
+            fixed.append(x[1:])
+            fixed.append(x[2:])
+            """,
             "del fixed  # it deletes no items; also drops 4 MiB of older data",
             id="a list with two views of one new array",
         ),
@@ -166,20 +185,35 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
             id="an object in a cycle through an array",
         ),
         pytest.param(
-            "tree = Branch(None, None); o = np.ones(4 * MIB)",
-            "tree.branches.append(Branch(tree, (o, {'new': np.ones(16 * MIB)}))); del o",
+            """
+            tree = Branch(None, None)
+            o = np.ones(4 * MIB)
+            """,
+            """
+            tree.branches.append(Branch(tree, (o, {'new': np.ones(16 * MIB)})))
+            del o
+            """,
             "del tree.branches[0]  # also drops 4 MiB of older data",
             id="an older array in a child that refers to its parent",
         ),
         pytest.param(
             "fixed, o = NeverDeletes([[np.ones(4 * MIB)]]), [np.ones(2 * MIB)]",
-            "fixed.append((np.ones(16 * MIB), o)); del o",
+            """
+            fixed.append((np.ones(16 * MIB), o))
+            del o
+            """,
             "del fixed  # it deletes no items; also drops 6 MiB of older data",
             id="older data behind new data in an older list",
         ),
         pytest.param(
-            "from concurrent.futures import Future; done, o = Future(), [np.ones(4 * MIB)]",
-            "done.set_result((np.ones(16 * MIB), o)); del o",
+            """
+            from concurrent.futures import Future
+            done, o = Future(), [np.ones(4 * MIB)]
+            """,
+            """
+            done.set_result((np.ones(16 * MIB), o))
+            del o
+            """,
             "del done  # also drops 4 MiB of older data",
             id="the result of an older future",
         ),
@@ -189,13 +223,22 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
             done, o = Future(), [np.ones(4 * MIB)]
             assert vars(done)
             """,
-            "done.set_result((np.ones(16 * MIB), o)); del o",
+            """
+            done.set_result((np.ones(16 * MIB), o))
+            del o
+            """,
             "del done  # also drops 4 MiB of older data",
             id="the result of an older future with a dict of attributes",
         ),
         pytest.param(
-            "import sys; o = [np.ones(4 * MIB)]",
-            "sys.stash = (o, np.ones(16 * MIB)); del o",
+            """
+            import sys
+            o = [np.ones(4 * MIB)]
+            """,
+            """
+            sys.stash = (o, np.ones(16 * MIB))
+            del o
+            """,
             "del sys.stash  # also drops 4 MiB of older data",
             id="an attribute of a library's module",
         ),
@@ -208,9 +251,9 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
     ],
 )
 def test_a_line_names_the_older_data_that_it_drops(
-    kernel: Kernel, before: str, experiment: str, line: str | re.Pattern[str]
+    kernel: Kernel, before: str, code: str, line: str | re.Pattern[str]
 ) -> None:
-    printed_line = line_of(kernel, before, experiment)
+    printed_line = line_of(kernel, before, code)
     if isinstance(line, str):
         assert printed_line == line
     else:
@@ -266,42 +309,42 @@ _TEXTS = {
 }
 
 
-@pytest.mark.parametrize(("before", "experiment", "line"), _TEXTS.values(), ids=_TEXTS)
+@pytest.mark.parametrize(("before", "code", "line"), _TEXTS.values(), ids=_TEXTS)
 def test_older_text_that_moves_is_not_new(
-    kernel: Kernel, before: str, experiment: str, line: str
+    kernel: Kernel, before: str, code: str, line: str
 ) -> None:
-    ((size, line_with_remark),) = survivors(kernel, before, experiment)
-    assert size == pytest.approx(16, rel=0.01)
+    (row,) = rows_after(kernel, before, code)
+    assert row.mib == pytest.approx(16, rel=0.01)
     remark = re.escape(f"{line}  # also drops ") + r"8(\.\d)? MiB of "
-    assert re.fullmatch(f"{remark}older data", line_with_remark)
-    (text,) = works(kernel, "%gpumem leaks").leaks()
+    assert re.fullmatch(f"{remark}older data", row.line)
+    (text,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert re.search(rf"  16(\.\d)? MiB · .* · to free it: {remark}older data", text)
 
 
 def test_lines_that_drop_older_data_together_say_so(kernel: Kernel) -> None:
     """Each line alone leaves it in the other place."""
-    rows = survivors(
+    rows = rows_after(
         kernel,
         "shelf, files, o = {}, {}, np.ones(4 * MIB)",
         "shelf['a'] = (np.ones(16 * MIB), o); files['b'] = (np.ones(8 * MIB), o); del o",
     )
-    assert [line for _, line in rows] == [
+    assert [row.line for row in rows] == [
         'del shelf["a"]',
         'del files["b"]  # also drops 4 MiB of older data',
     ]
 
 
 def test_new_bytearrays_in_place_of_older_ones_are_new(kernel: Kernel) -> None:
-    rows = survivors(
+    rows = rows_after(
         kernel,
         "box = Branch(None, [bytearray(8192) for _ in range(200)])",
         "box.data = None; box.data = [bytearray(200_000) for _ in range(200)]",
     )
-    assert (38, "box.data = None") in [(round(size), line) for size, line in rows]
+    assert (38, "box.data = None") in [(round(row.mib), row.line) for row in rows]
 
 
 def test_new_text_at_the_place_of_an_older_one_is_new(kernel: Kernel) -> None:
-    rows = survivors(
+    rows = rows_after(
         kernel,
         "box = {'top': ['a' * 8 * 2**20]}",
         """
@@ -313,22 +356,22 @@ def test_new_text_at_the_place_of_an_older_one_is_new(kernel: Kernel) -> None:
         """,
     )
     # An earlier case has left a cycle that Python never frees.
-    assert (40, 'del box["top"]') in [(round(size), line) for size, line in rows]
+    assert (40, 'del box["top"]') in [(round(row.mib), row.line) for row in rows]
 
 
 def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> None:
-    ((size, line),) = survivors(
+    (row,) = rows_after(
         kernel,
         "head = Node(None, Node(texts(8), None))",
         "head.next = Node(texts(16), head.next)",
     )
     of_list = kernel.value("mib_of(head.next.data)")
-    assert size == pytest.approx(of_list, rel=0.05)
-    assert re.fullmatch(r"head.next = None  # also drops 8.\d MiB of older data", line)
+    assert row.mib == pytest.approx(of_list, rel=0.05)
+    assert re.fullmatch(r"head.next = None  # also drops 8.\d MiB of older data", row.line)
 
 
 @pytest.mark.parametrize(
-    ("before", "experiment", "row"),
+    ("before", "code", "row"),
     [
         pytest.param(
             "b = NeverDeletes([np.ones(4 * MIB)])",
@@ -345,9 +388,9 @@ def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> Non
     ],
 )
 def test_leaks_says_which_other_data_a_line_drops(
-    kernel: Kernel, before: str, experiment: str, row: tuple[str, str]
+    kernel: Kernel, before: str, code: str, row: tuple[str, str]
 ) -> None:
-    assert row in rows_of_leaks(kernel, before, experiment)
+    assert row in rows_of_leaks(kernel, before, code)
 
 
 def test_leaks_says_that_a_line_drops_an_older_list_in_a_new_one(kernel: Kernel) -> None:
@@ -357,10 +400,10 @@ def test_leaks_says_that_a_line_drops_an_older_list_in_a_new_one(kernel: Kernel)
     assert (new, f"b[0] = None  # also drops {older} of older data") in rows
 
 
-def rows_of_leaks(kernel: Kernel, before: str, experiment: str) -> list[tuple[str, str]]:
+def rows_of_leaks(kernel: Kernel, before: str, code: str) -> list[tuple[str, str]]:
     """Return the size and the line of each row of ``%gpumem leaks`` after an experiment."""
-    works(kernel, before, "%%experiment e\n" + experiment)
-    (text,) = works(kernel, "%gpumem leaks").leaks()
+    run_cells(kernel, before, experiment(code))
+    (text,) = run_cells(kernel, "%gpumem leaks").leaks()
     return re.findall(r"^  (.*?) · .* · to free it: (.*)$", text, re.MULTILINE)
 
 
@@ -368,7 +411,7 @@ _ALSO_OLDER = "also drops an older array, which has grown"
 
 
 @pytest.mark.parametrize(
-    ("before", "experiment", "lines"),
+    ("before", "code", "lines"),
     [
         pytest.param(
             "n = np.arange(2000.)",
@@ -384,23 +427,30 @@ _ALSO_OLDER = "also drops an older array, which has grown"
         ),
         pytest.param(
             "n = np.arange(2000.)",
-            "n.resize(2 * MIB, refcheck=False); kept.append([n[:9]])",
+            """
+            n.resize(2 * MIB, refcheck=False)
+            kept.append([n[:9]])
+            """,
             [f"del kept[0]; del n  # {_ALSO_OLDER}"],
             id="an array with a new view",
         ),
         pytest.param(
             "n = Node(np.arange(2000.), None)",
-            "kept.append(np.ones(2 * MIB)); del n.data",
+            """
+            kept.append(np.ones(2 * MIB))
+            del n.data
+            """,
             ["del kept[0]"],
             id="an array in a list, after an older one has died",
         ),
     ],
 )
 def test_a_line_says_that_an_array_is_older_than_its_memory(
-    kernel: Kernel, before: str, experiment: str, lines: list[str]
+    kernel: Kernel, before: str, code: str, lines: list[str]
 ) -> None:
-    found = [line for _, line in survivors(kernel, f"kept = []\n{before}", experiment)]
-    assert found == lines
-    (text,) = works(kernel, "%gpumem leaks").leaks()
+    run_cells(kernel, "kept = []")
+    assert [row.line for row in rows_after(kernel, before, code)] == lines
+    (text,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert all(line in text for line in lines)
-    works(kernel, *lines, "%gpumem leaks")  # which forgets the arrays, whose places are free now
+    # ``leaks`` forgets the arrays, whose places are free now.
+    run_cells(kernel, *lines, "%gpumem leaks")

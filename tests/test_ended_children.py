@@ -8,7 +8,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.probes.children import EndedChildren
 from ipygpumem.units import MIB
-from tests.steps import ok
+from tests.steps import run_quietly
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="by Linux's figures")
 
@@ -19,7 +19,7 @@ subprocess.run([sys.executable, "-c", "x = bytearray(SIZE << 20)"])
 
 
 def line(kernel: Kernel, cell: str) -> str:
-    (text,) = ok(kernel, cell).reports("cell")
+    (text,) = run_quietly(kernel, cell).reports("cell")
     return text
 
 
@@ -58,7 +58,7 @@ with ProcessPoolExecutor(1) as pool:
     ],
 )
 def test_other_ways_to_start_a_child_have_a_peak_too(kernel: Kernel, cell: str) -> None:
-    ok(kernel, "import sys")
+    run_quietly(kernel, "import sys")
     assert "child process peak +3" in line(kernel, cell)
 
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.effects import refuse_without_tensors
-from tests.steps import fails, needs, ok
+from tests.steps import needs, run_failing, run_quietly
 
 
 def is_refused(source: str, **names: Any) -> bool:
@@ -62,8 +62,15 @@ def test_code_that_may_make_tensors_is_not_refused(source: str) -> None:
 def test_estimate_refuses_code_without_tensors_before_torch() -> None:
     needs("torch")
     with Kernel() as kernel:
-        ok(kernel, "%load_ext ipygpumem")
-        ok(kernel, "import numpy, sys")
-        reply = fails(kernel, "%%estimate\nnumpy.ones(2**20)", None)
+        run_quietly(kernel, "%load_ext ipygpumem")
+        run_quietly(kernel, "import numpy, sys")
+        reply = run_failing(
+            kernel,
+            """
+            %%estimate
+            numpy.ones(2**20)
+            """,
+            None,
+        )
         assert "%%peak measures them" in reply.stderr
         assert kernel.value("'torch' in sys.modules") is False

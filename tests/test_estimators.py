@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import tidied_kernel, works
+from tests.steps import experiment, run_cells, tidied_kernel
 
 pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is needed")
 PREPARE = """
@@ -113,28 +113,35 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_line_leaves_an_older_estimator_unfitted(notebook: Kernel, case: str) -> None:
     older, fit, line = CASES[case]
-    works(notebook, older, f"%%experiment e\n{fit};")
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(
+        notebook,
+        older,
+        f"""
+        %%experiment e
+        {fit};
+        """,
+    )
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     expected = f"{IMPORT}{line}" if "clone" in line else line
     advised = leaks.rpartition("to free it: ")[2]
     assert sorted(advised.split("; ")) == sorted(expected.split("; "))
-    works(notebook, advised, "'m' in globals() and repr(m)")
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(notebook, advised, "'m' in globals() and repr(m)")
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak"), leaks
 
 
 def test_why_an_older_estimator_holds_its_fit(notebook: Kernel) -> None:
-    works(notebook, "m = new()", "%%experiment e\nm.fit(rows + 0, labels);")
-    (why,) = works(notebook, "%gpumem why m._fit_X").reports("why")
+    run_cells(notebook, "m = new()", experiment("m.fit(rows + 0, labels);"))
+    (why,) = run_cells(notebook, "%gpumem why m._fit_X").reports("why")
     assert f"{IMPORT}m = sklearn.base.clone(m)" in why
 
 
 def test_a_line_says_that_it_drops_an_earlier_fit(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         "m = make_pipeline(StandardScaler(), new()).fit(rows + 0, labels)",
-        "%%experiment e\nm.steps[0][1].new_ = np.ones(1 << 21)",
+        experiment("m.steps[0][1].new_ = np.ones(1 << 21)"),
     )
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert f"{IMPORT}m = sklearn.base.clone(m)" in leaks
     assert "# also drops 16 MiB" in leaks

@@ -30,7 +30,7 @@ from ipygpumem.scope.instrumenting import (
 )
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.scope.scope import Scope, forget_needless_saves
-from tests.steps import ok, tidied_kernel
+from tests.steps import run_quietly, tidied_kernel
 
 HELPERS = """
 class Failure(Exception): pass
@@ -529,12 +529,14 @@ before a timeout.
 def test_random_cells_leave_the_names_that_scopes_should_leave(kernel: Kernel, cells: int) -> None:
     source = random.Random(cells)
     model = Model()
-    ok(kernel, "%config IPyGpuMem.experiment_report = 'none'", "%config IPyGpuMem.report = False")
-    ok(kernel, "import ipygpumem\n" + HELPERS + NAMES)
+    run_quietly(
+        kernel, "%config IPyGpuMem.experiment_report = 'none'", "%config IPyGpuMem.report = False"
+    )
+    run_quietly(kernel, "import ipygpumem\n" + HELPERS + NAMES)
     run = []
     for _ in range(cells):
         run.append(cell(source, model))
-        ok(kernel, run[-1])
+        run_quietly(kernel, run[-1])
         assert kernel.value(_FOUND) == model.names(), "\n-----\n".join(run[-5:])
 
 
@@ -542,8 +544,8 @@ shared_kernel, tidied = tidied_kernel("%reset -f", "%reload_ext ipygpumem")
 
 
 def test_a_kept_older_value_belongs_to_the_outer_scope(tidied: Kernel) -> None:
-    ok(tidied, HELPERS + "b = 1", "%experiment start around")
-    ok(tidied, "%%experiment inner --keep b\nb = 1", "change('b', 2)", "%experiment end")
+    run_quietly(tidied, HELPERS + "b = 1", "%experiment start around")
+    run_quietly(tidied, "%%experiment inner --keep b\nb = 1", "change('b', 2)", "%experiment end")
     assert tidied.value("b") == 1
 
 
@@ -559,9 +561,11 @@ def test_a_kept_older_value_belongs_to_the_outer_scope(tidied: Kernel) -> None:
     ],
 )
 def test_a_failing_target_has_bound_the_names_before_it(tidied: Kernel, binding: str) -> None:
-    ok(tidied, HELPERS + "b = 1")
-    ok(tidied, f"%experiment start x\ntry:\n    {binding}\nexcept (Failure, TypeError): pass")
-    ok(tidied, "%experiment start inner\ndel b\n%experiment end", "%experiment end")
+    run_quietly(tidied, HELPERS + "b = 1")
+    run_quietly(
+        tidied, f"%experiment start x\ntry:\n    {binding}\nexcept (Failure, TypeError): pass"
+    )
+    run_quietly(tidied, "%experiment start inner\ndel b\n%experiment end", "%experiment end")
     assert tidied.value("globals().get('b')") == 1
 
 
@@ -591,15 +595,15 @@ def test_a_handler_in_a_loop_unbinds_no_older_name(tidied: Kernel) -> None:
     for loop in (HANDLER_IN_LOOP, HANDLER_IN_WHILE):
         for scope in SCOPES:
             cell = scope.format(loop=loop, indented=indent(loop, "    "))
-            ok(tidied, "e = 'older'", cell)
+            run_quietly(tidied, "e = 'older'", cell)
             assert tidied.value("(globals().get('e'), 'i' in globals())") == ("older", False), cell
 
 
 @pytest.mark.parametrize("loop", ["for q in [1, 2]: b = 1", "while b:\n    b = 1\n    break"])
 def test_a_loop_that_binds_the_same_object_loses_no_name(tidied: Kernel, loop: str) -> None:
-    ok(tidied, "b = 1", f"%%experiment x\n{loop}\ndel b")
+    run_quietly(tidied, "b = 1", f"%%experiment x\n{loop}\ndel b")
     assert tidied.value("b") == 1
-    ok(tidied, "%experiment start x", loop, "del b", "%experiment end")
+    run_quietly(tidied, "%experiment start x", loop, "del b", "%experiment end")
     assert tidied.value("b") == 1
 
 
@@ -621,7 +625,7 @@ def test_a_thread_may_delete_names_at_any_moment() -> None:
     scope = Scope(namespace)
     namespace = scope._namespace = Vanishing(namespace)
     assert scope.save(["old"]) == ["old"]
-    assert scope.overwritten() == {}
+    assert scope.overwritten_objects() == {}
     for word in (BINDS, MAY_BIND):
         namespace["old"] = 1
         scope.record_event(f"{word}old", [scope])

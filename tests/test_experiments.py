@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import fails, needs, ok, tidied_kernel
+from tests.steps import experiment, needs, run_failing, run_quietly, tidied_kernel
 
 shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem")
 
@@ -20,10 +20,10 @@ sorted({name.partition(".")[0] for name in set(sys.modules) - before} - {"ipygpu
 
 def test_the_first_error_in_an_experiment_imports_nothing(kernel: Kernel) -> None:
     """IPython imports 34 modules for its first traceback: 2 MiB that no code of the user takes."""
-    ok(kernel, "%load_ext ipygpumem", "%experiment start first", REMEMBER)
-    fails(kernel, "1 / 0")
+    run_quietly(kernel, "%load_ext ipygpumem", "%experiment start first", REMEMBER)
+    run_failing(kernel, "1 / 0")
     assert kernel.value(NEW_LIBRARIES) == []
-    ok(kernel, "%experiment end")
+    run_quietly(kernel, "%experiment end")
 
 
 def test_a_tracebacks_syntax_tree_is_freed_with_its_experiment(
@@ -34,19 +34,32 @@ def test_a_tracebacks_syntax_tree_is_freed_with_its_experiment(
     """
     functions = "".join(f"def f{n}(a, b): return a if a or b else not b\n" for n in range(300))
     (tmp_path / "large_file.py").write_text(f"{functions}def fails(): return 1 / 0\n")
-    ok(kernel, "%load_ext ipygpumem", f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
-    ok(kernel, "import ast, gc, stack_data, large_file")
+    run_quietly(kernel, "%load_ext ipygpumem", f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
+    run_quietly(kernel, "import ast, gc, stack_data, large_file")
     trees = "sum(type(item) is ast.Module for item in gc.get_objects())"
     before = kernel.value(trees)
-    fails(kernel, "large_file.fails()")
+    run_failing(kernel, "large_file.fails()")
     assert kernel.value(trees) > before
-    fails(kernel, "%%experiment failing\nlarge_file.fails()")
+    run_failing(kernel, experiment("large_file.fails()", name="failing"))
     assert kernel.value(f"(gc.collect(), {trees})[1]") == before
 
 
 def test_an_experiment_is_called_by_its_cell_by_default(kernel: Kernel) -> None:
-    ok(kernel, "%%experiment --keep kept\nkept, dropped = 1, 2")
-    ok(kernel, "%%experiment\nkept = 3", "%%experiment named\nkept = 4")
+    run_quietly(
+        kernel,
+        """
+        %%experiment --keep kept
+        kept, dropped = 1, 2
+        """,
+    )
+    run_quietly(
+        kernel,
+        """
+        %%experiment
+        kept = 3
+        """,
+        experiment("kept = 4", name="named"),
+    )
     names = "__import__('ipygpumem').experiments()"
     assert kernel.value(f"[record.name for record in {names}]") == ["cell2", "cell3", "named"]
     assert kernel.value("(kept, 'dropped' in globals())") == (1, False)
@@ -59,32 +72,34 @@ import numpy as np
 small, array = 1, np.ones(2**20)
 pair = [array, np.ones(2**18)]
 """
-    (report,) = ok(kernel, keep_two).reports("experiment")
+    (report,) = run_quietly(kernel, keep_two).reports("experiment")
     assert "kept: array (RAM 8 MiB), pair (RAM 2 MiB), small\n" in report
 
 
 def test_older_arrays_do_not_count_for_kept_objects(kernel: Kernel) -> None:
-    ok(kernel, "import numpy as np; older = np.ones(2**21)")
+    run_quietly(kernel, "import numpy as np; older = np.ones(2**21)")
     keep_view = """
 %%experiment e --keep view,both,new
 view, new = older[:5], np.ones(2**20)
 both = [older, np.ones(2**18)]
 """
-    (report,) = ok(kernel, keep_view).reports("experiment")
+    (report,) = run_quietly(kernel, keep_view).reports("experiment")
     assert report.splitlines()[-1] == "  kept: new (RAM 8 MiB), both (RAM 2 MiB), view"
 
 
 def test_a_view_of_an_older_array_alone_can_be_kept(kernel: Kernel) -> None:
-    ok(kernel, "import numpy as np; older = np.ones(2**22)")
-    (report,) = ok(kernel, "%%experiment e --keep view\nview = older[:5]").reports("experiment")
+    run_quietly(kernel, "import numpy as np; older = np.ones(2**22)")
+    (report,) = run_quietly(kernel, experiment("view = older[:5]", options="--keep view")).reports(
+        "experiment"
+    )
     assert report.splitlines()[-1] == "  kept: view"
 
 
 def test_kept_objects_are_measured_if_older_memory_is_freed(kernel: Kernel) -> None:
-    ok(kernel, "import numpy as np; box = [np.ones(2**20)]")
-    (report,) = ok(kernel, "%%experiment e --keep new\nbox.clear(); new = np.ones(2**20)").reports(
-        "experiment"
-    )
+    run_quietly(kernel, "import numpy as np; box = [np.ones(2**20)]")
+    (report,) = run_quietly(
+        kernel, experiment("box.clear(); new = np.ones(2**20)", options="--keep new")
+    ).reports("experiment")
     assert report.splitlines()[-1] == "  kept: new (RAM 8 MiB)"
 
 
@@ -113,26 +128,30 @@ def test_an_interrupted_end_says_that_objects_are_missing(
     notebook: Kernel, step: str, lost: str
 ) -> None:
     """It said that no known object accounts for 16 MiB, although it had not looked for them."""
-    ok(notebook, STRUCK_ONCE, "%experiment start e", "x = np.ones(1 << 21); kept.append(x)")
-    ok(notebook, f"strike_once({step})")
-    assert fails(notebook, "%experiment end").error == "KeyboardInterrupt"
-    (report,) = ok(notebook, "%experiment end").reports("experiment")
+    run_quietly(
+        notebook, STRUCK_ONCE, "%experiment start e", "x = np.ones(1 << 21); kept.append(x)"
+    )
+    run_quietly(notebook, f"strike_once({step})")
+    assert run_failing(notebook, "%experiment end").error == "KeyboardInterrupt"
+    (report,) = run_quietly(notebook, "%experiment end").reports("experiment")
     assert f"an interrupt came: {lost}" in report
     assert "not named" not in report
     if "_rows_at_end" in step:
-        (leaks,) = ok(notebook, "%gpumem leaks").leaks()
+        (leaks,) = run_quietly(notebook, "%gpumem leaks").leaks()
         assert "del kept[0]" in leaks
 
 
 def test_an_interrupt_before_names_are_deleted_hides_no_leak(notebook: Kernel) -> None:
     """``leaks`` found none of its arrays, which no report had listed."""
-    ok(notebook, STRUCK_ONCE, "%experiment start e", "x = np.ones(1 << 21); kept.append(x)")
-    ok(notebook, "strike_once(ending.ExperimentEnd, '_watch_arrays')")
-    assert fails(notebook, "%experiment end").error == "KeyboardInterrupt"
-    (report,) = ok(notebook, "%experiment end").reports("experiment")
+    run_quietly(
+        notebook, STRUCK_ONCE, "%experiment start e", "x = np.ones(1 << 21); kept.append(x)"
+    )
+    run_quietly(notebook, "strike_once(ending.ExperimentEnd, '_watch_arrays')")
+    assert run_failing(notebook, "%experiment end").error == "KeyboardInterrupt"
+    (report,) = run_quietly(notebook, "%experiment end").reports("experiment")
     assert "x: ndarray" in report
     assert "an interrupt came" not in report
-    (leaks,) = ok(notebook, "%gpumem leaks").leaks()
+    (leaks,) = run_quietly(notebook, "%gpumem leaks").leaks()
     assert "del kept[0]" in leaks
 
 
@@ -155,11 +174,13 @@ few = []
 @pytest.mark.parametrize("before", ["del many", "pass"])
 def test_no_look_reads_the_objects_that_asyncio_has_freed(kernel: Kernel, before: str) -> None:
     """In Python 3.12 a list of them frees them again, and the next collection never ends."""
-    ok(kernel, WATCHED_READS, before)
-    ok(kernel, "%%experiment e\nfew.append([np.ones(1 << 20)])")
-    ok(kernel, "%%experiment e\nimport email.mime.audio; few.append('a' * 10**7)")
-    ok(kernel, "%gpumem leaks", "%gpumem top", "%gpumem why few", "%gpumem status", "%gpumem free")
-    ok(kernel, "%gpumem tensors", "%gpumem")
+    run_quietly(kernel, WATCHED_READS, before)
+    run_quietly(kernel, experiment("few.append([np.ones(1 << 20)])"))
+    run_quietly(kernel, experiment("import email.mime.audio; few.append('a' * 10**7)"))
+    run_quietly(
+        kernel, "%gpumem leaks", "%gpumem top", "%gpumem why few", "%gpumem status", "%gpumem free"
+    )
+    run_quietly(kernel, "%gpumem tensors", "%gpumem")
     assert kernel.value("touched") == []
 
 
@@ -178,21 +199,30 @@ LEFT = "str([row.holder.path for row in app_of(get_ipython()).experiments.finish
 
 
 def test_arrays_in_older_garbage_are_not_left(kernel: Kernel) -> None:
-    ok(kernel, "%load_ext ipygpumem", "%config IPyGpuMem.collect_garbage = False", OLD_GARBAGE)
-    ok(kernel, "gc.disable()\ndel ring", "gc.enable()")  # only a full collection finds it
+    run_quietly(
+        kernel, "%load_ext ipygpumem", "%config IPyGpuMem.collect_garbage = False", OLD_GARBAGE
+    )
+    run_quietly(
+        kernel,
+        """
+        gc.disable()
+        del ring
+        """,
+        "gc.enable()",
+    )  # only a full collection finds it
     texts = "str(number) * 1000 for number in range(10_000)"  # so much that arrays are guessed
-    ok(kernel, f"%%experiment e\nkeeper.extend({texts})")
+    run_quietly(kernel, experiment(f"keeper.extend({texts})"))
     assert kernel.value(LEFT) == "['notebook variable keeper']"
 
 
 def test_a_name_error_says_which_experiment_deleted_the_name(notebook: Kernel) -> None:
     says = "data belonged to experiment second, which has ended: --keep data keeps it"
-    ok(notebook, "%%experiment first\ndata = 1")
-    ok(notebook, "%%experiment second\ndata = 2", "def use(): return data")
-    assert says in fails(notebook, "use()").reports("cell")[-1]
-    assert "belonged" not in fails(notebook, "dat").reports("cell")[-1]
-    assert "belonged" not in fails(notebook, "raise NameError('data')").reports("cell")[-1]
-    ok(notebook, "%%experiment third --keep data\ndata = 3", "use()")
+    run_quietly(notebook, experiment("data = 1", name="first"))
+    run_quietly(notebook, experiment("data = 2", name="second"), "def use(): return data")
+    assert says in run_failing(notebook, "use()").reports("cell")[-1]
+    assert "belonged" not in run_failing(notebook, "dat").reports("cell")[-1]
+    assert "belonged" not in run_failing(notebook, "raise NameError('data')").reports("cell")[-1]
+    run_quietly(notebook, experiment("data = 3", name="third", options="--keep data"), "use()")
 
 
 @pytest.mark.parametrize(
@@ -204,17 +234,17 @@ def test_a_name_error_says_which_experiment_deleted_the_name(notebook: Kernel) -
     ],
 )
 def test_a_name_that_no_experiment_has_deleted_gets_no_remark(notebook: Kernel, cell: str) -> None:
-    ok(notebook, "%%experiment first\ndata = 1", "def use(): return data")
+    run_quietly(notebook, experiment("data = 1", name="first"), "def use(): return data")
     if cell == "use()":
-        ok(notebook, "data = 2", "del data")
-    assert "belonged" not in fails(notebook, cell).reports("cell")[-1]
+        run_quietly(notebook, "data = 2", "del data")
+    assert "belonged" not in run_failing(notebook, cell).reports("cell")[-1]
 
 
 def test_a_name_error_of_a_rebound_name_is_explained_too(notebook: Kernel) -> None:
     says = "data belonged to experiment first, which has ended: --keep data keeps it"
-    ok(notebook, "%%experiment first\ndata = 1")
+    run_quietly(notebook, experiment("data = 1", name="first"))
     for cell in ("data = data + 1", "x = 1\ndata += 1", "if x:\n    data = [data]"):
-        assert says in fails(notebook, cell).reports("cell")[-1]
+        assert says in run_failing(notebook, cell).reports("cell")[-1]
 
 
 ROWS = """
@@ -239,15 +269,15 @@ def test_memory_of_small_views_counts_once_and_in_one_experiment(kernel: Kernel)
     from ipygpumem.shell.app import app_of
     outer, later = [], []
     """
-    ok(kernel, "%load_ext ipygpumem", start, SMALL_VIEWS.strip())
+    run_quietly(kernel, "%load_ext ipygpumem", start, SMALL_VIEWS.strip())
     assert kernel.value(ROWS.replace("\n", "")) == "[('notebook variable outer[0]', 48)]"
-    ok(kernel, NEXT.strip())
+    run_quietly(kernel, NEXT.strip())
     assert kernel.value(ROWS.replace("\n", "")) == "[('notebook variable later[0]', 96)]"
 
 
 def test_only_new_locals_of_a_running_function_are_left(kernel: Kernel) -> None:
     needs("numpy")
-    ok(
+    run_quietly(
         kernel,
         """
         import ipygpumem

@@ -22,7 +22,7 @@ from ipygpumem.shell import extension as hooks
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.config import IPyGpuMem, config_of
 from tests.alone import alone, printed
-from tests.steps import works
+from tests.steps import experiment, run_cells
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 PACKAGE = Path(ipygpumem.__file__).parent
@@ -244,7 +244,7 @@ def test_an_interrupt_while_services_are_built_stops_the_cell(
         result = shell.run_cell("x = 1")
     assert type(result.error_in_exec) is KeyboardInterrupt
     assert "x" not in shell.user_ns
-    assert shell.run_cell("%%experiment a\ny = 1").success
+    assert shell.run_cell(experiment("y = 1", name="a")).success
     assert [item.name for item in app_of(shell).experiments.finished] == ["a"]
     assert "y" not in shell.user_ns
     assert "Error in callback" not in capsys.readouterr().err
@@ -252,7 +252,7 @@ def test_an_interrupt_while_services_are_built_stops_the_cell(
 
 def test_the_first_use_may_be_in_the_cell_that_loads(bare_kernel: Kernel) -> None:
     for first in ("%experiment start a", "ipygpumem.history()", "%gpumem guard on"):
-        reply = works(
+        reply = run_cells(
             bare_kernel,
             f"""
             import ipygpumem
@@ -360,17 +360,17 @@ def test_variables_in_a_line_are_replaced_as_ipython_does(
 def test_locals_of_the_calling_function_are_replaced_in_a_line(loaded: InteractiveShell) -> None:
     loaded.run_cell(
         """
-def inner(local):
-    get_ipython().run_line_magic("experiment", "start {local}")
-inner("two")
-"""
+        def inner(local):
+            get_ipython().run_line_magic("experiment", "start {local}")
+        inner("two")
+        """
     )
     (experiment,) = app_of(loaded).experiments.open
     assert experiment.name == "two"
 
 
 def test_functions_know_the_notebook_in_the_cell_that_loads(bare_kernel: Kernel) -> None:
-    works(
+    run_cells(
         bare_kernel,
         """
         %load_ext ipygpumem

@@ -235,7 +235,7 @@ with ipygpumem.peak():
 CELLS = tuple(PROGRAMS)
 PROGRAMS |= BLOCKS
 EDGES = ("<module>", "error_isolation.py call", "extension.py visit", "dispatch.py __call__")
-EDGES += (" __missing__", " needs_no", " __del__", " __enter__", " __exit__")
+EDGES += (" __missing__", " record_loop", " __del__", " __enter__", " __exit__")
 """Called first by Python or by instrumented code: the very call is before any ``try``."""
 EDGES += ("options.py checked_patterns",)  # of a cell's own call of ``keep``, which may raise
 EDGES += tuple(f"loops.py {name}" for name in ("begins", "ended", "show", "close"))
@@ -298,7 +298,7 @@ class World:
         ):
             run(cell)
         self.app = app_of(self.shell)
-        where.tell_unshown_report.cache_clear()
+        where.tell_why_not_shown.cache_clear()
         self.out.readouterr()
 
     def calls(self, name: str) -> Iterator[Call]:
@@ -619,7 +619,7 @@ def test_a_cell_runs_even_if_its_lines_variables_stay_unreplaced(
         raise RuntimeError("no frame")
 
     shell.run_cell("%load_ext ipygpumem\nname = 'e'")
-    monkeypatch.setattr("ipygpumem.shell.dispatch._expanded", fail)
+    monkeypatch.setattr("ipygpumem.shell.dispatch._with_values_of_variables", fail)
     shell.run_cell("%%experiment {name}\nnew = 42\nprint(new)\n")
     captured = capsys.readouterr()
     assert "42" in captured.out.splitlines()

@@ -14,7 +14,7 @@ from ipygpumem.errors import how_to_install
 from ipygpumem.features import all_features
 from ipygpumem.shell.commands.parsing import FUNCTIONS
 from tests.alone import ROOT
-from tests.steps import dedented, fails, kernel_with, ok
+from tests.steps import dedented, kernel_with, run_failing, run_quietly
 
 notebook = kernel_with("%load_ext ipygpumem")
 MAGICS = sorted(all_features().commands.magics)
@@ -31,15 +31,15 @@ def test_peak_below_gpumem_is_the_magic_peak(notebook: Kernel, first_line: str) 
         del block
         """
     )
-    assert ok(notebook, cell).reports("peak")
+    assert run_quietly(notebook, cell).reports("peak")
 
 
 def test_a_cell_magic_below_gpumem_gets_its_cell(notebook: Kernel) -> None:
-    ok(notebook, "%gpumem isolate\ninner = 1")
-    fails(notebook, "inner", "NameError")
-    assert ok(notebook, "%%gpumem memlines\nlines = 1").reports("memlines")
-    assert ok(notebook, "%%gpumem experiment demo\nscoped = 1").reports("experiment")
-    fails(notebook, "scoped", "NameError")
+    run_quietly(notebook, "%gpumem isolate\ninner = 1")
+    run_failing(notebook, "inner", "NameError")
+    assert run_quietly(notebook, "%%gpumem memlines\nlines = 1").reports("memlines")
+    assert run_quietly(notebook, "%%gpumem experiment demo\nscoped = 1").reports("experiment")
+    run_failing(notebook, "scoped", "NameError")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_cell_magic_below_gpumem_gets_its_cell(notebook: Kernel) -> None:
     ],
 )
 def test_another_magic_below_gpumem_is_named(notebook: Kernel, line: str, says: str) -> None:
-    assert says in fails(notebook, line, None).stderr
+    assert says in run_failing(notebook, line, None).stderr
 
 
 @pytest.mark.parametrize(
@@ -87,45 +87,45 @@ def test_another_magic_below_gpumem_is_named(notebook: Kernel, line: str, says: 
 def test_a_value_without_its_option_is_named_with_it(
     notebook: Kernel, cell: str, says: str
 ) -> None:
-    assert says in fails(notebook, cell, None).stderr
+    assert says in run_failing(notebook, cell, None).stderr
 
 
 @pytest.mark.parametrize("line", ["%gpumem help", "%gpumem --help", "%gpumem -h"])
 def test_help_shows_the_commands(notebook: Kernel, line: str) -> None:
-    shown = ok(notebook, line).stdout
+    shown = run_quietly(notebook, line).stdout
     assert "%gpumem top" in shown
     assert "%gpumem panel" in shown
 
 
 def test_a_variable_named_ram_is_not_taken_for_the_device(notebook: Kernel) -> None:
-    ok(notebook, "RAM = bytearray(4 << 20)", "%gpumem", "RAM += bytearray(60 << 20)")
-    (report,) = ok(notebook, "%gpumem").reports("note")
+    run_quietly(notebook, "RAM = bytearray(4 << 20)", "%gpumem", "RAM += bytearray(60 << 20)")
+    (report,) = run_quietly(notebook, "%gpumem").reports("note")
     changes = re.findall(r"RAM \+(\d+)", report.partition("since the last look: ")[2])
     assert len(changes) == 2
     assert all(55 <= int(change) <= 75 for change in changes)
-    ok(notebook, "del RAM")
+    run_quietly(notebook, "del RAM")
 
 
 def test_help_names_each_option_once(notebook: Kernel) -> None:
     for magic in ("%gpumem", "%experiment"):
-        shown = ok(notebook, f"{magic} help").stdout
+        shown = run_quietly(notebook, f"{magic} help").stdout
         usages = re.findall(r"^    (-.*?)(?:  |$)", shown, re.MULTILINE)
         assert len(usages) > 5
         assert sorted(usages) == sorted(set(usages))
-    shown = ok(notebook, "%gpumem help").stdout
+    shown = run_quietly(notebook, "%gpumem help").stdout
     assert "number of rows (20); of plot: only the last cells or experiments" in shown
 
 
 def test_help_names_the_other_magics(notebook: Kernel) -> None:
-    shown = ok(notebook, "%gpumem help").stdout
+    shown = run_quietly(notebook, "%gpumem help").stdout
     assert [magic for magic in MAGICS if magic not in shown] == []
 
 
 def test_help_of_a_command_shows_its_options(notebook: Kernel) -> None:
-    text = ok(notebook, "%gpumem export --help").stdout
+    text = run_quietly(notebook, "%gpumem export --help").stdout
     assert "--force" in text
     assert "::" not in text
-    assert "--keep" in ok(notebook, "%%isolate --help\nno code runs").stdout
+    assert "--keep" in run_quietly(notebook, "%%isolate --help\nno code runs").stdout
 
 
 @pytest.mark.parametrize(
@@ -143,17 +143,17 @@ def test_help_of_a_command_shows_its_options(notebook: Kernel) -> None:
 def test_help_of_a_command_can_be_asked_for_in_each_usual_way(
     notebook: Kernel, line: str, says: str
 ) -> None:
-    reply = ok(notebook, line)
+    reply = run_quietly(notebook, line)
     assert says in reply.stdout
     assert reply.reports("cell") == []
 
 
 def test_a_question_mark_after_a_wrong_command_names_the_command(notebook: Kernel) -> None:
-    assert "did you mean leaks?" in fails(notebook, "%gpumem leak?", None).stderr
+    assert "did you mean leaks?" in run_failing(notebook, "%gpumem leak?", None).stderr
 
 
 def test_a_question_mark_behind_a_name_is_ipythons(notebook: Kernel) -> None:
-    reply = ok(notebook, "%gpumem why int?")
+    reply = run_quietly(notebook, "%gpumem why int?")
     assert "usage" not in reply.stdout
     assert reply.stderr == ""
 
@@ -161,19 +161,19 @@ def test_a_question_mark_behind_a_name_is_ipythons(notebook: Kernel) -> None:
 @pytest.mark.parametrize("above", ["# a comment", "first = 1"])
 @pytest.mark.parametrize("name", ["experiment", "peak", "estimate"])
 def test_a_cell_magic_below_the_first_line_says_so(notebook: Kernel, name: str, above: str) -> None:
-    reply = fails(notebook, f"{above}\n%%{name} a\nsecond = 1", None)
+    reply = run_failing(notebook, f"{above}\n%%{name} a\nsecond = 1", None)
     assert f"%%{name} must be the first line of its cell" in reply.stderr
     assert notebook.value("'second' in globals()") is False
-    assert ok(notebook, "%lsmagic").result
+    assert run_quietly(notebook, "%lsmagic").result
 
 
 def test_a_glob_at_the_end_of_a_first_line_asks_for_no_help(notebook: Kernel) -> None:
-    reply = ok(notebook, "%%experiment globs --keep kept_?\nkept_1 = kept_2 = gone = 3")
+    reply = run_quietly(notebook, "%%experiment globs --keep kept_?\nkept_1 = kept_2 = gone = 3")
     assert reply.stderr == ""
     (report,) = reply.reports("experiment")
     assert "deleted: gone" in report
     assert "kept: kept_1, kept_2" in report
-    ok(notebook, "del kept_1, kept_2")
+    run_quietly(notebook, "del kept_1, kept_2")
 
 
 @pytest.mark.parametrize("word", ["-h", "--help"])
@@ -181,7 +181,7 @@ def test_a_glob_at_the_end_of_a_first_line_asks_for_no_help(notebook: Kernel) ->
 def test_every_magic_answers_a_call_for_help(notebook: Kernel, magic: str, word: str) -> None:
     body = "\n1 / 0" if magic.startswith("%%") else ""
     for cell in {f"{magic} {word}", f"{magic} {word}{body}"}:
-        reply = ok(notebook, cell)
+        reply = run_quietly(notebook, cell)
         assert magic in reply.stdout
         assert "UsageError" not in reply.stderr
 
@@ -201,41 +201,43 @@ def test_every_magic_answers_a_call_for_help(notebook: Kernel, magic: str, word:
 )
 def test_help_may_be_asked_for_next_to_other_options(notebook: Kernel, line: str) -> None:
     for cell in (line, f"{line}\n1 / 0"):
-        reply = ok(notebook, cell)
+        reply = run_quietly(notebook, cell)
         assert line.split()[0] in reply.stdout
         assert "UsageError" not in reply.stderr
 
 
 def test_a_quoted_text_asks_for_no_help(notebook: Kernel) -> None:
     cell = "%%experiment quoted --note 'call=ls -h x'\nran = 1\nran"
-    assert ok(notebook, cell).result == "1"
+    assert run_quietly(notebook, cell).result == "1"
 
 
 @pytest.mark.parametrize("command", ["top", "tensors"])
 def test_a_number_is_the_number_of_rows(notebook: Kernel, command: str) -> None:
-    ok(notebook, "import numpy\na, b, c = numpy.ones(2**18), numpy.ones(2**19), numpy.ones(2**20)")
-    (report,) = ok(notebook, f"%gpumem {command} 2").reports(command)
-    assert ok(notebook, f"%gpumem {command} -n 2").reports(command)
+    run_quietly(
+        notebook, "import numpy\na, b, c = numpy.ones(2**18), numpy.ones(2**19), numpy.ones(2**20)"
+    )
+    (report,) = run_quietly(notebook, f"%gpumem {command} 2").reports(command)
+    assert run_quietly(notebook, f"%gpumem {command} -n 2").reports(command)
     rows = [row for row in report.splitlines() if re.search(r"\b[abc]\b.*ndarray|ndarray", row)]
     assert len(rows) == 2
 
 
 def test_a_number_is_the_number_of_rows_of_the_history(notebook: Kernel) -> None:
-    ok(notebook, "a = 1", "a = 2", "a = 3")
-    (shown,) = ok(notebook, "%gpumem history 2").reports("history")
+    run_quietly(notebook, "a = 1", "a = 2", "a = 3")
+    (shown,) = run_quietly(notebook, "%gpumem history 2").reports("history")
     assert shown.startswith("history · the last 2 of ")
 
 
 def test_recorder_alone_shows_its_state(notebook: Kernel) -> None:
-    (shown,) = ok(notebook, "%gpumem recorder").reports("note")
+    (shown,) = run_quietly(notebook, "%gpumem recorder").reports("note")
     assert shown.startswith("recording is off")
 
 
 def test_the_name_of_the_package_is_a_spelling_of_the_magic(notebook: Kernel) -> None:
-    reply = ok(notebook, "%ipygpumem history -n 1")
+    reply = run_quietly(notebook, "%ipygpumem history -n 1")
     assert reply.reports("history")
     assert reply.reports("cell") == []
-    assert "top?" in fails(notebook, "%ipygpumem tpo", None).stderr
+    assert "top?" in run_failing(notebook, "%ipygpumem tpo", None).stderr
 
 
 def test_functions_that_a_wrong_command_names_are_there() -> None:
@@ -252,7 +254,7 @@ def test_a_command_called_as_a_function_is_named(name: str) -> None:
 
 def test_printed_help_has_no_marks_of_a_docstring(notebook: Kernel) -> None:
     for line in ("%gpumem help", "%experiment help", "%gpumem why -h"):
-        assert "``" not in ok(notebook, line).stdout
+        assert "``" not in run_quietly(notebook, line).stdout
 
 
 # -- the panel -------------------------------------------------------------------------------------
@@ -266,8 +268,8 @@ def test_the_panel_is_a_command(
 
 
 def test_the_command_panel_names_the_package_to_install(notebook: Kernel) -> None:
-    ok(notebook, "import sys\nsys.modules['anywidget'] = None")
-    (line,) = ok(notebook, "%gpumem panel").reports("note")
+    run_quietly(notebook, "import sys\nsys.modules['anywidget'] = None")
+    (line,) = run_quietly(notebook, "%gpumem panel").reports("note")
     assert line == (
         "the panel needs anywidget: run %pip install anywidget, reload the page, then run this "
         "cell again"
@@ -301,7 +303,7 @@ def test_a_missing_library_is_named_with_its_line(
     notebook: Kernel, library: str, cell: str, line: str
 ) -> None:
     hide = f"import sys; hidden = sys.modules.get('{library}'); sys.modules['{library}'] = None"
-    ok(notebook, hide)
+    run_quietly(notebook, hide)
     reply = notebook.run(cell)
     shown = [reply.stderr, reply.message or "", *reply.reports()]
     assert line in " ".join(" ".join(shown).split())

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import ok, tidied_kernel
+from tests.steps import run_quietly, tidied_kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 
@@ -19,7 +19,7 @@ def free(kernel: Kernel, *cells: str) -> list[float]:
     """Run cells, and return the MiB of free pages that their lines mention."""
     sizes = list[float]()
     for cell in cells:
-        for text in ok(kernel, cell).reports("cell"):
+        for text in run_quietly(kernel, cell).reports("cell"):
             sizes += map(float, FREE.findall(text))
     return sizes
 
@@ -54,7 +54,7 @@ x.clear()
 def test_memory_that_malloc_keeps_is_mentioned_once(notebook: Kernel, case: str) -> None:
     (size,) = free(notebook, FREEING[case], "1", "y = 2; del y")
     assert size == pytest.approx(300, rel=0.1)
-    ok(notebook, "%gpumem free")
+    run_quietly(notebook, "%gpumem free")
     assert free(notebook, "y = 2; del y") == []
 
 
@@ -91,27 +91,27 @@ own_pages().free_heap_bytes >> 20
 
 
 def test_our_own_work_does_not_free_heap_pages_of_user_code(notebook: Kernel) -> None:
-    ok(notebook, FREEING["a cleared dict"])
-    ok(notebook, OUR_WORK)
-    assert int(ok(notebook, FREE_PAGES).result or 0) > 250
-    (freed,) = ok(notebook, "%gpumem free").reports("note")
+    run_quietly(notebook, FREEING["a cleared dict"])
+    run_quietly(notebook, OUR_WORK)
+    assert int(run_quietly(notebook, FREE_PAGES).result or 0) > 250
+    (freed,) = run_quietly(notebook, "%gpumem free").reports("note")
     (size,) = re.findall(r"freed: RAM ([\d.]+) MiB", freed)
     assert float(size) == pytest.approx(300, rel=0.1)
 
 
 def test_our_own_work_frees_its_own_heap_pages(notebook: Kernel) -> None:
-    ok(notebook, "%gpumem free")
-    ok(
+    run_quietly(notebook, "%gpumem free")
+    run_quietly(
         notebook,
         """
-from ipygpumem.meter.own_growth import growth_for
-with growth_for("a test"):
-    blocks = [bytes(3000) for _ in range(50_000)]
-    kept_by_us = blocks[::500]
-    del blocks
-""",
+        from ipygpumem.meter.own_growth import growth_for
+        with growth_for("a test"):
+            blocks = [bytes(3000) for _ in range(50_000)]
+            kept_by_us = blocks[::500]
+            del blocks
+        """,
     )
-    assert int(ok(notebook, FREE_PAGES).result or 0) < 16
+    assert int(run_quietly(notebook, FREE_PAGES).result or 0) < 16
 
 
 PEAK = "__import__('ipygpumem').experiments()[-1].usages[0].peak_delta_bytes"
@@ -121,19 +121,28 @@ def test_the_search_at_an_experiments_end_leaves_no_peak(notebook: Kernel) -> No
     """From the second array of its size on, malloc returns no pages by itself, so that the end
     looks for what is left.
     """
-    ok(notebook, "rows = [{'number': number, 'tags': [f't{number}']} for number in range(300_000)]")
+    run_quietly(
+        notebook, "rows = [{'number': number, 'tags': [f't{number}']} for number in range(300_000)]"
+    )
     peaks = list[int]()
     for name in ("one", "two", "three"):
-        ok(notebook, f"%%experiment {name}\nimport numpy\narray = numpy.ones(1 << 20)")
+        run_quietly(
+            notebook,
+            f"""
+            %%experiment {name}
+            import numpy
+            array = numpy.ones(1 << 20)
+            """,
+        )
         peaks.append(notebook.value(PEAK))
     assert max(peaks) < 20 << 20
 
 
 def test_blocks_that_python_keeps_are_named_after_an_experiment(kernel: Kernel) -> None:
-    ok(kernel, "kept = []")
+    run_quietly(kernel, "kept = []")
     cell = """%%experiment fragments
 objects = [[number] for number in range(600_000)]
 kept += objects[::500]"""
-    (text,) = ok(kernel, cell).reports("experiment")
+    (text,) = run_quietly(kernel, cell).reports("experiment")
     assert re.search(r"\d\d(\.\d)? MiB free blocks of Python between objects that are alive", text)
     assert "not named" not in text

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.kinds.libraries import VISITS_BUFFER
-from tests.steps import ok, tidied_kernel
+from tests.steps import experiment, run_quietly, tidied_kernel
 
 shared_kernel, notebook = tidied_kernel(
     "%experiment end", "%reset -f", "%gpumem free", hides_libraries=True
@@ -65,8 +65,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_objects_that_grew_are_named_with_their_growth(notebook: Kernel, case: str) -> None:
     before, grows, path, size = CASES[case]
-    ok(notebook, before)
-    (text,) = ok(notebook, f"%%experiment grows\n{grows}").survivors()
+    run_quietly(notebook, before)
+    (text,) = run_quietly(notebook, experiment(grows, name="grows")).survivors()
     if case == "a stream of bytes" and VISITS_BUFFER:
         assert "bytes · held by notebook variable buf" in text
         return
@@ -75,23 +75,23 @@ def test_objects_that_grew_are_named_with_their_growth(notebook: Kernel, case: s
     assert growth[1] == path
     assert float(growth[2]) == pytest.approx(size, rel=0.06)
     assert "not named" not in text, text
-    (leaks,) = ok(notebook, "%gpumem leaks").reports("leaks")
+    (leaks,) = run_quietly(notebook, "%gpumem leaks").reports("leaks")
     assert growth[0].strip() in leaks
     if case in WITHOUT_LINE:
         assert growth[4] is None
     else:
         assert growth[4] == f"{path}.clear()"
-        ok(notebook, growth[4])
+        run_quietly(notebook, growth[4])
         assert kernel_length(notebook, path) == 0
-        (leaks,) = ok(notebook, "%gpumem leaks").reports("leaks")
+        (leaks,) = run_quietly(notebook, "%gpumem leaks").reports("leaks")
         assert "grew by" not in leaks
 
 
 def test_leaks_says_that_a_line_drops_later_items(notebook: Kernel) -> None:
-    ok(notebook, "buf = []")
-    ok(notebook, "%%experiment grows\nbuf.extend(map(float, range(300_000)))")
-    ok(notebook, "buf.extend(map(float, range(300_000)))")
-    (leaks,) = ok(notebook, "%gpumem leaks").reports("leaks")
+    run_quietly(notebook, "buf = []")
+    run_quietly(notebook, experiment("buf.extend(map(float, range(300_000)))", name="grows"))
+    run_quietly(notebook, "buf.extend(map(float, range(300_000)))")
+    (leaks,) = run_quietly(notebook, "%gpumem leaks").reports("leaks")
     growth = re.search(GREW, leaks, re.MULTILINE)
     assert growth is not None, leaks
     assert float(growth[2]) == pytest.approx(11.4, rel=0.06)
@@ -110,8 +110,8 @@ WITH_OLDER = {
 @pytest.mark.parametrize("case", WITH_OLDER)
 def test_a_line_says_that_it_drops_older_items(notebook: Kernel, case: str) -> None:
     before, grows = WITH_OLDER[case]
-    ok(notebook, before)
-    (text,) = ok(notebook, f"%%experiment grows\n{grows}").survivors()
+    run_quietly(notebook, before)
+    (text,) = run_quietly(notebook, experiment(grows, name="grows")).survivors()
     growth = re.search(GREW, text, re.MULTILINE)
     assert growth is not None, text
     assert growth[4] == "buf.clear()  # also drops 2 older items"
@@ -119,17 +119,30 @@ def test_a_line_says_that_it_drops_older_items(notebook: Kernel, case: str) -> N
 
 def test_two_attributes_of_one_object_may_grow(notebook: Kernel) -> None:
     """Writing the first path gives the object a dict, and then it refers to this only."""
-    ok(notebook, "class A: pass\na = A(); a.rows = []; a.names = {}")
+    run_quietly(
+        notebook,
+        """
+        class A: pass
+        a = A(); a.rows = []; a.names = {}
+        """,
+    )
     grows = "a.rows.extend(range(300_000)); a.names.update(dict.fromkeys(range(300_000)))"
-    (text,) = ok(notebook, f"%%experiment grows\n{grows}").survivors()
+    (text,) = run_quietly(notebook, experiment(grows, name="grows")).survivors()
     assert {path for path, *_ in re.findall(GREW, text, re.MULTILINE)} == {"a.rows", "a.names"}
 
 
 def test_an_attribute_grows_next_to_one_with_an_array(notebook: Kernel) -> None:
     """Writing the path of the array gave the object a dict, behind which the list was not found."""
-    ok(notebook, "import numpy as np\nclass A: pass\na = A(); a.rows = []; a.best = None")
+    run_quietly(
+        notebook,
+        """
+        import numpy as np
+        class A: pass
+        a = A(); a.rows = []; a.best = None
+        """,
+    )
     grows = "a.rows.extend(map(float, range(1_000_000))); a.best = np.ones(1 << 21)"
-    (text,) = ok(notebook, f"%%experiment grows\n{grows}").reports("experiment")
+    (text,) = run_quietly(notebook, experiment(grows, name="grows")).reports("experiment")
     ((path, size, *_),) = re.findall(GREW, text, re.MULTILINE)
     assert path == "a.rows"
     assert float(size) == pytest.approx(38.6, rel=0.02), "32 bytes for each number"
@@ -144,8 +157,10 @@ def kernel_length(kernel: Kernel, path: str) -> int:
 
 def test_a_list_that_had_items_is_named_with_their_number(notebook: Kernel) -> None:
     """Emptying it would lose the older items, so there is no line that frees it."""
-    ok(notebook, "rows = list(range(1000))")
-    (text,) = ok(notebook, "%%experiment grows\nrows.extend([7] * (1 << 20))").reports("experiment")
+    run_quietly(notebook, "rows = list(range(1000))")
+    (text,) = run_quietly(
+        notebook, experiment("rows.extend([7] * (1 << 20))", name="grows")
+    ).reports("experiment")
     growth = re.search(GREW, text, re.MULTILINE)
     assert growth is not None, text
     assert growth[1] == "rows"
@@ -196,16 +211,22 @@ TOGETHER = {
 @pytest.mark.parametrize("case", TOGETHER)
 def test_small_objects_that_grew_together_are_named_once(notebook: Kernel, case: str) -> None:
     before, grows, path, items = TOGETHER[case]
-    ok(notebook, before)
-    (text,) = ok(notebook, f"%%experiment grows\n{grows}").reports("experiment")
+    run_quietly(notebook, before)
+    (text,) = run_quietly(notebook, experiment(grows, name="grows")).reports("experiment")
     rows = re.findall(r"^ *(\S+) grew by ([\d.]+) MiB, (in .* items)$", text, re.MULTILINE)
     assert [(row[0], row[2]) for row in rows] == [(path, items)], text
     assert "not named" not in text, text
 
 
 def test_new_objects_in_an_older_list_have_not_grown(notebook: Kernel) -> None:
-    ok(notebook, "class A: pass\na = A(); a.rows = [bytearray(8192) for _ in range(200)]")
-    (text,) = ok(
+    run_quietly(
+        notebook,
+        """
+        class A: pass
+        a = A(); a.rows = [bytearray(8192) for _ in range(200)]
+        """,
+    )
+    (text,) = run_quietly(
         notebook,
         """
         %%experiment grows
@@ -218,8 +239,8 @@ def test_new_objects_in_an_older_list_have_not_grown(notebook: Kernel) -> None:
 
 
 def test_objects_that_did_not_grow_are_not_named(notebook: Kernel) -> None:
-    ok(notebook, "buf = bytearray(30 << 20); keeper = []")
-    (text,) = ok(notebook, "%%experiment grows\nx = bytes(64 << 20); keeper.append(x)").reports(
-        "experiment"
-    )
+    run_quietly(notebook, "buf = bytearray(30 << 20); keeper = []")
+    (text,) = run_quietly(
+        notebook, experiment("x = bytes(64 << 20); keeper.append(x)", name="grows")
+    ).reports("experiment")
     assert "grew by" not in text, text

@@ -31,7 +31,16 @@ from ipygpumem.probes.pages import PAGE_BYTES
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.cell import Cell, GuardAction
 from tests.control_group import v1_system, v2_system
-from tests.steps import exist, fails, ok, plain, run, tidied_kernel, works
+from tests.steps import (
+    dedented,
+    existing_names,
+    plain,
+    run,
+    run_cells,
+    run_failing,
+    run_quietly,
+    tidied_kernel,
+)
 from tests.waiting import wait_for
 
 MIB = 2**20
@@ -141,10 +150,10 @@ def test_the_guard_says_if_the_memory_left_is_unknown(
 def test_each_cell_above_the_limit_ends_in_an_error(
     cell: str, options: str, times: int, notebook: Kernel
 ) -> None:
-    works(notebook, ON + options, "other = [1, 2]")
+    run_cells(notebook, ON + options, "other = [1, 2]")
     name = cell[cell.rindex("    ") :].strip().partition("[")[0].partition(".")[0]
     for _ in range(times):
-        reply = fails(notebook, cell)
+        reply = run_failing(notebook, cell)
         assert reply.error in ERRORS
         assert plain(reply.traceback).rstrip().splitlines()[-1].startswith(reply.error)
         assert "in CellInterrupt" not in plain(reply.traceback)
@@ -152,7 +161,7 @@ def test_each_cell_above_the_limit_ends_in_an_error(
         assert "the next cell can use" in report
         assert f"del {name}" in report
         assert notebook.value(SOFT) == -1
-        works(
+        run_cells(
             notebook,
             f"assert len({name}) and other == [1, 2] and len(bytearray(2**20))",
             f"del {name}",
@@ -162,31 +171,34 @@ def test_each_cell_above_the_limit_ends_in_an_error(
 def test_in_a_control_group_the_kernel_survives() -> None:
     with limited_group(300 * MIB) as group, Kernel() as kernel:
         move(int(kernel.value("__import__('os').getpid()")), group)
-        works(kernel, "%load_ext ipygpumem", f"{ON}\nrows = bytearray(b'1') * (150 * 2**20)")
-        works(kernel, "import numpy")  # OpenBLAS allocates more than is left, and uses little of it
+        run_cells(kernel, "%load_ext ipygpumem", f"{ON}\nrows = bytearray(b'1') * (150 * 2**20)")
+        # OpenBLAS allocates more than is left, and uses little of it.
+        run_cells(kernel, "import numpy")
         for _ in range(3):
-            fails(
+            run_failing(
                 kernel,
-                "more = [] if 'more' not in globals() else more\nwhile True: more.append(b'1' * "
-                "2**18)",
+                """
+                more = [] if 'more' not in globals() else more
+                while True: more.append(b'1' * 2**18)
+                """,
             )
         # OpenBLAS needs a buffer of 32 MiB
-        works(kernel, "square = numpy.ones((200, 200)); square.dot(square)")
-        works(kernel, "del rows, more", "%gpumem guard on")
-        reply = fails(kernel, FILL)
+        run_cells(kernel, "square = numpy.ones((200, 200)); square.dot(square)")
+        run_cells(kernel, "del rows, more", "%gpumem guard on")
+        reply = run_failing(kernel, FILL)
         assert reply.error in ERRORS
         assert "of the control group's 300 MiB were left" in reply.reports("guard")[0]
-        works(kernel, "del rows", "big = bytearray(b'1') * (64 * 2**20)")
+        run_cells(kernel, "del rows", "big = bytearray(b'1') * (64 * 2**20)")
 
 
 def test_a_refused_request_names_the_way_without_the_guard(notebook: Kernel) -> None:
     untouched = "import numpy\nlarge = numpy.zeros(2**29)"
-    works(notebook, ON)
-    (report,) = fails(notebook, untouched, "MemoryError").reports("guard")
+    run_cells(notebook, ON)
+    (report,) = run_failing(notebook, untouched, "MemoryError").reports("guard")
     assert "the memory guard refused 4.00 GiB: " in report
     assert "%gpumem guard on --touched" in report
-    assert fails(notebook, "1 / 0").reports("guard") == []
-    works(notebook, f"{ON} --touched", untouched, "%gpumem guard off", untouched)
+    assert run_failing(notebook, "1 / 0").reports("guard") == []
+    run_cells(notebook, f"{ON} --touched", untouched, "%gpumem guard off", untouched)
 
 
 @pytest.mark.parametrize(
@@ -196,36 +208,37 @@ def test_a_refused_request_names_the_way_without_the_guard(notebook: Kernel) -> 
     ],
 )
 def test_other_errors_of_a_refused_request_are_explained_too(cell: str, notebook: Kernel) -> None:
-    works(notebook, ON)
-    (report,) = fails(notebook, cell).reports("guard")
+    run_cells(notebook, ON)
+    (report,) = run_failing(notebook, cell).reports("guard")
     assert re.search("the memory guard (perhaps )?refused a request: ", report)
     assert "%gpumem guard on --touched" in report
-    works(notebook, f"{ON} --touched", cell)
+    run_cells(notebook, f"{ON} --touched", cell)
 
 
 @pytest.mark.parametrize("options", ["", " --touched"])
 def test_code_that_handles_the_error_goes_on(options: str, notebook: Kernel) -> None:
-    works(notebook, ON + options)
-    reply = works(
+    run_cells(notebook, ON + options)
+    reply = run_cells(
         notebook,
-        """\
-sizes = []
-for _ in range(2):
-    rows = []
-    try:
-        for _ in range(1000): rows.append(bytearray(b'1') * 2**20)
-    except MemoryError: sizes.append(len(rows))
-assert len(sizes) == 2""",
+        """
+        sizes = []
+        for _ in range(2):
+            rows = []
+            try:
+                for _ in range(1000): rows.append(bytearray(b'1') * 2**20)
+            except MemoryError: sizes.append(len(rows))
+        assert len(sizes) == 2
+        """,
     )
     assert reply.reports("guard") == []
 
 
 def test_an_error_in_an_inner_cell_ends_no_guard(notebook: Kernel) -> None:
-    works(notebook, ON)
+    run_cells(notebook, ON)
     inner = f"get_ipython().run_cell({FILL!r})"
-    reply = works(notebook, f"{inner}\ndel rows\nlimit = {SOFT}")
+    reply = run_cells(notebook, f"{inner}\ndel rows\nlimit = {SOFT}")
     assert len(reply.reports("guard")) == 1
-    assert fails(notebook, f"{inner}\ndel rows\n{FILL}").error in ERRORS
+    assert run_failing(notebook, f"{inner}\ndel rows\n{FILL}").error in ERRORS
 
 
 STARTED = (
@@ -237,34 +250,55 @@ STARTED = (
 @pytest.mark.parametrize(
     "start",
     [
-        f"subprocess.run([{STARTED}])",
-        f"subprocess.run([{STARTED}], close_fds=False)",
-        f"os.system(shlex.join([{STARTED}]))",
-        f"with multiprocessing.get_context('spawn').Pool(1) as pool: pool.map(os.system, "
-        f"[shlex.join([{STARTED}])])",
-        f"os.waitpid(os.posix_spawn(sys.executable, [{STARTED}], os.environ), 0)",
-        """\
+        pytest.param(f"subprocess.run([{STARTED}])", id="run"),
+        pytest.param(
+            f"subprocess.run([{STARTED}], close_fds=False)", id="run with open descriptors"
+        ),
+        pytest.param(f"os.system(shlex.join([{STARTED}]))", id="os.system"),
+        pytest.param(
+            f"with multiprocessing.get_context('spawn').Pool(1) as pool: pool.map(os.system, "
+            f"[shlex.join([{STARTED}])])",
+            id="a spawned pool",
+        ),
+        pytest.param(
+            f"os.waitpid(os.posix_spawn(sys.executable, [{STARTED}], os.environ), 0)",
+            id="posix_spawn",
+        ),
+        pytest.param(
+            """\
 if (child := os.fork()) == 0:
     os.write(1, str(soft()).encode())
     os._exit(0)
 os.waitpid(child, 0)""",
-        "with multiprocessing.get_context('fork').Pool(1) as pool: os.write(1, "
-        "str(pool.apply(soft)).encode())",
+            id="fork",
+        ),
+        pytest.param(
+            "with multiprocessing.get_context('fork').Pool(1) as pool: os.write(1, "
+            "str(pool.apply(soft)).encode())",
+            id="a forked pool",
+        ),
     ],
 )
 def test_a_child_has_the_users_limit(start: str, notebook: Kernel, tmp_path: Path) -> None:
-    works(
+    run_cells(
         notebook,
         "import subprocess, shlex, multiprocessing; __spec__ = None",
         f"def soft(): return {SOFT}",
         ON,
     )
-    path = str(tmp_path / "out")
-    redirect = (
-        f"saved = os.dup(1)\nfile = os.open({path!r}, os.O_CREAT | os.O_WRONLY)\nos.dup2(file, 1)"
-    )
-    works(notebook, f"before = soft()\n{redirect}\n{start}\nos.dup2(saved, 1)\nafter = soft()")
-    assert Path(path).read_text().strip() == "-1"
+    path = tmp_path / "out"
+    redirect = f"""
+        before = soft()
+        saved = os.dup(1)
+        file = os.open({str(path)!r}, os.O_CREAT | os.O_WRONLY)
+        os.dup2(file, 1)
+        """
+    restore = """
+        os.dup2(saved, 1)
+        after = soft()
+        """
+    run_cells(notebook, "".join(map(dedented, (redirect, start, restore))))
+    assert path.read_text().strip() == "-1"
     assert notebook.value("before > 0 and after > 0")
 
 
@@ -288,28 +322,30 @@ def work():
     while True: parts.append(bytearray(b'1') * 2**16)
 with ThreadPoolExecutor(2) as pool: pool.submit(work); pool.submit(work).result()"""
     for options in "", " --touched":
-        works(notebook, ON + options)
-        assert fails(notebook, threads).error in ERRORS
-        works(notebook, "parts.clear()")
+        run_cells(notebook, ON + options)
+        assert run_failing(notebook, threads).error in ERRORS
+        run_cells(notebook, "parts.clear()")
     touch = """\
 data = numpy.zeros(400 * 2**20, 'u1')
 def work():
     for at in range(0, len(data), 2**12): data[at] = 1
 """
-    reply = fails(
+    reply = run_failing(
         notebook,
         f"{touch}thread = threading.Thread(target=work); thread.start(); threading.Event().wait()",
     )
     assert reply.error == "MemoryGuardError"
-    works(notebook, "%gpumem guard off", "thread.join(); del data")
+    run_cells(notebook, "%gpumem guard off", "thread.join(); del data")
 
 
 def test_the_guard_reports_its_own_refusals_and_no_other_errors(notebook: Kernel) -> None:
-    works(notebook, "import numpy", ON)
-    reply = fails(notebook, "found = [numpy.ones(2**21) for _ in range(60)]")
+    run_cells(notebook, "import numpy", ON)
+    reply = run_failing(notebook, "found = [numpy.ones(2**21) for _ in range(60)]")
     assert re.search("the memory guard (refused 16 MiB|stopped the cell)", "".join(reply.reports()))
-    assert "memory guard" not in "".join(fails(notebook, "raise MemoryError('mine')").reports())
-    reply = fails(notebook, "raise MemoryError('Unable to allocate 9.00 GiB')")
+    assert "memory guard" not in "".join(
+        run_failing(notebook, "raise MemoryError('mine')").reports()
+    )
+    reply = run_failing(notebook, "raise MemoryError('Unable to allocate 9.00 GiB')")
     assert "the memory guard perhaps refused 9.00 GiB" in reply.reports("guard")[0]
 
 
@@ -547,35 +583,35 @@ def test_long_tracebacks_are_shortened_while_they_are_shown() -> None:
 
 
 def test_a_cell_that_awaits_does_not_end_the_kernel(notebook: Kernel) -> None:
-    works(notebook, f"{ON} --touched", "import asyncio")
+    run_cells(notebook, f"{ON} --touched", "import asyncio")
     thread = "parts = []\ndef work(): parts.extend(bytearray(b'1') * 2**20 for _ in range(300))\n"
     start = (
         "thread = threading.Thread(target=work); thread.start()\nwhile thread.is_alive(): await "
         "asyncio.sleep(0.01)"
     )
     run(notebook, thread + start)
-    works(notebook, "thread.join(); parts.clear()")
+    run_cells(notebook, "thread.join(); parts.clear()")
 
 
 def test_a_limit_of_the_user_is_kept(notebook: Kernel) -> None:
     own = "resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**30, -1))"
-    works(notebook, ON, own, "1")
+    run_cells(notebook, ON, own, "1")
     assert notebook.value(SOFT) == 3 * 2**30
-    (state,) = works(notebook, "%gpumem guard").reports("note")
+    (state,) = run_cells(notebook, "%gpumem guard").reports("note")
     assert "other code has set RLIMIT_DATA, which is kept" in state
-    works(notebook, "%gpumem guard off", "%gpumem guard on", "limit = " + SOFT)
+    run_cells(notebook, "%gpumem guard off", "%gpumem guard on", "limit = " + SOFT)
     assert notebook.value("0 < limit <= 3 * 2**30")
     assert notebook.value(SOFT) == 3 * 2**30
     none = "resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))"
-    works(notebook, none, ON, own, none, f"limit = {SOFT}")
+    run_cells(notebook, none, ON, own, none, f"limit = {SOFT}")
     assert notebook.value("limit > 0"), "the guard goes on"
-    works(notebook, "%gpumem guard off", own, ON, none, f"limit = {SOFT}")
+    run_cells(notebook, "%gpumem guard off", own, ON, none, f"limit = {SOFT}")
     assert notebook.value("limit > 0"), "a lifted limit is none of the user's"
     assert notebook.value(SOFT) == -1
-    works(notebook, "saved = resource.getrlimit(resource.RLIMIT_DATA)")
-    works(notebook, "resource.setrlimit(resource.RLIMIT_DATA, saved)")
+    run_cells(notebook, "saved = resource.getrlimit(resource.RLIMIT_DATA)")
+    run_cells(notebook, "resource.setrlimit(resource.RLIMIT_DATA, saved)")
     assert notebook.value(SOFT) == -1, "ours, saved and restored by code, ends with the cell"
-    works(notebook, "%gpumem guard off")
+    run_cells(notebook, "%gpumem guard off")
 
 
 @pytest.mark.parametrize(
@@ -606,25 +642,25 @@ gc.collect()
 seen, freed = [], Freed()
 freed.cycle = freed
 """
-    works(notebook, cycle, ON, "gc.disable(); del freed")
-    works(notebook, cell, "gc.enable()")
+    run_cells(notebook, cycle, ON, "gc.disable(); del freed")
+    run_cells(notebook, cell, "gc.enable()")
     assert notebook.value("len(seen)") == 1
     assert notebook.value("seen[0] > 0") is is_guarded
 
 
 def test_commands_look_at_memory_once_the_limit_is_reached(notebook: Kernel) -> None:
-    works(notebook, ON)
-    reply = fails(notebook, FILL)
+    run_cells(notebook, ON)
+    reply = run_failing(notebook, FILL)
     assert reply.error in ERRORS
-    works(notebook, "%gpumem leaks")
-    status = "\n".join(ok(notebook, "%gpumem status").reports())
+    run_cells(notebook, "%gpumem leaks")
+    status = "\n".join(run_quietly(notebook, "%gpumem status").reports())
     assert "cannot be read" not in status
-    works(notebook, "del rows", "%gpumem guard off")
+    run_cells(notebook, "del rows", "%gpumem guard off")
 
 
 def test_names_that_a_cell_deletes_are_watched_without_a_limit(notebook: Kernel) -> None:
     """A large dict leaves too little memory below the limit for a walk through it."""
-    works(
+    run_cells(
         notebook,
         f"""\
 import ipygpumem.shell.deleted_names
@@ -641,9 +677,9 @@ some = 1""",
 
 
 def test_the_command_says_its_state_and_its_mistakes(notebook: Kernel) -> None:
-    (state,) = ok(notebook, "%gpumem guard").reports("note")
+    (state,) = run_quietly(notebook, "%gpumem guard").reports("note")
     assert state == "the guard is off: %gpumem guard on starts it"
-    (state,) = ok(notebook, f"{ON}\nlimit = {SOFT}").reports("note")
+    (state,) = run_quietly(notebook, f"{ON}\nlimit = {SOFT}").reports("note")
     assert state.startswith("the guard is on: a cell can use ")
     assert (
         " of the limit of 250 MiB · allocations are limited (RLIMIT_DATA), and memory in use is "
@@ -659,21 +695,21 @@ def test_the_command_says_its_state_and_its_mistakes(notebook: Kernel) -> None:
         "1GiB --limit 2GiB": "two limits: 1.00 GiB and 2.00 GiB",
         "maybe": "invalid choice: 'maybe'; use on, off, or a size such as 8GiB",
     }.items():
-        assert mistake in fails(notebook, f"%gpumem guard {line}", None).stderr
-    assert exist(notebook, "limit") == ["limit"]
+        assert mistake in run_failing(notebook, f"%gpumem guard {line}", None).stderr
+    assert existing_names(notebook, "limit") == ["limit"]
 
 
 @pytest.mark.parametrize(
     "line", ["250MiB", "250 MiB", "on 250MiB", "--limit 250MiB", "--limit 250MiB on"]
 )
 def test_a_size_starts_the_guard_with_this_limit(notebook: Kernel, line: str) -> None:
-    (state,) = ok(notebook, f"%gpumem guard {line}").reports("note")
+    (state,) = run_quietly(notebook, f"%gpumem guard {line}").reports("note")
     assert state.startswith("the guard is on: a cell can use ")
     assert " of the limit of 250 MiB" in state
 
 
 def test_an_option_alone_starts_the_guard(notebook: Kernel) -> None:
-    (state,) = ok(notebook, "%gpumem guard --touched").reports("note")
+    (state,) = run_quietly(notebook, "%gpumem guard --touched").reports("note")
     assert state.startswith("the guard is on")
     assert "allocations are limited" not in state
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel, Reply
 from ipygpumem.extras.guard.refusal import Refusal, refusal_in
-from tests.steps import fails, plain, tidied_kernel, works
+from tests.steps import plain, run_cells, run_failing, tidied_kernel
 
 ON = "%gpumem guard on --limit 250MiB"
 pytestmark = pytest.mark.skipif(
@@ -88,8 +88,8 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_refused_request_is_explained(kind: str, notebook: Kernel) -> None:
-    works(notebook, f"{ON}\nheld, x = bytearray(b'1') * 20 * 2**20, []")
-    (report,) = fails(notebook, REFUSED[kind], timeout=60).reports("guard")
+    run_cells(notebook, f"{ON}\nheld, x = bytearray(b'1') * 20 * 2**20, []")
+    (report,) = run_failing(notebook, REFUSED[kind], timeout=60).reports("guard")
     assert "the memory guard " in report
     assert "held" in report
     assert "%gpumem guard off" in report
@@ -97,8 +97,8 @@ def test_every_refused_request_is_explained(kind: str, notebook: Kernel) -> None
 
 @pytest.mark.parametrize("kind", RAISED)
 def test_other_errors_are_not_blamed_on_the_guard(kind: str, notebook: Kernel) -> None:
-    works(notebook, ON)
-    assert "memory guard" not in "".join(fails(notebook, RAISED[kind]).reports())
+    run_cells(notebook, ON)
+    assert "memory guard" not in "".join(run_failing(notebook, RAISED[kind]).reports())
 
 
 RECURSIONS = {
@@ -138,7 +138,7 @@ def _recursion(kernel: Kernel, code: str) -> Reply:
     code names, also in IPython and in the extension, and may crash: nothing is asked of it.
     """
     if sys.version_info[:2] != (3, 11):
-        return fails(kernel, code, timeout=120)
+        return run_failing(kernel, code, timeout=120)
     try:
         reply = kernel.run(code, timeout=120)
         while kernel.run("", silent=True, timeout=60).status == "aborted":
@@ -164,7 +164,7 @@ alive = weakref.WeakSet()
 class Local:
     def __init__(self): alive.add(self)
 """
-    works(notebook, prepare, ON)
+    run_cells(notebook, prepare, ON)
     reply = _recursion(notebook, RECURSIONS[kind])
     assert reply.error in ("MemoryError", "MemoryGuardError", "SystemError", "RecursionError")
     assert (

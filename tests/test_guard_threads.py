@@ -12,7 +12,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.guard.allocation_limit import SMALL_BYTES, AllocationLimit
 from ipygpumem.extras.guard.soft_limit import NO_LIMIT
-from tests.steps import fails, tidied_kernel, works
+from tests.steps import dedented, run_cells, run_failing, tidied_kernel
 from tests.waiting import wait_for
 
 MIB = 2**20
@@ -84,8 +84,8 @@ def lives_on(kernel: Kernel) -> None:
     # The guard may have stopped the cell that starts its threads and waits for them, and they fill
     # memory again. ``is_alive`` is False of one whose ``join`` was interrupted (bpo-45274).
     wait_for(lambda: not kernel.value("filling()"))
-    works(kernel, "assert kept == [1, 2]", "parts.clear(); parts = []")
-    reply = works(
+    run_cells(kernel, "assert kept == [1, 2]", "parts.clear(); parts = []")
+    reply = run_cells(
         kernel,
         "%gpumem free",
         "thread = threading.Thread(target=print, args=('alive',)); thread.start(); thread.join()",
@@ -111,28 +111,28 @@ THREADS = [
 def test_threads_that_run_out_of_memory_end_no_kernel(
     work: str, count: int, notebook: Kernel
 ) -> None:
-    works(notebook, DEFINITIONS, "kept = [1, 2]", ON)
+    run_cells(notebook, DEFINITIONS, "kept = [1, 2]", ON)
     run_threads(notebook, work, count)
     lives_on(notebook)
 
 
 @pytest.mark.parametrize("work", ["fill_and_display", "fill_again_and_again"])
 def test_threads_may_show_more_at_the_limit(work: str, notebook: Kernel) -> None:
-    works(notebook, DEFINITIONS, "kept = [1, 2]", ON)
+    run_cells(notebook, DEFINITIONS, "kept = [1, 2]", ON)
     run_threads(notebook, work, 4)
     lives_on(notebook)
 
 
 def test_a_report_tells_why_a_thread_died(notebook: Kernel) -> None:
-    works(notebook, DEFINITIONS, ON)
+    run_cells(notebook, DEFINITIONS, ON)
     work = """
 def numbers():
     parts.append(bytes(2**30))
 start(numbers, 1)
 """
-    reply = works(notebook, work)
+    reply = run_cells(notebook, work)
     if "MemoryError" not in reply.stderr:  # nothing was left for the thread's stack
-        reply = works(notebook, "parts.clear()", "%gpumem free", work)
+        reply = run_cells(notebook, "parts.clear()", "%gpumem free", work)
     assert "MemoryError" in reply.stderr
     (report,) = reply.reports("guard")
     assert "the memory guard perhaps refused a request" in report
@@ -150,36 +150,52 @@ def numbers():
     parts.append(bytes(2**30))
 start(numbers, 1)
 """
-    works(notebook, DEFINITIONS, ON)
-    (report,) = works(notebook, without_memory).reports("guard")
+    run_cells(notebook, DEFINITIONS, ON)
+    (report,) = run_cells(notebook, without_memory).reports("guard")
     assert "the memory guard perhaps refused a request of a thread" in report
-    works(notebook, "Causes.explain = explain")
+    run_cells(notebook, "Causes.explain = explain")
 
 
 @pytest.mark.parametrize(
     "use",
     [
-        "context = zmq.Context()\nsockets = [context.socket(zmq.PUSH) for _ in range(40)]",
-        "for _ in range(900): push.send(b'1' * 100)\nfor _ in range(900): pull.recv()",
-        "for number in range(900): print(number, flush=number % 100 == 0)",
+        pytest.param(
+            """
+            context = zmq.Context()
+            sockets = [context.socket(zmq.PUSH) for _ in range(40)]
+            """,
+            id="new sockets",
+        ),
+        pytest.param(
+            """
+            for _ in range(900): push.send(b'1' * 100)
+            for _ in range(900): pull.recv()
+            """,
+            id="messages",
+        ),
+        pytest.param(
+            "for number in range(900): print(number, flush=number % 100 == 0)", id="prints"
+        ),
     ],
 )
 def test_sockets_work_while_the_limit_is_reached(use: str, notebook: Kernel) -> None:
     prepare = """
-kept, parts, full = [1, 2], [], False
-pull = zmq.Context.instance().socket(zmq.PULL)
-pull.bind('inproc://test')
-push = zmq.Context.instance().socket(zmq.PUSH)
-push.connect('inproc://test')
-push.set_hwm(0)
-"""
-    works(notebook, prepare, ON)
-    fill = (
-        "try:\n    while True: parts.append(b'1' * 2**10 + b'')\nexcept MemoryError: full = True\n"
-    )
-    works(notebook, fill + use)
+        kept, parts, full = [1, 2], [], False
+        pull = zmq.Context.instance().socket(zmq.PULL)
+        pull.bind('inproc://test')
+        push = zmq.Context.instance().socket(zmq.PUSH)
+        push.connect('inproc://test')
+        push.set_hwm(0)
+        """
+    run_cells(notebook, prepare, ON)
+    fill = """
+        try:
+            while True: parts.append(b'1' * 2**10 + b'')
+        except MemoryError: full = True
+        """
+    run_cells(notebook, dedented(fill) + dedented(use))
     assert notebook.value("full")
-    works(notebook, "pull.close(); push.close()")
+    run_cells(notebook, "pull.close(); push.close()")
     lives_on(notebook)
 
 
@@ -193,18 +209,21 @@ try:
 finally: event.set()
 for thread in threads: thread.join()
 """
-    works(notebook, ON, wait)
+    run_cells(notebook, ON, wait)
 
 
 def test_the_limit_stays_while_threads_of_the_cell_go_on(notebook: Kernel) -> None:
     soft = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
-    works(
+    run_cells(
         notebook,
         ON,
-        "event = threading.Event()\nthread = threading.Thread(target=event.wait); thread.start()",
+        """
+        event = threading.Event()
+        thread = threading.Thread(target=event.wait); thread.start()
+        """,
     )
     assert notebook.value(soft) > 0
-    works(notebook, "event.set(); thread.join()")
+    run_cells(notebook, "event.set(); thread.join()")
     assert notebook.value(soft) == -1
 
 
@@ -218,26 +237,26 @@ threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
 thread.join()
 """
     soft = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
-    works(notebook, ON)
-    assert fails(notebook, interrupted).error == "KeyboardInterrupt"
-    works(notebook, "time.sleep(1)")  # the guard looks whether threads run
+    run_cells(notebook, ON)
+    assert run_failing(notebook, interrupted).error == "KeyboardInterrupt"
+    run_cells(notebook, "time.sleep(1)")  # the guard looks whether threads run
     assert notebook.value(soft) > 0
-    works(notebook, "event.set()")
+    run_cells(notebook, "event.set()")
     wait_for(lambda: notebook.value(soft) == -1)
 
 
 def test_a_pools_workers_that_wait_keep_no_limit(notebook: Kernel) -> None:
     soft = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
     # Without the workers of an earlier test, which were not started under this limit.
-    works(
+    run_cells(
         notebook,
         "import asyncio; from concurrent.futures import ThreadPoolExecutor",
         "asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())",
     )
-    works(notebook, ON, "await asyncio.to_thread(len, ())")
+    run_cells(notebook, ON, "await asyncio.to_thread(len, ())")
     # A worker may still be on its way to its queue when the cell ends.
     wait_for(lambda: notebook.value(soft) == -1)
-    works(
+    run_cells(
         notebook,
         """
         event, started = threading.Event(), threading.Event()
@@ -252,7 +271,7 @@ def test_a_pools_workers_that_wait_keep_no_limit(notebook: Kernel) -> None:
         """,
     )
     assert notebook.value(soft) > 0, "this worker runs code of the cell"
-    works(notebook, "event.set(); await task")
+    run_cells(notebook, "event.set(); await task")
     wait_for(lambda: notebook.value(soft) == -1)
 
 
@@ -266,8 +285,8 @@ def fill(number):
     add = {fill}
     while True: add('x' * 1000 + str(number))
 """
-    works(notebook, definitions, ON)
-    reply = fails(
+    run_cells(notebook, definitions, ON)
+    reply = run_failing(
         notebook, "await asyncio.gather(*(asyncio.to_thread(fill, number) for number in range(6)))"
     )
     assert "Unexpected exception formatting exception" not in reply.stdout

@@ -41,7 +41,7 @@ from tests.control_group import (
     v2_system,
 )
 from tests.process_memory import allow, touched
-from tests.steps import host_table, works
+from tests.steps import host_table, run_cells
 
 needs_mark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="no /proc/self/clear_refs"
@@ -366,14 +366,14 @@ def kernel_in(group: Path, folder: Path) -> Iterator[Kernel]:
         patch.setattr(sys, "executable", str(python))
         kernel = Kernel()
     with contextlib.closing(kernel):
-        works(kernel, "%load_ext ipygpumem")
+        run_cells(kernel, "%load_ext ipygpumem")
         yield kernel
 
 
 def test_the_limit_is_the_total_and_the_parts_sum_to_it(group: Path, tmp_path: Path) -> None:
     with kernel_in(group, tmp_path) as kernel:
         title, before = host_table(kernel)
-        works(kernel, "block = bytearray(b'x') * (256 << 20)")
+        run_cells(kernel, "block = bytearray(b'x') * (256 << 20)")
         _, held = host_table(kernel)
         (file,) = [
             name for name in ("memory.usage_in_bytes", "memory.current") if (group / name).exists()
@@ -438,7 +438,13 @@ def test_free_memory_above_the_limit_is_shown_as_out_of_reach() -> None:
 @pytest.fixture
 def limited(kernel: Kernel) -> Kernel:
     """A kernel that may have 512 MiB of address space more than it has."""
-    works(kernel, "from tests.process_memory import allow\nbound = allow('RLIMIT_AS', 512 << 20)")
+    run_cells(
+        kernel,
+        """
+        from tests.process_memory import allow
+        bound = allow('RLIMIT_AS', 512 << 20)
+        """,
+    )
     return kernel
 
 
@@ -448,7 +454,7 @@ def test_all_reports_show_free_memory_within_the_limit(limited: Kernel) -> None:
     said = re.search(r"free: RAM ([\d.]+ \wiB)", recovered)
     assert said is not None, recovered
     assert 400 * MIB < parse_bytes(said[1]) <= 512 * MIB
-    (status,) = works(limited, "%gpumem status").reports("status")
+    (status,) = run_cells(limited, "%gpumem status").reports("status")
     row = re.search(r"^ +([\d.]+ \wiB)  +free ", status, re.MULTILINE)
     assert row is not None, status
     assert parse_bytes(row[1]) <= 512 * MIB

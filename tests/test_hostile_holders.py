@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import kernel_with, ok
+from tests.steps import kernel_with, run_quietly
 
 HOSTILE = {
     "a metaclass of an attribute": """
@@ -97,10 +97,16 @@ LEFT = """[
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_the_holder_is_named_and_none_of_its_code_runs(notebook: Kernel, kind: str) -> None:
-    ok(notebook, "from ipygpumem.shell.app import app_of", "calls = []")
-    ok(notebook, textwrap.dedent(HOSTILE[kind]))
-    experiment = ok(notebook, "%%experiment e\nkeep(np.ones(1 << 22))")
-    leaks = ok(notebook, "%gpumem leaks")
+    run_quietly(notebook, "from ipygpumem.shell.app import app_of", "calls = []")
+    run_quietly(notebook, textwrap.dedent(HOSTILE[kind]))
+    experiment = run_quietly(
+        notebook,
+        """
+        %%experiment e
+        keep(np.ones(1 << 22))
+        """,
+    )
+    leaks = run_quietly(notebook, "%gpumem leaks")
     (size,) = notebook.value(LEFT)
     assert size == pytest.approx(1 << 25, rel=0.01)  # with the array's own object
     for result in (experiment, leaks):
@@ -108,7 +114,7 @@ def test_the_holder_is_named_and_none_of_its_code_runs(notebook: Kernel, kind: s
         said = result.stdout + result.stderr + "".join(shown)
         assert "hostile" not in said.replace("hostile handlers", "")
     assert notebook.value("calls") == []
-    ok(notebook, "import logging; logging.getLogger('hostile handlers').handlers = []")
+    run_quietly(notebook, "import logging; logging.getLogger('hostile handlers').handlers = []")
 
 
 STAND_IN = """
@@ -136,7 +142,7 @@ LOOKS = ("%gpumem", "%gpumem top", "%gpumem why data", "%gpumem leaks", "%gpumem
 
 @pytest.mark.parametrize("code", [STAND_IN, GLOBALS], ids=["a module's stand-in", "globals"])
 def test_no_search_runs_code_of_a_module_or_of_globals(kernel: Kernel, code: str) -> None:
-    ok(kernel, "calls = []; data = bytearray(1 << 22)", code)
+    run_quietly(kernel, "calls = []; data = bytearray(1 << 22)", code)
     for line in (*LOOKS, "%%experiment e\nmore = bytearray(1 << 22)"):
-        assert ok(kernel, line).reports()
-        assert ok(kernel, "print(calls)").stdout == "[]\n", line
+        assert run_quietly(kernel, line).reports()
+        assert run_quietly(kernel, "print(calls)").stdout == "[]\n", line

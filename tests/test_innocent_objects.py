@@ -1,14 +1,12 @@
 """A printed line frees the row's memory, and leaves alone what else its holder has."""
 
-import textwrap
-
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.kernel_records import ASK, LEFT, alive, left_by_experiment
-from tests.steps import SHOW_LIBRARIES, needs, tidied_kernel, works
+from tests.kernel_records import READ_LEAKS, READ_WHY, number_alive, survivor_rows
+from tests.steps import SHOW_LIBRARIES, experiment, needs, run_cells, tidied_kernel
 
-shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", ASK, hides_libraries=True)
+shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", READ_WHY, hides_libraries=True)
 
 HOLDERS = {
     "a namespace": (
@@ -142,13 +140,13 @@ HOLDERS = {
 def test_a_line_frees_its_row_and_nothing_else(notebook: Kernel, holder: str) -> None:
     before, leave, is_whole = HOLDERS[holder]
     if holder == "a finalizer next to another":  # the module weakref has it
-        works(notebook, SHOW_LIBRARIES)
+        run_cells(notebook, SHOW_LIBRARIES)
     if "pandas" in before:
         needs("pandas")
-    works(notebook, LEFT, "def keep(data): watched.append(weakref.ref(data))", before)
-    works(notebook, f"%%experiment e\n{textwrap.dedent(leave).strip()}")
-    assert alive(notebook) == 1
-    (row,) = left_by_experiment(notebook)
-    works(notebook, row[2])
-    assert alive(notebook) == 0
+    run_cells(notebook, READ_LEAKS, "def keep(data): watched.append(weakref.ref(data))", before)
+    run_cells(notebook, experiment(leave))
+    assert number_alive(notebook) == 1
+    (row,) = survivor_rows(notebook)
+    run_cells(notebook, row[2])
+    assert number_alive(notebook) == 0
     assert notebook.value(is_whole) is True

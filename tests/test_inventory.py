@@ -135,7 +135,11 @@ def test_paths_are_the_shortest_and_read_like_python() -> None:
 
 
 def test_a_part_that_was_displayed_has_the_path_of_its_variable(loaded: InteractiveShell) -> None:
-    loaded.run_cell("import numpy\nsteps = {'a': [numpy.ones(1 << 17)]}\nsteps['a'];")
+    loaded.run_cell("""
+    import numpy
+    steps = {'a': [numpy.ones(1 << 17)]}
+    steps['a'];
+    """)
     loaded.run_cell("steps['a'][0]", store_history=True)
     loaded.run_cell("numpy.ones(1 << 18)", store_history=True)
     inventory = inventory_of_notebook(loaded)

@@ -13,7 +13,18 @@ from benchmarks.harness.control_group import limited_group, move
 from benchmarks.harness.kernel import Kernel, Reply
 from ipygpumem.extras.isolate.packets import dump, load
 from ipygpumem.records import CellRecord
-from tests.steps import exist, fails, goes_on, kernel_with, ok, plain, run, sizes, works
+from tests.steps import (
+    assert_goes_on,
+    dedented,
+    existing_names,
+    kernel_with,
+    mib_after,
+    plain,
+    run,
+    run_cells,
+    run_failing,
+    run_quietly,
+)
 from tests.terminal import Terminal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="%%isolate forks on Linux only")
@@ -30,7 +41,7 @@ GRANDCHILD = "import subprocess\nsleeper = subprocess.Popen(['sleep', '1000']).p
 
 def isolated(kernel: Kernel, code: str, options: str = "") -> str:
     """Run a cell in a child process; return its result."""
-    return str(ok(kernel, f"%%isolate {options}\n{textwrap.dedent(code)}").result)
+    return str(run_quietly(kernel, f"%%isolate {options}\n{textwrap.dedent(code)}").result)
 
 
 # -- what it shows ------------------------------------------------------------------------------
@@ -45,7 +56,7 @@ def test_a_cell_looks_as_usual(kernel: Kernel) -> None:
         handler.stream.write('five')
         old
     """
-    reply = ok(kernel, "%%isolate" + textwrap.dedent(code))
+    reply = run_quietly(kernel, "%%isolate" + textwrap.dedent(code))
     assert reply.kinds[:3] == ["stdout", "display", "stderr"]
     assert reply.kinds[-2:] == ["result", "display"]
     assert (reply.result, reply.stdout.split()) == ("[1]", ["one"])
@@ -54,7 +65,7 @@ def test_a_cell_looks_as_usual(kernel: Kernel) -> None:
         "ZeroDivisionError",
         "<b>two</b>",
     )
-    assert ok(kernel, "%%isolate\nold;").result is None
+    assert run_quietly(kernel, "%%isolate\nold;").result is None
 
 
 def test_output_comes_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> None:
@@ -64,25 +75,39 @@ def test_output_comes_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> Non
 seen = 1
 print('now')
 time.sleep(1000)"""
-    reply = fails(kernel, cell, "KeyboardInterrupt", interrupt_when="now")
+    reply = run_failing(kernel, cell, "KeyboardInterrupt", interrupt_when="now")
     # On a busy machine, the text may arrive before its line has ended.
     assert re.search(r"^-+> [34] (print|time)", plain(reply.traceback), re.MULTILINE)
     assert reply.reports("recovery") == []
     assert kernel.value("seen") == 1
-    goes_on(kernel)
+    assert_goes_on(kernel)
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        "def f():\n    return 1 / 0\nf()",
-        "x = (",
-        "%nomagic",
-        "class Own(Exception): pass\nraise Own('text')",
+        pytest.param(
+            """
+            def f():
+                return 1 / 0
+            f()
+            """,
+            id="an error of a function",
+        ),
+        pytest.param("x = (", id="a syntax error"),
+        pytest.param("%nomagic", id="a missing magic"),
+        pytest.param(
+            """
+            class Own(Exception): pass
+            raise Own('text')
+            """,
+            id="an own class of errors",
+        ),
     ],
 )
 def test_an_error_is_shown_as_usual_and_stops_the_next_cells(code: str, kernel: Kernel) -> None:
-    plainly, here = (run(kernel, f"{first}\n{code}") for first in ("#%%isolate", "%%isolate"))
+    plainly = run(kernel, "#%%isolate\n" + dedented(code))
+    here = run(kernel, "%%isolate\n" + dedented(code))
     assert here.status == plainly.status == "error"
 
     def shown(reply: Reply) -> list[str]:
@@ -95,40 +120,43 @@ def test_an_error_is_shown_as_usual_and_stops_the_next_cells(code: str, kernel: 
 
 
 def test_figures_widgets_and_updates_reach_the_front_end(kernel: Kernel) -> None:
-    reply = ok(
+    reply = run_quietly(
         kernel,
-        """\
-%%isolate
-import matplotlib.pyplot as plt
-_ = plt.plot([1, 2])
-""",
+        """
+        %%isolate
+        import matplotlib.pyplot as plt
+        _ = plt.plot([1, 2])
+        """,
     )
     assert "image/png" in reply.displays[0]["data"]
     assert "matplotlib" not in kernel.value("list(sys.modules)")
-    reply = ok(
+    reply = run_quietly(
         kernel,
-        """\
-%%isolate
-display(1, display_id='it')
-display(2, display_id='it', update=True)
-""",
+        """
+        %%isolate
+        display(1, display_id='it')
+        display(2, display_id='it', update=True)
+        """,
     )
     assert reply.displays[0]["data"]["text/plain"] == "2"
 
 
 def test_isolate_works_outside_of_cells(kernel: Kernel) -> None:
-    ok(kernel, "get_ipython().run_cell('%%isolate --keep silent\\nsilent = 5', silent=True)")
+    run_quietly(
+        kernel, "get_ipython().run_cell('%%isolate --keep silent\\nsilent = 5', silent=True)"
+    )
     assert kernel.value("silent") == 5
 
 
 def test_magics_work_around_and_inside_an_isolated_cell(kernel: Kernel) -> None:
-    ok(
+    run_quietly(
         kernel,
-        """\
-%%capture caught
-%%isolate
-print('out')
-old""",
+        """
+        %%capture caught
+        %%isolate
+        print('out')
+        old
+        """,
     )
     assert kernel.value("(caught.stdout, caught.outputs[0].data)") == (
         "out\n",
@@ -136,47 +164,48 @@ old""",
     )
     assert (
         "Wall time"
-        in ok(
+        in run_quietly(
             kernel,
-            """\
-%%time
-%%isolate
-pass
-""",
+            """
+            %%time
+            %%isolate
+            pass
+            """,
         ).stdout
     )
     assert (
         "Wall time"
-        in ok(
+        in run_quietly(
             kernel,
-            """\
-%%isolate
-%%time
-pass
-""",
+            """
+            %%isolate
+            %%time
+            pass
+            """,
         ).stdout
     )
-    reply = ok(
+    reply = run_quietly(
         kernel,
-        """\
-%%experiment run --keep best
-%%isolate --keep best old fresh
-old, best, fresh = 2, 3, 4
-""",
+        """
+        %%experiment run --keep best
+        %%isolate --keep best old fresh
+        old, best, fresh = 2, 3, 4
+        """,
     )
-    assert exist(kernel, "fresh", "best") == ["best"]
+    assert existing_names(kernel, "fresh", "best") == ["best"]
     assert kernel.value("old") == [1]
     assert "restored: old" in reply.reports("experiment")[0]
 
 
 def test_an_output_that_cannot_be_shown_is_named(kernel: Kernel) -> None:
-    reply = ok(
+    reply = run_quietly(
         kernel,
-        """\
-%%isolate
-class Text(str): pass
-display({'text/plain': Text('x')}, raw=True)
-print('next')""",
+        """
+        %%isolate
+        class Text(str): pass
+        display({'text/plain': Text('x')}, raw=True)
+        print('next')
+        """,
     )
     assert reply.stdout == "next\n"
     assert "an output was lost: AttributeError" in reply.reports("note")[0]
@@ -195,12 +224,14 @@ def test_messages_of_widgets_are_passed_on(kernel: Kernel) -> None:
         assert message["msg_type"] != "error", message
     assert message["content"]["target_name"] == "mine"
     assert (message["content"]["data"], bytes(message["buffers"][0])) == ({"a": 1}, b"bytes")
-    goes_on(kernel)
+    assert_goes_on(kernel)
 
 
 def test_input_await_and_random_numbers_work(kernel: Kernel) -> None:
-    assert ok(kernel, "%%isolate\nprint(input('name?'))", answers=["Ada"]).stdout == "Ada\n"
-    assert fails(kernel, "%%isolate\ninput()", "StdinNotImplementedError").stdout == ""
+    assert (
+        run_quietly(kernel, "%%isolate\nprint(input('name?'))", answers=["Ada"]).stdout == "Ada\n"
+    )
+    assert run_failing(kernel, "%%isolate\ninput()", "StdinNotImplementedError").stdout == ""
     assert isolated(kernel, "import asyncio\nawait asyncio.sleep(0, 'slept')") == "'slept'"
     assert isolated(kernel, "random.random()") == str(kernel.value("random.random()"))
 
@@ -210,7 +241,7 @@ def test_an_isolated_cell_shows_no_warning_and_writes_no_history(kernel: Kernel)
         isolated(kernel, "get_ipython().run_cell('old # marked', store_history=True).result")
         == "[1]"
     )
-    ok(kernel, "history = get_ipython().history_manager; history.writeout_cache()")
+    run_quietly(kernel, "history = get_ipython().history_manager; history.writeout_cache()")
     assert kernel.value("list(history.search('old # marked'))") == []
     assert kernel.value("len(list(history.search('*old # marked*')))") == 1
 
@@ -227,11 +258,11 @@ def test_only_kept_names_come_back(kernel: Kernel) -> None:
         new = New()
         model['new'] = model['old']
     """
-    reply = ok(
+    reply = run_quietly(
         kernel,
         "%%isolate --keep 'loss*' double,point lock new model nosuch" + textwrap.dedent(code),
     )
-    assert exist(kernel, "gone", "loss_a", "loss_b", "lock", "New") == ["loss_a", "loss_b"]
+    assert existing_names(kernel, "gone", "loss_a", "loss_b", "lock", "New") == ["loss_a", "loss_b"]
     assert kernel.value("(double(2), type(point) is Point, type(new).__name__)") == (4, True, "New")
     assert kernel.value("model['new'] is model['old']")
     (report,) = reply.reports("note")
@@ -244,7 +275,7 @@ def test_only_kept_names_come_back(kernel: Kernel) -> None:
 def test_a_value_that_only_the_child_can_load_is_named(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "only_there.py").write_text("class Thing: pass")
     code = f"sys.path.append({str(tmp_path)!r})\nimport only_there\nthing = only_there.Thing()"
-    reply = ok(kernel, f"%%isolate --keep thing\n{code}")
+    reply = run_quietly(kernel, f"%%isolate --keep thing\n{code}")
     assert "thing did not come back: ModuleNotFoundError" in reply.reports("note")[0]
 
 
@@ -274,65 +305,91 @@ def test_files_that_the_cell_leaves_open_are_written(kernel: Kernel, tmp_path: P
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("os.kill(os.getpid(), 40)", r"was killed by 40 \(Real-time signal 6\)"),
-        ("ctypes.string_at(0)", r"was killed by SIGSEGV \(Segmentation fault\)"),
-        ("os.abort()", r"was killed by SIGABRT \(Aborted\)"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", r"was killed by SIGKILL \(Killed\)"),
-        ("os._exit(3)", "ended itself with exit code 3"),
-        ("os.closerange(3, 1000); os._exit(0)", "ended itself with exit code 0"),
-        (
+        pytest.param(
+            "os.kill(os.getpid(), 40)",
+            r"was killed by 40 \(Real-time signal 6\)",
+            id="a real-time signal",
+        ),
+        pytest.param(
+            "ctypes.string_at(0)",
+            r"was killed by SIGSEGV \(Segmentation fault\)",
+            id="a segmentation fault",
+        ),
+        pytest.param("os.abort()", r"was killed by SIGABRT \(Aborted\)", id="an abort"),
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGKILL)", r"was killed by SIGKILL \(Killed\)", id="a kill"
+        ),
+        pytest.param("os._exit(3)", "ended itself with exit code 3", id="an exit code"),
+        pytest.param(
+            "os.closerange(3, 1000); os._exit(0)",
+            "ended itself with exit code 0",
+            id="closed descriptors",
+        ),
+        pytest.param(
             "class End:\n    def __reduce__(self): return os._exit, (6,)\nold = End()",
             "ended itself with exit code 6",
+            id="an exit while a name is sent",
         ),
     ],
 )
 def test_a_childs_death_is_the_cells_error(code: str, message: str, kernel: Kernel) -> None:
-    reply = fails(kernel, f"%%isolate --keep old\n{code}", "ChildProcessError")
+    reply = run_failing(kernel, f"%%isolate --keep old\n{code}", "ChildProcessError")
     assert re.fullmatch(f"the cell's child process {message}; no name came back", reply.message)
     assert ('.py", line 2 in <module>' in reply.traceback) == (
         code in ("ctypes.string_at(0)", "os.abort()")
     )
     assert reply.displays[-1]["metadata"]["ipygpumem"]["reports"] == ["cell"]
-    goes_on(kernel)
+    assert_goes_on(kernel)
 
 
 def test_the_oom_killer_takes_the_child(kernel: Kernel) -> None:
     with limited_group(300 * 2**20) as group, Kernel() as kernel:
-        works(kernel, "%load_ext ipygpumem\nheld = bytearray(b'1') * (100 << 20)")
-        move(int(kernel.value("__import__('os').getpid()")), group)
-        reply = fails(
+        run_cells(
             kernel,
-            """\
-%%isolate
-rows = []
-while True: rows.append(bytearray(b'1') * 2**20)
-""",
+            """
+            %load_ext ipygpumem
+            held = bytearray(b'1') * (100 << 20)
+            """,
+        )
+        move(int(kernel.value("__import__('os').getpid()")), group)
+        reply = run_failing(
+            kernel,
+            """
+            %%isolate
+            rows = []
+            while True: rows.append(bytearray(b'1') * 2**20)
+            """,
         )
         assert (
             "SIGKILL (Killed): the OOM killer ended it, because its control group's memory was "
             "used up" in (reply.message)
         )
-        assert works(kernel, "len(held)").result == str(100 << 20)
+        assert run_cells(kernel, "len(held)").result == str(100 << 20)
 
 
 def test_a_name_that_takes_much_memory_is_loaded_after_the_child(kernel: Kernel) -> None:
     """The kernel's process is refused the memory while the child process has it, too."""
-    works(
+    run_cells(
         kernel,
-        """\
-pid = os.getpid()
-def when_alone():
-    children = open(f'/proc/{pid}/task/{pid}/children').read()
-    if os.getpid() == pid and children: raise MemoryError
-    return 'loaded'
-class Large:
-    def __reduce__(self): return when_alone, ()""",
+        """
+        pid = os.getpid()
+        def when_alone():
+            children = open(f'/proc/{pid}/task/{pid}/children').read()
+            if os.getpid() == pid and children: raise MemoryError
+            return 'loaded'
+        class Large:
+            def __reduce__(self): return when_alone, ()
+        """,
     )
-    reply = works(
-        kernel, "%%isolate --keep large shared small\nlarge, shared, small = Large(), [old], 3"
+    reply = run_cells(
+        kernel,
+        """
+        %%isolate --keep large shared small
+        large, shared, small = Large(), [old], 3
+        """,
     )
     assert reply.reports("note") == []
-    assert works(kernel, "large, shared[0] is old, small").result == "('loaded', False, 3)"
+    assert run_cells(kernel, "large, shared[0] is old, small").result == "('loaded', False, 3)"
 
 
 def test_an_interrupt_after_the_cells_code_loses_no_name(kernel: Kernel) -> None:
@@ -342,9 +399,16 @@ def test_an_interrupt_after_the_cells_code_loses_no_name(kernel: Kernel) -> None
             def __reduce__(self):
                 signal.raise_signal(signal.SIGINT); return int, (7,)"""
     )
-    works(kernel, late)
-    fails(kernel, "%%isolate --keep late plain\nlate, plain = Late(), 5", "KeyboardInterrupt")
-    assert works(kernel, "late, plain").result == "(7, 5)"
+    run_cells(kernel, late)
+    run_failing(
+        kernel,
+        """
+        %%isolate --keep late plain
+        late, plain = Late(), 5
+        """,
+        "KeyboardInterrupt",
+    )
+    assert run_cells(kernel, "late, plain").result == "(7, 5)"
 
 
 def test_a_value_that_cannot_be_loaded_loses_no_other(kernel: Kernel) -> None:
@@ -356,16 +420,16 @@ def test_a_value_that_cannot_be_loaded_loses_no_other(kernel: Kernel) -> None:
         bad, worse, good, shared = Two(1, 2), Once(), bytearray(b'1') * (100 << 20), [old]
         worse.a = 1
     """
-    reply = works(kernel, f"%%isolate --keep bad worse old good shared{textwrap.dedent(code)}")
+    reply = run_cells(kernel, f"%%isolate --keep bad worse old good shared{textwrap.dedent(code)}")
     lost = "\n".join(reply.reports("note"))
     assert [line.split(": ")[1:3] for line in lost.splitlines()] == [
         ["bad did not come back", "TypeError"],
         ["worse did not come back", "SystemExit"],
     ]
-    assert works(
+    assert run_cells(
         kernel, "len(good) >> 20, shared[0] is old, {'bad', 'worse'} & {*globals()}"
     ).result == ("(100, True, set())")
-    works(kernel, "del good, shared")
+    run_cells(kernel, "del good, shared")
 
 
 def test_large_values_are_not_in_memory_twice() -> None:
@@ -382,48 +446,56 @@ def test_large_values_are_not_in_memory_twice() -> None:
 def test_a_second_ctrl_c_ends_the_loading_of_a_name(kernel: Kernel) -> None:
     """The names before it come back."""
     strike = "signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)"
-    works(
+    run_cells(
         kernel,
         f"class Slow:\n    def __setstate__(self, state):\n        {strike}\n        "
         f"time.sleep(10**6)",
     )
     # the child process does not load as much
     code = "slow, first, last = Slow(), bytes(70 << 20), 2\nslow.a = 1"
-    reply = fails(kernel, f"%%isolate --keep first slow last\n{code}", "KeyboardInterrupt")
+    reply = run_failing(kernel, f"%%isolate --keep first slow last\n{code}", "KeyboardInterrupt")
     assert reply.message == "the cell's child process was ended by the second Ctrl-C"
-    assert exist(kernel, "first", "slow", "last") == ["first"]
+    assert existing_names(kernel, "first", "slow", "last") == ["first"]
 
 
 def test_a_pool_that_the_cell_deletes_still_works_in_the_kernel(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
         "import multiprocessing; pool = multiprocessing.get_context('fork').Pool(2); pool.map(abs, "
         "[1])",
     )
     for _ in range(8):
-        works(kernel, "%%isolate\ndel pool")
-        assert works(kernel, "pool.map_async(abs, [-5]).get(60)").result == "[5]"
-    works(kernel, "pool.terminate(); del pool")
+        run_cells(
+            kernel,
+            """
+            %%isolate
+            del pool
+            """,
+        )
+        assert run_cells(kernel, "pool.map_async(abs, [-5]).get(60)").result == "[5]"
+    run_cells(kernel, "pool.terminate(); del pool")
 
 
 def test_limits_end_the_cell(kernel: Kernel) -> None:
     grow = "rows = []\nwhile True: rows.append(bytearray(b'1') * 2**20)"
-    reply = fails(kernel, f"%%isolate --memory 80MiB --keep old\n{grow}", "MemoryError")
+    reply = run_failing(kernel, f"%%isolate --memory 80MiB --keep old\n{grow}", "MemoryError")
     assert "the limit of 80 MiB (--memory) was reached" in reply.reports("note")[0]
-    assert 60 < sizes(reply.reports("cell")[0], "child process peak") < 110
+    assert 60 < mib_after(reply.reports("cell")[0], "child process peak") < 110
     assert (
-        fails(kernel, "%%isolate --memory 80MiB\nraise MemoryError", "MemoryError").reports("note")
+        run_failing(kernel, "%%isolate --memory 80MiB\nraise MemoryError", "MemoryError").reports(
+            "note"
+        )
         == []
     )
     assert "%debug" not in "".join(reply.reports()), "the frames were those of the child process"
-    reply = fails(
+    reply = run_failing(
         kernel, f"%%isolate --time 0.5 --keep sleeper\n{GRANDCHILD}time.sleep(1000)", "TimeoutError"
     )
     assert (
         reply.message
         == "the cell's child process was ended after 500 ms (--time); no name came back"
     )
-    goes_on(kernel)
+    assert_goes_on(kernel)
 
 
 def test_a_child_that_ignores_ctrl_c_is_ended_by_the_second(kernel: Kernel) -> None:
@@ -431,56 +503,78 @@ def test_a_child_that_ignores_ctrl_c_is_ended_by_the_second(kernel: Kernel) -> N
         "signal.signal(signal.SIGINT, lambda *_: os.kill(os.getppid(), signal.SIGINT))\n"
         "print('now')\n"
     )
-    reply = fails(
+    reply = run_failing(
         kernel,
-        f"%%isolate\n{code}while True: time.sleep(1)",
+        f"""
+        %%isolate
+        {code}while True: time.sleep(1)
+        """,
         "KeyboardInterrupt",
         interrupt_when="now",
     )
     assert reply.message == "the cell's child process was ended by the second Ctrl-C"
-    goes_on(kernel)
+    assert_goes_on(kernel)
 
 
 def test_processes_of_the_cell_end_with_it(kernel: Kernel) -> None:
-    ok(kernel, f"%%isolate --keep sleeper\n{GRANDCHILD}")
+    run_quietly(kernel, f"%%isolate --keep sleeper\n{GRANDCHILD}")
     pid = kernel.value("sleeper")
     states = [path.read_text().split()[2] for path in Path(f"/proc/{pid}").glob("stat")]
     assert states in ([], ["Z"])
-    reply = ok(
+    reply = run_quietly(
         kernel,
-        """\
-%%isolate
-if os.fork(): _ = os.wait()
-print('here')
-""",
+        """
+        %%isolate
+        if os.fork(): _ = os.wait()
+        print('here')
+        """,
     )
     assert reply.stdout.count("here") == 2
 
 
 def test_the_record_has_the_childs_peak(kernel: Kernel) -> None:
-    works(kernel, "import ipygpumem\nlarge = bytearray(b'1') * (100 << 20)")
-    reply = ok(kernel, "%%isolate\nother = bytearray(b'1') * (64 << 20)")
+    run_cells(
+        kernel,
+        """
+        import ipygpumem
+        large = bytearray(b'1') * (100 << 20)
+        """,
+    )
+    reply = run_quietly(
+        kernel,
+        """
+        %%isolate
+        other = bytearray(b'1') * (64 << 20)
+        """,
+    )
     record = CellRecord.from_dict(kernel.value("ipygpumem.last().to_dict()"))
     assert record.child_peak_bytes is not None
     assert 64 << 20 <= record.child_peak_bytes < 80 << 20
-    assert 64 <= sizes(reply.reports("cell")[0], "child process peak") < 80
-    ok(kernel, "%%isolate\nfor place in range(0, len(large), 4096): large[place] = 0")
+    assert 64 <= mib_after(reply.reports("cell")[0], "child process peak") < 80
+    run_quietly(
+        kernel,
+        """
+        %%isolate
+        for place in range(0, len(large), 4096): large[place] = 0
+        """,
+    )
     assert 100 << 20 <= kernel.value("ipygpumem.last().child_peak_bytes") < 120 << 20
-    works(kernel, "del large")
+    run_cells(kernel, "del large")
 
 
 def test_garbage_of_the_kernel_stays_the_kernels(kernel: Kernel) -> None:
     """Finalizers remove files, end pools, and so on."""
-    works(
+    run_cells(
         kernel,
-        """\
-import gc; gc.disable()
-class Loop:
-    def __del__(self): print('deleted')
-loop = Loop(); loop.itself = loop; del loop""",
+        """
+        import gc; gc.disable()
+        class Loop:
+            def __del__(self): print('deleted')
+        loop = Loop(); loop.itself = loop; del loop
+        """,
     )
-    assert ok(kernel, "%%isolate\ngc.collect();").stdout == ""
-    assert ok(kernel, "gc.enable(); gc.collect();").stdout == "deleted\n"
+    assert run_quietly(kernel, "%%isolate\ngc.collect();").stdout == ""
+    assert run_quietly(kernel, "gc.enable(); gc.collect();").stdout == "deleted\n"
 
 
 # -- what a fork cannot use ---------------------------------------------------------------------
@@ -492,15 +586,34 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
     """
     code = "torch.randn(300, 300) @ torch.randn(300, 300)\ntorch.randn(2000, 300).exp().sum()\n"
     with Kernel(env={**os.environ, "OMP_NUM_THREADS": "2"}) as kernel:
-        works(kernel, f"%load_ext ipygpumem\nimport torch\n{code}threads = torch.get_num_threads()")
-        ok(kernel, f"%%isolate --time 300\n{code}assert torch.get_num_threads() == threads")
-        works(
+        run_cells(
+            kernel,
+            f"""
+            %load_ext ipygpumem
+            import torch
+            {code}threads = torch.get_num_threads()
+            """,
+        )
+        run_quietly(
+            kernel,
+            f"""
+            %%isolate --time 300
+            {code}assert torch.get_num_threads() == threads
+            """,
+        )
+        run_cells(
             kernel,
             f"from ipygpumem.extras.isolate import openmp\nopenmp._PAUSE = 'missing before GCC "
             f"9'\n{code}",
         )
-        ok(kernel, f"%%isolate --time 300\n{code}assert torch.get_num_threads() == 1")
-        works(
+        run_quietly(
+            kernel,
+            f"""
+            %%isolate --time 300
+            {code}assert torch.get_num_threads() == 1
+            """,
+        )
+        run_cells(
             kernel,
             """
             import polars
@@ -508,9 +621,22 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
             def total(): return frame.sum()
             """,
         )
-        reply = fails(kernel, "%%isolate\ntotal()", None)
+        reply = run_failing(
+            kernel,
+            """
+            %%isolate
+            total()
+            """,
+            None,
+        )
         assert "%%isolate: polars cannot be used in a forked child process" in reply.stderr
-        ok(kernel, "%%isolate\n1")
+        run_quietly(
+            kernel,
+            """
+            %%isolate
+            1
+            """,
+        )
 
 
 def test_isolate_is_refused_in_one_line_on_other_systems(
@@ -520,7 +646,10 @@ def test_isolate_is_refused_in_one_line_on_other_systems(
     for platform, reason in reasons.items():
         with monkeypatch.context() as patch:
             patch.setattr(sys, "platform", platform)
-            loaded.run_cell("%%isolate\n1")
+            loaded.run_cell("""
+            %%isolate
+            1
+            """)
         assert f"%%isolate works on Linux only: {reason}" in capsys.readouterr().err
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import kernel_with, works
+from tests.steps import kernel_with, run_cells
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(
@@ -48,7 +48,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, kernel: Kernel) -> Iterator
     """Folder in which the kernel's processes say that they are ready."""
     path = tmp_path_factory.mktemp("job")
     (path / "job.py").write_text(MODULE)
-    works(kernel, f"os.chdir({str(path)!r}); sys.path.insert(0, {str(path)!r})\nimport job")
+    run_cells(
+        kernel,
+        f"""
+        os.chdir({str(path)!r}); sys.path.insert(0, {str(path)!r})
+        import job
+        """,
+    )
     process = psutil.Process(kernel.value("os.getpid()"))
     yield path
     for child in process.children(recursive=True):  # a worker of torchrun would outlive all of them
@@ -70,7 +76,7 @@ def rows(status: str) -> dict[int, tuple[float, str]]:
 
 
 def listed(kernel: Kernel) -> dict[int, tuple[float, str]]:
-    return rows(works(kernel, "%gpumem status").reports("status")[0])
+    return rows(run_cells(kernel, "%gpumem status").reports("status")[0])
 
 
 def started(kernel: Kernel, code: str) -> str:
@@ -78,7 +84,7 @@ def started(kernel: Kernel, code: str) -> str:
     # the kernel counts starts in hundredths of a second: cells that are nearer cannot be told apart
     #
     time.sleep(0.05)
-    works(kernel, code)
+    run_cells(kernel, code)
     time.sleep(0.05)
     return f"cell {kernel.value('len(In) - 1')}"
 
@@ -97,7 +103,7 @@ def test_a_launchers_later_workers_belong_to_the_launchers_cell(
     cell = started(kernel, LAUNCH)
     launcher = kernel.value("run.pid")
     wait_for(lambda: len(ready(folder) - before) == 2)
-    works(kernel, "1 + 1")
+    run_cells(kernel, "1 + 1")
     processes = listed(kernel)
     workers = ready(folder) - before
     assert {psutil.Process(pid).ppid() for pid in workers} == {launcher}
@@ -122,6 +128,6 @@ def test_a_left_over_process_stays_listed_with_its_cell(kernel: Kernel, folder: 
     assert {pid: cell for pid, (_, cell) in listed(kernel).items()} == {
         pid: cell for pid, (_, cell) in before.items()
     }
-    works(kernel, "%unload_ext ipygpumem", "%load_ext ipygpumem")
+    run_cells(kernel, "%unload_ext ipygpumem", "%load_ext ipygpumem")
     assert set(listed(kernel)) == set(before)
     assert not [pid for pid in before if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE]

@@ -11,7 +11,7 @@ from ipygpumem.heap.live.objects_since import ObjectsSince, YoungSaver
 from ipygpumem.heap.sizes.sizes import Sizes
 from ipygpumem.inventory.remaining.kept_objects import kept_objects
 from tests.alone import printed
-from tests.steps import works
+from tests.steps import run_cells
 
 MANY = 20_000
 
@@ -91,19 +91,29 @@ def test_kept_objects_hide_no_leak() -> None:
 @pytest.mark.parametrize("code", ["records[3]['o'] = kept", "short.append(kept)"])
 def test_items_of_a_kept_array_of_objects_are_no_leak(kernel: Kernel, code: str) -> None:
     """A line set the kept array's item to None."""
-    works(
+    run_cells(
         kernel,
-        "import numpy as np\nrecords = [{'number': each} for each in range(1000)]; short = []",
+        """
+        import numpy as np
+        records = [{'number': each} for each in range(1000)]; short = []
+        """,
         f"%%experiment e --keep kept\nkept = np.array([np.ones(1 << 21), 1], dtype=object)\n{code}",
     )
-    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak"), leaks
 
 
 def test_items_of_an_array_of_objects_have_its_name(kernel: Kernel) -> None:
-    (report,) = works(
+    (report,) = run_cells(
         kernel,
-        "import numpy as np\nplaces = []",
-        "%%experiment e\ncells = np.array([np.ones(1 << 21), 1], object)\nplaces.append(cells)",
+        """
+        import numpy as np
+        places = []
+        """,
+        """
+        %%experiment e
+        cells = np.array([np.ones(1 << 21), 1], object)
+        places.append(cells)
+        """,
     ).survivors()
     assert "cells: ndarray" in report

@@ -293,7 +293,7 @@ def test_arrays_of_one_line_are_not_compared_with_each_other(
     roots = Roots(
         {id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), names=names
     )
-    reached = ReferrerGraph._reached
+    reached = ReferrerGraph._ids_reached
     starts_of_each = list[int]()
 
     def count(edges: Any, starts: Any, within: Any) -> Any:
@@ -301,7 +301,7 @@ def test_arrays_of_one_line_are_not_compared_with_each_other(
         starts_of_each.append(len(starts))
         return reached(edges, starts, within)
 
-    monkeypatch.setattr(ReferrerGraph, "_reached", staticmethod(count))
+    monkeypatch.setattr(ReferrerGraph, "_ids_reached", staticmethod(count))
     holders = explain(keys[:1], heap, roots, rows={keys[0]: Row(keys)}, all_places=True)
     assert holders[keys[0]].remedy.line == 'outer["x"].clear()'
     assert sum(starts_of_each) < 10 * number

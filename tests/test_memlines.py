@@ -27,7 +27,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.report import text
 from ipygpumem.units import MIB, parse_bytes
 from tests.fakes import FakeProbe, fake_module
-from tests.steps import kernel_with, ok, plain
+from tests.steps import kernel_with, plain, run_quietly
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
@@ -429,7 +429,7 @@ def test_a_copy_costs_its_size_and_work_in_place_costs_nothing(shared: Kernel) -
 
 
 def test_a_statement_costs_the_same_when_the_heap_has_free_pages(shared: Kernel) -> None:
-    ok(
+    run_quietly(
         shared,
         """
         import numpy as np
@@ -439,13 +439,13 @@ def test_a_statement_costs_the_same_when_the_heap_has_free_pages(shared: Kernel)
         """,
     )
     for _ in range(4):
-        (report,) = ok(shared, "%gpumemit -r 2 np.ones(2**20)").reports("gpumemit")
+        (report,) = run_quietly(shared, "%gpumemit -r 2 np.ones(2**20)").reports("gpumemit")
         # What is kept is noise of a few KiB.
         peak = re.search(r"np\.ones\(2\*\*20\) +RAM +\S+(?: KiB)? +\+([\d.]+ MiB)", report)
         assert peak is not None, report
         # the kernel's count may be behind by 256 KiB for each thread
         assert parse_bytes(peak[1]) == pytest.approx(8 * MIB, abs=MIB)
-    ok(shared, "del still_alive")
+    run_quietly(shared, "del still_alive")
 
 
 def test_lines_of_a_cell_are_statements_and_a_block_is_one(shared: Kernel) -> None:
@@ -540,7 +540,7 @@ def _mib(text: str) -> int:
 
 
 def test_a_cell_and_a_function_of_the_notebook_line_by_line(notebook: Kernel) -> None:
-    reply = ok(
+    reply = run_quietly(
         notebook,
         """\
 %%memlines -f work
@@ -552,19 +552,19 @@ kept = work(32)
     cell, work = {"cell:2": (32, 64), "cell:3": (0, 0)}, {"work:2": (32, 32), "work:3": (32, 32)}
     assert line_sizes(reply) == {**cell, **work, "work:4": (-32, 0), "work:5": (0, 0)}
     assert "del second" in reply.reports("memlines")[0]
-    ok(notebook, "del kept")
+    run_quietly(notebook, "del kept")
 
 
 def test_lines_are_numbered_as_python_does(notebook: Kernel) -> None:
-    reply = ok(notebook, "%%memlines\ntext = 'a\u2028b\x0c'\nkept = bytearray(32 << 20)\n")
+    reply = run_quietly(notebook, "%%memlines\ntext = 'a\u2028b\x0c'\nkept = bytearray(32 << 20)\n")
     assert line_sizes(reply)["cell:3"] == (32, 32)
     (report,) = reply.reports("memlines")
     assert re.search(r"^\s*3 .*kept = bytearray", report, re.MULTILINE)
-    ok(notebook, "del kept, text")
+    run_quietly(notebook, "del kept, text")
 
 
 def test_methods_and_async_functions_and_await_at_the_top(notebook: Kernel) -> None:
-    reply = ok(
+    reply = run_quietly(
         notebook,
         """\
 %%memlines -f Model.forward -f slow
@@ -577,11 +577,11 @@ len(gone) >> 20
     assert sizes_by_line["Model.forward:8"] == (8, 8)
     assert sizes_by_line["slow:10"] == (16, 16)
     assert not any(name.endswith(":0") for name in sizes_by_line)
-    ok(notebook, "del gone")
+    run_quietly(notebook, "del gone")
 
 
 def test_functions_that_the_cell_defines_are_followed(notebook: Kernel) -> None:
-    ok(notebook, "from textwrap import dedent")
+    run_quietly(notebook, "from textwrap import dedent")
     cell = textwrap.dedent(
         """\
         %%memlines -f own Local.method dedent
@@ -594,19 +594,19 @@ def test_functions_that_the_cell_defines_are_followed(notebook: Kernel) -> None:
         "dedent('text')"
     )
     for _ in range(2):  # the second time the names have values of the first
-        reply = ok(notebook, cell)
+        reply = run_quietly(notebook, cell)
         sizes_by_line = line_sizes(reply)
         assert sizes_by_line["cell:4"] == sizes_by_line["cell:7"] == (8, 8)
         assert "\n  dedent\n" in reply.reports("memlines")[0]
         assert not any(name.startswith(("own:", "Local")) for name in sizes_by_line)
-        ok(notebook, "del kept")
-    ok(notebook, "del own, Local, dedent")
+        run_quietly(notebook, "del kept")
+    run_quietly(notebook, "del own, Local, dedent")
 
 
 def test_reused_heap_pages_are_counted(notebook: Kernel) -> None:
     # Seen: once glibc has freed a block of that size, the next ones come from its heap, and were
     # shown as 0.
-    ok(
+    run_quietly(
         notebook,
         """
         import numpy as np
@@ -616,9 +616,9 @@ def test_reused_heap_pages_are_counted(notebook: Kernel) -> None:
             return 1
         """,
     )
-    ok(notebook, "for _ in range(4): make()")
+    run_quietly(notebook, "for _ in range(4): make()")
     for _ in range(2):
-        reply = ok(
+        reply = run_quietly(
             notebook,
             """\
 %%memlines -f make
@@ -637,7 +637,7 @@ make()
 
 
 def test_a_cell_that_sets_a_trace_function_is_reported(notebook: Kernel) -> None:
-    reply = ok(
+    reply = run_quietly(
         notebook,
         """\
 %%memlines
@@ -651,8 +651,8 @@ y = 2
         "measuring stopped early: the code has set another trace function (sys.settrace)" in report
     )
     assert notebook.value("(sys.gettrace() is None, y)") == (False, 2)
-    ok(notebook, "sys.settrace(None)")
-    assert "stopped early" not in ok(notebook, "%%memlines\nx = 1").reports("memlines")[0]
+    run_quietly(notebook, "sys.settrace(None)")
+    assert "stopped early" not in run_quietly(notebook, "%%memlines\nx = 1").reports("memlines")[0]
 
 
 def test_an_error_is_shown_as_ever_with_the_table_up_to_there(notebook: Kernel) -> None:
@@ -666,11 +666,11 @@ never = 1
     assert re.search(r"-> 3\b", plain(reply.traceback))
     assert set(line_sizes(reply)) == {"cell:2", "cell:3", "work:2", "work:3", "work:4", "work:5"}
     assert "never = 1" in reply.reports("memlines")[0]
-    ok(notebook, "del kept")
+    run_quietly(notebook, "del kept")
 
 
 def test_an_interrupt_ends_memlines_with_its_table(notebook: Kernel) -> None:
-    ok(notebook, "from tests.waiting import announce")
+    run_quietly(notebook, "from tests.waiting import announce")
     reply = notebook.run(
         """\
 %%memlines
@@ -698,7 +698,7 @@ def test_an_interrupt_before_the_first_line_leaves_no_table(
 
 def test_memlines_and_experiments_work_inside_each_other(notebook: Kernel) -> None:
     for first, second in (("%%experiment one", "%%memlines"), ("%%memlines", "%%experiment one")):
-        reply = ok(notebook, f"{first}\n{second}\nlocal = block(8)\nlen(local) >> 20")
+        reply = run_quietly(notebook, f"{first}\n{second}\nlocal = block(8)\nlen(local) >> 20")
         assert reply.result == "8"
         assert len(reply.reports("experiment")) == 1
         assert line_sizes(reply)["cell:3"] == (8, 8)
@@ -706,7 +706,7 @@ def test_memlines_and_experiments_work_inside_each_other(notebook: Kernel) -> No
 
 
 def test_memlines_works_above_autofit_and_is_refused_below(notebook: Kernel) -> None:
-    reply = ok(
+    reply = run_quietly(
         notebook,
         """\
 %%memlines
@@ -721,4 +721,4 @@ held = block(size)
 held = block(size)
 """)
     assert "write it above %%autofit" in reply.stderr
-    ok(notebook, "del held")
+    run_quietly(notebook, "del held")

@@ -21,7 +21,7 @@ from ipygpumem.report.estimate import share_rows
 from ipygpumem.report.freeing import freed_report
 from ipygpumem.report.status import status_report
 from ipygpumem.units import GIB, KIB, MIB
-from tests.steps import dedented, fails, kernel_with, needs, ok
+from tests.steps import dedented, kernel_with, needs, run_failing, run_quietly
 
 notebook = kernel_with("%load_ext ipygpumem")
 
@@ -59,19 +59,19 @@ notebook = kernel_with("%load_ext ipygpumem")
     ],
 )
 def test_a_cell_of_our_commands_has_no_line_and_no_row(notebook: Kernel, cell: str) -> None:
-    ok(notebook, "import ipygpumem")
+    run_quietly(notebook, "import ipygpumem")
     if cell == "%experiment end":
-        ok(notebook, "%experiment start scope")
+        run_quietly(notebook, "%experiment start scope")
     before = notebook.value("len(ipygpumem.history())")
-    assert ok(notebook, cell).reports("cell") == []
+    assert run_quietly(notebook, cell).reports("cell") == []
     if "reload" not in cell:  # which begins a new history
         assert notebook.value("len(ipygpumem.history())") == before
     if cell == "%experiment start scope":
-        ok(notebook, "%experiment end")
+        run_quietly(notebook, "%experiment end")
 
 
 def test_a_mistake_in_our_command_has_no_line_either(notebook: Kernel) -> None:
-    reply = fails(notebook, "%gpumem tpo", None)
+    reply = run_failing(notebook, "%gpumem tpo", None)
     assert "did you mean top?" in reply.stderr
     assert reply.displays == []
 
@@ -81,7 +81,7 @@ def test_a_mistake_in_our_command_has_no_line_either(notebook: Kernel) -> None:
     ["%peak", "%estimate", "%gpumemit", "%%peak", "%gpumem peak\n\n", "%%isolate", "%%autofit n=2"],
 )
 def test_a_command_without_code_has_no_line(notebook: Kernel, cell: str) -> None:
-    assert fails(notebook, cell, None).displays == []
+    assert run_failing(notebook, cell, None).displays == []
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_cell_with_other_code_keeps_its_line(notebook: Kernel, cell: str) -> N
 
 
 def test_records_of_a_notebook_leave_our_commands_out(notebook: Kernel) -> None:
-    reply = ok(notebook, "%gpumem top")
+    reply = run_quietly(notebook, "%gpumem top")
     assert [display["metadata"]["ipygpumem"]["reports"] for display in reply.displays] == [["top"]]
     assert "CellRecord" not in str(reply.displays[0]["metadata"])
 
@@ -147,7 +147,7 @@ def test_no_line_or_statement_has_a_column_for_a_semaphore() -> None:
 
 
 def test_the_parts_of_ram_have_no_row_for_a_semaphore(notebook: Kernel) -> None:
-    ok(
+    run_quietly(
         notebook,
         dedented(
             """
@@ -157,7 +157,7 @@ def test_the_parts_of_ram_have_no_row_for_a_semaphore(notebook: Kernel) -> None:
         ),
     )
     for command in ("%gpumem", "%gpumem status"):
-        (shown,) = ok(notebook, command).reports()
+        (shown,) = run_quietly(notebook, command).reports()
         rows = [line.split("   ")[0].split() for line in shown.splitlines() if "shared" in line]
         assert [row for row in rows if row[1:2] in (["KiB"], ["B"])] == []
 
@@ -186,7 +186,9 @@ ipygpumem.export("records.json", force=True)
 def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel with the objects that users make."""
     with Kernel() as kernel:
-        ok(kernel, "%load_ext ipygpumem", f"%cd -q {tmp_path_factory.mktemp('records')}", OBJECTS)
+        run_quietly(
+            kernel, "%load_ext ipygpumem", f"%cd -q {tmp_path_factory.mktemp('records')}", OBJECTS
+        )
         yield kernel
 
 
@@ -214,7 +216,10 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 def test_an_object_shows_its_report_and_no_address(
     objects: Kernel, expression: str, begins: str
 ) -> None:
-    shown = [ok(objects, expression).result or "", ok(objects, f"print({expression})").stdout]
+    shown = [
+        run_quietly(objects, expression).result or "",
+        run_quietly(objects, f"print({expression})").stdout,
+    ]
     for shape in shown:
         assert shape.startswith(begins)
         assert " at 0x" not in shape
@@ -222,7 +227,7 @@ def test_an_object_shows_its_report_and_no_address(
 
 
 def test_displayed_records_are_not_stored_again_in_the_output(objects: Kernel) -> None:
-    reply = ok(objects, "ipygpumem.history()")
+    reply = run_quietly(objects, "ipygpumem.history()")
     metadata = [display["metadata"].get("ipygpumem", {}) for display in reply.displays]
     assert [len(item.get("records", [])) for item in metadata] == [1]  # the cell's own
 
@@ -234,7 +239,7 @@ def test_displayed_records_are_not_stored_again_in_the_output(objects: Kernel) -
     "first_line", ["%%peak", "%%experiment demo", "%%memlines", "%gpumem peak"]
 )
 def test_a_traceback_shows_no_frame_of_ipygpumem(notebook: Kernel, first_line: str) -> None:
-    traceback = fails(notebook, f"{first_line}\n1 / 0", "ZeroDivisionError").traceback
+    traceback = run_failing(notebook, f"{first_line}\n1 / 0", "ZeroDivisionError").traceback
     assert "run_line_magic" not in traceback
     assert "1 / 0" in plain(traceback)
 
@@ -280,18 +285,18 @@ def test_an_error_that_the_user_handles_stays_in_the_traceback(notebook: Kernel)
             ipygpumem.load('missing.json')
         """
     )
-    shown = plain(fails(notebook, cell, "FileError").traceback)
+    shown = plain(run_failing(notebook, cell, "FileError").traceback)
     assert "ZeroDivisionError" in shown
     assert "FileNotFoundError" not in shown
 
 
 @pytest.mark.parametrize("cell", ["%%estimate\n1", "%gpumem preload"])
 def test_a_missing_package_is_no_wrong_usage(notebook: Kernel, cell: str) -> None:
-    ok(notebook, "import importlib.util; real = importlib.util.find_spec")
+    run_quietly(notebook, "import importlib.util; real = importlib.util.find_spec")
     hide = "lambda name, *more: None if name == 'torch' else real(name, *more)"
-    ok(notebook, f"importlib.util.find_spec = {hide}")
-    reply = fails(notebook, cell, "MissingPackageError")
-    ok(notebook, "importlib.util.find_spec = real")
+    run_quietly(notebook, f"importlib.util.find_spec = {hide}")
+    reply = run_failing(notebook, cell, "MissingPackageError")
+    run_quietly(notebook, "importlib.util.find_spec = real")
     assert plain(reply.traceback).strip().endswith("not installed: %pip install torch")
     assert "UsageError" not in reply.stderr + reply.traceback
     if not cell.startswith("%%"):  # which runs the user's code
@@ -303,7 +308,7 @@ def test_a_missing_package_is_no_wrong_usage(notebook: Kernel, cell: str) -> Non
 
 def test_equal_unnamed_tensors_share_one_row_with_their_holder(notebook: Kernel) -> None:
     needs("numpy")
-    ok(
+    run_quietly(
         notebook,
         dedented(
             """
@@ -315,31 +320,33 @@ def test_equal_unnamed_tensors_share_one_row_with_their_holder(notebook: Kernel)
             """
         ),
     )
-    (shown,) = ok(notebook, "%gpumem tensors").displays
+    (shown,) = run_quietly(notebook, "%gpumem tensors").displays
     rows = [row for row in table_rows(shown["data"]["text/html"]) if "ndarray" in row["type"]]
     (row,) = [row for row in rows if "(no name)" in row["name"]]
     assert (row["size"], row["name"]) == ("60 MiB", "30 × (no name)")
     assert "lru_cache of function load" in row["held by"]
     assert [row["held by"] for row in rows if row["name"] == "named"] == [""]
-    ok(notebook, "load.cache_clear(); del named")
+    run_quietly(notebook, "load.cache_clear(); del named")
 
 
 # -- figures that a user asks for with a text, and at the top level of a cell ----------------------
 
 
 def test_a_name_in_quotes_gets_the_call_for_the_variable(notebook: Kernel) -> None:
-    ok(notebook, "import ipygpumem\nnoise = bytearray(8 << 20)")
-    shown = ok(notebook, "ipygpumem.why('noise')").result
+    run_quietly(notebook, "import ipygpumem\nnoise = bytearray(8 << 20)")
+    shown = run_quietly(notebook, "ipygpumem.why('noise')").result
     assert "for the variable: ipygpumem.why(noise)" in shown
     assert re.match(r"object · str · \d+ B", shown)
-    assert "for the variable" not in ok(notebook, "ipygpumem.why('nothing')").result
+    assert "for the variable" not in run_quietly(notebook, "ipygpumem.why('nothing')").result
 
 
 def test_memory_of_a_cells_own_code_has_no_name_of_a_frame(objects: Kernel) -> None:
     needs("memray")
     needs("numpy")
-    ok(objects, "import numpy")
-    (shown,) = ok(objects, "%%peak\nrows = numpy.ones(1 << 20)\nmore = rows + 1").reports("peak")
+    run_quietly(objects, "import numpy")
+    (shown,) = run_quietly(objects, "%%peak\nrows = numpy.ones(1 << 20)\nmore = rows + 1").reports(
+        "peak"
+    )
     assert "top level, line 3: more = rows + 1" in shown
     assert "<module>" not in shown
 
@@ -384,7 +391,7 @@ def test_a_device_with_hardly_any_memory_has_no_table() -> None:
 
 
 def test_the_options_explain_their_values(notebook: Kernel) -> None:
-    shown = " ".join(ok(notebook, "%config IPyGpuMem").stdout.split())
+    shown = " ".join(run_quietly(notebook, "%config IPyGpuMem").stdout.split())
     assert "%config IPyGpuMem.quiet = True" in shown
     assert "'oom': out-of-memory errors" in shown
     assert "'oom+interrupt': Ctrl-C too" in shown
@@ -397,13 +404,13 @@ def test_the_options_explain_their_values(notebook: Kernel) -> None:
 
 def test_why_of_the_outputs_lists_their_memory(notebook: Kernel) -> None:
     needs("numpy")
-    ok(notebook, "import numpy\nshown = [numpy.ones(1 << 20)]")
+    run_quietly(notebook, "import numpy\nshown = [numpy.ones(1 << 20)]")
     numbers = []
     for code in ("shown;\nshown", "shown[0]", "numpy.ones(1 << 19)"):
-        ok(notebook, code)
+        run_quietly(notebook, code)
         numbers.append(notebook.value("max(Out)"))
     whole, part, alone = numbers
-    (report,) = ok(notebook, "%gpumem why Out").reports("why")
+    (report,) = run_quietly(notebook, "%gpumem why Out").reports("why")
     headline = report.splitlines()[0]
     assert re.match(r"Out · \d+ outputs · RAM 1\d\.?\d* MiB · del Out frees 0 B", headline)
     rows = [" ".join(line.split()) for line in report.splitlines()]
@@ -412,106 +419,106 @@ def test_why_of_the_outputs_lists_their_memory(notebook: Kernel) -> None:
     line = f'get_ipython().run_line_magic("xdel", "shown") # also held by Out[{part}]'
     assert line in " ".join(rows)
     assert any(f"Out[{alone}] ndarray" in line and f"%xdel _{alone}" in line for line in rows)
-    ok(notebook, "%xdel shown", f"%xdel _{part}", f"%xdel _{alone}")
-    (report,) = ok(notebook, "%gpumem why Out").reports("why")
+    run_quietly(notebook, "%xdel shown", f"%xdel _{part}", f"%xdel _{alone}")
+    (report,) = run_quietly(notebook, "%gpumem why Out").reports("why")
     assert "MiB" not in report
 
 
 def test_the_lines_that_free_all_outputs_do(notebook: Kernel) -> None:
     needs("numpy")
-    ok(notebook, "import numpy, weakref", "numpy.ones(1 << 20)", "first = weakref.ref(_)")
-    ok(notebook, "numpy.ones(1 << 20)", "last = weakref.ref(_)")
-    (report,) = ok(notebook, "%gpumem why Out").reports("why")
+    run_quietly(notebook, "import numpy, weakref", "numpy.ones(1 << 20)", "first = weakref.ref(_)")
+    run_quietly(notebook, "numpy.ones(1 << 20)", "last = weakref.ref(_)")
+    (report,) = run_quietly(notebook, "%gpumem why Out").reports("why")
     lines = report.rpartition("to free all outputs: ")[2].strip().split(", then ")
     assert len(lines) == 2
-    ok(notebook, *lines)
+    run_quietly(notebook, *lines)
     assert notebook.value("[first() is None, last() is None]") == [True, True]
 
 
 def test_a_second_name_of_an_object_finds_its_row(notebook: Kernel) -> None:
-    ok(notebook, "first = second = bytearray(8 << 20)")
+    run_quietly(notebook, "first = second = bytearray(8 << 20)")
     for command in ("second", "'sec*'", "first"):
-        (report,) = ok(notebook, f"%gpumem top {command}").reports("top")
+        (report,) = run_quietly(notebook, f"%gpumem top {command}").reports("top")
         assert "first, second" in report
-    ok(notebook, "del first, second")
+    run_quietly(notebook, "del first, second")
 
 
 def test_a_small_name_is_said_to_be_small(notebook: Kernel) -> None:
-    ok(notebook, "small = 5; tiny = [small]; large = bytearray(8 << 20)")
-    (report,) = ok(notebook, "%gpumem top small tiny").reports("top")
+    run_quietly(notebook, "small = 5; tiny = [small]; large = bytearray(8 << 20)")
+    (report,) = run_quietly(notebook, "%gpumem top small tiny").reports("top")
     assert "small, tiny: less than 1 KiB" in report
-    (report,) = ok(notebook, "%gpumem top small large").reports("top")
+    (report,) = run_quietly(notebook, "%gpumem top small large").reports("top")
     assert "small: less than 1 KiB" in report
-    (report,) = ok(notebook, "%gpumem top large").reports("top")
+    (report,) = run_quietly(notebook, "%gpumem top large").reports("top")
     assert "less than" not in report
-    ok(notebook, "del small, tiny, large")
+    run_quietly(notebook, "del small, tiny, large")
 
 
 def test_top_says_that_shared_memory_counts_once(notebook: Kernel) -> None:
-    ok(notebook, "rows = [bytearray(8 << 20) for _ in range(2)]\nlast = rows[1]")
-    (report,) = ok(notebook, "%gpumem top rows last").reports("top")
+    run_quietly(notebook, "rows = [bytearray(8 << 20) for _ in range(2)]\nlast = rows[1]")
+    (report,) = run_quietly(notebook, "%gpumem top rows last").reports("top")
     assert "counted once" in report
-    (report,) = ok(notebook, "del last", "%gpumem top rows").reports("top")
+    (report,) = run_quietly(notebook, "del last", "%gpumem top rows").reports("top")
     assert "counted once" not in report
-    ok(notebook, "del rows")
+    run_quietly(notebook, "del rows")
 
 
 def test_tensors_have_no_row_without_memory(notebook: Kernel) -> None:
     needs("numpy")
-    ok(notebook, "import numpy\nempty, full = numpy.zeros(0), numpy.ones(1 << 18)")
-    (report,) = ok(notebook, "%gpumem tensors").reports("tensors")
+    run_quietly(notebook, "import numpy\nempty, full = numpy.zeros(0), numpy.ones(1 << 18)")
+    (report,) = run_quietly(notebook, "%gpumem tensors").reports("tensors")
     assert "full" in report
     assert "empty" not in report
     assert " 0 B " not in report
-    (report,) = ok(notebook, "%gpumem tensors empty").reports("tensors")
+    (report,) = run_quietly(notebook, "%gpumem tensors empty").reports("tensors")
     assert "empty" in report  # the user asks for it
-    ok(notebook, "del empty, full")
+    run_quietly(notebook, "del empty, full")
 
 
 def test_copies_of_an_output_are_not_listed(notebook: Kernel) -> None:
     needs("numpy")
-    ok(notebook, "import numpy\nseen = numpy.ones(1 << 20)", "seen", "seen")
-    (report,) = ok(notebook, "%gpumem why seen").reports("why")
+    run_quietly(notebook, "import numpy\nseen = numpy.ones(1 << 20)", "seen", "seen")
+    (report,) = run_quietly(notebook, "%gpumem why seen").reports("why")
     numbers = notebook.value("sorted(Out)[-2:]")
     assert f"Out[{numbers[0]}], Out[{numbers[1]}]" in " ".join(report.split())
     assert "IPython's output _" not in report
-    ok(notebook, "%xdel seen")
+    run_quietly(notebook, "%xdel seen")
 
 
 # -- what a command has done ----------------------------------------------------------------------
 
 
 def test_a_start_names_the_open_experiments(notebook: Kernel) -> None:
-    (line,) = ok(notebook, "%experiment start outer").reports("note")
+    (line,) = run_quietly(notebook, "%experiment start outer").reports("note")
     assert line == "experiment outer is open: %experiment end ends it"
-    (line,) = ok(notebook, "%experiment start inner --keep a").reports("note")
+    (line,) = run_quietly(notebook, "%experiment start inner --keep a").reports("note")
     assert line == "experiment inner is open inside outer: %experiment end ends it"
-    ok(notebook, "%experiment end outer")
+    run_quietly(notebook, "%experiment end outer")
 
 
 def test_a_start_with_no_report_says_nothing(notebook: Kernel) -> None:
-    assert ok(notebook, "%experiment start silent --report none").displays == []
-    assert ok(notebook, "%experiment keep x").displays == []
-    ok(notebook, "x = 1", "%experiment end")
+    assert run_quietly(notebook, "%experiment start silent --report none").displays == []
+    assert run_quietly(notebook, "%experiment keep x").displays == []
+    run_quietly(notebook, "x = 1", "%experiment end")
 
 
 def test_keep_lists_kept_names_and_names_that_do_not_exist_yet(notebook: Kernel) -> None:
-    ok(notebook, "%experiment start kept --keep first", "second = 2; other = 3")
-    (line,) = ok(notebook, "%experiment keep second").reports("note")
+    run_quietly(notebook, "%experiment start kept --keep first", "second = 2; other = 3")
+    (line,) = run_quietly(notebook, "%experiment keep second").reports("note")
     assert line == "experiment kept keeps first, second (no name matches first yet)"
-    (line,) = ok(notebook, "%experiment keep second 'oth*'").reports("note")
+    (line,) = run_quietly(notebook, "%experiment keep second 'oth*'").reports("note")
     assert line == "experiment kept keeps first, second, oth* (no name matches first yet)"
-    ok(notebook, "first = 1")
-    (line,) = ok(notebook, "%experiment keep second").reports("note")
+    run_quietly(notebook, "first = 1")
+    (line,) = run_quietly(notebook, "%experiment keep second").reports("note")
     assert line == "experiment kept keeps first, second, oth*"
-    (report,) = ok(notebook, "%experiment end").reports("experiment")
+    (report,) = run_quietly(notebook, "%experiment end").reports("experiment")
     assert "kept: second, other, first" in " ".join(report.split())
-    ok(notebook, "del first, second, other")
+    run_quietly(notebook, "del first, second, other")
 
 
 def test_a_trivial_experiment_names_no_step_that_freed_it(notebook: Kernel) -> None:
-    ok(notebook, "%gpumem free")  # what earlier tests have left in the heap
-    (report,) = ok(notebook, "%%experiment trivial\nsmall = 1").reports("experiment")
+    run_quietly(notebook, "%gpumem free")  # what earlier tests have left in the heap
+    (report,) = run_quietly(notebook, "%%experiment trivial\nsmall = 1").reports("experiment")
     assert "freed by" not in report
 
 
@@ -532,30 +539,30 @@ def test_the_status_says_once_how_much_has_no_name(notebook: Kernel) -> None:
     block = ctypes.c_void_p(libc.malloc(128 << 20))
     libc.memset(block, 1, 128 << 20);
     """
-    ok(notebook, dedented(cell))
-    (report,) = ok(notebook, "%gpumem status").reports("status")
+    run_quietly(notebook, dedented(cell))
+    (report,) = run_quietly(notebook, "%gpumem status").reports("status")
     assert report.count("not named") == 1
-    ok(notebook, "libc.free(block)")
+    run_quietly(notebook, "libc.free(block)")
 
 
 def test_a_row_of_several_names_and_why_agree(notebook: Kernel) -> None:
     needs("numpy")
-    ok(notebook, "import numpy; rows = [numpy.ones(1 << 20)]; rows", "rows")
-    (top,) = ok(notebook, "%gpumem top rows").reports("top")
+    run_quietly(notebook, "import numpy; rows = [numpy.ones(1 << 20)]; rows", "rows")
+    (top,) = run_quietly(notebook, "%gpumem top rows").reports("top")
     assert "%xdel rows" in top
     assert "a row with several names: its line deletes all of them" in top
-    (why,) = ok(notebook, "%gpumem why rows").reports("why")
+    (why,) = run_quietly(notebook, "%gpumem why rows").reports("why")
     assert "in one line: %xdel rows" in why
-    ok(notebook, "import weakref; array = weakref.ref(rows[0])", "%xdel rows")
+    run_quietly(notebook, "import weakref; array = weakref.ref(rows[0])", "%xdel rows")
     assert notebook.value("array() is None") is True
 
 
 @pytest.mark.parametrize("name", ["In", "_ih", "_i", "_ii", "_iN", "_dh", "exit", "get_ipython"])
 def test_why_says_that_a_name_is_ipythons(notebook: Kernel, name: str) -> None:
-    ok(notebook, "pass")
+    run_quietly(notebook, "pass")
     number = notebook.value("get_ipython().execution_count - 1")  # %reset deletes earlier names
     name = name.replace("N", str(number))
-    (report,) = ok(notebook, f"%gpumem why {name}").reports("why")
+    (report,) = run_quietly(notebook, f"%gpumem why {name}").reports("why")
     assert report.startswith(f"{name} · ")
     assert "IPython" in report
     assert "frees" not in report
@@ -565,16 +572,16 @@ def test_why_says_that_a_name_is_ipythons(notebook: Kernel, name: str) -> None:
 @pytest.mark.parametrize("name", ["_", "__", "___"])
 def test_why_says_that_there_is_no_output_yet(name: str) -> None:
     with Kernel() as kernel:
-        ok(kernel, "%load_ext ipygpumem")
-        (report,) = ok(kernel, f"%gpumem why {name}").reports("why")
+        run_quietly(kernel, "%load_ext ipygpumem")
+        (report,) = run_quietly(kernel, f"%gpumem why {name}").reports("why")
     assert "there is none yet" in report
 
 
 def test_why_of_a_rebound_name_of_ipython_is_about_its_object(notebook: Kernel) -> None:
-    ok(notebook, "_i1 = bytearray(8 << 20)")
-    (report,) = ok(notebook, "%gpumem why _i1").reports("why")
+    run_quietly(notebook, "_i1 = bytearray(8 << 20)")
+    (report,) = run_quietly(notebook, "%gpumem why _i1").reports("why")
     assert "del _i1 frees all of it" in report
-    ok(notebook, "del _i1")
+    run_quietly(notebook, "del _i1")
 
 
 def test_tiny_parts_of_an_estimate_are_one_row() -> None:
@@ -590,13 +597,13 @@ def test_tiny_parts_of_an_estimate_are_one_row() -> None:
 
 
 def test_a_missing_name_of_an_isolated_cell_gets_the_keep_option(notebook: Kernel) -> None:
-    ok(notebook, "%%isolate\ninner, other = 1, 2")
-    (line,) = fails(notebook, "inner", "NameError").reports("cell")
+    run_quietly(notebook, "%%isolate\ninner, other = 1, 2")
+    (line,) = run_failing(notebook, "inner", "NameError").reports("cell")
     assert "inner ended with the child process of %%isolate: --keep inner keeps it" in line
-    ok(notebook, "inner = 1", "del inner")
-    assert "ended with" not in str(fails(notebook, "inner", "NameError").reports("cell"))
-    ok(notebook, "%%isolate --keep other\nother = 2", "del other")
-    assert "ended with" not in str(fails(notebook, "other", "NameError").reports("cell"))
+    run_quietly(notebook, "inner = 1", "del inner")
+    assert "ended with" not in str(run_failing(notebook, "inner", "NameError").reports("cell"))
+    run_quietly(notebook, "%%isolate --keep other\nother = 2", "del other")
+    assert "ended with" not in str(run_failing(notebook, "other", "NameError").reports("cell"))
 
 
 @pytest.mark.parametrize(
@@ -610,9 +617,9 @@ def test_a_missing_name_of_an_isolated_cell_gets_the_keep_option(notebook: Kerne
     ],
 )
 def test_a_cell_whose_first_line_is_wrong_has_no_line(notebook: Kernel, cell: str) -> None:
-    ok(notebook, "import ipygpumem")
+    run_quietly(notebook, "import ipygpumem")
     before = notebook.value("len(ipygpumem.history())")
-    reply = fails(notebook, cell, None)
+    reply = run_failing(notebook, cell, None)
     assert "UsageError" in reply.stderr
     assert reply.displays == []
     assert notebook.value("len(ipygpumem.history())") == before
@@ -637,20 +644,20 @@ def test_a_wrong_command_after_code_leaves_the_cell_its_line(notebook: Kernel) -
     ],
 )
 def test_a_mistake_in_a_line_is_named_in_few_words(notebook: Kernel, line: str, says: str) -> None:
-    reply = fails(notebook, line, None)
+    reply = run_failing(notebook, line, None)
     assert says in " ".join(reply.stderr.split())
     assert len(reply.stderr) < 150
 
 
 def test_a_misspelt_name_is_suggested(notebook: Kernel) -> None:
-    ok(notebook, "dataset = bytearray(8 << 20)")
-    (report,) = ok(notebook, "%gpumem why datsaet").reports("why")
+    run_quietly(notebook, "dataset = bytearray(8 << 20)")
+    (report,) = run_quietly(notebook, "%gpumem why datsaet").reports("why")
     assert "datsaet is not defined (did you mean dataset?)" in report
-    ok(notebook, "del dataset")
+    run_quietly(notebook, "del dataset")
 
 
 def test_the_status_begins_with_a_short_line(notebook: Kernel) -> None:
-    (report,) = ok(notebook, "%gpumem status").reports("status")
+    (report,) = run_quietly(notebook, "%gpumem status").reports("status")
     first, *more = report.splitlines()
     assert re.fullmatch(r"ipygpumem · reports on · \d+ cells? and \d+ experiments? measured", first)
     kept = "  memory held by out-of-memory errors and interrupts is freed after the cell"
@@ -663,64 +670,64 @@ def test_help_called_as_a_function_is_named() -> None:
 
 
 def test_the_name_of_a_variable_stands_for_the_arrays_in_it(notebook: Kernel) -> None:
-    ok(
+    run_quietly(
         notebook,
         """
         import numpy
         parts = [numpy.ones(1 << 18), numpy.ones(1 << 18)]; parts_of_more = [numpy.ones(1 << 18)]
         """,
     )
-    (report,) = ok(notebook, "%gpumem tensors parts").reports("tensors")
+    (report,) = run_quietly(notebook, "%gpumem tensors parts").reports("tensors")
     assert "parts[0]" in report
     assert "parts[1]" in report
     assert "parts_of_more" not in report
-    ok(notebook, "del parts, parts_of_more")
+    run_quietly(notebook, "del parts, parts_of_more")
 
 
 def test_tensors_leave_out_tiny_arrays_without_a_name(notebook: Kernel) -> None:
     needs("numpy")
-    ok(notebook, "import numpy; rows = numpy.ones(1 << 18); small = numpy.ones(2)")
-    ok(notebook, "kept = lambda array=numpy.ones(3): 0; numpy.random.rand(2);")
-    (report,) = ok(notebook, "%gpumem tensors").reports("tensors")
+    run_quietly(notebook, "import numpy; rows = numpy.ones(1 << 18); small = numpy.ones(2)")
+    run_quietly(notebook, "kept = lambda array=numpy.ones(3): 0; numpy.random.rand(2);")
+    (report,) = run_quietly(notebook, "%gpumem tensors").reports("tensors")
     assert "small" in report
     lines = [line for line in report.splitlines() if "(no name)" in line]
     assert [line for line in lines if line.split()[1] == "B"] == []
-    ok(notebook, "del rows, small, kept")
+    run_quietly(notebook, "del rows, small, kept")
 
 
 def test_why_of_a_module_promises_nothing(notebook: Kernel) -> None:
-    ok(notebook, "import json")
-    (report,) = ok(notebook, "%gpumem why json").reports("why")
+    run_quietly(notebook, "import json")
+    (report,) = run_quietly(notebook, "%gpumem why json").reports("why")
     assert report.splitlines()[0] == "json · module"
     assert "is not counted: %gpumem why json.NAME" in report
 
 
 @pytest.mark.parametrize("name", ["len", "small"])
 def test_why_of_a_tiny_object_has_no_table(notebook: Kernel, name: str) -> None:
-    ok(notebook, "def small(): return 1\nuse = small")
-    (report,) = ok(notebook, f"%gpumem why {name}").reports("why")
+    run_quietly(notebook, "def small(): return 1\nuse = small")
+    (report,) = run_quietly(notebook, f"%gpumem why {name}").reports("why")
     head, *lines = report.splitlines()
     assert head.startswith(f"{name} · ")
     assert [line.strip() for line in lines] == ["it is too small to search for what else uses it"]
-    ok(notebook, "del small, use")
+    run_quietly(notebook, "del small, use")
 
 
 def test_why_of_several_names_says_how_to_see_them(notebook: Kernel) -> None:
-    ok(notebook, "first = second = bytearray(8 << 20)")
+    run_quietly(notebook, "first = second = bytearray(8 << 20)")
     for line in ("first second", "first, second"):
-        shown = fails(notebook, f"%gpumem why {line}", None).stderr
+        shown = run_failing(notebook, f"%gpumem why {line}", None).stderr
         assert "%gpumem why: one name at a time; %gpumem top first second lists several" in shown
-    ok(notebook, "del first, second")
+    run_quietly(notebook, "del first, second")
 
 
 def test_why_of_a_name_in_quotes_names_the_variable(notebook: Kernel) -> None:
-    ok(notebook, "dataset = bytearray(8 << 20)")
-    (report,) = ok(notebook, "%gpumem why 'dataset'").reports("why")
+    run_quietly(notebook, "dataset = bytearray(8 << 20)")
+    (report,) = run_quietly(notebook, "%gpumem why 'dataset'").reports("why")
     assert "this is about the text; for the variable: %gpumem why dataset" in report
-    ok(notebook, "del dataset")
+    run_quietly(notebook, "del dataset")
 
 
 def test_a_value_of_autofit_that_is_no_number_leaves_no_line(notebook: Kernel) -> None:
-    reply = fails(notebook, "%%autofit size=10**6\nx = 1", None)
+    reply = run_failing(notebook, "%%autofit size=10**6\nx = 1", None)
     assert "is not a number" in reply.stderr
     assert reply.displays == []

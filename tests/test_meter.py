@@ -200,7 +200,7 @@ def test_a_forked_childs_clock_works_even_if_the_lock_was_held() -> None:
                 worker.wake(job)
                 worker.remove(job)
                 worker.add(lambda: again.set())
-                if again.wait(10) and not worker._due.keys() & {job}:
+                if again.wait(10) and not worker._next_times.keys() & {job}:
                     worker.close()
                     code = 0
             finally:

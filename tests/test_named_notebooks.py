@@ -10,7 +10,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests.named_notebooks import NOTEBOOKS
 from tests.process_memory import linux
-from tests.steps import host_table, works
+from tests.steps import host_table, run_cells
 
 LEAST = 0.95
 """Smallest share of the growth that reports must name."""
@@ -70,11 +70,11 @@ def each() -> list[Any]:
 def test_the_memory_of_a_notebook_is_named(name: str) -> None:
     notebook = NOTEBOOKS[name]
     with Kernel() as kernel:
-        works(kernel, "%load_ext ipygpumem", textwrap.dedent(notebook.imports))
+        run_cells(kernel, "%load_ext ipygpumem", textwrap.dedent(notebook.imports))
         Look.at(kernel)  # the first look imports modules, and leaves free pages
-        works(kernel, "%gpumem free")
+        run_cells(kernel, "%gpumem free")
         before = Look.at(kernel)
-        works(kernel, *map(textwrap.dedent, notebook.cells))
+        run_cells(kernel, *map(textwrap.dedent, notebook.cells))
         after = Look.at(kernel)
     growth, names, objects, between = (now - then for now, then in zip(after, before, strict=True))
     assert growth > 20 * MIB

@@ -14,11 +14,19 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.kernel_records import ASK, LEFT, RSS, left, left_by_experiment, total, why
-from tests.steps import needs, ok, tidied_kernel, works
+from tests.kernel_records import (
+    READ_LEAKS,
+    READ_WHY,
+    RSS,
+    leak_rows,
+    survivor_rows,
+    total,
+    why_record,
+)
+from tests.steps import experiment, needs, run_cells, run_quietly, tidied_kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", ASK, hides_libraries=True)
+shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", READ_WHY, hides_libraries=True)
 MIB = 1 << 20
 
 
@@ -191,16 +199,16 @@ def test_a_member_has_the_size_that_del_frees(
     # In a kernel of their own: small objects would fill free pages that earlier tests have left.
     if member.item == 4 or name == "a module made by hand":
         notebook = request.getfixturevalue("kernel")
-        works(notebook, ASK)
-    works(notebook, textwrap.dedent(member.setup), "import ipygpumem; y = 1; ipygpumem.top()")
-    works(notebook, "%gpumem why y")
+        run_cells(notebook, READ_WHY)
+    run_cells(notebook, textwrap.dedent(member.setup), "import ipygpumem; y = 1; ipygpumem.top()")
+    run_cells(notebook, "%gpumem why y")
     before = notebook.value(RSS)
-    works(notebook, member.make)
+    run_cells(notebook, member.make)
     grown = notebook.value(RSS) - before
     ((size, is_at_least, notes),) = notebook.value(
         "[(row.size_bytes, row.is_at_least, row.notes) for row in ipygpumem.top('x').names]"
     )
-    answer = why(notebook, "x")
+    answer = why_record(notebook, "x")
     assert is_at_least is not member.is_known
     assert answer["is_at_least"] is not member.is_known
     assert (member.note in notes) is bool(member.note)
@@ -209,7 +217,7 @@ def test_a_member_has_the_size_that_del_frees(
         assert grown < 4 * MIB or member.needs == "pyarrow"
         return
     with_x = notebook.value(RSS)
-    works(notebook, "del x")
+    run_cells(notebook, "del x")
     freed = with_x - notebook.value(RSS)
     assert freed > 12 * MIB
     if not member.is_known:
@@ -235,10 +243,31 @@ x = Big()
 @pytest.mark.parametrize(
     ("make", "attribute"),
     [
-        ("import pandas as pd; s = pd.Series([x, 1], dtype=object); x.s = s; del s", "s"),
-        ("g = np.empty((2, 2), object); g[1, 0] = x; x.grid = [g]; del g", "grid"),
         (
-            "g = np.zeros(3, [('o', object), ('n', int)]); g['o'][1] = x; x.rows = {'r': g}; del g",
+            """
+            import pandas as pd
+            s = pd.Series([x, 1], dtype=object)
+            x.s = s
+            del s
+            """,
+            "s",
+        ),
+        (
+            """
+            g = np.empty((2, 2), object)
+            g[1, 0] = x
+            x.grid = [g]
+            del g
+            """,
+            "grid",
+        ),
+        (
+            """
+            g = np.zeros(3, [('o', object), ('n', int)])
+            g['o'][1] = x
+            x.rows = {'r': g}
+            del g
+            """,
             "rows",
         ),
     ],
@@ -249,12 +278,12 @@ def test_a_cycle_through_objects_has_a_line_that_clears_it(
 ) -> None:
     if "pandas" in make:
         needs("pandas")
-    works(notebook, _BIG, make, "import gc; alive = weakref.ref(x)")
-    answer = why(notebook, "x")
+    run_cells(notebook, _BIG, make, "import gc; alive = weakref.ref(x)")
+    answer = why_record(notebook, "x")
     assert total(answer["freed_bytes"]) == 0
     (line,) = [part["holder"]["advice"] for part in answer["held"] if part["device_bytes"]]
     assert line == f"x.{attribute} = None"
-    works(notebook, line, "del x; gc.collect();")
+    run_cells(notebook, line, "del x; gc.collect();")
     assert notebook.value("alive() is None")
 
 
@@ -324,14 +353,16 @@ def test_the_lines_of_all_rows_free_all_leaks(
         needs("pandas")
     if place in _HELD_BY_LIBRARIES:  # in a kernel without the libraries of earlier tests
         notebook = request.getfixturevalue("kernel")
-    works(notebook, LEFT.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup))
-    works(notebook, f"%%experiment e\n{code}")
-    for rows in (left_by_experiment(notebook), left(notebook)):
+    run_cells(
+        notebook, READ_LEAKS.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup)
+    )
+    run_cells(notebook, experiment(code))
+    for rows in (survivor_rows(notebook), leak_rows(notebook)):
         assert len(rows) == rows_expected
-        assert sum(size for size, _, _ in rows) == pytest.approx(number * 8 * MIB, rel=0.02)
-    works(notebook, *[line for _, _, line in rows], "import gc; gc.collect();")
+        assert sum(row.size_bytes for row in rows) == pytest.approx(number * 8 * MIB, rel=0.02)
+    run_cells(notebook, *[row.line for row in rows], "import gc; gc.collect();")
     assert notebook.value("sum(one() is not None for one in watched)") == 0
-    assert left(notebook) == []
+    assert leak_rows(notebook) == []
 
 
 # -- 8: lines of why ------------------------------------------------------------------------------
@@ -374,18 +405,18 @@ def test_why_proposes_only_lines_that_free_memory(
     for library in ("pandas", "torch"):
         if library in make:
             needs(library)
-    works(notebook, LEFT, make)
-    held = why(notebook, "data")["held"]
+    run_cells(notebook, READ_LEAKS, make)
+    held = why_record(notebook, "data")["held"]
     printed = {part["holder"]["advice"] for part in held} - {""}
     assert sorted(printed) == lines
-    works(notebook, "del data", *lines, "import gc; gc.collect();")
+    run_cells(notebook, "del data", *lines, "import gc; gc.collect();")
     assert notebook.value("[one() for one in watched]") == [None]
 
 
 def test_a_few_rows_of_polars_are_at_least_their_size(notebook: Kernel) -> None:
     """They keep the columns alive that they were taken from, and polars does not say how much."""
     needs("polars")
-    works(
+    run_cells(
         notebook,
         """
         import numpy as np, polars as pl
@@ -394,9 +425,9 @@ def test_a_few_rows_of_polars_are_at_least_their_size(notebook: Kernel) -> None:
         """,
     )
     for name in ("first", "few"):
-        (report,) = ok(notebook, f"%gpumem why {name}").reports("why")
+        (report,) = run_quietly(notebook, f"%gpumem why {name}").reports("why")
         assert "frees at least" in report
-    (report,) = ok(notebook, "%gpumem why large").reports("why")
+    (report,) = run_quietly(notebook, "%gpumem why large").reports("why")
     assert "at least" not in report
     assert "notebook variable first" in report
 
@@ -413,7 +444,10 @@ import logging, sys
 handler = logging.StreamHandler(sys.stdout)
 for n in range(12): handler.emit(logging.makeLogRecord({'msg': 'x' * 10**6}))
 """.strip(),
-        "import pprint\nfor n in range(12): pprint.pprint('x' * 10**6)",
+        """
+        import pprint
+        for n in range(12): pprint.pprint('x' * 10**6)
+        """,
     ],
     ids=["a program", "a log", "pprint"],
 )
@@ -423,11 +457,11 @@ def test_an_experiment_drops_text_from_all_kinds_of_printing(notebook: Kernel, c
         "getattr(get_ipython().history_manager, 'outputs', {}).values() for output in outputs)"
     )
     before = notebook.value(kept)
-    ok(notebook, code)
+    run_quietly(notebook, code)
     if notebook.value(kept) - before < 10 * 10**6:
         pytest.skip("this IPython keeps nothing")
-    ok(notebook, "%gpumem free")
-    works(notebook, f"%%experiment e\n{code}")
+    run_quietly(notebook, "%gpumem free")
+    run_cells(notebook, experiment(code))
     assert notebook.value(kept) < 10**6
 
 
@@ -458,8 +492,8 @@ os.waitpid(number, 0);
 )
 def test_a_child_of_any_kind_leaves_its_peak(cell: str) -> None:
     with Kernel() as kernel:  # the largest peak of all children is known, not each one's
-        works(kernel, "%load_ext ipygpumem", "import sys")
-        (text,) = ok(kernel, cell).reports("cell")
+        run_cells(kernel, "%load_ext ipygpumem", "import sys")
+        (text,) = run_quietly(kernel, cell).reports("cell")
     assert "child process peak +3" in text
 
 
@@ -469,20 +503,29 @@ def test_a_child_of_any_kind_leaves_its_peak(cell: str) -> None:
 @pytest.mark.parametrize(
     "cell",
     [
-        "import collections; x = collections.deque(bytes(3000) for _ in range(100_000))",
-        "import pickle; x = pickle.loads(pickle.dumps([bytearray(3000) for _ in range(100_000)]))",
-        "import array; x = [array.array('d', bytes(3000)) for _ in range(100_000)]",
+        """
+        import collections
+        x = collections.deque(bytes(3000) for _ in range(100_000))
+        """,
+        """
+        import pickle
+        x = pickle.loads(pickle.dumps([bytearray(3000) for _ in range(100_000)]))
+        """,
+        """
+        import array
+        x = [array.array('d', bytes(3000)) for _ in range(100_000)]
+        """,
     ],
     ids=["a deque", "a pickle", "arrays of numbers"],
 )
 def test_freed_memory_that_malloc_keeps_is_said(notebook: Kernel, cell: str) -> None:
-    works(notebook, cell, "kept = [x[n] for n in range(0, 100_000, 500)]")
-    (text,) = ok(notebook, "del x").reports("cell")
+    run_cells(notebook, cell, "kept = [x[n] for n in range(0, 100_000, 500)]")
+    (text,) = run_quietly(notebook, "del x").reports("cell")
     (size,) = re.findall(r"([\d.]+) MiB free in the heap: %gpumem free", text)
     assert float(size) > 200
     resident = "__import__('psutil').Process().memory_info().rss"
     before = notebook.value(resident)
-    ok(notebook, "%gpumem free")
+    run_quietly(notebook, "%gpumem free")
     freed = (before - notebook.value(resident)) / MIB
     # Earlier tests in this kernel have returned pages of blocks that are still free: malloc counts
     # the blocks.
@@ -519,20 +562,24 @@ def test_freed_memory_that_malloc_keeps_is_said(notebook: Kernel, cell: str) -> 
     ids=["a handler and a dict", "a default argument", "a generator"],
 )
 def test_leaks_begin_with_the_largest_and_add_up(notebook: Kernel, code: str) -> None:
-    works(
+    run_cells(
         notebook,
-        "import numpy as np\nclass Other: pass\nother, keep = Other(), {}",
-        f"%%experiment e\n{textwrap.dedent(code).strip()}",
+        """
+        import numpy as np
+        class Other: pass
+        other, keep = Other(), {}
+        """,
+        experiment(code),
     )
-    (text,) = ok(notebook, "%gpumem leaks").leaks()
+    (text,) = run_quietly(notebook, "%gpumem leaks").leaks()
     headline, *rows = text.splitlines()
     sizes = [_mib(row) for row in rows]
     assert sizes == sorted(sizes, reverse=True)
     assert int(headline.split()[0]) == len(rows) > 1
     assert _mib(headline.partition("·")[2]) == pytest.approx(sum(sizes), abs=0.2)
     lines = [row.rpartition("to free it: ")[2] for row in rows]
-    works(notebook, *lines)
-    assert "no leak of at least" in ok(notebook, "%gpumem leaks").reports()[0]
+    run_cells(notebook, *lines)
+    assert "no leak of at least" in run_quietly(notebook, "%gpumem leaks").reports()[0]
 
 
 def _mib(text: str) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.probes import nvml, other_kernels
-from tests.steps import ok
+from tests.steps import run_quietly
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="by /proc")
 
@@ -27,7 +27,7 @@ def test_status_names_the_notebooks_of_other_kernels(
     own, other, bare = (
         int(one.value("__import__('os').getpid()")) for one in (kernel, train, bare_kernel)
     )
-    (text,) = ok(kernel, "%gpumem status").reports("status")
+    (text,) = run_quietly(kernel, "%gpumem status").reports("status")
     table = text[text.index("your other Jupyter kernels, by ") :]
     rows = dict(re.findall(r"^ +[\d.]+ MiB +(\d+) +(\S.*?) *$", table, re.MULTILINE))
     assert rows[str(other)] == "/home/me/my train.ipynb"

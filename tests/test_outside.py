@@ -21,7 +21,7 @@ from ipygpumem.probes.outside import OutsideProbe
 from ipygpumem.probes.segments import Segments
 from ipygpumem.units import MIB
 from tests.alone import alone
-from tests.steps import works
+from tests.steps import run_cells
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 
@@ -171,7 +171,7 @@ def test_unreadable_children_are_reported(missing: str) -> None:
         return original(path)
 
     probe = OutsideProbe()
-    probe._lists_children &= missing != "children"
+    probe._kernel_lists_children &= missing != "children"
     setattr(Path, "read_bytes", read_bytes)  # noqa: B010  # mypy knows no methods that change
     child = subprocess.Popen(
         [sys.executable, "-c", INNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -201,22 +201,24 @@ worker.stdout.readline()
 
 
 def test_a_cell_an_experiment_and_the_status_count_both(kernel: Kernel) -> None:
-    (line,) = works(kernel, BATCHES).reports("cell")
+    (line,) = run_cells(kernel, BATCHES).reports("cell")
     assert "shared memory +64 MiB, 64 MiB of " in line
     assert "child processes +7" in line
-    (text,) = works(kernel, "%gpumem status").reports("status")
+    (text,) = run_cells(kernel, "%gpumem status").reports("status")
     assert re.search(r"shared memory +64 MiB", text)
     assert re.search(r"python\S* +cell 2 +worker.terminate\(\)", text), text
     # not of the next experiment
-    works(kernel, "segment.close(); del segment; older = worker; del worker")
-    (text,) = works(kernel, f"%%experiment batches --keep worker{BATCHES}").reports("experiment")
+    run_cells(kernel, "segment.close(); del segment; older = worker; del worker")
+    (text,) = run_cells(kernel, f"%%experiment batches --keep worker{BATCHES}").reports(
+        "experiment"
+    )
     assert re.search(r"shared memory +\+64 MiB +64 MiB$", text, re.MULTILINE), text
     # PSS varies
     assert re.search(r"child processes +\+[67][\d.]+ MiB +-?[\d.]+ (Ki)?B$", text, re.MULTILINE), (
         text
     )
     assert re.search("to end them: worker.terminate\\(\\)$", text, re.MULTILINE), text
-    works(kernel, "older.terminate()")
+    run_cells(kernel, "older.terminate()")
 
 
 PARALLEL = """%%experiment parallel
@@ -240,13 +242,13 @@ first = next(batches)
 
 
 def test_the_line_shown_ends_the_workers_of_joblib(kernel: Kernel) -> None:
-    works(kernel, "%config IPyGpuMem.min_held_bytes = '1 MiB'")
-    (text,) = works(kernel, PARALLEL).reports("experiment")
+    run_cells(kernel, "%config IPyGpuMem.min_held_bytes = '1 MiB'")
+    (text,) = run_cells(kernel, PARALLEL).reports("experiment")
     line = re.search(
         r"to end them: (from joblib.* import .*; get_reusable_executor.*)$", text, re.MULTILINE
     )
     assert line is not None, text
-    (text,) = works(kernel, line[1]).reports("cell")
+    (text,) = run_cells(kernel, line[1]).reports("cell")
     assert re.search(r"child processes -\d", text), text
 
 
@@ -263,25 +265,25 @@ worker, holder = started(), types.SimpleNamespace(process=started())
 
 
 def test_a_report_says_that_it_knows_no_line_for_some_processes(kernel: Kernel) -> None:
-    (text,) = works(kernel, STARTED).reports("experiment")
+    (text,) = run_cells(kernel, STARTED).reports("experiment")
     line = re.search(r"to end them: (.*)$", text, re.MULTILINE)
     assert line is not None, text
     assert line[1] == "worker.terminate()  # %gpumem status lists the rest"
-    works(kernel, line[1], "holder.process.terminate()")
+    run_cells(kernel, line[1], "holder.process.terminate()")
 
 
 def test_the_line_shown_ends_the_workers_of_a_data_loader(kernel: Kernel) -> None:
-    (text,) = works(kernel, LOADER).reports("cell")
+    (text,) = run_cells(kernel, LOADER).reports("cell")
     assert re.search(r"shared memory \+\d+(\.\d)? MiB, .* child processes \+\d", text), text
-    (text,) = works(kernel, "%gpumem status").reports("status")
+    (text,) = run_cells(kernel, "%gpumem status").reports("status")
     assert re.search(r"pt_data_worker +cell 2 +del loader, batches$", text, re.MULTILINE), text
-    (text,) = works(kernel, "del batches, loader").reports("cell")
+    (text,) = run_cells(kernel, "del batches, loader").reports("cell")
     assert re.search(r"child processes -\d", text), text
 
 
 def test_an_array_of_a_closed_segment_has_no_memory(kernel: Kernel) -> None:
     """``leaks`` failed (mmap closed or invalid), and a report listed an array without pages."""
-    works(
+    run_cells(
         kernel,
         """
         import numpy as np
@@ -289,23 +291,24 @@ def test_an_array_of_a_closed_segment_has_no_memory(kernel: Kernel) -> None:
         store = {}
         """,
     )
-    (report,) = works(
+    (report,) = run_cells(
         kernel,
-        """%%experiment e
-segment = SharedMemory(create=True, size=16 << 20)
-array = np.ndarray((2 << 20,), buffer=segment.buf)
-array[:] = 1
-store["array"] = array
-segment.unlink(); segment.close()
-""",
+        """
+        %%experiment e
+        segment = SharedMemory(create=True, size=16 << 20)
+        array = np.ndarray((2 << 20,), buffer=segment.buf)
+        array[:] = 1
+        store["array"] = array
+        segment.unlink(); segment.close()
+        """,
     ).reports("experiment")
     assert "ndarray" not in report
-    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak")
-    works(kernel, "array = store['array']")
-    (top,) = works(kernel, "%gpumem top").reports("top")
+    run_cells(kernel, "array = store['array']")
+    (top,) = run_cells(kernel, "%gpumem top").reports("top")
     assert "ndarray" not in top
-    (why,) = works(kernel, "%gpumem why array").reports("why")
+    (why,) = run_cells(kernel, "%gpumem why array").reports("why")
     assert "MiB" not in why
-    (status,) = works(kernel, "%gpumem status").reports("status")
+    (status,) = run_cells(kernel, "%gpumem status").reports("status")
     assert not re.search(r"MiB +arrays", status)

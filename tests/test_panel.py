@@ -153,7 +153,13 @@ def test_the_button_frees_between_cells_only(notebook: InteractiveShell) -> None
         told.append(feed._message)
 
     notebook.user_ns["click"] = click
-    notebook.run_cell("kept = [1]\nclick()", store_history=True)
+    notebook.run_cell(
+        """
+        kept = [1]
+        click()
+        """,
+        store_history=True,
+    )
     assert told == ["not freed: a cell is running"]
     assert feed._message == ""  # the cell has ended
     widget.click({"kind": "free", "cell": None})  # it was sent before the cell ran
@@ -256,7 +262,10 @@ def test_a_panel_and_its_handle_are_no_user_objects(notebook: InteractiveShell) 
     handle, feed, _ = opened(notebook)
     notebook.user_ns["p"] = handle
     feed._rows.extend({"time": 0.0, "filler": "x" * 10_000 + str(number)} for number in range(200))
-    notebook.run_cell("import ipygpumem\nfound = ipygpumem.top()")
+    notebook.run_cell("""
+    import ipygpumem
+    found = ipygpumem.top()
+    """)
     assert [row.name for row in notebook.user_ns["found"].names] == []
 
 

@@ -23,7 +23,7 @@ from ipygpumem.inventory.arrays.records import Inventory
 from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.alone import printed
-from tests.steps import kernel_with, needs, ok, works
+from tests.steps import dedented, kernel_with, needs, run_cells, run_quietly
 
 
 def outside(*rows: PeakRow, **more: Any) -> DevicePeak:
@@ -352,7 +352,7 @@ def peak_of(kernel: Kernel, code: str) -> DevicePeak:
     own figures.
     """
     needs("memray")
-    reply = works(kernel, "%%peak\n" + code)
+    reply = run_cells(kernel, "%%peak\n" + dedented(code))
     (display,) = [
         item
         for item in reply.displays
@@ -376,19 +376,27 @@ def peak_of(kernel: Kernel, code: str) -> DevicePeak:
 @pytest.mark.parametrize(
     "code",
     [
-        "held = np.zeros(2**27)",
-        "held = np.zeros(2**27)  # again",
-        "held = np.empty(2**27)",
-        "held = np.zeros(2**27); del held",
-        "held = mmap.mmap(-1, 2**30)",
-        "held = np.memmap('reserved.bin', mode='w+', shape=2**30)",
+        pytest.param("held = np.zeros(2**27)", id="zeros"),
+        pytest.param("held = np.zeros(2**27)  # again", id="zeros in the place of others"),
+        pytest.param("held = np.empty(2**27)", id="empty"),
+        pytest.param(
+            """
+            held = np.zeros(2**27)
+            del held
+            """,
+            id="zeros that are deleted",
+        ),
+        pytest.param("held = mmap.mmap(-1, 2**30)", id="a mapping"),
+        pytest.param(
+            "held = np.memmap('reserved.bin', mode='w+', shape=2**30)", id="a mapped file"
+        ),
     ],
 )
 def test_memory_that_is_not_used_is_no_peak(
     notebook: Kernel, code: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     # A reserved mapping may use the pages of an array of an earlier test whose name it takes.
-    works(notebook, f"%cd -q {tmp_path_factory.mktemp('mapped')}", "held = None")
+    run_cells(notebook, f"%cd -q {tmp_path_factory.mktemp('mapped')}", "held = None")
     device = peak_of(notebook, code)
     # The kernel's own threads and free heap pages take a few MiB.
     assert device.size_bytes < 16 * MIB
@@ -398,18 +406,45 @@ def test_memory_that_is_not_used_is_no_peak(
 @pytest.mark.parametrize(
     ("before", "code", "mib"),
     [
-        ("", "held = np.ones(2**23)", 64),
-        ("", "held = np.zeros(2**23); held += 1", 64),
-        ("old = np.ones(2**24)", "del old; held = np.ones(2**23)", 64),
-        ("old = np.ones(2**24)", "del old; held = np.ones(2**23); del held", 64),
-        ("old = np.ones(2**24)", "old = np.ones(2**24)", 128),
-        ("old = np.zeros(2**27)", "held = np.ones(2**23)", 64),
+        pytest.param("", "held = np.ones(2**23)", 64, id="ones"),
+        pytest.param(
+            "",
+            """
+            held = np.zeros(2**23)
+            held += 1
+            """,
+            64,
+            id="zeros that are used",
+        ),
+        pytest.param(
+            "old = np.ones(2**24)",
+            """
+            del old
+            held = np.ones(2**23)
+            """,
+            64,
+            id="ones in place of old ones",
+        ),
+        pytest.param(
+            "old = np.ones(2**24)",
+            """
+            del old
+            held = np.ones(2**23)
+            del held
+            """,
+            64,
+            id="ones that are deleted",
+        ),
+        pytest.param(
+            "old = np.ones(2**24)", "old = np.ones(2**24)", 128, id="ones with the name of old ones"
+        ),
+        pytest.param("old = np.zeros(2**27)", "held = np.ones(2**23)", 64, id="ones next to zeros"),
     ],
 )
 def test_memory_that_is_used_is_not_called_reserved(
     notebook: Kernel, before: str, code: str, mib: int
 ) -> None:
-    works(notebook, before)
+    run_cells(notebook, before)
     device = peak_of(notebook, code)
     assert mib * MIB <= device.size_bytes < (mib + 16) * MIB
     assert device.reserved_bytes < 8 * MIB
@@ -452,11 +487,18 @@ STARTS = "import cProfile, sys\nprofiler = cProfile.Profile()\ndef called(): ret
 @pytest.mark.parametrize(
     ("start", "end", "name"),
     [
-        ("profiler.enable()", "profiler.disable()", "cProfile"),
-        (
-            "seen = []; sys.setprofile(lambda frame, *_: seen.append(frame.f_code))",
-            "sys.setprofile(None); assert called.__code__ in seen",
+        pytest.param("profiler.enable()", "profiler.disable()", "cProfile", id="cProfile"),
+        pytest.param(
+            """
+            seen = []
+            sys.setprofile(lambda frame, *_: seen.append(frame.f_code))
+            """,
+            """
+            sys.setprofile(None)
+            assert called.__code__ in seen
+            """,
             "a profiler (function, sys.setprofile)",
+            id="a profile function",
         ),
     ],
 )
@@ -464,27 +506,49 @@ def test_a_profiler_runs_on_and_memory_is_not_followed(
     start: str, end: str, name: str, notebook: Kernel
 ) -> None:
     needs("memray")
-    ok(notebook, STARTS, start)
-    reply = ok(notebook, "%%peak\nx = called()")
+    run_quietly(notebook, STARTS, start)
+    reply = run_quietly(
+        notebook,
+        """
+        %%peak
+        x = called()
+        """,
+    )
     note = f"not followed: allocations in RAM, because {name} runs"
     (text,) = reply.reports("peak")
     takes_the_same_hook = name != "cProfile" or sys.version_info < (3, 12)
     assert (note in text) == takes_the_same_hook
-    ok(notebook, end)
+    run_quietly(notebook, end)
     if name == "cProfile":
-        ok(notebook, "assert any(item.code is called.__code__ for item in profiler.getstats())")
-    ok(notebook, "%%peak\nx = called()", "assert sys.getprofile() is None")
+        run_quietly(
+            notebook, "assert any(item.code is called.__code__ for item in profiler.getstats())"
+        )
+    run_quietly(
+        notebook,
+        """
+        %%peak
+        x = called()
+        """,
+        "assert sys.getprofile() is None",
+    )
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="cProfile has another hook there")
 def test_a_profiler_that_the_code_starts_runs_on(notebook: Kernel) -> None:
     needs("memray")
-    ok(notebook, STARTS)
-    reply = ok(notebook, "%%peak\nprofiler.enable()\nx = called()")
+    run_quietly(notebook, STARTS)
+    reply = run_quietly(
+        notebook,
+        """
+        %%peak
+        profiler.enable()
+        x = called()
+        """,
+    )
     (text,) = reply.reports("peak")
     assert "cProfile was started: lines of RAM may be wrong from there" in text
-    ok(notebook, "def later(): pass", "later()", "profiler.disable()")
-    ok(notebook, "assert any(item.code is later.__code__ for item in profiler.getstats())")
+    run_quietly(notebook, "def later(): pass", "later()", "profiler.disable()")
+    run_quietly(notebook, "assert any(item.code is later.__code__ for item in profiler.getstats())")
 
 
 def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:
@@ -492,13 +556,13 @@ def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:
     been freed.
     """
     needs("memray")
-    reply = works(
+    reply = run_cells(
         notebook,
-        """\
-%%peak
-used = np.ones(2**24); del used
-reserved = np.zeros(2**27)
-""",
+        """
+        %%peak
+        used = np.ones(2**24); del used
+        reserved = np.zeros(2**27)
+        """,
     )
     (text,) = reply.reports("peak")
     assert "highest with" not in text
@@ -509,6 +573,6 @@ reserved = np.zeros(2**27)
 
 def test_a_pool_that_pandas_reserves_is_no_gibibyte(kernel: Kernel) -> None:
     needs("pyarrow")
-    works(kernel, "import pandas as pd")
+    run_cells(kernel, "import pandas as pd")
     device = peak_of(kernel, 'pd.DataFrame({"a": ["x", "y"]})')
     assert device.size_bytes <= 32 * MIB

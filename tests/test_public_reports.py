@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests import hostile
-from tests.steps import host_table, needs, ok, sizes, tidied_kernel, works
+from tests.steps import host_table, mib_after, needs, run_cells, run_quietly, tidied_kernel
 
 MIB = 1 << 20
 shared_kernel, notebook = tidied_kernel(
@@ -25,9 +25,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux shows what RAM
 
 def report(notebook: Kernel, line: str) -> str:
     if line == "%gpumem leaks":
-        return "\n".join(ok(notebook, line).leaks())
+        return "\n".join(run_quietly(notebook, line).leaks())
     kind = line.split()[1].replace("free", "note")
-    return "\n".join(ok(notebook, line).reports(kind))
+    return "\n".join(run_quietly(notebook, line).reports(kind))
 
 
 def test_frames_that_were_only_looked_at_are_named_and_freed(
@@ -38,7 +38,7 @@ def test_frames_that_were_only_looked_at_are_named_and_freed(
     """
     needs("polars")
     file = str(tmp_path / "my.parquet")
-    works(
+    run_cells(
         notebook,
         f"import polars; polars.DataFrame({{'t': [f'{{i:0200d}}' for i in "
         f"range(20_000)]}}).write_parquet({file!r})",
@@ -49,7 +49,7 @@ def test_frames_that_were_only_looked_at_are_named_and_freed(
         report(notebook, "%gpumem leaks"),
     )
     assert len({name for _, name, _ in lines}) == 2
-    works(notebook, *[remedy for _, _, remedy in lines])
+    run_cells(notebook, *[remedy for _, _, remedy in lines])
     assert report(notebook, "%gpumem leaks").startswith("no leak")
 
 
@@ -62,17 +62,23 @@ def test_a_deleted_frame_is_found_in_the_output_that_showed_it(notebook: Kernel)
         "pandas.DataFrame({'id': range(30_000), 'text': [f'{i:0100d}' for i in range(30_000)]}, "
         "dtype=object)"
     )
-    works(notebook, f"import gc, pandas; df_1 = {query}; df_2 = {query}")
-    works(notebook, "merged = pandas.merge(df_1, df_2, on='id', how='left')\nmerged")
+    run_cells(notebook, f"import gc, pandas; df_1 = {query}; df_2 = {query}")
+    run_cells(
+        notebook,
+        """
+        merged = pandas.merge(df_1, df_2, on='id', how='left')
+        merged
+        """,
+    )
     why = report(notebook, "%gpumem why merged")
     assert re.search(
         r"^merged · DataFrame · RAM 1[12](\.\d)? MiB · del merged frees \d+ B$", why, re.MULTILINE
     ), why
-    works(notebook, "del df_1, df_2, merged; gc.collect();")
+    run_cells(notebook, "del df_1, df_2, merged; gc.collect();")
     leaks = report(notebook, "%gpumem leaks")
     ((size, remedy),) = re.findall(r" (1[12](?:\.\d)?) MiB .*Out\[\d+\].* to free it: (.*)", leaks)
     assert f" {size} MiB " in report(notebook, "%gpumem top")
-    works(notebook, remedy)
+    run_cells(notebook, remedy)
     assert report(notebook, "%gpumem leaks").startswith("no leak")
 
 
@@ -80,11 +86,11 @@ def test_a_deleted_frame_is_found_in_the_output_that_showed_it(notebook: Kernel)
 def test_memory_that_stays_after_pickling_is_malloc_s(notebook: Kernel) -> None:
     """pandas#43156: frames went through pickle and were deleted, and RSS stayed high."""
     needs("pandas")
-    works(
+    run_cells(
         notebook,
         "import numpy, pandas, pickle; frame = pandas.DataFrame(numpy.random.random((2000, 500)))",
     )
-    works(
+    run_cells(
         notebook,
         """
         frame['part'] = (frame[0] * 1000).astype(int)
@@ -94,7 +100,7 @@ def test_memory_that_stays_after_pickling_is_malloc_s(notebook: Kernel) -> None:
         """,
     )
     assert host_table(notebook)[1]["free heap pages"] > 8 * MIB
-    assert sizes(report(notebook, "%gpumem free"), "free heap pages (RAM") > 8
+    assert mib_after(report(notebook, "%gpumem free"), "free heap pages (RAM") > 8
     assert report(notebook, "%gpumem leaks").startswith("no leak")
 
 
@@ -104,8 +110,8 @@ def test_memory_after_a_parallel_job_is_split_from_its_workers(notebook: Kernel)
     are alive, too.
     """
     needs("joblib")
-    works(notebook, "import numpy; from joblib import Parallel, delayed")
-    works(
+    run_cells(notebook, "import numpy; from joblib import Parallel, delayed")
+    run_cells(
         notebook,
         "found = Parallel(n_jobs=2)(delayed(numpy.ones)(50_000) for _ in range(100))",
         "del found",
@@ -114,7 +120,7 @@ def test_memory_after_a_parallel_job_is_split_from_its_workers(notebook: Kernel)
     # came.
     assert report(notebook, "%gpumem free").startswith("freed: RAM ")
     status = report(notebook, "%gpumem status")
-    works(
+    run_cells(
         notebook,
         " ".join(
             re.findall(r"from joblib\S* import \w+;|get_reusable\S+\(\)$", status, re.MULTILINE)[:2]
@@ -130,8 +136,8 @@ def test_shared_memory_is_shown_next_to_its_limit(notebook: Kernel) -> None:
     """
     if find_spec("torch") is None:
         pytest.skip("torch is not installed")
-    works(notebook, "import torch")
-    (line,) = works(
+    run_cells(notebook, "import torch")
+    (line,) = run_cells(
         notebook, "batches = [torch.ones(1 << 20).share_memory_() for _ in range(6)]"
     ).reports("cell")
     assert re.search(r"shared memory \+24 MiB, 24 MiB of [\d.]+ [MG]iB", line), line
@@ -140,7 +146,7 @@ def test_shared_memory_is_shown_next_to_its_limit(notebook: Kernel) -> None:
         text
     )
     assert "shared memory" not in text
-    assert "shared memory -24 MiB" in works(notebook, "del batches").reports("cell")[0]
+    assert "shared memory -24 MiB" in run_cells(notebook, "del batches").reports("cell")[0]
 
 
 def test_the_size_of_each_variable_is_one_line_away(notebook: Kernel) -> None:
@@ -148,10 +154,12 @@ def test_the_size_of_each_variable_is_one_line_away(notebook: Kernel) -> None:
     variables.
     """
     needs("pandas")
-    works(
+    run_cells(
         notebook,
-        "import numpy, pandas; frame = pandas.DataFrame(numpy.ones((100_000, 10)))\n"
-        "array, texts = numpy.ones(1 << 19), [f'{n:0100d}' for n in range(10_000)]",
+        """
+        import numpy, pandas; frame = pandas.DataFrame(numpy.ones((100_000, 10)))
+        array, texts = numpy.ones(1 << 19), [f'{n:0100d}' for n in range(10_000)]
+        """,
     )
     sizes = notebook.value(
         "[(row.name, row.type_name, row.size_bytes) for row in __import__('ipygpumem').top().names]"
@@ -169,7 +177,7 @@ def test_large_variables_cost_a_cell_nothing(notebook: Kernel) -> None:
     """notebook#3303: a list of variables with sizes measured and printed each one
     after every cell.
     """
-    works(
+    run_cells(
         notebook,
         hostile.SOURCE,
         """
@@ -180,24 +188,33 @@ def test_large_variables_cost_a_cell_nothing(notebook: Kernel) -> None:
         touched.clear()
         """,
     )
-    works(notebook, *["1 + 1"] * 3)
+    run_cells(notebook, *["1 + 1"] * 3)
     assert notebook.value("measured, touched") == ([], [])
     assert " many " in report(notebook, "%gpumem top")
     assert notebook.value("len(measured) > 0, touched") == (True, [])
-    works(notebook, "Sizes.measure = real")
+    run_cells(notebook, "Sizes.measure = real")
 
 
 def test_the_vocabulary_that_grows_with_each_document_is_named(notebook: Kernel) -> None:
     """spaCy#3618: ``nlp.pipe`` grew the process for hours, with no document kept."""
     if find_spec("spacy") is None:
         pytest.skip("spaCy is not installed")
-    works(notebook, "import ipygpumem, spacy\nnlp = spacy.blank('en'); list(nlp.pipe(['a text']));")
+    run_cells(
+        notebook,
+        """
+        import ipygpumem, spacy
+        nlp = spacy.blank('en'); list(nlp.pipe(['a text']));
+        """,
+    )
     part = (
         "{p.name: p.size_bytes for row in ipygpumem.top('nlp').names for p in row.parts}['.vocab']"
     )
     before = notebook.value(part)
-    works(
+    run_cells(
         notebook,
-        "for document in nlp.pipe(f'test document {n}' for n in range(20_000)): pass\ndel document",
+        """
+        for document in nlp.pipe(f'test document {n}' for n in range(20_000)): pass
+        del document
+        """,
     )
     assert notebook.value(part) > before + 4 * MIB

@@ -21,7 +21,7 @@ from ipygpumem.units import MIB
 from tests.alone import alone
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
 from tests.process_memory import touched
-from tests.steps import works
+from tests.steps import run_cells
 
 
 def run(meter: Meter, steps: list[reclaim.Step]) -> list[FreeingStep]:
@@ -150,13 +150,13 @@ def test_the_order_is_garbage_then_caches_then_the_heap(monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RSS falls at once on Linux")
 def test_text_columns_of_pandas_come_back(kernel: Kernel) -> None:
-    works(kernel, "import pandas, pyarrow; pandas.options.future.infer_string = True")
+    run_cells(kernel, "import pandas, pyarrow; pandas.options.future.infer_string = True")
     made = (
         'frame = pandas.DataFrame({"text": [f"text number {n} of many" for n in range(2_000_000)]})'
     )
-    (text,) = works(kernel, f"%%experiment text\n{made}\nassert frame.text.dtype == 'str'").reports(
-        "experiment"
-    )
+    (text,) = run_cells(
+        kernel, f"%%experiment text\n{made}\nassert frame.text.dtype == 'str'"
+    ).reports("experiment")
     consumed, freed = re.search(r"RAM +\+([\d.]+) MiB +(\S+) MiB", text).groups()  # type: ignore[union-attr]
     # the rest is pandas' first use of itself
     assert float(freed) > 0.7 * float(consumed) > 45, text
@@ -164,11 +164,11 @@ def test_text_columns_of_pandas_come_back(kernel: Kernel) -> None:
 
 
 def test_memory_that_polars_returns_late_is_credited_to_no_step(kernel: Kernel) -> None:
-    works(kernel, "import polars")
+    run_cells(kernel, "import polars")
     made = 'frame = polars.DataFrame({"a": polars.Series(range(4_000_000)).cast(polars.String)})'
     kept = "kept.append(b'1' * (32 << 20))"  # polars may have returned its own pages by then
-    works(kernel, "kept = []")
-    (text,) = works(kernel, f"%%experiment frames\n{made}\n{kept}").reports("experiment")
+    run_cells(kernel, "kept = []")
+    (text,) = run_cells(kernel, f"%%experiment frames\n{made}\n{kept}").reports("experiment")
     assert "polars' allocator returns the pages of deleted frames within seconds" in text
     assert not re.search(r"garbage \(RAM|free heap pages \(RAM \d\d[\d.]* MiB", text), text
 

@@ -413,7 +413,10 @@ def test_a_kernel_killed_before_its_first_tick_is_reported(start: Start) -> None
     with limited_group(300 * 2**20) as group:
         kernel = start()
         move(int(kernel.value("__import__('os').getpid()")), group)
-        kernel.run("%load_ext ipygpumem\n%gpumem recorder on")
+        kernel.run("""
+        %load_ext ipygpumem
+        %gpumem recorder on
+        """)
         run_until_dead(kernel, "all_at_once = bytearray(b'1') * 2**30")
         after = start()
         after.run("%load_ext ipygpumem")
@@ -459,7 +462,10 @@ def test_a_recording_has_each_cell_and_its_error(start: Start, folder: Path) -> 
     kernel = start(ON)
     kernel.run("%load_ext ipygpumem")
     (path,) = folder.glob("*-*.jsonl")
-    kernel.run("%%capture\nx = bytearray(2**25)")
+    kernel.run("""
+    %%capture
+    x = bytearray(2**25)
+    """)
     kernel.run("1 / 0")
     kernel.run("""
         import os
@@ -507,7 +513,10 @@ def test_a_full_disk_stops_the_recorder_and_no_cell(start: Start, folder: Path) 
         "%gpumem recorder on tries again"
     ]
     assert kernel.run("%gpumem recorder status").reports("note")[0].startswith("recording is off")
-    kernel.run("%gpumem recorder on\n%unload_ext ipygpumem")
+    kernel.run("""
+    %gpumem recorder on
+    %unload_ext ipygpumem
+    """)
     assert recorded(folder, "the extension was unloaded") == 1
     names = kernel.value("[thread.name for thread in __import__('threading').enumerate()]")
     assert [name for name in names if "ipygpumem" in name] == []

@@ -9,7 +9,7 @@ from ipygpumem.heap.kinds.arrays import described, place_of
 from ipygpumem.heap.live.garbage import Garbage
 from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.shell.baselines import Baseline
-from tests.steps import kernel_with, works
+from tests.steps import experiment, kernel_with, run_cells
 
 kernel = kernel_with(
     "%load_ext ipygpumem",
@@ -49,27 +49,27 @@ None
 def test_an_object_that_takes_the_place_of_a_leak_is_none(kernel: Kernel, new: str) -> None:
     has_taken = False
     for _ in range(20):  # another thread may take the place first
-        works(kernel, f"%%experiment e\nkept.append(fill({new}))")
-        (leaks,) = works(kernel, "%gpumem leaks").leaks()
+        run_cells(kernel, experiment(f"kept.append(fill({new}))"))
+        (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
         assert "to free it: del kept[0]" in leaks
-        works(kernel, f"other = take_the_place(lambda: {new})")
+        run_cells(kernel, f"other = take_the_place(lambda: {new})")
         has_taken = kernel.value("other is not None")
         if has_taken:
             break
     assert has_taken
-    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert leaks == "no leak of at least 1 MiB was found"
-    works(kernel, "del other")
+    run_cells(kernel, "del other")
 
 
 @pytest.mark.parametrize("new", ["Plain()", "Slots()", "{}", "[]"])
 def test_a_leak_that_grows_is_still_one(kernel: Kernel, new: str) -> None:
     grow = {"[]": "kept[0] += ['more']", "{}": "kept[0]['more'] = 1"}
-    works(kernel, f"%%experiment e\nkept.append(fill({new}))")
-    works(kernel, grow.get(new, "kept[0].texts.append('more')"))
-    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    run_cells(kernel, experiment(f"kept.append(fill({new}))"))
+    run_cells(kernel, grow.get(new, "kept[0].texts.append('more')"))
+    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert "to free it: del kept[0]" in leaks
-    works(kernel, "kept.clear()")
+    run_cells(kernel, "kept.clear()")
 
 
 def test_a_text_that_takes_the_place_of_a_leak_is_none() -> None:
@@ -93,23 +93,29 @@ def test_a_text_that_takes_the_place_of_a_leak_is_none() -> None:
     ],
 )
 def test_a_leaked_list_whose_items_move_is_still_one(kernel: Kernel, change: str) -> None:
-    works(kernel, "%%experiment e\nkept.append(fill([]))")
-    works(kernel, change)
-    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    run_cells(kernel, experiment("kept.append(fill([]))"))
+    run_cells(kernel, change)
+    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert "to free it: del kept[0]" in leaks
-    works(kernel, "kept.clear()")
+    run_cells(kernel, "kept.clear()")
 
 
 def test_an_array_at_the_place_of_an_earlier_leak_is_left(kernel: Kernel) -> None:
     pytest.importorskip("numpy")
-    works(kernel, "import numpy as np\ncache = []")
+    run_cells(
+        kernel,
+        """
+        import numpy as np
+        cache = []
+        """,
+    )
     # The first two make glibc keep the pages; then each array is at the place of an earlier one.
     for code in ["x = np.ones(1 << 21); cache.append(x)"] * 2 + [
         "cache.append([np.ones(1 << 21)])"
     ] * 4:
-        (report,) = works(kernel, f"%%experiment e\n{code}").survivors()
+        (report,) = run_cells(kernel, experiment(code)).survivors()
         assert "to free it: del cache[0]" in report
-        works(kernel, "cache.clear()")
+        run_cells(kernel, "cache.clear()")
 
 
 def test_an_earlier_leak_s_place_is_old_until_it_is_received() -> None:

@@ -11,11 +11,19 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.kernel_records import ASK, LEFT, RSS, left, left_by_experiment, total, why
-from tests.steps import needs, ok, tidied_kernel, works
+from tests.kernel_records import (
+    READ_LEAKS,
+    READ_WHY,
+    RSS,
+    leak_rows,
+    survivor_rows,
+    total,
+    why_record,
+)
+from tests.steps import experiment, needs, run_cells, run_quietly, tidied_kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", ASK, hides_libraries=True)
+shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", READ_WHY, hides_libraries=True)
 
 MIB = 1 << 20
 WITHIN = 0.1
@@ -137,23 +145,25 @@ def test_del_frees_the_size_that_top_and_why_name(
 ) -> None:
     if row == "many lists":  # in a kernel of its own: they would fill what earlier rows have left
         notebook = request.getfixturevalue("kernel")
-        works(notebook, ASK)
+        run_cells(notebook, READ_WHY)
     setup, make = map(textwrap.dedent, ROWS[row])
     if row == "an array of texts":
         needs("numpy")
         if notebook.value("__import__('numpy').__version__") < "2":
             pytest.skip("NumPy 1 has no StringDType")
-    works(notebook, setup, "import ipygpumem; y = [bytes(2**20)]; ipygpumem.top()", "%gpumem why y")
+    run_cells(
+        notebook, setup, "import ipygpumem; y = [bytes(2**20)]; ipygpumem.top()", "%gpumem why y"
+    )
     before = notebook.value(RSS)
-    works(notebook, make)
+    run_cells(notebook, make)
     grown = notebook.value(RSS) - before
     assert grown > 14 * MIB
     (of_top,) = notebook.value(
         "[(row.size_bytes, row.is_at_least) for row in ipygpumem.top('x').names]"
     )
-    of_why = why(notebook, "x")
+    of_why = why_record(notebook, "x")
     with_x = notebook.value(RSS)
-    works(notebook, "del x")
+    run_cells(notebook, "del x")
     freed = with_x - notebook.value(RSS)
     assert of_top == (pytest.approx(grown, rel=WITHIN), False)
     assert total(of_why["device_bytes"]) == pytest.approx(grown, rel=WITHIN)
@@ -264,37 +274,39 @@ def test_the_printed_lines_free_an_experiments_leaks(notebook: Kernel, row: str)
     setup, code, number, lines = LEFT_ROWS[row]
     if "pandas" in setup:
         needs("pandas")
-    works(notebook, LEFT.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup))
+    run_cells(
+        notebook, READ_LEAKS.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup)
+    )
     before = notebook.value(RSS)
-    works(notebook, f"%%experiment e\n{textwrap.dedent(code).strip()}")
+    run_cells(notebook, experiment(code))
     grown = notebook.value(RSS) - before
     assert grown > 3 * _OF_MODULES
-    for rows in (left_by_experiment(notebook), left(notebook)):
+    for rows in (survivor_rows(notebook), leak_rows(notebook)):
         # The line may empty lists inside the object, too, before it deletes the object.
-        assert sorted(line.rpartition("; ")[2] for _, _, line in rows) == sorted(lines)
-        assert sum(size for size, _, _ in rows) == pytest.approx(grown, abs=_OF_MODULES)
+        assert sorted(row.line.rpartition("; ")[2] for row in rows) == sorted(lines)
+        assert sum(row.size_bytes for row in rows) == pytest.approx(grown, abs=_OF_MODULES)
     assert notebook.value("sum(one() is not None for one in watched)") == number
-    works(notebook, *[line for _, _, line in rows], "import gc; gc.collect();")
+    run_cells(notebook, *[row.line for row in rows], "import gc; gc.collect();")
     assert notebook.value("sum(one() is not None for one in watched)") == 0
     assert notebook.value(RSS) - before < _OF_MODULES
-    assert left(notebook) == []
+    assert leak_rows(notebook) == []
 
 
 def test_the_worker_that_keeps_data_is_named_with_its_pool(notebook: Kernel) -> None:
-    ok(
+    run_quietly(
         notebook,
         """
-import multiprocessing
-kept = []
-def work(number):
-    kept.append(bytearray(20 << 20))
-pool = multiprocessing.get_context("fork").Pool(1)
-""",
+        import multiprocessing
+        kept = []
+        def work(number):
+            kept.append(bytearray(20 << 20))
+        pool = multiprocessing.get_context("fork").Pool(1)
+        """,
     )
-    (text,) = ok(notebook, "%%experiment e\nfor n in range(5): pool.apply(work, (n,))").reports(
-        "experiment"
-    )
+    (text,) = run_quietly(
+        notebook, experiment("for n in range(5): pool.apply(work, (n,))")
+    ).reports("experiment")
     assert re.search(r"child processes have 1\d\d(\.\d)? MiB more", text), text
-    (text,) = ok(notebook, "%gpumem status").reports("status")
+    (text,) = run_quietly(notebook, "%gpumem status").reports("status")
     assert "pool.terminate()" in text, text
-    ok(notebook, "pool.terminate(); pool.join()")
+    run_quietly(notebook, "pool.terminate(); pool.join()")

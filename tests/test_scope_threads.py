@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import kernel_with, works
+from tests.steps import kernel_with, run_cells
 
 kernel = kernel_with("%load_ext ipygpumem\nimport threading", "%config IPyGpuMem.quiet = True")
 
@@ -35,9 +35,9 @@ _END = "keep[1].set(); keep[0].join()"
 def test_a_name_of_a_running_thread_stays(
     kernel: Kernel, work: str, more: str, is_left: int
 ) -> None:
-    works(kernel, "keep = []", _START.format(work=work, more=more))
+    run_cells(kernel, "keep = []", _START.format(work=work, more=more))
     assert kernel.value("'result' in globals()") == bool(is_left)
-    works(kernel, _END)
+    run_cells(kernel, _END)
     if is_left:
         assert kernel.value("result") == [1, 2]
-    works(kernel, "%reset_selective -f ^result$")
+    run_cells(kernel, "%reset_selective -f ^result$")

@@ -303,7 +303,10 @@ def test_an_experiments_time_sums_its_cells_apart_from_its_span(
         item.name: (item.duration_seconds, item.span_seconds) for item in ipygpumem.experiments()
     }
     assert times == {"inner": (40, 40), "main": (300, 11_100)}
-    timed.run_cell("%experiment list\n%experiment compare")
+    timed.run_cell("""
+    %experiment list
+    %experiment compare
+    """)
     shown = capsys.readouterr().out
     heads = [line.split()[:3] for line in shown.splitlines() if "span" in line]
     assert heads == [["experiment", "began", "time"], ["experiment", "time", "span"]]
@@ -329,7 +332,10 @@ def test_an_experiments_span_is_never_below_its_time(
     timed: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The cell that started it is longer than the span since then."""
-    timed.run_cell("wait(500)\n%experiment start outer")
+    timed.run_cell("""
+    wait(500)
+    %experiment start outer
+    """)
     capsys.readouterr()
     timed.run_cell("%experiment status")
     assert "span" not in capsys.readouterr().out.splitlines()[0]
@@ -359,11 +365,11 @@ def test_status_lists_the_names_of_each_open_experiment(
 def test_a_captured_experiment_has_its_time_in_the_report(
     timed: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    timed.run_cell("""\
-%%capture shown
-%%experiment captured
-wait(30)
-""")
+    timed.run_cell("""
+    %%capture shown
+    %%experiment captured
+    wait(30)
+    """)
     record = ipygpumem.experiments()[-1]
     assert record.span_seconds >= record.duration_seconds == pytest.approx(30, abs=10)
     timed.run_cell("shown()")
@@ -433,7 +439,10 @@ def test_a_ctrl_c_that_leaves_an_experiment_open_says_so(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    loaded.run_cell("%experiment start m --report none\nx = 1")
+    loaded.run_cell("""
+    %experiment start m --report none
+    x = 1
+    """)
     with monkeypatch.context() as patch:
         patch.setattr(ExperimentManager, "_try_to_end", interrupted)
         error = loaded.run_cell("%experiment end").error_in_exec

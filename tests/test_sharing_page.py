@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.alone import ROOT
-from tests.steps import fails, works
+from tests.steps import run_cells, run_failing
 
 PAGE = (ROOT / "docs/sharing.md").read_text("utf-8")
 (FIRST_CELL,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -25,13 +25,13 @@ sys.meta_path.insert(0, Missing)
 def bare() -> Iterator[Kernel]:
     """A kernel without ipygpumem, in which the page's first cell has run."""
     with Kernel() as kernel:
-        works(kernel, MISSING, FIRST_CELL)
+        run_cells(kernel, MISSING, FIRST_CELL)
         yield kernel
 
 
 def test_without_the_cell_a_shared_notebook_stops(bare_kernel: Kernel) -> None:
-    works(bare_kernel, MISSING)
-    fails(bare_kernel, "%load_ext ipygpumem", "ModuleNotFoundError")
+    run_cells(bare_kernel, MISSING)
+    run_failing(bare_kernel, "%load_ext ipygpumem", "ModuleNotFoundError")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_without_the_cell_a_shared_notebook_stops(bare_kernel: Kernel) -> None:
 def test_the_code_of_a_cell_runs_without_ipygpumem(
     bare: Kernel, cell: str, name: str, value: int
 ) -> None:
-    works(bare, cell)
+    run_cells(bare, cell)
     assert bare.value(name) == value
 
 
@@ -66,20 +66,20 @@ def test_the_code_of_a_cell_runs_without_ipygpumem(
     "cell", ["%%estimate\nran = 1", "%%gpumemit -r 3\nran = 1", "%gpumemit f()"]
 )
 def test_a_cell_that_only_measures_does_nothing(bare: Kernel, cell: str) -> None:
-    works(bare, cell)
-    fails(bare, "ran", "NameError")
+    run_cells(bare, cell)
+    run_failing(bare, "ran", "NameError")
 
 
 def test_a_shared_cell_shows_its_value_and_keeps_line_numbers(bare: Kernel) -> None:
-    assert works(bare, "%%experiment demo\n1 + 1").result == "2"
-    assert "line 2" in fails(bare, "%%experiment demo\n1 / 0", "ZeroDivisionError").traceback
+    assert run_cells(bare, "%%experiment demo\n1 + 1").result == "2"
+    assert "line 2" in run_failing(bare, "%%experiment demo\n1 / 0", "ZeroDivisionError").traceback
 
 
 def test_other_magics_stay_as_they_are(bare: Kernel) -> None:
-    assert works(bare, "%%capture text\nprint('x')\n", "text.stdout").result == repr("x\n")
-    fails(bare, "%peaks", None)
+    assert run_cells(bare, "%%capture text\nprint('x')\n", "text.stdout").result == repr("x\n")
+    run_failing(bare, "%peaks", None)
 
 
 def test_the_cell_loads_ipygpumem_if_it_is_installed(bare_kernel: Kernel) -> None:
-    works(bare_kernel, FIRST_CELL)
-    assert works(bare_kernel, "%gpumem top").reports("top")
+    run_cells(bare_kernel, FIRST_CELL)
+    assert run_cells(bare_kernel, "%gpumem top").reports("top")

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.knowledge.slices import Slices, is_view, may_have_slices
 from ipygpumem.heap.sizes.region import Region
-from tests.steps import needs, works
+from tests.steps import needs, run_cells
 
 TREE = """
 %load_ext ipygpumem
@@ -72,16 +72,16 @@ def test_few_objects_are_searched_for_slices(monkeypatch: pytest.MonkeyPatch) ->
 def kernel_with_trees() -> Iterator[Kernel]:
     needs("sklearn")
     with Kernel() as kernel:
-        works(kernel, TREE)
+        run_cells(kernel, TREE)
         yield kernel
 
 
 def test_why_names_the_tree_around_an_array(kernel_with_trees: Kernel) -> None:
-    (report,) = works(kernel_with_trees, "%gpumem why trees['large'].data.base").reports()
+    (report,) = run_cells(kernel_with_trees, "%gpumem why trees['large'].data.base").reports()
     assert 'notebook variable trees["large"]' in report
     assert 'del trees["large"]' in report
 
 
 def test_leaks_lists_no_tree_of_a_name(kernel_with_trees: Kernel) -> None:
-    (report,) = works(kernel_with_trees, "%gpumem leaks").reports()
+    (report,) = run_cells(kernel_with_trees, "%gpumem leaks").reports()
     assert "no leak" in report

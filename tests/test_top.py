@@ -209,16 +209,16 @@ def test_names_devices_and_sizes_are_selected() -> None:
 def test_del_frees_only_objects_without_another_holder(shell: InteractiveShell) -> None:
     shell.run_cell(
         """
-import numpy
-alone = [bytes(2**20)]
-twice = also = bytearray(2**20)
-part = bytes(2**20)
-box = {"part": part, "own": bytes(2**20)}
-array = numpy.zeros(2**17)
-view = array[1:]
-loop = [bytes(2**20)]
-loop.append(loop)
-"""
+        import numpy
+        alone = [bytes(2**20)]
+        twice = also = bytearray(2**20)
+        part = bytes(2**20)
+        box = {"part": part, "own": bytes(2**20)}
+        array = numpy.zeros(2**17)
+        view = array[1:]
+        loop = [bytes(2**20)]
+        loop.append(loop)
+        """
     )
     rows = {row.name: row for row in largest_names(shell).names}
     freed = {name: round((row.freed_bytes or {}).get("cpu", 0) / MIB) for name, row in rows.items()}
@@ -413,7 +413,10 @@ TIMERS = {
 @pytest.mark.parametrize("make", TIMERS.values(), ids=TIMERS)
 def test_the_line_cancels_a_timer_or_task(loaded: InteractiveShell, make: str) -> None:
     loaded.run_cell("import asyncio, threading; loop = asyncio.new_event_loop()")
-    loaded.run_cell(f"x = {make}\nif hasattr(x, 'start'): x.start()")
+    loaded.run_cell(f"""
+    x = {make}
+    if hasattr(x, 'start'): x.start()
+    """)
     row = _row_of(loaded, "x")
     assert row is not None
     assert row.remedy == "x.cancel(); del x"
@@ -424,8 +427,13 @@ def test_the_line_cancels_a_timer_or_task(loaded: InteractiveShell, make: str) -
 def test_words_end_a_cycle_that_no_line_ends(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    big = "class Big:\n    def __init__(self): self.data = bytearray(4 << 20)\nx = Big()"
-    loaded.run_cell(f"import numpy\n{big}{UNENDED[kind]}")
+    loaded.run_cell("""
+    import numpy
+    class Big:
+        def __init__(self): self.data = bytearray(4 << 20)
+    x = Big()
+    """)
+    loaded.run_cell(UNENDED[kind])
     row = _row_of(loaded, "x")
     assert row is not None
     assert row.remedy == "set the array's elements to None before you delete it"
@@ -440,7 +448,11 @@ def test_an_output_is_named_and_freed_by_its_line(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded.run_cell(
-        "[bytes(500_000) for _ in range(4)];\nframes = [bytes(400_000)]", store_history=True
+        """
+        [bytes(500_000) for _ in range(4)];
+        frames = [bytes(400_000)]
+        """,
+        store_history=True,
     )
     loaded.run_cell(f"{QUIET}\nQuiet(bytes(500_000 + i) for i in range(4))", store_history=True)
     loaded.run_cell(
@@ -508,10 +520,20 @@ def test_a_place_without_a_name_has_a_row_and_its_line_frees_it(
     ("code", "name"),
     [
         (
-            "import contextvars; contextvars.ContextVar('v').set(bytes(10 ** 7));",
+            """
+            import contextvars
+            contextvars.ContextVar('v').set(bytes(10 ** 7));
+            """,
             "context variable v",
         ),
-        ("import contextvars; v = contextvars.ContextVar('w'); v.set(bytes(10 ** 7));", "v.get()"),
+        (
+            """
+            import contextvars
+            v = contextvars.ContextVar('w')
+            v.set(bytes(10 ** 7));
+            """,
+            "v.get()",
+        ),
     ],
     ids=["without a name", "of a name"],
 )
@@ -542,13 +564,22 @@ def test_a_variable_named_underscore_is_listed(loaded: InteractiveShell) -> None
     loaded.run_cell(f"import ipygpumem\n{QUIET}\nQuiet([bytes(400_000)])", store_history=True)
     loaded.run_cell(look)
     assert list(loaded.user_ns["rows"]) == ["Out[1]"]  # ``_`` is IPython's
-    loaded.run_cell("_ = [bytes(400_000) for _ in range(2)]\ncache = list(_)")
+    loaded.run_cell("""
+    _ = [bytes(400_000) for _ in range(2)]
+    cache = list(_)
+    """)
     loaded.run_cell(look)
     assert loaded.user_ns["rows"]["cache"].held_by == ("_",)
 
 
 def test_a_displayed_name_is_freed_by_xdel(loaded: InteractiveShell) -> None:
-    loaded.run_cell("frame = [bytes(400_000)]\nnumber = 1", store_history=True)
+    loaded.run_cell(
+        """
+        frame = [bytes(400_000)]
+        number = 1
+        """,
+        store_history=True,
+    )
     loaded.run_cell(f"{QUIET}\nframe = Quiet(frame)\nframe", store_history=True)
     loaded.run_cell("import ipygpumem; rows = ipygpumem.top('frame').names")
     (row,) = loaded.user_ns["rows"]

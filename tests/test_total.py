@@ -25,7 +25,7 @@ from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.units import MIB
 from tests.alone import alone
 from tests.hostile import body, untouched
-from tests.steps import works
+from tests.steps import experiment, run_cells
 
 
 @alone
@@ -218,19 +218,19 @@ ctypes.memset(libc.malloc(128 << 20), 1, 128 << 20)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 def test_an_experiment_says_how_much_unnamed_memory_it_leaves(kernel: Kernel) -> None:
-    works(kernel, "import gc; gc.collect();")  # so that none follows in the experiment
-    (text,) = works(kernel, HIDDEN).reports("experiment")
+    run_cells(kernel, "import gc; gc.collect();")  # so that none follows in the experiment
+    (text,) = run_cells(kernel, HIDDEN).reports("experiment")
     assert re.search(
         r"12\d(\.\d)? MiB of RAM are still in use: .*\b12\d(\.\d)? MiB not named: no known object ",
         text,
     )
-    (text,) = works(kernel, "%gpumem status").reports("status")
+    (text,) = run_cells(kernel, "%gpumem status").reports("status")
     assert re.search(r"1\d\d(\.\d)? MiB   not named +no object ", text), text
     assert "data of ipygpumem" not in text  # its spare address space takes no RAM
-    works(kernel, "import numpy")
-    (text,) = works(kernel, "%%experiment kept --keep block\nblock = numpy.ones(1 << 24)").reports(
-        "experiment"
-    )
+    run_cells(kernel, "import numpy")
+    (text,) = run_cells(
+        kernel, experiment("block = numpy.ones(1 << 24)", name="kept", options="--keep block")
+    ).reports("experiment")
     assert "not named" not in text
 
 
@@ -238,6 +238,6 @@ def test_an_experiment_says_how_much_unnamed_memory_it_leaves(kernel: Kernel) ->
 @pytest.mark.skipif(not (3, 10) <= sys.version_info < (3, 14), reason="of their collector")
 def test_unsearched_memory_is_not_said_to_be_in_no_object(kernel: Kernel) -> None:
     unseen = f"{HIDDEN}import gc\ngc.callbacks.clear()\ngc.collect()"
-    (text,) = works(kernel, unseen).reports("experiment")
+    (text,) = run_cells(kernel, unseen).reports("experiment")
     assert "no object" not in text
     assert "new objects cannot be told from old ones; %gpumem leaks searches all of them" in text

@@ -175,7 +175,7 @@ def test_a_broken_stdout_harms_nothing_and_is_said_once(
     capsys: pytest.CaptureFixture[str],
     stdout: Any,
 ) -> None:
-    shell_of_calls.tell_unshown_report.cache_clear()
+    shell_of_calls.tell_why_not_shown.cache_clear()
     monkeypatch.setattr("sys.stdout", stdout)
     with pytest.raises(KeyError, match="mine"), ipygpumem.trace("x"):
         raise KeyError("mine")

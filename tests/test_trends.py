@@ -24,7 +24,7 @@ from ipygpumem.shell import growth_search
 from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
 from tests.hiding import show_modules
-from tests.steps import works
+from tests.steps import run_cells
 
 
 class Notebook:
@@ -211,7 +211,7 @@ def test_a_failed_search_for_holders_is_noted_with_the_growth(
     device = Device("children")
     for _ in range(5):
         device.run()
-        growth_search.note_processes(device.growing, dict, "run")
+        growth_search.find_grown_processes(device.growing, dict, "run")
     assert device.growing.growths
     assert "TypeError" in " ".join([*device.growing.holder_lines, *device.growing.process_lines])
     device.meter.close()
@@ -276,19 +276,19 @@ def test_only_a_cell_that_leaks_is_reported_without_asking(kernel: Kernel) -> No
 
 
 def test_the_first_look_at_a_growing_cell_is_no_leak(kernel: Kernel) -> None:
-    works(kernel, "texts = []")
+    run_cells(kernel, "texts = []")
     for _ in range(3):
-        works(kernel, "texts += [f'{number:1500}' for number in range(10_000)]")
-    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+        run_cells(kernel, "texts += [f'{number:1500}' for number in range(10_000)]")
+    (leaks,) = run_cells(kernel, "%gpumem leaks").leaks()
     assert leaks.startswith("no leak of at least 1 MiB was found"), leaks
 
 
 def test_cells_that_allocate_and_free_in_turn_are_no_growth(kernel: Kernel) -> None:
-    works(kernel, "import numpy as np; kept = []")
+    run_cells(kernel, "import numpy as np; kept = []")
     allocates = "kept.append(np.ones(2**22))"
     told = ["\n".join(kernel.run(allocates).reports("cell")) for _ in range(3)]
     for _ in range(3):
-        works(kernel, "kept.clear()")
+        run_cells(kernel, "kept.clear()")
         told += ["\n".join(kernel.run(allocates).reports("cell")) for _ in range(2)]
     assert [text for text in told if "has grown" in text] == []
 
@@ -306,10 +306,10 @@ loop = ipygpumem.track(items())
 for _ in loop:
     kept.append(np.ones(2**22))
 """
-    works(kernel, "import ipygpumem")
-    reply = works(kernel, code)
+    run_cells(kernel, "import ipygpumem")
+    reply = run_cells(kernel, code)
     assert "has grown" not in "\n".join(reply.reports())
-    works(kernel, code.replace("(3, 5, 7)", "()"))
+    run_cells(kernel, code.replace("(3, 5, 7)", "()"))
 
 
 _CHILD = (
@@ -333,13 +333,13 @@ def process_lines_in(text: str) -> list[tuple[int, str]]:
     "keeps", ["", "started.append(process)", "started.append(process); del process"]
 )
 def test_a_cell_that_starts_a_process_each_time_names_it(kernel: Kernel, keeps: str) -> None:
-    works(kernel, "import os, subprocess, sys; started = []")
+    run_cells(kernel, "import os, subprocess, sys; started = []")
     texts = ["\n".join(kernel.run(_STARTS + keeps).reports("cell")) for _ in range(5)]
     assert ["child processes by" in text for text in texts] == [False] * 3 + [True] * 2
     for text in texts:
         assert "gaps between objects" not in text
     ((number, line),) = process_lines_in(texts[-1])
-    works(kernel, f"os.kill({number}, 0)", line)  # it runs until the line ends it
+    run_cells(kernel, f"os.kill({number}, 0)", line)  # it runs until the line ends it
     assert kernel.value(f"os.waitid(os.P_PID, {number}, os.WEXITED).si_status") == 15
     kernel.run("import psutil; [child.kill() for child in psutil.Process().children()]")
 
@@ -352,7 +352,7 @@ def work(number):
     held.append(bytes(20 << 20).replace(bytes(1), b"x"))
 pool = multiprocessing.get_context("fork").Pool(1)
 """
-    works(kernel, code)
+    run_cells(kernel, code)
     texts = ["\n".join(kernel.run("pool.map(work, [0])").reports("cell")) for _ in range(7)]
     assert re.search(r"child processes \+2\d(\.\d)? MiB per run is held by process", texts[-1]), (
         texts[-1]
@@ -360,7 +360,7 @@ pool = multiprocessing.get_context("fork").Pool(1)
     ((number, line),) = process_lines_in(texts[-1])
     assert line == "pool.terminate()"
     assert "gaps between objects" not in texts[-1]
-    (text,) = works(kernel, line).reports("cell")
+    (text,) = run_cells(kernel, line).reports("cell")
     freed = re.search(r"child processes -(\d+)\.?\d* MiB, 0 B now", text)
     assert freed is not None, text
     assert int(freed[1]) >= 7 * 20 * 0.9, text  # and the memory that a fork has of its own
@@ -376,11 +376,11 @@ for number in ipygpumem.track(range(6)):
 {"".join(f"    {line}" for line in _STARTS.strip().splitlines(keepends=True))}
     started.append(process)
 """
-    reply = works(kernel, code)
+    reply = run_cells(kernel, code)
     text = "\n".join(reply.reports("track"))
     assert "per iteration is held by process" in text
     assert "to end it: process.terminate()" in text
-    works(kernel, "[process.kill() for process in started]")
+    run_cells(kernel, "[process.kill() for process in started]")
 
 
 def test_processes_that_the_same_line_ends_are_one_row() -> None:
@@ -473,7 +473,9 @@ def test_fragmentation_is_named_only_if_free_pages_grew() -> None:
 
 
 def test_memory_of_a_c_library_has_an_unknown_holder(kernel: Kernel) -> None:
-    works(kernel, "import ctypes; libc = ctypes.CDLL(None); libc.malloc.restype = ctypes.c_void_p")
+    run_cells(
+        kernel, "import ctypes; libc = ctypes.CDLL(None); libc.malloc.restype = ctypes.c_void_p"
+    )
     code = "_ = ctypes.memset(libc.malloc(2**25), 1, 2**25)"
     text = ["\n".join(kernel.run(code).reports("cell")) for _ in range(5)][-1]
     assert text.endswith(

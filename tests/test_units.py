@@ -16,7 +16,8 @@ from ipygpumem.units import (
     TIB,
     bytes_in_message,
     checked_bytes,
-    finite,
+    checked_integer,
+    checked_number,
     format_bytes,
     format_change,
     format_in,
@@ -24,7 +25,6 @@ from ipygpumem.units import (
     format_share,
     number_in,
     parse_bytes,
-    whole,
 )
 
 
@@ -114,9 +114,13 @@ NONE_OF_THEM = [True, None, "x", "3", -1, 0, 10**400, 2**63, float("nan"), float
 @pytest.mark.parametrize(
     ("check", "more", "part"),
     [
-        (functools.partial(whole, most=100), [1.0], "is not a whole number from 1 to 100"),
-        (finite, [], r"is not a number from 0\.001 to 1e"),
-        (functools.partial(checked_bytes, least=1), [1.5, "1" * 90 + "GiB"], r"size|unit"),
+        (
+            functools.partial(checked_integer, maximum=100),
+            [1.0],
+            "is not a whole number from 1 to 100",
+        ),
+        (checked_number, [], r"is not a number from 0\.001 to 1e"),
+        (functools.partial(checked_bytes, minimum=1), [1.5, "1" * 90 + "GiB"], r"size|unit"),
     ],
 )
 def test_wrong_numbers_are_refused_in_a_short_line(
@@ -131,13 +135,13 @@ def test_wrong_numbers_are_refused_in_a_short_line(
 def test_numbers_of_numpy_are_taken() -> None:
     numpy = pytest.importorskip("numpy")
     assert checked_bytes(numpy.prod([4, 8])) == checked_bytes(numpy.float64(32.0)) == 32
-    assert whole(numpy.int64(3)) == 3
+    assert checked_integer(numpy.int64(3)) == 3
 
 
 def test_numbers_within_their_bounds_are_taken() -> None:
-    assert [whole(1), whole(-3, least=-5)] == [1, -3]
-    assert [finite(1), finite(2.5), finite(0, least=0)] == [1.0, 2.5, 0.0]
-    assert [checked_bytes(7), checked_bytes(8e9), checked_bytes("1KiB", least=KIB)] == [
+    assert [checked_integer(1), checked_integer(-3, minimum=-5)] == [1, -3]
+    assert [checked_number(1), checked_number(2.5), checked_number(0, minimum=0)] == [1.0, 2.5, 0.0]
+    assert [checked_bytes(7), checked_bytes(8e9), checked_bytes("1KiB", minimum=KIB)] == [
         7,
         8 * 10**9,
         KIB,

@@ -116,22 +116,22 @@ def test_an_array_that_a_cut_search_does_not_reach_is_no_leak(
     monkeypatch.setattr("ipygpumem.heap.holders.backward.BackwardSearch._MOST_LEVELS", 4)
     loaded.run_cell(
         """
-import numpy
+        import numpy
 
-class Module:
-    def __init__(self, part):
-        self.part = part
+        class Module:
+            def __init__(self, part):
+                self.part = part
 
-model = numpy.ones(2**20)
-for _ in range(10):
-    model = Module([model])
+        model = numpy.ones(2**20)
+        for _ in range(10):
+            model = Module([model])
 
-def closing():
-    kept = numpy.ones(2**19)
-    return lambda: kept
+        def closing():
+            kept = numpy.ones(2**19)
+            return lambda: kept
 
-leaking = closing()
-"""
+        leaking = closing()
+        """
     )
     capsys.readouterr()
     loaded.run_line_magic("gpumem", "leaks")

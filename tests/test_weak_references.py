@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import works
+from tests.steps import experiment, run_cells
 
 SETUP = "%load_ext ipygpumem\nimport numpy, weakref, ipygpumem\nkept = []"
 MADE = "old = numpy.ones(1 << 22); words = numpy.array([[1], 2] * 5, dtype=object)"
@@ -35,43 +35,59 @@ FEATURES = [
 
 @pytest.fixture
 def notebook(kernel: Kernel) -> Iterator[Kernel]:
-    works(kernel, SETUP, MADE)
+    run_cells(kernel, SETUP, MADE)
     yield kernel
     kernel.run("%experiment end")
 
 
 def resizes(kernel: Kernel, arrays: int = 2) -> bool:
-    return works(kernel, RESIZED).result == str([[]] * arrays)
+    return run_cells(kernel, RESIZED).result == str([[]] * arrays)
 
 
 def test_an_older_array_can_be_resized_after_each_feature(notebook: Kernel) -> None:
-    works(notebook, "%experiment start outer")
+    run_cells(notebook, "%experiment start outer")
     for code in FEATURES:
-        works(notebook, code)
+        run_cells(notebook, code)
         assert resizes(notebook), code
-        works(notebook, MADE)
-    works(notebook, "%experiment start inner\nmine = numpy.ones(1 << 22)", "mine.resize(1 << 21)")
+        run_cells(notebook, MADE)
+    run_cells(
+        notebook,
+        """
+        %experiment start inner
+        mine = numpy.ones(1 << 22)
+        """,
+        "mine.resize(1 << 21)",
+    )
     assert resizes(notebook)
-    works(notebook, "%experiment end\n%experiment end")
+    run_cells(
+        notebook,
+        """
+        %experiment end
+        %experiment end
+        """,
+    )
     assert resizes(notebook)
-    works(notebook, MADE)
+    run_cells(notebook, MADE)
     assert notebook.run("def f(array): numpy.ones(1 << 55)\nf(old)").error
     assert resizes(notebook)
 
 
 def test_an_array_that_outlives_its_experiment_is_resized(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
-        "run = ipygpumem.experiment('small').start()\nmine = numpy.ones(1 << 14); kept.append(mine)",  # noqa: E501
+        """
+        run = ipygpumem.experiment('small').start()
+        mine = numpy.ones(1 << 14); kept.append(mine)
+        """,
     )
-    works(notebook, "record = run.finish()")
-    assert works(notebook, "weakref.getweakrefs(kept.pop())").result == "[]"
+    run_cells(notebook, "record = run.finish()")
+    assert run_cells(notebook, "weakref.getweakrefs(kept.pop())").result == "[]"
     report = notebook.run(
-        """\
-%%experiment lost
-mine = numpy.ones(1 << 22); kept.append(mine); del mine
-x = kept[-1]
-"""
+        """
+        %%experiment lost
+        mine = numpy.ones(1 << 22); kept.append(mine); del mine
+        x = kept[-1]
+        """
     )
     assert "kept[0]" in report.reports("experiment")[0]
     assert "kept[0]" in notebook.run("%gpumem leaks").reports()[0]
@@ -89,8 +105,8 @@ x = kept[-1]
     ],
 )
 def test_an_older_array_behind_a_leak_is_resized(notebook: Kernel, code: str) -> None:
-    works(notebook, "inner = numpy.arange(1000.); box = {'top': inner}")
-    (report,) = works(notebook, f"%%experiment a\n{code}").reports("experiment")
+    run_cells(notebook, "inner = numpy.arange(1000.); box = {'top': inner}")
+    (report,) = run_cells(notebook, experiment(code, name="a")).reports("experiment")
     assert "still alive" in report
     for line in ("pass", "%gpumem leaks", "%gpumem leaks"):
-        works(notebook, line, "inner.resize(len(inner) + 1, refcheck=False)")
+        run_cells(notebook, line, "inner.resize(len(inner) + 1, refcheck=False)")

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import fails, ok
+from tests.steps import run_failing, run_quietly
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys, ipygpumem
@@ -60,17 +60,17 @@ CELLS = (
 def test_the_extension_works_without_posix(tmp_path: Path) -> None:
     shutil.copytree(Path(__file__).parent / "without_posix", tmp_path / "profile_default")
     with Kernel(env={**os.environ, "IPYTHONDIR": str(tmp_path)}) as kernel:
-        ok(kernel, "import os, signal", f"os.chdir({str(tmp_path)!r})")
+        run_quietly(kernel, "import os, signal", f"os.chdir({str(tmp_path)!r})")
         assert kernel.value("[hasattr(os, 'fork'), hasattr(signal, 'SIGKILL')]") == [False, False]
-        (line,) = ok(kernel, "%load_ext ipygpumem", "x = 'old'").reports("cell")
+        (line,) = run_quietly(kernel, "%load_ext ipygpumem", "x = 'old'").reports("cell")
         assert "RAM" in line
-        (text,) = fails(kernel, OUT_OF_MEMORY, "MemoryError").reports("recovery")
+        (text,) = run_failing(kernel, OUT_OF_MEMORY, "MemoryError").reports("recovery")
         assert re.search(r"freed: RAM 1[4-7]", text), text
-        ok(kernel, *CELLS)
-        ok(kernel, "%gpumem guard on --limit 250MiB")
+        run_quietly(kernel, *CELLS)
+        run_quietly(kernel, "%gpumem guard on --limit 250MiB")
         assert (
             "the memory guard stopped the cell"
-            in fails(kernel, FILL, "MemoryGuardError").reports("guard")[0]
+            in run_failing(kernel, FILL, "MemoryGuardError").reports("guard")[0]
         )
-        ok(kernel, "del rows", "%gpumem guard off")
+        run_quietly(kernel, "del rows", "%gpumem guard off")
         assert kernel.value("(x, n)") == ("old", 2)

@@ -15,14 +15,14 @@ from ipygpumem.failures import failures_told
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.fitting.fit import AutofitResult, Fit
-from ipygpumem.fitting.functions import decorated, run_tries
+from ipygpumem.fitting.functions import run_tries, searching_function
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.heap.live.heap import refuse_while_traced
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.pools import finder_of_probes
 from ipygpumem.report import estimate as _reports  # noqa: F401  # registers how records are shown
-from ipygpumem.units import MIB, checked_bytes, finite
+from ipygpumem.units import MIB, checked_bytes, checked_number
 
 if TYPE_CHECKING:
     from ipygpumem.estimating.records import Estimate, ModelSummary
@@ -72,22 +72,27 @@ def estimate(
         kind = type(function).__name__
         raise CallError(f"estimate takes a function and its arguments, not {kind}")
     refuse_while_traced("estimate")
-    room_bytes = None if device_memory is None else checked_bytes(device_memory, least=MIB)
+    room_bytes = None if device_memory is None else checked_bytes(device_memory, minimum=MIB)
     try:
-        seconds = finite(timeout)
+        seconds = checked_number(timeout)
     except UnitError as error:
         raise EstimateError(f"timeout: {error}") from None
     assumed = [_assumption(line, share) for line, share in (assume or {}).items()]
     estimation = loading.new_estimation(device, room_bytes, seconds, assumed)
+    # Names of the function's code are looked up there, and copied: the script's, and the caller's.
     namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
     result: Estimate = estimation.of_call(function, args, kwargs, namespaces)
     return result
 
 
 def _assumption(line: str | int, share: float) -> str:
-    """Return an assumption as a text of ``%%estimate --assume``."""
+    """Return an item of ``assume`` in the form of ``%%estimate --assume``, such as ``3:5=0.25``.
+
+    Raises:
+        EstimateError: the share is not a number from 0 to 1.
+    """
     try:
-        return f"{line}={finite(share, least=0, most=1):.15f}"
+        return f"{line}={checked_number(share, minimum=0, maximum=1):.15f}"
     except UnitError as error:
         raise EstimateError(f"assume: {line}: {error}") from None
 
@@ -156,21 +161,28 @@ def autofit(
     def run(function: Callable[..., Any], start: Mapping[str, Any]) -> AutofitResult:
         __tracebackhide__ = True
         plan = Plan(start, smallest=min, step=step, headroom=headroom, max_tries=max_tries)
-        app = loaded_app()
-        if app is not None:
-            context = app.context
-            fit = Fit(plan, context.meter, app.experiments.ran_out_in_try, context.garbage)
-            return run_tries(function, fit)
-        # In a script
-        meter = Meter([HostProbe()], find_more=finder_of_probes())
-        try:
-            return run_tries(function, Fit(plan, meter))
-        finally:
-            meter.close()
+        return _fit_function(function, plan)
 
     if function is None:
-        return lambda function: decorated(function, start, run)
+        return lambda function: searching_function(function, start, run)
     return run(function, start)
+
+
+def _fit_function(function: Callable[..., Any], plan: Plan) -> AutofitResult:
+    """Call a function with the values of a plan until they fit, with the notebook's services or, in
+    a script, with a meter of its own.
+    """
+    __tracebackhide__ = True
+    app = loaded_app()
+    if app is not None:
+        context = app.context
+        fit = Fit(plan, context.meter, app.experiments.ran_out_in_try, context.garbage)
+        return run_tries(function, fit)
+    meter = Meter([HostProbe()], find_more=finder_of_probes())
+    try:
+        return run_tries(function, Fit(plan, meter))
+    finally:
+        meter.close()
 
 
 def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
@@ -193,5 +205,5 @@ def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
         app = loaded_app()
         if app is None:
             return Budget(sizes)
-        return Budget(sizes, leaving=app.recovery.end_budget)
+        return Budget(sizes, before_end=app.recovery.end_budget)
     return Budget({})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import overload
 
-from ipygpumem.api.traces import F, can_decorate, decorated, run_inside
+from ipygpumem.api.traces import F, apply_decorator, can_decorate, run_inside
 from ipygpumem.errors import GpuMemError
 from ipygpumem.failures import GuardedBlock, failures_told
 from ipygpumem.notebook import current_shell
@@ -15,7 +15,11 @@ from ipygpumem.shell.ipython.last_errors import release_stored, stored_errors
 
 
 class Clearing(GuardedBlock):
-    """A ``with`` block that releases the locals of functions whose error leaves the block."""
+    """A ``with`` block that releases the locals of functions whose error leaves the block.
+
+    The functions have ended when the error leaves it; the code around the block still runs, and
+    keeps its names.
+    """
 
     _block_name = "clear_tracebacks"
     _lost_at_end = "the locals of its error stay in memory"
@@ -56,7 +60,7 @@ def clear_tracebacks(function: F | None = None, /) -> Clearing | F:
     3
     """
     if function is not None:
-        return decorated(function, lambda: _cleared(function), "clear_tracebacks")
+        return apply_decorator(function, lambda: _with_clearing(function), "clear_tracebacks")
     lost = "the locals of stored errors stay in memory"
     with failures_told("clear_tracebacks", lost, asked=True):
         shell = current_shell()
@@ -65,7 +69,12 @@ def clear_tracebacks(function: F | None = None, /) -> Clearing | F:
     return Clearing()
 
 
-def _cleared(function: F) -> F:
+def _with_clearing(function: F) -> F:
+    """Return ``function`` changed so that an error which leaves a call of it keeps no locals.
+
+    Raises:
+        GpuMemError: it is a class or an async generator.
+    """
     if not can_decorate(function):
         raise GpuMemError(
             "clear_tracebacks cannot decorate classes or async generators: "

@@ -25,7 +25,7 @@ from ipygpumem.report import tensors as _tensors  # noqa: F401  # registers how 
 from ipygpumem.report import why as _why  # noqa: F401  # as above; with it, those of top
 from ipygpumem.units import checked_bytes
 
-_ON_STACK = 1 if sys.version_info < (3, 11) else 0
+_REFERENCES_ON_STACK = 1 if sys.version_info < (3, 11) else 0
 """References that a caller's stack keeps to an argument."""
 
 
@@ -113,8 +113,8 @@ def names_at(frame: FrameType) -> dict[str, object]:
 
 
 def _by_name(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """Return the object of each name: a function's local, if a global has the same name. It comes
-    first in ``pairs``.
+    """Return the object of each name; of a name that is both a function's local and a global, the
+    local's, which comes first in ``pairs``.
     """
     return dict(reversed(pairs))  # the last pair of a name counts
 
@@ -122,7 +122,7 @@ def _by_name(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 def _largest_in_script(frame: FrameType) -> LargestNames:
     """Return the memory that the names visible to a script's code hold."""
     pairs = list(survey.visible_names(frame))
-    # Also of names that a local hides: each of them refers to its object.
+    # A global that a local hides is not measured, but it refers to its object, too.
     references = Counter(id(value) for _, value in pairs)
     named = _by_name(pairs)
     pairs.clear()  # their references would count as holders
@@ -148,8 +148,8 @@ def inventory_at(
     has_arrays: bool = True,
     has_unnamed: bool = True,
 ) -> Inventory:
-    """Return an inventory with the names visible to code at ``frame``; ``storages``,
-    ``has_arrays`` and ``has_unnamed`` as in a survey.
+    """Return an inventory of tensors and arrays with the names visible to code at ``frame``, in a
+    script or in the notebook. The other arguments are those of ``survey.take_inventory``.
     """
     shell = current_shell()
     if shell is None:
@@ -216,34 +216,38 @@ def why(obj: object) -> Ownership:
     'del last'
     """
     frame = sys._getframe(1)
+    # In a list, which is all that refers to the object here: other references would be counted as
+    # holders. So the variables that refer to it are deleted at once.
     holding = [obj]
     del obj
     named = [*survey.function_locals(frame).items(), *frame.f_globals.items()]
     name = next((name for name, value in named if value is holding[0]), "")
     del named
-    references = 1 + bool(name) + _ON_STACK
+    references = 1 + _REFERENCES_ON_STACK  # of ``holding``, and of the caller's call
+    if name:
+        references += 1
     result = ownership.ownership_of(
         name or "object", holding, roots(frame.f_globals), references, is_name=bool(name)
     )
     app = loaded_app()
-    # %xdel finds the notebook's variables, not the local ones of a function
+    # The line is then ``%xdel``, which finds the notebook's variables, not a function's local ones.
     if app is not None and app.context.namespace.get(name) is holding[0]:
         from ipygpumem.shell.ipython.caches import outputs_of  # scripts need no IPython
 
         result = replace(result, outputs=outputs_of(app.context.shell, holding[0]))
     text = holding[0]
-    if type(text) is str and text in frame.f_globals and not name:
+    if type(text) is str and text in frame.f_globals and not name:  # ``why("model")``
         hint = f"this is about the text; for the variable: ipygpumem.why({text})"
         result = replace(result, notes=(*result.notes, hint))
     return result
 
 
 def roots(*more: dict[str, object]) -> Roots:
-    """Return the roots in a notebook, or in a script those of the main module, and of ``more``
-    namespaces.
+    """Return the roots at which paths to objects begin: in a notebook those of its shell, in a
+    script those of the main module; and the names in ``more`` namespaces.
 
-    The globals of a module that the user imports keep the module's name; those of ``exec`` have
-    none.
+    In a notebook, the globals of an imported module are left to the search, which writes them with
+    the module's name: ``helpers.cache``. Globals of ``exec`` have no module.
     """
     app = loaded_app()
     if app is None:
@@ -252,9 +256,9 @@ def roots(*more: dict[str, object]) -> Roots:
     else:
         roots_here = app.experiments.survivors.roots()
     further = {}
-    for space in more:
-        if app is None or not _is_of_module(space):
-            further[id(space)] = Root.of_variable
+    for namespace in more:
+        if app is None or not _is_of_module(namespace):
+            further[id(namespace)] = Root.of_variable
     return replace(roots_here, namespaces={**further, **roots_here.namespaces})
 
 

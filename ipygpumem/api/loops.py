@@ -1,4 +1,4 @@
-"""``ipygpumem.track``."""
+"""``ipygpumem.track``: measures each iteration of a loop, and shows what grows in it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -17,7 +18,7 @@ from ipygpumem.api.inventories import names_at, roots
 from ipygpumem.api.shell import current_traces, loaded_app, show
 from ipygpumem.errors import TraceError
 from ipygpumem.failures import failures_told, is_own_failure, tell_failure
-from ipygpumem.heap.bulk import no_progress
+from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.leaks.trends import Growing
 from ipygpumem.meter.meter import Meter
@@ -26,7 +27,7 @@ from ipygpumem.report.growth_lines import loop_growth_line
 from ipygpumem.report.history import iteration_report, loop_report
 from ipygpumem.report.layout import note
 from ipygpumem.report.words import clean_name, count
-from ipygpumem.shell.growth_search import look_for_growth, note_processes
+from ipygpumem.shell.growth_search import find_grown_processes, look_for_growth
 
 T = TypeVar("T")
 
@@ -106,7 +107,8 @@ class Tracked(Generic[T]):
                 except StopIteration:
                     return
                 try:
-                    # no reference here: the next batch would be allocated next to it
+                    # Popped, so that nothing here refers to the item: the loop's own variable may
+                    # drop a batch before the next one is allocated.
                     yield item.pop()
                 finally:  # also after a break or an error
                     loop.iteration_ended()
@@ -160,12 +162,14 @@ class _Loop:
         if not self._is_measured:
             return
         try:
+            users_frame = _outside_tqdm(frame)
             if self._growing.wants_look:
-                _search_growth_in_names(self._growing, frame, self._traces.meter)
+                _search_growth_in_names(self._growing, users_frame, self._traces.meter)
                 self._span.lap()  # exclude the memory of our own search
-            _note_processes(self._growing, frame)
+            # The names are those with which a line ends a process: ``pool.terminate()``.
+            find_grown_processes(self._growing, lambda: names_at(users_frame), "iteration")
             if not self._is_silent:
-                self._display.show(self._records, _remarks(self._growing))
+                self._display.show(self._records, _lines_on_growth(self._growing))
         except Exception as error:
             self._end_measuring(error)
 
@@ -174,7 +178,7 @@ class _Loop:
         try:
             self._span.close()
             if self._records and not self._is_silent:
-                self._display.show(self._records, _remarks(self._growing), at_end=True)
+                self._display.show(self._records, _lines_on_growth(self._growing), at_end=True)
         except Exception as error:
             self._end_measuring(error)
 
@@ -186,35 +190,27 @@ class _Loop:
         tell_failure("track", error, "this loop is not measured further")
 
 
-def _remarks(growing: Growing) -> list[str]:
-    """Return the lines about growth below the table of a loop."""
+def _lines_on_growth(growing: Growing) -> list[str]:
+    """Return the lines about growth below the table of a loop; none if nothing grows."""
     if not growing.growths:
         return []
     return [*map(loop_growth_line, growing.growths), *growing.process_lines, *growing.holder_lines]
 
 
 def _search_growth_in_names(growing: Growing, frame: FrameType, meter: Meter) -> None:
-    """Look at the memory of all names after an iteration of the loop at ``frame``."""
-    frame = _outside_tqdm(frame)
+    """Look at the memory of all names after an iteration of the loop at ``frame``. The first look
+    remembers it in ``growing``, the second one sets the lines on what has grown.
+    """
     app = loaded_app()
-    with (
-        contextlib.nullcontext(no_progress)
-        if app is None
-        else app.context.display.working("names") as progress
-    ):
+    working: AbstractContextManager[Progress] = contextlib.nullcontext(no_progress)
+    if app is not None:
+        working = app.context.display.working("names")
+    with working as progress:
         look_for_growth(growing, lambda: names_at(frame), "iteration", roots, progress, meter)
 
 
-def _note_processes(growing: Growing, frame: FrameType) -> None:
-    """Note in ``growing`` which child processes grew in the last iteration of the loop at
-    ``frame``, with lines that end them, as ``pool.terminate()`` for a local name ``pool``.
-    """
-    frame = _outside_tqdm(frame)
-    note_processes(growing, lambda: names_at(frame), "iteration")
-
-
 def _outside_tqdm(frame: FrameType) -> FrameType:
-    """Return the innermost frame that is not tqdm's."""
+    """Return the innermost frame that is not tqdm's, which calls us in ``for x in tqdm(loop)``."""
     while frame.f_back is not None:
         module_name = str(frame.f_globals.get("__name__", ""))
         if not module_name.startswith("tqdm."):
@@ -233,31 +229,37 @@ class _LoopDisplay:
         self._display_id = ""
         self._due = 0.0
         """The time from which on the next iteration may be shown."""
-        self._remarks = 0
-        """Number of remarks that were shown."""
+        self._remarks_shown = 0
+        """Number of remarks that were printed; the next time, only further ones are."""
         self._first: TraceRecord | None = None
+        """The record of the first iteration."""
         self._last: TraceRecord | None = None
-        """The first iteration, and the last one that was shown."""
+        """The record of the last iteration that was shown."""
 
     def show(
         self, records: Sequence[TraceRecord], remarks: Sequence[str], *, at_end: bool = False
     ) -> None:
-        """Show one more iteration, unless the last display is recent; always show the last one."""
-        if at_end:
-            if self._last is records[-1]:
-                return
-        elif time.monotonic() < self._due:
+        """Show one more iteration, unless the last display is recent.
+
+        Args:
+            records: the records of the last iterations.
+            remarks: the lines below the table.
+            at_end: True for the last call: the last iteration is shown in any case, once.
+        """
+        is_shown = self._last is records[-1]
+        is_too_early = not at_end and time.monotonic() < self._due
+        if is_too_early or (at_end and is_shown):
             return
         self._last = records[-1]
-        self._first = self._first or records[0]  # the records may drop it
+        self._first = self._first or records[0]  # the deque of records drops it after 10,000
         if self._has_table:
             self._show_table(records, remarks)
             self._due = time.monotonic() + _UPDATE_SECONDS
         else:
             show(iteration_report(self._last))
-            for remark in remarks[self._remarks :]:
+            for remark in remarks[self._remarks_shown :]:
                 show(note(remark))
-            self._remarks = len(remarks)
+            self._remarks_shown = len(remarks)
             self._due = time.monotonic() + _LINE_SECONDS
 
     def _show_table(self, records: Sequence[TraceRecord], remarks: Sequence[str]) -> None:

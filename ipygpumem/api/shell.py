@@ -64,10 +64,10 @@ def show(report: Report, **where: Any) -> None:
     except Exception as error:  # a broken stdout or display must not stop user code
         if is_from_signal(error):
             raise
-        tell_unshown_report(describe_error(error))
+        tell_why_not_shown(describe_error(error))
 
 
 @functools.lru_cache(maxsize=16)
-def tell_unshown_report(why: str) -> None:
-    """Tell on stderr why reports do not show, once for each reason."""
+def tell_why_not_shown(why: str) -> None:
+    """Tell on stderr why reports are not shown; once for each reason, because it is cached."""
     write_failure(f"a report could not be shown ({why})")

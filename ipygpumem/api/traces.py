@@ -109,7 +109,9 @@ class Trace(GuardedBlock):
         return self._stop(None)
 
     def _record_to_show(self) -> TraceRecord | None:
-        """Return the usage so far, or until the stop."""
+        """Return the record of a running trace so far, or that of a stopped one; None before the
+        start.
+        """
         if self._span is None:
             return self.record
         return self._record(self.usage())
@@ -123,7 +125,9 @@ class Trace(GuardedBlock):
         return f"<trace {clean_name(self.label)}: {state}>".replace(" :", ":")
 
     def _stop(self, error: BaseException | None) -> TraceRecord:
-        """Stop measuring, and store and return the record; ``error`` has ended the code."""
+        """Stop measuring, store the record and return it; ``error`` is the one that has ended the
+        code, or None.
+        """
         traces, span = self._traces_and_span()
         error_type = None if error is None else type_name(error)
         self.record = self._record(span.stop(), error_type)
@@ -164,7 +168,7 @@ class Trace(GuardedBlock):
         """Stop measuring at the end of a ``with`` block, and show the report."""
         if self._span is not None:  # else it was stopped inside
             if isinstance(error, GeneratorExit):
-                error = None  # the loop over a generator was left
+                error = None  # no error: the loop over a generator with this block was left
             self._stop(error)
             self.report()
 
@@ -176,8 +180,8 @@ class Trace(GuardedBlock):
 
     def __call__(self, function: F) -> F:
         """Return ``function`` with each call measured in its own trace."""
-        return decorated(
-            function, lambda: _traced(function, self.label, silent=self.silent), "trace"
+        return apply_decorator(
+            function, lambda: _with_trace(function, self.label, silent=self.silent), "trace"
         )
 
 
@@ -210,7 +214,7 @@ def trace(what: str | F = "", /, *, silent: bool = False) -> Trace | F:
     'load'
     """
     if callable(what) or isinstance(what, classmethod):
-        return decorated(what, lambda: _traced(what, "", silent=False), "trace")
+        return apply_decorator(what, lambda: _with_trace(what, "", silent=False), "trace")
     return Trace(what, silent=silent)
 
 
@@ -225,8 +229,13 @@ def traces() -> list[TraceRecord]:
     return list(current_traces().finished)
 
 
-def _traced(function: F, label: str, *, silent: bool) -> F:
-    """Return ``function`` with each call in a trace of its own; TraceError if it cannot be."""
+def _with_trace(function: F, label: str, *, silent: bool) -> F:
+    """Return ``function`` with each call in a trace of its own, labelled ``label`` or, if that is
+    empty, with the function's name.
+
+    Raises:
+        TraceError: it is a class or an async generator.
+    """
     if not can_decorate(function):
         raise TraceError(
             "trace cannot decorate classes or async generators: write with ipygpumem.trace(...): "
@@ -240,8 +249,14 @@ def _traced(function: F, label: str, *, silent: bool) -> F:
 # -- functions that run in a block --------------------------------------------------------------
 
 
-def decorated(function: F, decorate: Callable[[], F], name: str) -> F:
-    """Return the result of one of our decorators, or the function itself if the decorator fails."""
+def apply_decorator(function: F, decorate: Callable[[], F], name: str) -> F:
+    """Return the result of one of our decorators, or the function itself if the decorator fails.
+
+    Args:
+        function: the user's function.
+        decorate: returns it decorated.
+        name: the decorator, for the line about a failure.
+    """
     with failures_told(f"the decorator {name}", "the function runs without it"):
         return decorate()
     return function
@@ -261,7 +276,9 @@ def can_decorate(function: object) -> bool:
 
 
 def _function_called(function: Any) -> Any:
-    """Return the function that runs when ``function`` is called, maybe its class's ``__call__``."""
+    """Return the function that runs when ``function`` is called: of ``functools.partial(f, 1)``,
+    ``f``; of an object whose class has a ``__call__``, that one.
+    """
     while is_instance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function):
@@ -272,15 +289,21 @@ def _function_called(function: Any) -> Any:
 
 
 def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -> F:
-    """Return ``function`` with each call running in its own block, until its result is complete.
+    """Return ``function`` with each call running in a block of its own.
 
-    ``new`` returns a block. It is open until a coroutine has ended, or a generator is exhausted.
+    The block is open until the call has returned; of a coroutine, until it has ended, and of a
+    generator, until it is exhausted.
+
+    Args:
+        function: the user's function, or a static or class method.
+        new: returns a new block.
     """
     method: Any = function
     if isinstance(function, staticmethod | classmethod):
         return type(method)(run_inside(method.__func__, new))  # type: ignore[no-any-return]  # of the same type
 
-    # An escaping error keeps these frames: they must not keep the arguments alive.
+    # The traceback of an error that leaves one of these functions keeps its frame: ``del``, so that
+    # it does not keep the arguments alive, too.
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         try:
             with CallBlock(new):
@@ -304,14 +327,14 @@ def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -
 
     code = _function_called(function)
     is_awaited = any(map(inspect.iscoroutinefunction, (function, code)))  # the object may be marked
-    decorated: Callable[..., Any]
+    wrapper: Callable[..., Any]
     if is_awaited:
-        decorated = awaited
+        wrapper = awaited
     elif inspect.isgeneratorfunction(code):
-        decorated = generated
+        wrapper = generated
     else:
-        decorated = called
-    return functools.wraps(function)(decorated)  # type: ignore[return-value]  # it takes and gives the same
+        wrapper = called
+    return functools.wraps(function)(wrapper)  # type: ignore[return-value]  # it takes and gives the same
 
 
 # -- devices ------------------------------------------------------------------------------------

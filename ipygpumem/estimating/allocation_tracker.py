@@ -13,25 +13,26 @@ from torch.utils._pytree import tree_map_only
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
-from ipygpumem.estimating.assumptions import Assumptions
-from ipygpumem.estimating.card import Operation
-from ipygpumem.estimating.card_operations import CardOperations
-from ipygpumem.estimating.convolutions import takes_cudnn
-from ipygpumem.estimating.devices import CARD, Devices
-from ipygpumem.estimating.fake_copies import FakeCopies
-from ipygpumem.estimating.guesses import COMPARES, Guesses, KnownValues
-from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
-from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, of_share
-from ipygpumem.estimating.layouts import may_differ_in_layout, with_layout_of_card
-from ipygpumem.estimating.missing_operators import (
+from ipygpumem.estimating.devices.devices import CARD, Devices
+from ipygpumem.estimating.devices.places import Places
+from ipygpumem.estimating.isolation.fake_copies import FakeCopies
+from ipygpumem.estimating.memory.storage_follower import StorageFollower, hide_from_compiler
+from ipygpumem.estimating.memory.storages import PARAMETERS, StorageLog, tensors_in
+from ipygpumem.estimating.operators.assumptions import Assumptions
+from ipygpumem.estimating.operators.card import Operation
+from ipygpumem.estimating.operators.card_operations import CardOperations
+from ipygpumem.estimating.operators.convolutions import takes_cudnn
+from ipygpumem.estimating.operators.guesses import COMPARISONS, Guesses, KnownValues
+from ipygpumem.estimating.operators.in_place import IN_PLACE, works_in_place
+from ipygpumem.estimating.operators.largest import LARGEST, is_known, is_mask, of_share
+from ipygpumem.estimating.operators.layouts import may_differ_in_layout, with_layout_of_card
+from ipygpumem.estimating.operators.missing_operators import (
     STAND_INS,
     with_saved_workspace,
     without_channels_last,
 )
-from ipygpumem.estimating.places import Places
-from ipygpumem.estimating.records import Note
-from ipygpumem.estimating.result_cache import ResultCache
-from ipygpumem.estimating.sparse import (
+from ipygpumem.estimating.operators.result_cache import ResultCache
+from ipygpumem.estimating.operators.sparse import (
     OF_PARTS,
     coalesce,
     coalesce_on_host,
@@ -40,10 +41,9 @@ from ipygpumem.estimating.sparse import (
     parts_of,
     stand_in,
 )
-from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_compiler
-from ipygpumem.estimating.storages import PARAMETERS, StorageLog, tensors_in
-from ipygpumem.estimating.torch_functions import UNKNOWN
-from ipygpumem.estimating.transients import least_bytes, operator_name
+from ipygpumem.estimating.operators.torch_functions import UNKNOWN
+from ipygpumem.estimating.operators.transients import least_bytes, operator_name
+from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.unfollowed import Unfollowed
 
 _ATEN = torch.ops.aten
@@ -72,9 +72,14 @@ _UNFOLLOWED = (
 
 The user's mistakes raise other errors.
 """
-_UNTOLD = "this code cannot be estimated, because torch cannot infer the result of an operation"
+_NOT_INFERRED = (
+    "this code cannot be estimated, because torch cannot infer the result of an operation"
+)
 _HOOKED = "_ipygpumem_hooked"
-"""Attribute of a fake tensor that has our hook: its identity."""
+"""Attribute of a fake tensor whose gradient we hook: the tensor's identity.
+
+A copy of the tensor has the attribute, too, but not the hook, and another identity.
+"""
 
 
 class _Call(NamedTuple):
@@ -99,7 +104,17 @@ class _Call(NamedTuple):
 class AllocationTracker(StorageFollower):
     """Logs the storages that operations allocate, and guesses the values of fake tensors.
 
-    ``check`` is called before each operation, and may raise to stop the code.
+    Args:
+        log: the log of storages.
+        devices: the devices of the estimate.
+        places: the place of each tensor, on a card or on the host.
+        operations: logs the results of operations, and the other memory of a card's kernels.
+        copies: makes fake copies of real tensors that the code reaches.
+        note: adds a line to the notes.
+        check: is called before each operation, and may raise to stop the code.
+        assumptions: the shares of values that lines select.
+        results: runs operators on fake tensors.
+        unfollowed: gets the kinds of code whose memory is not followed.
     """
 
     def __init__(
@@ -128,7 +143,7 @@ class AllocationTracker(StorageFollower):
         self.observe: Callable[[Any, Any, Any, Any], object] | None = None
         """Called with each operation, its arguments and its result."""
         self.upper_bounds: dict[str, None] = {}
-        """Lines whose results are assumed to be as large as possible, in order."""
+        """Lines whose results are assumed to be as large as possible, in order; a set."""
         self._handles: list[Any] = []
         """Handles of the hooks on real tensors."""
         self._late_copies: dict[int, tuple[Any, Any]] = {}
@@ -154,14 +169,14 @@ class AllocationTracker(StorageFollower):
         self._late_copies.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation on fake tensors."""
+        """Run one operation on fake tensors, and log its storages; torch calls it for each one."""
         kwargs = kwargs or {}
         if func is _DEVICE and isinstance(args[0], fake_tensor.FakeTensor):
             return args[0].fake_device  # frequent, and slow in torch
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # the operations on its inner tensors come here
         if not self._copies.paused:
-            parts = self.decomposed(func, args, kwargs)
+            parts = self.run_decomposed(func, args, kwargs)
             if parts is not NotImplemented:
                 return parts
         with self._copies.lock:
@@ -177,7 +192,9 @@ class AllocationTracker(StorageFollower):
                     return self._follow_operation(func, args, kwargs)
 
     def _place_of_results(self, args: Any, kwargs: Any) -> str:
-        """Return the place of an operation's results, which code may have named."""
+        """Return the place of an operation's results: the one that the code has named for the
+        current call, as in ``torch.zeros(3, device="cpu")``, or else that of its arguments.
+        """
         if self._devices.place is not None:
             return self._devices.place
         return self._places.of_results(tensors_in((args, kwargs)))
@@ -188,12 +205,12 @@ class AllocationTracker(StorageFollower):
         """
         call = self._prepare_call(func, args, kwargs)
         if call.in_backward and func in IN_PLACE and works_in_place(func, call.args):
-            return self._changed_in_place(call)
+            return self._log_change_in_place(call)
         operator = self._choose_operator(call)
         try:
             result = self._run_operator(call, operator)
         except _UNFOLLOWED as error:
-            if func is _SCALAR or func in COMPARES:
+            if func is _SCALAR or func in COMPARISONS:
                 return self._guesses.guess_for(func, call.args[0])
             raise _refusal(_reason_of(error), func) from error
         result = self._correct(call, result)
@@ -202,9 +219,12 @@ class AllocationTracker(StorageFollower):
         return result
 
     def _prepare_call(self, func: Any, args: Any, kwargs: Any) -> _Call:
-        """Return the call of an operator, with fake copies instead of real tensors."""
-        in_backward = self.backward_is_running()
-        if func in _CONSTANTS:
+        """Return the call of an operator, with fake copies instead of real tensors.
+
+        The roles of its tensors are marked in the log.
+        """
+        in_backward = self.note_backward_pass()
+        if func in _CONSTANTS:  # torch itself makes fake tensors of these real ones
             return _Call(func, args, kwargs, [], [], in_backward)
         tensors = list(tensors_in((args, kwargs)))
         args, kwargs = self._with_fakes(tensors, args, kwargs)
@@ -212,18 +232,20 @@ class AllocationTracker(StorageFollower):
         return _Call(func, args, kwargs, tensors, sparse_parts, in_backward)
 
     def _choose_operator(self, call: _Call) -> Any:
-        """Return the function to run for a call; note the line if its result is as large as
-        possible.
+        """Return the function to run for a call: its operator, or one that knows the result.
+
+        If the result has a size that depends on values, the assumption that is made is noted.
         """
         if call.sparse_parts:
             if call.func is _COALESCE:
                 device = self._devices.assumed_for(call.args[0].device)
                 is_on_card = device.startswith("cuda")
-                return self._select(call.func, coalesce if is_on_card else coalesce_on_host)
+                largest = coalesce if is_on_card else coalesce_on_host
+                return self._assume_size(call.func, largest)
             operator = stand_in(call.func, call.args)
             if operator is not None:
                 return operator
-        return self._operator_by_values(call.func, call.args, call.tensors)
+        return self._choose_by_values(call.func, call.args, call.tensors)
 
     def _run_operator(self, call: _Call, operator: Any) -> Any:
         """Return the result of ``operator``, which runs for a call.
@@ -242,15 +264,16 @@ class AllocationTracker(StorageFollower):
         return result
 
     def _show_to_observers(self, call: _Call, result: Any) -> None:
-        """Show a call and its result to the guesses and to the observer, if there is one."""
+        """Let the known values follow from a call, and call the observer if there is one."""
         func, args, kwargs = call.func, call.args, call.kwargs
         self._guesses.values.note_operation(func, args, kwargs, result)
         if self.observe is not None:
             self.observe(func, args, kwargs, result)
 
-    def _changed_in_place(self, call: _Call) -> Any:
-        """Return the first argument of a call, which autograd changes in place: its result needs no
-        memory.
+    def _log_change_in_place(self, call: _Call) -> Any:
+        """Log a call that autograd makes in place, and return its result: its first argument.
+
+        The result needs no memory, but a card's kernel may take other blocks.
         """
 
         def log_nothing(_: Any) -> None:
@@ -262,8 +285,9 @@ class AllocationTracker(StorageFollower):
         return changed
 
     def _log_results(self, call: _Call, operator: Any, result: Any) -> None:
-        """Log the storages of a call's results, and the other memory that it takes; forget values
-        of these results that torch has read from uninitialised memory.
+        """Log the storages of a call's results, and the other memory that it takes.
+
+        Values of the results that torch has read from uninitialised memory are forgotten.
 
         Args:
             call: the call.
@@ -272,8 +296,8 @@ class AllocationTracker(StorageFollower):
         """
         name = operator_name(call.func)
         if call.sparse_parts and operator is call.func and call.func not in OF_PARTS:
-            name = f"sparse {name}"
-            self._operations.unknown.setdefault(name)
+            name = f"sparse {name}"  # has no rule: those are for dense tensors
+            self._operations.unknown_operators.setdefault(name)
         may_have_values = operator is call.func and name not in _EMPTY
         if not may_have_values or not all(map(_may_be_known, call.tensors)):
             _forget_values(tensors_in(result))
@@ -310,11 +334,15 @@ class AllocationTracker(StorageFollower):
         )
 
     def _with_fakes(self, arguments: list[Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return an operation's arguments, with fake copies instead of real tensors."""
+        """Return an operation's arguments by position and by name, with fake copies instead of real
+        tensors.
+
+        ``arguments`` are all tensors among them; their roles are marked in the log.
+        """
         has_real_tensors = False
         for tensor in arguments:
             if isinstance(tensor, fake_tensor.FakeTensor):
-                self._see_argument(tensor)
+                self._mark_argument(tensor)
             else:
                 self._copy_real_tensor(tensor)
                 has_real_tensors = True
@@ -341,15 +369,15 @@ class AllocationTracker(StorageFollower):
             original = self._copies.share(tensor)
             copy = self._copies.of(original)
         self._late_copies[id(tensor)] = tensor, copy
-        handle = self._follow(tensor)
+        handle = self._hook_leaf(tensor)
         if handle is not None:
             self._handles.append(handle)
 
-    def _operator_by_values(self, func: Any, args: Any, arguments: list[Any]) -> Any:
+    def _choose_by_values(self, func: Any, args: Any, arguments: list[Any]) -> Any:
         """Return the function to run for an operation without sparse arguments.
 
-        If the size of the result depends on unknown values, it is the share that the user has
-        assumed for the line, or the largest possible one, and then the line is noted.
+        If the size of the result depends on values, as that of ``x[x > 0]``, and these are unknown,
+        it is a function that assumes a size (see ``_assume_size``).
         """
         if func is _SCALAR and is_known(args[0]) and args[0].numel() == 1:
             return _known_value
@@ -361,19 +389,21 @@ class AllocationTracker(StorageFollower):
         deciding = _tensors_that_decide(func, args, arguments)
         if all(map(is_known, deciding)):
             return largest
-        return self._select(func, largest)
+        return self._assume_size(func, largest)
 
-    def _select(self, func: Any, largest: Callable[..., Any]) -> Callable[..., Any]:
+    def _assume_size(self, func: Any, largest: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function whose result has the share that the user has assumed for the line.
 
-        Without a share it is ``largest``, and the line is noted.
+        Without such a share it is ``largest``, whose result is as large as possible, and the line
+        is noted as an upper bound. Counts have no bound: their line is noted as not followed.
         """
         line = user_line()
         share = self._assumptions.share_of(line)
-        assumed = None if share is None else of_share(largest, share)
-        if share is not None and assumed is not None:
-            self._assumptions.used[line] = share
-            return assumed
+        if share is not None:
+            with_share = of_share(largest, share)
+            if with_share is not None:
+                self._assumptions.used[line] = share
+                return with_share
         if func is _BINCOUNT:
             self._unfollowed.note_counting_line(line)
         else:
@@ -387,7 +417,7 @@ class AllocationTracker(StorageFollower):
             return with_saved_workspace(func, args, call.kwargs, result)
         if may_differ_in_layout(func) and self._is_on_card(result):
             result = with_layout_of_card(func, args, result)
-        if not self._devices.is_elsewhere:
+        if not self._devices.cpu_is_stand_in:
             return result
         if func in _CONVOLUTIONS and not takes_cudnn():
             return without_channels_last(result)
@@ -397,10 +427,7 @@ class AllocationTracker(StorageFollower):
         return result
 
     def _is_on_card(self, result: Any) -> bool:
-        """Return True if an operation's first result has strides, and is on a card.
-
-        It may also stand for a result there.
-        """
+        """Return True if an operation's first result has strides, and is assumed on a card."""
         first = next(tensors_in(result), None)
         if first is None or first.layout is not torch.strided:
             return False
@@ -408,20 +435,19 @@ class AllocationTracker(StorageFollower):
 
     # -- roles of storages, from torch's hooks on leaves -------------------------------------------
 
-    def _see_argument(self, tensor: Any) -> None:
-        """Mark the role of a fake tensor, and hook a leaf's gradient once."""
-        # A copy has the original's attributes, but not its hooks.
+    def _mark_argument(self, tensor: Any) -> None:
+        """Mark a fake tensor in the log if it is a parameter; hook the gradient of a leaf once."""
         is_hooked = vars(tensor).get(_HOOKED) == id(tensor)
         if tensor.requires_grad and tensor.is_leaf and not is_hooked:
             vars(tensor)[_HOOKED] = id(tensor)
-            self._follow(tensor)
+            self._hook_leaf(tensor)
         elif isinstance(tensor, torch.nn.Parameter):
             self.log.mark(tensor, PARAMETERS)
 
-    def _follow(self, tensor: Any) -> Any:
-        """Mark the roles of a tensor and its gradient; return the handle of the gradient's hook.
+    def _hook_leaf(self, tensor: Any) -> Any:
+        """Mark a parameter in the log, and hook the gradient of a leaf, so that it is marked, too.
 
-        None if it gets no gradient.
+        Return the handle of the hook; None if the tensor gets no gradient.
         """
         if isinstance(tensor, torch.nn.Parameter):
             self.log.mark(tensor, PARAMETERS)
@@ -439,7 +465,10 @@ hide_from_compiler(AllocationTracker)
 
 
 def _tensors_that_decide(func: Any, args: Any, arguments: list[Any]) -> list[Any]:
-    """Return the arguments whose values decide on the size of an operation's result."""
+    """Return the tensors whose values decide on the size of an operation's result.
+
+    These are masks; for ``x.unique()`` and the like, all ``arguments``.
+    """
     if func is _INDEX:
         return [index for index in args[1] if is_mask(index)]
     if func is _SELECT:
@@ -461,7 +490,7 @@ def _is_recorded(arguments: list[Any]) -> bool:
 
 
 def _may_be_known(argument: Any) -> bool:
-    """Return False for a fake tensor without values."""
+    """Return False for a fake tensor without values, and True for a real tensor."""
     return is_known(argument) or not isinstance(argument, fake_tensor.FakeTensor)
 
 
@@ -504,7 +533,7 @@ def _copies_values(func: Any, args: Any, kwargs: Any) -> bool:
 def _reason_of(error: BaseException) -> str:
     """Return why an operation cannot be followed, from the error that torch raised."""
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
-        return _UNTOLD
+        return _NOT_INFERRED
     return UNKNOWN
 
 

@@ -23,28 +23,28 @@ from torch.optim.optimizer import (
 from ipygpumem import interrupts
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import FOR_FAKES, user_line_of, users_part
-from ipygpumem.estimating.accelerator_modules import UNKNOWN_SIZE, Accelerators
 from ipygpumem.estimating.allocation_tracker import AllocationTracker
-from ipygpumem.estimating.assumptions import Assumptions
-from ipygpumem.estimating.autocast import Autocast
-from ipygpumem.estimating.caching_allocator import unfollowed_settings
-from ipygpumem.estimating.card_functions import CardFunctions
-from ipygpumem.estimating.card_operations import CardOperations
-from ipygpumem.estimating.copied_names import copying_names_first, run_code
-from ipygpumem.estimating.devices import HOST, Devices
+from ipygpumem.estimating.devices.devices import HOST, Devices
+from ipygpumem.estimating.devices.places import Places
+from ipygpumem.estimating.devices.room import advice, with_room
 from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_without_tensors
-from ipygpumem.estimating.fake_copies import FakeCopies
+from ipygpumem.estimating.isolation.accelerator_modules import UNKNOWN_SIZE, Accelerators
+from ipygpumem.estimating.isolation.copied_names import copying_names_first, run_code
+from ipygpumem.estimating.isolation.fake_copies import FakeCopies
+from ipygpumem.estimating.isolation.patches import Patches, choose_loop
+from ipygpumem.estimating.isolation.rollback import Rollback
+from ipygpumem.estimating.isolation.settings import imports_undone
 from ipygpumem.estimating.limits import Limits
-from ipygpumem.estimating.patches import Patches, choose_loop
-from ipygpumem.estimating.places import Places
+from ipygpumem.estimating.memory.caching_allocator import unfollowed_settings
+from ipygpumem.estimating.memory.replay import DeviceFigures, device_figures
+from ipygpumem.estimating.memory.storages import WORKSPACES, StorageLog
+from ipygpumem.estimating.operators.assumptions import Assumptions
+from ipygpumem.estimating.operators.autocast import Autocast
+from ipygpumem.estimating.operators.card_functions import CardFunctions
+from ipygpumem.estimating.operators.card_operations import CardOperations
+from ipygpumem.estimating.operators.result_cache import ResultCache
+from ipygpumem.estimating.operators.torch_functions import TorchFunctions
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
-from ipygpumem.estimating.replay import DeviceFigures, device_figures
-from ipygpumem.estimating.result_cache import ResultCache
-from ipygpumem.estimating.rollback import Rollback
-from ipygpumem.estimating.room import advice, with_room
-from ipygpumem.estimating.settings import imports_undone
-from ipygpumem.estimating.storages import WORKSPACES, StorageLog
-from ipygpumem.estimating.torch_functions import TorchFunctions
 from ipygpumem.estimating.unfollowed import Unfollowed
 from ipygpumem.introspect import is_exactly
 from ipygpumem.meter.own_growth import growth_for
@@ -52,8 +52,8 @@ from ipygpumem.meter.own_growth import growth_for
 Namespaces = tuple[dict[str, Any], ...]
 Result = TypeVar("Result")
 TIMEOUT_SECONDS = 300.0
-_GUESSES_SHOWN = 5
-_INTERNAL = {
+_MOST_GUESSES_PRINTED = 5
+_UNFOLLOWED_BY_MESSAGE = {
     "data is not allocated yet": "code in C++ that reads a tensor",
     "Cannot get CUDA generator": "a generator of a device that is not available",
     "shape_env must not be None": "nested tensors",
@@ -61,8 +61,8 @@ _INTERNAL = {
         "operators that take functions, such as flex_attention,"
     ),
 }
-"""Parts of torch's messages for code that needs a tensor's values or its device, and a description
-of that code.
+"""Descriptions of code that needs a tensor's values or its device, by a part of the message with
+which torch refuses it.
 """
 _AFTER_GUESSES = (
     "before the error, these lines got guessed values of tensors, which may be its cause"
@@ -72,9 +72,14 @@ _AFTER_GUESSES = (
 class Estimation:
     """One estimate: the fake copies that code works on, and the log of their storages.
 
-    All tensors are assumed to be on ``device`` (None: where the code puts them), which has
-    ``room_bytes`` of memory for them (None: its free memory). ``assumed`` has texts such as
-    ``5=0.25``: line 5 selects a quarter of all values.
+    Call ``of_call`` or ``of_code`` once. A summary of a model runs code of its own with
+    ``with_rollback`` and ``run_on_fakes``, and reads the log itself.
+
+    Args:
+        device: the device that all tensors are assumed to be on; None: where the code puts them.
+        room_bytes: memory of the device for the code; None: its free memory.
+        timeout_seconds: the code is interrupted after that time.
+        assumed: texts such as ``5=0.25``: line 5 selects a quarter of all values.
     """
 
     def __init__(
@@ -84,20 +89,35 @@ class Estimation:
         timeout_seconds: float = TIMEOUT_SECONDS,
         assumed: Iterable[str] = (),
     ) -> None:
+        # The user's options.
         self._assumptions = Assumptions.parse(assumed)
         self._devices = Devices(device)
         self._room_bytes = room_bytes
         self._limits = Limits(timeout_seconds)
+        # The findings: storages, and notes in order, each once.
         self.log = StorageLog()
         self._notes: dict[str, None] = {}
         self._unfollowed = Unfollowed(self._note)
+        # The tensors that the code gets instead of its own.
         self._fakes = _fake_mode(self._devices)
         self.copies = FakeCopies(self.log, self._devices, self._fakes, self._unfollowed)
         self._places = Places(self.log, self._devices)
+        # The handlers of operations, of torch's functions, and of all other functions to replace.
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
-        properties = self._accelerators.known_properties
-        self._operations = CardOperations(self.log, self._devices, properties, self._note)
-        self._tracker = AllocationTracker(
+        self._operations = CardOperations(
+            self.log, self._devices, self._accelerators.known_properties, self._note
+        )
+        self._tracker = self._new_tracker()
+        autocast = Autocast(self._devices)
+        card = CardFunctions(self._devices, autocast, self._tracker.known_values, self._unfollowed)
+        self._functions = TorchFunctions(
+            self._devices, self._places, card, self._tracker.upper_bounds
+        )
+        self._patches = self._new_patches(autocast, card)
+
+    def _new_tracker(self) -> AllocationTracker:
+        """Return the mode that logs the storages of operations."""
+        return AllocationTracker(
             self.log,
             self._devices,
             self._places,
@@ -109,12 +129,10 @@ class Estimation:
             ResultCache(self._fakes),
             self._unfollowed,
         )
-        autocast = Autocast(self._devices)
-        card = CardFunctions(self._devices, autocast, self._tracker.known_values, self._unfollowed)
-        self._functions = TorchFunctions(
-            self._devices, self._places, card, self._tracker.upper_bounds
-        )
-        self._patches = Patches(
+
+    def _new_patches(self, autocast: Autocast, card: CardFunctions) -> Patches:
+        """Return the replacements of functions that torch passes to no mode."""
+        return Patches(
             self._note,
             self._unfollowed,
             self._devices,
@@ -138,9 +156,10 @@ class Estimation:
         kwargs: dict[str, Any],
         namespaces: Namespaces,
     ) -> Estimate:
-        """Return the estimate of a call.
+        """Return the estimate of ``function(*args, **kwargs)``, of which nothing lasts.
 
-        Functions defined in ``namespaces`` see fake copies of their globals.
+        Functions that are defined in ``namespaces``, such as the notebook's, see fake copies of
+        their globals.
         """
         __tracebackhide__ = True  # of the user's errors
         code = getattr(function, "__code__", None)
@@ -152,7 +171,8 @@ class Estimation:
         self._note_all(effects_of(code, spaces, values))
 
         def run() -> Any:
-            # Here, because the rollback collects no objects from before it.
+            # The copies are made here, inside the rollback: it collects no garbage among objects
+            # that exist before it.
             for namespace in namespaces:
                 self.copies.namespace(namespace)
             copy_of = self.copies.of
@@ -165,7 +185,8 @@ class Estimation:
     ) -> Estimate:
         """Return the estimate of ``code`` in ``namespace``, which is not changed.
 
-        The code runs inside the context ``around``, which also observes its operations.
+        The code runs inside ``with around:``, whose method ``observe`` is called with each
+        operation, its arguments and its result.
         """
         __tracebackhide__ = True  # of the user's errors
         refuse_without_tensors(code, (namespace,))
@@ -179,17 +200,17 @@ class Estimation:
 
         return self._estimate_of(run)
 
-    def place_of(self, tensor: Any) -> str:
-        """Return the device that a fake tensor is assumed to be on."""
+    def assumed_device_of(self, tensor: Any) -> str:
+        """Return the name of the device that a fake tensor is assumed to be on."""
         if self._places.of(tensor) == HOST:
             return "cpu"
         return self._devices.assumed_for(tensor.device)
 
     def _estimate_of(self, run: Callable[[], Any]) -> Estimate:
-        """Return the estimate of a run, which is undone afterwards."""
+        """Return the estimate of a call of ``run``, which is undone afterwards."""
         __tracebackhide__ = True  # of the user's errors
         started = time.perf_counter()
-        figures = self.with_rollback(lambda: self._figures(run))
+        figures = self.with_rollback(lambda: self._figures_of_run(run))
         devices = []
         for estimate, already_held_bytes in figures:
             room_bytes = self._room_bytes
@@ -216,33 +237,42 @@ class Estimation:
             if device.room_bytes is None:
                 self._note(f"{device.device}: {UNKNOWN_SIZE}")
 
-    def _figures(self, code: Callable[[], Any]) -> list[DeviceFigures]:
-        """Run ``code`` on fake tensors, and return each device's figures."""
+    def _figures_of_run(self, code: Callable[[], Any]) -> list[DeviceFigures]:
+        """Run ``code`` on fake tensors, and return each device's figures.
+
+        What was assumed, and settings that are not followed, are noted.
+        """
         self.run_on_fakes(code)
         self._note_assumptions()
-        if self._devices.assumed_device == "cpu":
-            self.log.join(HOST, "cpu")
-        devices = dict.fromkeys(life.device for life in self.log.lives)
+        if self._devices.assumed_device == "cpu":  # all tensors are in RAM
+            self.log.change_device(HOST, "cpu")
+        device_names = dict.fromkeys(life.device for life in self.log.lives)
         figures = []
-        for device_name in devices:
-            unfollowed = self._unfollowed_on(device_name, devices)
-            figures.append(self._figures_of(device_name, unfollowed))
+        for device_name in device_names:
+            unfollowed = self._unfollowed_on(device_name, device_names)
+            figures.append(self._figures_of_device(device_name, unfollowed))
         uses_cuda = any(estimate.device.startswith("cuda") for estimate, _ in figures)
         settings = ", ".join(unfollowed_settings())
         if settings and uses_cuda:
             self._note(f"{settings}: not followed, reserved and needed are the figures without it")
         return figures
 
-    def _unfollowed_on(self, device_name: str, devices: Iterable[str]) -> tuple[str, ...]:
-        """Return the kinds of code that ran on a device, and whose memory is not followed."""
+    def _unfollowed_on(self, device_name: str, device_names: Iterable[str]) -> tuple[str, ...]:
+        """Return the kinds of code that ran on a device, and whose memory is not followed.
+
+        ``device_names`` are those of all devices that the code used.
+        """
         # Code on a card also makes tensors on the host, whose memory its compiler hardly changes.
-        uses_card = any(other not in ("cpu", HOST) for other in devices)
+        uses_card = any(other not in ("cpu", HOST) for other in device_names)
         if device_name == HOST or (device_name == "cpu" and uses_card):
             return ()
         return self._unfollowed.kinds
 
     def _note_assumptions(self) -> None:
-        """Note devices that are not available, and recurrent layers with unknown kernels."""
+        """Note devices that are not available, and recurrent layers with unknown kernels.
+
+        Such a layer also counts as an operator whose memory is unknown.
+        """
         if self._devices.requested_device is None and self._devices.accelerators_named_by_code:
             names = ", ".join(self._devices.accelerators_named_by_code)
             note = f"{names} is not available: tensors on it and on the host are counted together"
@@ -252,19 +282,19 @@ class Estimation:
         if self._devices.moves_host_tensors:
             name = self._devices.requested_device
             self._note(f"tensors that the code puts on the CPU are counted on {name}, too")
-        for line in self._functions.recurrent:
+        for line in self._functions.lines_of_recurrent_layers:
             self._note(
                 f"{line}: memory of a card's kernels for a recurrent layer, such as cuDNN's, is "
                 f"not counted"
             )
-            self._operations.unknown.setdefault("_cudnn_rnn")
+            self._operations.unknown_operators.setdefault("_cudnn_rnn")
 
-    def _figures_of(self, device_name: str, unfollowed: tuple[str, ...]) -> DeviceFigures:
+    def _figures_of_device(self, device_name: str, unfollowed: tuple[str, ...]) -> DeviceFigures:
         """Return the figures of one device of the log.
 
         ``unfollowed`` are the kinds of code that ran there, and whose memory is not followed.
         """
-        if device_name == HOST:
+        if device_name == HOST:  # tensors in RAM next to those of a card, for which the CPU stands
             estimate, _ = device_figures(self.log, HOST, "cpu")
             return DeviceFigures(estimate, already_held_bytes=0)
         estimate, already_held_bytes = device_figures(
@@ -274,7 +304,7 @@ class Estimation:
             originals_bytes = self.copies.originals_bytes.get(estimate.device, 0)
             already_held_bytes = originals_bytes + self._existing_workspaces_bytes(device_name)
         if estimate.device.startswith("cuda"):
-            unknown_operators = tuple(self._operations.unknown)
+            unknown_operators = tuple(self._operations.unknown_operators)
             estimate = replace(estimate, unknown_operators=unknown_operators)
         estimate = replace(estimate, unfollowed=unfollowed)
         return DeviceFigures(estimate, already_held_bytes)
@@ -288,7 +318,12 @@ class Estimation:
         return size_bytes
 
     def with_rollback(self, work: Callable[[], Result]) -> Result:
-        """Run ``work``, roll its changes back, and return its result."""
+        """Run ``work``, roll its changes back, and return its result.
+
+        Raises:
+            EstimateError: a limit on time or memory stopped the work, even if it caught the
+                interruption and returned.
+        """
         __tracebackhide__ = True  # of the user's errors
         rollback = Rollback(self._fakes, self._note)
         self.copies.rollback = rollback
@@ -303,6 +338,7 @@ class Estimation:
             if not self._limits.why:
                 error.__traceback__ = users_part(error.__traceback__)
                 raise
+            # Otherwise it is our interruption, or what the code made of it.
         finally:
             with interrupts.deferred() as struck:
                 self.copies.forget()
@@ -315,7 +351,7 @@ class Estimation:
         raise EstimateError("; ".join(reasons))
 
     def run_on_fakes(self, code: Callable[[], Any]) -> None:
-        """Run ``code`` on fake tensors."""
+        """Run ``code`` on fake tensors, and log their storages until it returns."""
         with ExitStack() as stack:
             for handle in self._hooks_of_optimizers():
                 stack.callback(handle.remove)
@@ -325,11 +361,11 @@ class Estimation:
             stack.enter_context(patch.object(builtins, "exec", copying_names_first(exec)))
             stack.enter_context(self._modes())
             result = self._call_users_code(code)
-            self._mark_states()
+            self._mark_optimizer_states()
             self.log.close()
             del result  # kept until here, as the code's caller would keep it
 
-    def _mark_states(self) -> None:
+    def _mark_optimizer_states(self) -> None:
         """Mark the states of the copied optimizers that are still alive."""
         for reference in self.copies.optimizers:
             optimizer = reference()
@@ -337,18 +373,25 @@ class Estimation:
                 self._tracker.mark_state(optimizer)
 
     def _hooks_of_optimizers(self) -> list[Any]:
-        """Register hooks on the steps of all optimizers, and return their handles."""
+        """Register hooks on the steps of all optimizers, and return the handles that remove them.
 
-        def choose(optimizer: Any, *_: Any) -> None:
+        Before a step, the optimizer's loop is chosen; after it, its state is marked in the log.
+        """
+
+        def before_step(optimizer: Any, *_: Any) -> None:
             choose_loop(optimizer, self._devices, self._places)
 
         return [
-            register_optimizer_step_pre_hook(choose),
+            register_optimizer_step_pre_hook(before_step),
             register_optimizer_step_post_hook(self._tracker.mark_state),
         ]
 
     def _call_users_code(self, code: Callable[[], Any]) -> Any:
-        """Run the user's code, and explain an error that our guesses or torch's fakes cause."""
+        """Run the user's code, and return its result.
+
+        An error that torch's fakes cause becomes an EstimateError. With any other one, the lines
+        that got guesses are printed: these may be its cause.
+        """
         __tracebackhide__ = True  # of the user's errors
         try:
             return code()
@@ -363,11 +406,11 @@ class Estimation:
             raise
 
     def _print_last_guesses(self) -> None:
-        """Print the last lines that got guesses, which may be the cause of an error."""
+        """Print the last lines that got guesses, if there are any."""
         lines = list(self._tracker.guesses)
         if not lines:
             return
-        shown = "".join(f"  {line}\n" for line in lines[-_GUESSES_SHOWN:])
+        shown = "".join(f"  {line}\n" for line in lines[-_MOST_GUESSES_PRINTED:])
         with suppress(Exception):  # the code may have replaced stderr
             sys.stderr.write(f"ipygpumem: {_AFTER_GUESSES}:\n{shown}")
 
@@ -380,9 +423,12 @@ class Estimation:
 
 
 def _fake_mode(devices: Devices) -> FakeTensorMode:
-    """Return torch's mode of fake tensors, which keeps the values of few tensors."""
+    """Return torch's mode of fake tensors, which on devices keeps values of single elements only.
+
+    torch itself keeps the values of small tensors everywhere.
+    """
     # As a fallback torch runs an operation on zeros; on a device, that would allocate memory there.
-    allows_fallback = devices.on_cpu
+    allows_fallback = devices.all_on_cpu
     # The first mode imports torch's compiler, 800 modules.
     with imports_undone(), growth_for(FOR_FAKES):
         mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=allows_fallback)
@@ -402,7 +448,7 @@ def _unfollowed_code(error: BaseException) -> str:
     if not is_exactly(error, RuntimeError, NotImplementedError, AssertionError):
         return ""
     text = str(error)
-    for words, kind in _INTERNAL.items():
+    for words, kind in _UNFOLLOWED_BY_MESSAGE.items():
         if words in text:
             return kind
     return ""

@@ -27,7 +27,11 @@ in_force: list[Budget] = []
 
 
 def parse_budget(text: str) -> dict[str, int]:
-    """Parse sizes such as ``gpu=8GiB,cuda:1=4GiB``."""
+    """Return the bytes by device of a text such as ``gpu=8GiB,cuda:1=4GiB``.
+
+    Raises:
+        BudgetError: a part of the text is not a device and a size.
+    """
     sizes = dict[str, str]()
     for part in text.split(","):
         name, equals, size = part.partition("=")
@@ -41,8 +45,10 @@ def parse_budget(text: str) -> dict[str, int]:
 
 
 def checked_budget(sizes: Mapping[str, object]) -> dict[str, int]:
-    """Return a budget in bytes (``BudgetError`` for an invalid size, or a device other than ``gpu``
-    or ``cuda:N``).
+    """Return a budget in bytes by device; devices with the size None are left out.
+
+    Raises:
+        BudgetError: a size is invalid, there is none, or a device is not ``gpu`` or ``cuda:N``.
     """
     if not isinstance(sizes, Mapping):
         raise BudgetError("budget: write sizes by device, such as {'gpu': '8GiB'}")
@@ -52,7 +58,7 @@ def checked_budget(sizes: Mapping[str, object]) -> dict[str, int]:
             continue
         device = _checked_device(name)
         try:
-            size_bytes[device] = checked_bytes(size, least=MIB)
+            size_bytes[device] = checked_bytes(size, minimum=MIB)
         except UnitError as error:
             raise BudgetError(f"budget: {name}: {error}") from None
     if not size_bytes:
@@ -61,7 +67,7 @@ def checked_budget(sizes: Mapping[str, object]) -> dict[str, int]:
 
 
 def _checked_device(name: object) -> str:
-    """Return ``gpu`` or the name of a CUDA device (``BudgetError`` for any other)."""
+    """Return ``gpu`` or the name of a CUDA device, such as ``cuda:1``; else raise BudgetError."""
     try:
         device = parse_device(name, kinds=("cuda",))
     except DeviceError:
@@ -74,6 +80,15 @@ def _checked_device(name: object) -> str:
     return "gpu" if device == "cuda" else device
 
 
+class _ChangedShare(NamedTuple):
+    """A limit on torch's allocator that a budget has changed, as shares of the device."""
+
+    before: float
+    """The limit before the budget."""
+    ours: float
+    """The budget's own limit."""
+
+
 class Budget(GuardedBlock):
     """Limits torch's allocator from ``start`` to ``stop``, or in a ``with`` block.
 
@@ -81,8 +96,8 @@ class Budget(GuardedBlock):
         sizes: bytes by device; ``gpu`` means the current device and each on which this process has
             memory.
         owner: the block or the command that sets the budget, in words.
-        leaving: called at the end of a ``with`` block, while the budget is still in force, with the
-            budget and the error that leaves the block.
+        before_end: called at the end of a ``with`` block, while the budget is still in force, with
+            the budget and the error that leaves the block.
     """
 
     _block_name = "a budget"
@@ -93,27 +108,27 @@ class Budget(GuardedBlock):
         self,
         sizes: Mapping[str, int],
         owner: str = "the with block",
-        leaving: Callable[[Budget, BaseException | None], None] = lambda budget, error: None,
+        before_end: Callable[[Budget, BaseException | None], None] = lambda budget, error: None,
     ) -> None:
         self.sizes = dict(sizes)
         self.owner = owner
         """The block or the command that set it, in words."""
-        self._leaving = leaving
+        self._before_end = before_end
         self.limits: dict[str, int] = {}
         """Bytes by device, without devices that cannot be limited."""
         self.notes: list[str] = []
         """Sentences about devices that cannot be limited."""
         self.refusals: list[str] = []
         """Sentences about requests that it refused."""
-        self._changed_shares: dict[int, tuple[float, float]] = {}
-        """torch's previous limit and ours, as shares of the device, by device index."""
+        self._changed_shares: dict[int, _ChangedShare] = {}
+        """The limits that this budget has changed, by device index."""
 
     def size_of(self, device: str) -> int:
         """Return the size that the budget gives to a device; 0 if it gives none."""
         return self.sizes.get(device, self.sizes.get("gpu", 0))
 
     def start(self) -> None:
-        """Set the limits; note devices that cannot be limited."""
+        """Set the limits, and add a note for each device that cannot be limited."""
         try:
             with self._errors_noted("no device can be limited"):
                 self._limit_all()
@@ -136,7 +151,7 @@ class Budget(GuardedBlock):
             self.notes.append(f"budget: {fault} ({describe_error(error)})")
 
     def _limit_all(self) -> None:
-        """Limit each device that can be limited."""
+        """Limit each device that can be limited, and note the other ones."""
         cuda = torch_cuda()
         reason = why_torch_counts_nothing()
         if cuda is None:
@@ -153,30 +168,34 @@ class Budget(GuardedBlock):
                 self.notes.append(f"budget: there is no {name} here")
 
     def _sizes_by_device(self, cuda: Any, count: int) -> dict[str, int]:
-        """Return the sizes with ``gpu`` replaced by each device in use.
+        """Return the budget's size of each device, with ``gpu`` replaced by the devices in use.
 
-        A limit on any other device would create a context there.
+        A limit on any other device would create a context there. A device that the budget also
+        names itself, as in ``gpu=8GiB,cuda:1=4GiB``, gets its own size.
         """
-        sizes_of_used = dict[str, int]()
         sizes_by_name = dict(self.sizes)
         size_of_gpus = sizes_by_name.pop("gpu", None)
-        if size_of_gpus is not None:
-            for index in range(count):
-                if index == cuda.current_device() or cuda.memory_reserved(index):
-                    sizes_of_used[f"cuda:{index}"] = size_of_gpus
-        return sizes_of_used | sizes_by_name
+        if size_of_gpus is None:
+            return sizes_by_name
+        sizes_of_used_devices = dict[str, int]()
+        for index in range(count):
+            if index == cuda.current_device() or cuda.memory_reserved(index):
+                sizes_of_used_devices[f"cuda:{index}"] = size_of_gpus
+        return sizes_of_used_devices | sizes_by_name
 
     def _limit(self, cuda: Any, name: str, size: int) -> None:
         """Limit one device to a size, but never raise the limit that it has."""
         index = index_of(name)
         total = cuda.get_device_properties(name).total_memory
-        # cudaMallocAsync reports no limit as more than 1
-        earlier = min(1.0, memory_fraction(cuda, index))
-        # one byte less would cost a block of 2 MiB
-        share = min(earlier, math.nextafter(size / total, 1.0))
-        self._changed_shares[index] = earlier, share  # before the change, in case of an interrupt
+        # The allocator cudaMallocAsync reports more than 1 if there is no limit.
+        share_before = min(1.0, memory_fraction(cuda, index))
+        # torch rounds the product of share and total down to bytes: with a share that is a little
+        # too low, a segment that exactly fits would be refused.
+        share = min(share_before, math.nextafter(size / total, 1.0))
+        # Before the change, in case of an interrupt.
+        self._changed_shares[index] = _ChangedShare(share_before, share)
         _set_fraction(cuda, index, share)
-        limit = self.limits[name] = min(size, int(earlier * total))
+        limit = self.limits[name] = min(size, int(share_before * total))
         if cuda.memory_reserved(name) > limit:  # the allocator keeps using memory reserved before
             cuda.empty_cache()
             self._note_reserved(cuda, name, limit)
@@ -196,19 +215,19 @@ class Budget(GuardedBlock):
         if self in in_force:
             in_force.remove(self)
         cuda = torch_cuda() if self._changed_shares else None
-        for index, (earlier, ours) in list(self._changed_shares.items()):
+        for index, share in list(self._changed_shares.items()):
             with self._errors_noted(f"cuda:{index} stays limited"):
-                now = min(1.0, memory_fraction(cuda, index))
-                if _is_same_share(now, ours):
-                    _set_fraction(cuda, index, earlier)
-                elif not _is_same_share(now, earlier):  # else it could not be set
+                current = min(1.0, memory_fraction(cuda, index))
+                if _is_same_share(current, share.ours):
+                    _set_fraction(cuda, index, share.before)
+                elif not _is_same_share(current, share.before):  # else ours could not be set
                     self.notes.append(
                         f"budget: other code changed the limit on cuda:{index}; it is kept"
                     )
             self._changed_shares.pop(index)
 
     def _open_block(self) -> Budget:
-        """Set the limits at the start of a ``with`` block."""
+        """Set the limits at the start of a ``with`` block; return the value for its ``as``."""
         self.start()
         return self
 
@@ -216,7 +235,7 @@ class Budget(GuardedBlock):
         """Restore the previous limits at the end of a ``with`` block."""
         try:
             with contextlib.suppress(MemoryError):  # the user's own error matters more
-                self._leaving(self, error)
+                self._before_end(self, error)
         finally:
             self.stop()
 
@@ -226,21 +245,21 @@ class Budget(GuardedBlock):
 
 
 def index_of(name: str) -> int:
-    """Return the index of a CUDA device's name."""
+    """Return the index of the CUDA device with a name: 1 for ``cuda:1``."""
     return int(name.removeprefix("cuda:"))
 
 
 def _is_same_share(share: float, other: float) -> bool:
-    """Return True if two limits are the same: torch rounds them to bytes."""
+    """Return True if two limits differ by no more than torch's rounding to bytes."""
     return abs(share - other) < 1e-6
 
 
 def limits() -> dict[str, int]:
-    """Return the limits in force, in bytes by device."""
-    in_bytes = dict[str, int]()
+    """Return the limits in force, in bytes by device; the innermost budget of a device counts."""
+    limits_bytes = dict[str, int]()
     for budget in in_force:
-        in_bytes |= budget.limits
-    return in_bytes
+        limits_bytes |= budget.limits
+    return limits_bytes
 
 
 class LimitRefusal(NamedTuple):
@@ -251,26 +270,42 @@ class LimitRefusal(NamedTuple):
     device: str
     limit_bytes: int
     budget: Budget | None
+    """The budget that set the limit; None if other code set it."""
     text: str
+    """A sentence that says which limit refused how much."""
     remedy: str = ""
+    """A call that lifts a limit of other code."""
 
 
 def note_refusal(message: str) -> LimitRefusal | None:
-    """Return the refusal by a limit on torch's allocator that an out-of-memory error tells of; None
-    if the device ran out.
+    """Add a refusal by a limit on torch's allocator to the budget that set it, and return it.
 
-    If a budget set the limit, the budget notes the refusal.
+    None if the device itself ran out, or the message is not that of torch's out-of-memory error.
+    """
+    refusal = _refusal_in(message)
+    if refusal is None:
+        return None
+    budget = refusal.budget
+    if budget is not None and refusal.text not in budget.refusals:
+        budget.refusals.append(refusal.text)
+    return refusal
+
+
+def _refusal_in(message: str) -> LimitRefusal | None:
+    """Return the refusal that the message of an out-of-memory error describes; None if it describes
+    none.
     """
     failed = failed_allocation(message)
     if failed is None or failed.limit is None:
         return None
-    if failed.limit >= failed.total or failed.free < failed.requested:
+    is_limited = failed.limit < failed.total
+    had_memory = failed.free >= failed.requested
+    if not is_limited or not had_memory:
         return None
     device = failed.device
-    limit = failed.limit
-    budget = _budget_of(device, limit)
+    budget = _budget_of(device, failed.limit)
     if budget is None:
-        limiter = f"the limit of {format_bytes(limit)} on torch's allocator"
+        limiter = f"the limit of {format_bytes(failed.limit)} on torch's allocator"
         remedy = f"torch.cuda.set_per_process_memory_fraction(1.0, {index_of(device)})"
     else:
         limiter = f"the budget of {budget.owner} ({format_bytes(budget.size_of(device))})"
@@ -279,24 +314,24 @@ def note_refusal(message: str) -> LimitRefusal | None:
         f"{limiter} refused {format_bytes(failed.requested)} of {device}, although "
         f"{format_bytes(failed.free)} of it were free"
     )
-    if budget is not None and text not in budget.refusals:
-        budget.refusals.append(text)
-    return LimitRefusal(device, limit, budget, text, remedy)
+    return LimitRefusal(device, failed.limit, budget, text, remedy)
 
 
 def _budget_of(device: str, limit: int) -> Budget | None:
-    """Return the innermost budget that set a limit, which torch's message rounds; None if other
-    code set it.
-    """
+    """Return the innermost budget that set a limit; None if other code set it."""
+    rounding_bytes = limit // 100  # of torch's message
     for budget in reversed(in_force):
-        if device in budget.limits and abs(budget.size_of(device) - limit) <= limit // 100:
+        if device not in budget.limits:
+            continue
+        if abs(budget.size_of(device) - limit) <= rounding_bytes:
             return budget
     return None
 
 
 def torch_cuda() -> Any:
-    """Return ``torch.cuda`` if it has a device, else None; import torch if needed, since the user
-    named a device.
+    """Return ``torch.cuda`` if it has a device, else None.
+
+    torch is imported if needed, since the user named a device.
     """
     torch: Any = None
     with contextlib.suppress(ImportError):

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ipygpumem import interrupts
 from ipygpumem.errors import AutofitError
@@ -39,8 +39,8 @@ CROWDED = "too little headroom"
 OVER = "over the budget"
 TOO_LARGE = (OUT_OF_MEMORY, CROWDED, OVER, PERHAPS, DOES_NOT_FIT)
 """Outcomes after which a smaller value is tried."""
-_TRIFLE = MIB
-"""If a try leaves more bytes allocated, all garbage is collected."""
+_MOST_INCREASE_BYTES = MIB
+"""If a try leaves more bytes in use than this in addition, all garbage is collected."""
 
 
 @dataclass(frozen=True)
@@ -79,45 +79,53 @@ class AutofitResult:
 
 
 class Fit:
-    """Runs a plan's tries one after the other: ``begin``, the user's code, ``end``,
-    ``free_memory``.
+    """Measures the tries of a plan, and frees their memory.
+
+    The caller runs the user's code with ``plan.values``, between ``begin`` and ``end``. While
+    ``has_next`` is True, it calls ``free_memory`` and runs the code with the next values::
+
+        fit.begin()
+        result = train(**fit.plan.values)
+        fit.end(None, result)
 
     Args:
         plan: chooses the values to try.
         meter: measures each try.
-        ran_out: called with each out-of-memory error before any memory that it holds is freed.
+        at_out_of_memory: called with each out-of-memory error before any memory that it holds is
+            freed.
         garbage: collects garbage between tries.
 
     Raises:
         AutofitError: another try is running in this thread.
     """
 
-    _threads: ClassVar[set[int]] = set()
+    _threads_of_tries: ClassVar[set[int]] = set()
     """Threads in which a try is running."""
 
     def __init__(
         self,
         plan: Plan,
         meter: Meter,
-        ran_out: Callable[[BaseException], object] = id,
+        at_out_of_memory: Callable[[BaseException], object] = id,
         garbage: Garbage | None = None,
     ) -> None:
-        if threading.get_ident() in self._threads:
+        if threading.get_ident() in self._threads_of_tries:
             raise AutofitError(
                 "an autofit is already running: pass it both variables, and they are reduced in "
                 "turn"
             )
         self.plan = plan
         self.tries: list[Try] = []
-        self.more = True
+        self.has_next = True
         """True if ``plan.values`` must be tried next."""
         self._meter = meter
-        self._ran_out = ran_out
+        self._at_out_of_memory = at_out_of_memory
         self._garbage = garbage or Garbage()
         self._mark: GcMark | None = None
         """The objects that existed before the last try."""
         self._bytes_after_last_try: dict[str, int] = {}
         """Bytes in use on each device after the last try."""
+        # Of the running try:
         self._span: Span | None = None
         self._started = 0.0
         self._thread = 0
@@ -125,19 +133,25 @@ class Fit:
     def begin(self) -> None:
         """Start measuring a try."""
         self._thread = threading.get_ident()
-        self._threads.add(self._thread)
+        self._threads_of_tries.add(self._thread)
         self._mark = self._garbage.mark()
         self._span = self._meter.span()
         self._started = time.perf_counter()
 
     def end(self, error: BaseException | None, result: object = None) -> bool:
-        """Record the try's outcome; if ``error`` is an out-of-memory error, release its frames and
-        return True.
+        """Stop measuring a try, and record its outcome.
 
-        If ``result`` is an estimate, its verdict is the outcome instead of the measured memory.
+        Args:
+            error: the error that ended the user's code; None if it ran to its end.
+            result: the value that the code returned. If that is an estimate, its verdict is the
+                outcome instead of the measured memory.
+
+        Returns:
+            True if memory ran out. The frames of the error are released then, and the caller should
+            suppress it, because smaller values may fit.
         """
         seconds = time.perf_counter() - self._started
-        self._threads.discard(self._thread)
+        self._threads_of_tries.discard(self._thread)
         span, self._span = self._span, None
         usages = () if span is None else span.stop()
         measured = Try(dict(self.plan.values), FITS, seconds, usages)
@@ -153,24 +167,25 @@ class Fit:
         """Record a try without an error: it fits if enough memory stayed free."""
         crowded = None
         # The final run of values that fitted may use some of the headroom: that is its purpose.
-        if not self.plan.repeats:
+        if not self.plan.is_final_run:
             crowded = crowded_device(measured.usages, self.plan.headroom)
         if crowded is None:
             self.tries.append(measured)
         else:
             self.tries.append(replace(measured, outcome=CROWDED, device=crowded))
-        self.more = self.plan.record_outcome(fits=crowded is None)
+        self.has_next = self.plan.record_outcome(fits=crowded is None)
 
     def _record_error(self, error: BaseException, measured: Try) -> bool:
         """Record a try that failed; return True if memory ran out, so that smaller values may
         fit.
         """
         failure = classify(error)
+        # After an error that poisoned the device's context, no further try can run.
         if failure.kind != "oom" or failure.poisoned:
             self.tries.append(replace(measured, outcome=failure.error))
-            self.more = False
+            self.has_next = False
             return False
-        self._ran_out(error)
+        self._at_out_of_memory(error)
         with interrupts.reraise_swallowed():
             release(error)
         outcome = OUT_OF_MEMORY
@@ -188,18 +203,23 @@ class Fit:
             limit_bytes=limit_bytes,
         )
         self.tries.append(failed)
-        self.more = self.plan.record_outcome(fits=False)
+        self.has_next = self.plan.record_outcome(fits=False)
         return True
 
     def _record_estimate(self, estimate: Estimate, measured: Try) -> None:
-        """Record an estimate as the outcome; the values fit only if its verdict is a
-        plain "fits".
+        """Record an estimate as the outcome of a try.
+
+        The values fit if its verdict is "fits", not if it is "fits perhaps", and if enough memory
+        stays free.
+
+        Raises:
+            AutofitError: the estimate does not know the device's memory.
         """
         if not estimate.verdict:
             raise AutofitError(
                 "the device's memory size is unknown: pass --device-memory (device_memory=)"
             )
-        if not self.tries:
+        if not self.tries:  # estimates are cheap: search through more values
             self.plan.expect_estimates()
         outcome = estimate.verdict
         usable_share = 1 - self.plan.headroom
@@ -218,42 +238,45 @@ class Fit:
             required_bytes=fullest.required_bytes,
         )
         self.tries.append(estimated)
-        self.more = self.plan.record_outcome(fits=outcome == FITS)
+        self.has_next = self.plan.record_outcome(fits=outcome == FITS)
 
     def free_memory(self) -> None:
-        """Free the last try's memory, once nothing references it."""
-        # the first try collects older garbage too
+        """Free the last try's memory, once nothing references it.
+
+        Only the garbage of that try is collected, because a collection of all objects takes long;
+        all garbage after the first try, and if more memory stays in use than after the try before.
+        """
         since = self._mark if len(self.tries) > 1 else None
-        bytes_in_use = self._free_since(since)
-        if since is not None and self._have_grown(bytes_in_use):
+        bytes_in_use = self._collect_and_free(since)
+        if since is not None and self._is_more_than_after_last_try(bytes_in_use):
             # Objects of earlier tries may have become garbage.
-            bytes_in_use = self._free_since(None)
+            bytes_in_use = self._collect_and_free(None)
         self._bytes_after_last_try = bytes_in_use
 
-    def _have_grown(self, bytes_in_use: Mapping[str, int]) -> bool:
-        """Return True if a try left notably more bytes in use on a device than the one before."""
+    def _is_more_than_after_last_try(self, bytes_in_use: Mapping[str, int]) -> bool:
+        """Return True if notably more bytes of a device are in use than after the try before."""
         for device, size in bytes_in_use.items():
-            if size > self._bytes_after_last_try.get(device, 0) + _TRIFLE:
+            if size > self._bytes_after_last_try.get(device, 0) + _MOST_INCREASE_BYTES:
                 return True
         return False
 
-    def _free_since(self, since: GcMark | None) -> dict[str, int]:
-        """Free memory, and return the bytes in use on each device.
+    def _collect_and_free(self, since: GcMark | None) -> dict[str, int]:
+        """Collect garbage, free caches, and return the bytes then in use on each device.
 
         Only garbage that was made ``since`` a mark is collected; with None, all garbage.
         """
         reclaim.run_steps(self._meter, reclaim.steps_that_free(self._garbage, lambda: since), [])
         return reclaim.bytes_in_use(self._meter.now())
 
-    def check(self) -> None:
-        """Raise ``AutofitError`` if nothing fits."""
+    def raise_if_nothing_fits(self) -> None:
+        """Raise ``AutofitError`` if no values of the tries fit."""
         __tracebackhide__ = True
         if self.plan.best is None:
-            raise AutofitError(_nothing_fits(self.tries, self.plan))
+            raise AutofitError(_message_that_nothing_fits(self.tries, self.plan))
 
     def abandon(self) -> None:
-        """Stop measuring a try that does not end normally."""
-        self._threads.discard(self._thread)
+        """Stop measuring a try that ``end`` is not called for; do nothing after ``end``."""
+        self._threads_of_tries.discard(self._thread)
         if self._span is not None:
             self._span.close()
             self._span = None
@@ -283,8 +306,7 @@ def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
     """Return the first device of which less than a share of ``headroom`` was free at the peak, or
     None.
 
-    Accelerators are checked if the try used one, else the host. A budget replaces the device's
-    size.
+    Accelerators are checked if the try used one, else the host.
     """
     if not headroom:
         return None
@@ -293,19 +315,39 @@ def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
     accelerators = [usage for usage in used if usage.device != "cpu"]
     limits = budgets.limits()
     for usage in accelerators or used:
-        total = limits.get(usage.device, usage.total_bytes)
-        if total is None:
-            continue
-        if usage.device == "cpu":
-            total = min([total, *(limit.limit_bytes for limit in own_limits.limits())])
-            free = min(total, available_bytes() + usage.after_bytes) - usage.peak_bytes
-        else:
-            free = total - usage.peak_bytes
-            if usage.device not in limits:
-                free -= _bytes_outside_torch(usage)
-        if free < headroom * total:
+        room = _room_at_peak(usage, limits.get(usage.device))
+        if room is not None and room.free_bytes < headroom * room.total_bytes:
             return usage.device
     return None
+
+
+class _RoomAtPeak(NamedTuple):
+    """The memory of a device for a try, and the part of it that was free at the try's peak."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+def _room_at_peak(usage: Usage, budget_bytes: int | None) -> _RoomAtPeak | None:
+    """Return the room of a device at a try's peak; None if the device's size is unknown.
+
+    A budget replaces the device's size, and the limits on this process's memory reduce that of RAM.
+    """
+    total_bytes = budget_bytes
+    if total_bytes is None:
+        total_bytes = usage.total_bytes
+    if total_bytes is None:
+        return None
+    if usage.device == "cpu":
+        limits_bytes = [limit.limit_bytes for limit in own_limits.limits()]
+        total_bytes = min([total_bytes, *limits_bytes])
+        # Available now, after the try; at the peak, the try's own memory came out of this.
+        most_bytes = min(total_bytes, available_bytes() + usage.after_bytes)
+        return _RoomAtPeak(total_bytes, most_bytes - usage.peak_bytes)
+    free_bytes = total_bytes - usage.peak_bytes
+    if budget_bytes is None:  # a budget counts torch's memory only
+        free_bytes -= _bytes_outside_torch(usage)
+    return _RoomAtPeak(total_bytes, free_bytes)
 
 
 def _bytes_outside_torch(usage: Usage) -> int:
@@ -321,8 +363,10 @@ def _bytes_outside_torch(usage: Usage) -> int:
 
 
 def failed_device(failure: Failure, usages: Sequence[Usage]) -> str:
-    """Return the device that ran out according to the error's text, else the most
-    used accelerator.
+    """Return the device that ran out of memory.
+
+    It is the one that the error's text names; if that names only a kind of device, such as CUDA, or
+    none, the accelerator with the highest peak; without accelerators the host.
     """
     text = f"{failure.error}: {failure.message}"
     kind = _kind_of_device_in(text)
@@ -342,15 +386,19 @@ def failed_device(failure: Failure, usages: Sequence[Usage]) -> str:
 
 
 def _kind_of_device_in(text: str) -> str:
-    """Return the kind of device that an error's text means; empty if it means none."""
+    """Return the kind of device that an error's text means, such as ``cuda``; empty if none."""
     for kind, pattern in KINDS_OF_DEVICES.items():
         if re.search(pattern, text):
             return kind
     return ""
 
 
-def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
-    """Return the error message if not even the smallest values fit."""
+def _message_that_nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
+    """Return the message of the error if not even the last, smallest values fit.
+
+    ``even batch_size=1 does not fit (out of memory): it needs at least 9.00 GiB of cuda:0, which
+    has 8.00 GiB``.
+    """
     last = tries[-1]
     text = f"even {values_as_text(last.values)} does not fit"
     if last.outcome != DOES_NOT_FIT:
@@ -370,18 +418,22 @@ def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
 
 
 def _needed_bytes(last: Try, usage: Usage | None) -> int | None:
-    """Return the memory that a try needed, or at least needed; None if it is unknown."""
+    """Return the memory that a try needed, or at least needed; None if it is unknown.
+
+    ``usage``: its measured memory on the device that ran out.
+    """
     if last.required_bytes is not None:
         return last.required_bytes
-    # A try with too little headroom has run to its end: its peak is all that it needed.
-    if last.outcome != CROWDED and last.requested_bytes is None:
-        return None
     peak_bytes = 0 if usage is None else usage.peak_bytes
-    return peak_bytes + (last.requested_bytes or 0)
+    if last.outcome == CROWDED:  # it has run to its end: its peak is all that it needed
+        return peak_bytes
+    if last.requested_bytes is None:  # the error names no size
+        return None
+    return peak_bytes + last.requested_bytes
 
 
 def _need_in_words(last: Try, needed_bytes: int, device: str, plan: Plan) -> str:
-    """Return the memory that a try needed, in words."""
+    """Return the memory that a try needed, in words: ``at least 9.00 GiB of cuda:0``."""
     memory = "RAM" if device == "cpu" else device
     text = f"{format_bytes(needed_bytes)} of {memory}"
     if last.outcome == CROWDED:
@@ -392,8 +444,9 @@ def _need_in_words(last: Try, needed_bytes: int, device: str, plan: Plan) -> str
 
 
 def _limit_in_words(last: Try, device: str, needed_bytes: int | None, usage: Usage | None) -> str:
-    """Return the limit on the memory of a device, as the continuation of a sentence; empty if it is
-    unknown.
+    """Return the limit that the last try met, as the continuation of the message; empty if unknown.
+
+    ``, but only 8.00 GiB is allowed``, or ``, which has 8.00 GiB``.
     """
     limit_bytes = last.limit_bytes or budgets.limits().get(device)
     if limit_bytes is not None:

@@ -21,19 +21,19 @@ def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
         AutofitError: no values fit, or the function does not take the variables.
     """
     __tracebackhide__ = True
-    _parameters_to_try(function, fit.plan.values)
+    _checked_parameters(function, fit.plan.values)
     try:
         while True:
             result = _run_try(function, fit)
-            if fit.more or fit.plan.best is None:
+            if fit.has_next or fit.plan.best is None:  # else the last result is the one to return
                 with interrupts.reraise_swallowed():
                     result = None
                     fit.free_memory()
-            if not fit.more:
+            if not fit.has_next:
                 break
     finally:
         fit.abandon()
-    fit.check()
+    fit.raise_if_nothing_fits()
     return AutofitResult(dict(fit.plan.values), result, tuple(fit.tries))
 
 
@@ -52,6 +52,7 @@ def _run_try(function: Callable[..., Any], fit: Fit) -> Any:
 
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+"""Kinds of parameters that a call may pass by position."""
 
 
 def _name_of_function(function: Callable[..., Any]) -> str:
@@ -59,10 +60,12 @@ def _name_of_function(function: Callable[..., Any]) -> str:
     return text_of(getattr(function, "__qualname__", None)) or type_name(function)
 
 
-def _parameters_to_try(
+def _checked_parameters(
     function: Callable[..., Any], names: Mapping[str, Any]
 ) -> Sequence[inspect.Parameter]:
-    """Return the parameters of the function to try; none if they are unknown.
+    """Return the parameters of a function that is to take variables with these ``names``.
+
+    Built-in functions may have no signature: then they are unknown, and none is returned.
 
     Raises:
         AutofitError: a call of the function would run nothing, or it does not take the variables.
@@ -75,7 +78,7 @@ def _parameters_to_try(
         )
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # built-in functions need not have one
+    except (TypeError, ValueError):
         return ()
     takes_all = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
     for name in names:
@@ -84,27 +87,31 @@ def _parameters_to_try(
     return tuple(parameters.values())
 
 
-def decorated(
+def searching_function(
     function: Callable[..., Any], start: Mapping[str, Any], run: Callable[..., AutofitResult]
 ) -> Callable[..., Any]:
-    """Return ``function`` wrapped: each call searches for fitting values; ``fitted`` is the last
-    result.
+    """Return a function whose calls run ``function`` with values that fit: ``@autofit(batch=64)``.
 
     A call omits the variables, wherever they are among the function's parameters. To start from
-    another value, pass a variable by name.
+    another value, pass a variable by name. The attribute ``fitted`` has the last call's values.
+
+    Args:
+        function: the user's function.
+        start: the first value of each variable.
+        run: searches for the values with which a function of the variables alone fits.
     """
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         variables = {name: options.pop(name, value) for name, value in start.items()}
-        parameters = _parameters_to_try(function, variables)
+        parameters = _checked_parameters(function, variables)
         _refuse_values_of_variables(args, function, parameters, variables)
 
         def call_with_values(**values: Any) -> Any:
             __tracebackhide__ = True
-            positional = _with_values_inserted(args, parameters, values)
-            return function(*positional, **values, **options)
+            positional, named = _arguments_with_values(args, parameters, values)
+            return function(*positional, **named, **options)
 
         fitted = run(call_with_values, variables)
         # The return value may be large: only the caller keeps it.
@@ -121,28 +128,37 @@ def _refuse_values_of_variables(
     parameters: Sequence[inspect.Parameter],
     variables: Mapping[str, Any],
 ) -> None:
-    """Raise ``AutofitError`` if the call ``train(data, 64)`` has values of variables, too."""
+    """Raise ``AutofitError`` for a call that passes the value of a variable by position.
+
+    For ``def train(data, batch_size)`` and the variable ``batch_size``, such a call is
+    ``train(data, 64)``: it has more arguments than there are parameters without the variables.
+    """
     __tracebackhide__ = True
-    if not parameters or any(item.kind is item.VAR_POSITIONAL for item in parameters):
+    is_unlimited = any(item.kind is item.VAR_POSITIONAL for item in parameters)
+    if not parameters or is_unlimited:
         return
     by_position = [item for item in parameters if item.kind in _BY_POSITION]
-    free = [item for item in by_position if item.name not in variables]
-    if len(args) > len(free):
+    without_variables = [item for item in by_position if item.name not in variables]
+    if len(args) > len(without_variables):
         name = next(iter(variables))
         words = f"leave it out, or write {name}=NUMBER to start from that"
         raise AutofitError(f"{_name_of_function(function)}: autofit gives {name}: {words}")
 
 
-def _with_values_inserted(
-    args: tuple[Any, ...], parameters: Sequence[inspect.Parameter], values: dict[str, Any]
-) -> list[Any]:
-    """Return the arguments by position, with the variables among them, which are removed from
-    ``values``.
+def _arguments_with_values(
+    args: tuple[Any, ...], parameters: Sequence[inspect.Parameter], values: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return a call's arguments by position and by name, with the values of the variables.
+
+    A value is passed by name if that is possible. For ``def train(batch_size, data)`` and the call
+    ``train(images)`` it is not: the value goes before the images.
     """
     positional = list(args)
+    named = dict(values)
     for position, item in enumerate(parameters):
-        if item.name not in values or item.kind not in _BY_POSITION:
+        if item.name not in named or item.kind not in _BY_POSITION:
             continue
         if position < len(positional) or item.kind is item.POSITIONAL_ONLY:
-            positional.insert(position, values.pop(item.name))
-    return positional
+            value = named.pop(item.name)
+            positional.insert(position, value)
+    return positional, named

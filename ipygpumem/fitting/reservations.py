@@ -19,9 +19,8 @@ _HOST_SHARE = 0.95
 """Maximum share of the available memory to reserve; with more, the system may kill a process."""
 _BLOCK_BYTES = 2 * MIB
 """torch's allocator asks the driver for multiples of this."""
-_MOST_TABLES_BYTES = 128 * MIB
-"""The driver's own tables of reserved memory are surely smaller; they come out of its free memory.
-"""
+_MOST_BYTES_OF_TABLES = 128 * MIB
+"""Upper bound of the driver's own tables of reserved memory, which come out of its free memory."""
 
 
 class MemoryReservation:
@@ -30,10 +29,11 @@ class MemoryReservation:
     """
 
     def __init__(
-        self, device: str, size_bytes: int, text: str, release: Callable[[], None]
+        self, device: str, size_bytes: int, state: str, release: Callable[[], None]
     ) -> None:
         self.device = device
-        self._text = text
+        self._state = state
+        """Text for ``repr`` until it is freed."""
         self.size_bytes = size_bytes
         """Reserved bytes; 0 if a limit was set instead."""
         self.free = weakref.finalize(self, release)
@@ -41,7 +41,7 @@ class MemoryReservation:
         self.free.atexit = False
 
     def __repr__(self) -> str:
-        state = self._text if self.free.alive else "freed"
+        state = self._state if self.free.alive else "freed"
         return f"<{self.device}: {state}>"
 
     def __enter__(self) -> MemoryReservation:
@@ -68,16 +68,16 @@ def allocate(size: int | str, device: object = "cuda") -> MemoryReservation:
     """
     size_bytes = checked_bytes(size)
     name = checked_device(device)
-    text = f"{format_bytes(size_bytes)} reserved until free()"
+    state = f"{format_bytes(size_bytes)} reserved until free()"
     if name != "cpu":
-        return _reserve_by_tensor(_torch_with(name), name, size_bytes, text)
+        return _reserve_by_tensor(_torch_with(name), name, size_bytes, state)
     spare = int(host.available_bytes() * _HOST_SHARE)
     if size_bytes > spare:
         raise DeviceError(
             f"the host can spare only {format_bytes(spare)}, not {format_bytes(size_bytes)}"
         )
     pages = [bytearray(b"\1") * size_bytes]  # written to, so that they are in RAM
-    return MemoryReservation("cpu", size_bytes, text, pages.clear)
+    return MemoryReservation("cpu", size_bytes, state, pages.clear)
 
 
 def leave_free(size: int | str, device: object = "cuda") -> MemoryReservation:
@@ -99,27 +99,39 @@ def leave_free(size: int | str, device: object = "cuda") -> MemoryReservation:
     """
     leave_bytes = checked_bytes(size)
     name = checked_device(device)
-    left = format_bytes(leave_bytes)
     if name == "cpu":
-        return MemoryReservation(
-            name, 0, f"limited to {left} more until free()", _limit_host(leave_bytes)
-        )
+        state = f"limited to {format_bytes(leave_bytes)} more until free()"
+        return MemoryReservation(name, 0, state, _limit_host(leave_bytes))
+    return _reserve_all_but(leave_bytes, name)
+
+
+def _reserve_all_but(leave_bytes: int, name: str) -> MemoryReservation:
+    """Reserve all free memory of a CUDA device except ``leave_bytes``.
+
+    Raises:
+        DeviceError: the device does not exist, or has too little memory.
+    """
     torch = _torch_with(name)
+    leave_text = format_bytes(leave_bytes)
     free = _free_for_torch(torch, name)
     if free < leave_bytes:
-        raise DeviceError(f"{name} has only {format_bytes(free)} free: {left} cannot stay free")
+        raise DeviceError(
+            f"{name} has only {format_bytes(free)} free: {leave_text} cannot stay free"
+        )
     # The driver's tables come out of its free memory, too: reserve a block less each time, until
     # ``leave_bytes`` can be allocated next to it.
     largest = (free - leave_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
-    for reserved_bytes in range(largest, max(-1, largest - _MOST_TABLES_BYTES), -_BLOCK_BYTES):
-        reserved = None  # frees the last one
+    below_smallest = max(-1, largest - _MOST_BYTES_OF_TABLES)
+    for reserved_bytes in range(largest, below_smallest, -_BLOCK_BYTES):
+        reservation = None  # frees the last one
         with contextlib.suppress(DeviceError, RuntimeError):  # torch's OutOfMemoryError is one
-            text = f"{format_bytes(reserved_bytes)} reserved until free(), so that {left} stay free"
-            reserved = _reserve_by_tensor(torch, name, reserved_bytes, text)
+            reserved_text = format_bytes(reserved_bytes)
+            state = f"{reserved_text} reserved until free(), so that {leave_text} stay free"
+            reservation = _reserve_by_tensor(torch, name, reserved_bytes, state)
             torch.empty(leave_bytes, dtype=torch.uint8, device=name)
             torch.cuda.empty_cache()
-            return reserved
-    raise DeviceError(f"{name} has less free than it reports: {left} cannot stay free")
+            return reservation
+    raise DeviceError(f"{name} has less free than it reports: {leave_text} cannot stay free")
 
 
 def _free_for_torch(torch: Any, name: str) -> int:
@@ -152,8 +164,8 @@ def _torch_with(name: str) -> Any:
     raise DeviceError(f"there is no {name} here: {reason}")
 
 
-def _reserve_by_tensor(torch: Any, name: str, size_bytes: int, text: str) -> MemoryReservation:
-    """Reserve memory of a device by a tensor."""
+def _reserve_by_tensor(torch: Any, name: str, size_bytes: int, state: str) -> MemoryReservation:
+    """Reserve memory of a device by a tensor; ``state`` is for the reservation's ``repr``."""
     tensors = []
     reason = ""
     try:
@@ -168,20 +180,17 @@ def _reserve_by_tensor(torch: Any, name: str, size_bytes: int, text: str) -> Mem
         tensors.clear()
         torch.cuda.empty_cache()  # frees it for other processes
 
-    return MemoryReservation(name, size_bytes, text, drop)
+    return MemoryReservation(name, size_bytes, state, drop)
 
 
 class _HostLimits:
-    """The limits on this process's address space.
-
-    Attributes:
-        original: the limit of the system, or of other code.
-        ours: our limits in force, the lowest of which counts.
-    """
+    """The limits on this process's address space, by each call of ``leave_free(size, "RAM")``."""
 
     def __init__(self) -> None:
         self.original = 0
+        """The limit of the system, or of other code, before ours."""
         self.ours: list[int] = []
+        """Our limits that have not ended, the lowest of which counts."""
 
     @property
     def lowest(self) -> int:
@@ -193,19 +202,17 @@ _host_limits = _HostLimits()
 
 
 def _limit_host(leave_bytes: int) -> Callable[[], None]:
-    """Limit the address space of this process to the lowest of our limits; return a function that
-    ends this one.
+    """Limit the address space of this process to ``leave_bytes`` more than it uses; return a
+    function that ends this limit.
+
+    Raises:
+        DeviceError: the host has less memory, or its system has no such limits.
     """
-    available = host.available_bytes()
-    if leave_bytes < 32 * MIB:
-        raise DeviceError("leave the host at least 32 MiB: Python itself needs some memory")
-    if leave_bytes > available:
-        text = f"{format_bytes(leave_bytes)} cannot stay free"
-        raise DeviceError(f"the host has only {format_bytes(available)} available: {text}")
+    _refuse_unless_available(leave_bytes)
     try:
         limit = own_limits.used_bytes("RLIMIT_AS") + leave_bytes
         resource: Any = own_limits.resource
-        now, hard = resource.getrlimit(resource.RLIMIT_AS)
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     except (OSError, ValueError, AttributeError):  # Windows has no such module
         raise DeviceError(
             "this system cannot limit a process's memory: leave_free needs Linux here"
@@ -219,7 +226,17 @@ def _limit_host(leave_bytes: int) -> Callable[[], None]:
             resource.setrlimit(resource.RLIMIT_AS, (_host_limits.lowest, hard))
 
     if not _host_limits.ours:
-        _host_limits.original = now
+        _host_limits.original = soft
     _host_limits.ours.append(limit)
     resource.setrlimit(resource.RLIMIT_AS, (_host_limits.lowest, hard))
     return end
+
+
+def _refuse_unless_available(leave_bytes: int) -> None:
+    """Raise ``DeviceError`` if the host has less memory available, or Python itself needs more."""
+    available = host.available_bytes()
+    if leave_bytes < 32 * MIB:
+        raise DeviceError("leave the host at least 32 MiB: Python itself needs some memory")
+    if leave_bytes > available:
+        text = f"{format_bytes(leave_bytes)} cannot stay free"
+        raise DeviceError(f"the host has only {format_bytes(available)} available: {text}")

@@ -67,7 +67,7 @@ _SETS_ITSELF = "the cell sets {} itself, which replaces the value to try: delete
         offers=("halve", "search", "0.9"),
     ),
     option("--headroom", "5%", "share of the device's memory that must stay free at the peak"),
-    option("--max-tries", "10", "maximum number of tries after the first", to=integer(least=0)),
+    option("--max-tries", "10", "maximum number of tries after the first", to=integer(minimum=0)),
     details=(
         "Followed by a line ``%%estimate``, it finds the largest value that fits from estimates "
         "alone, without the device.\n``ipygpumem.autofit`` does the same for a function."
@@ -82,7 +82,8 @@ def of_cell(app: App, options: Options) -> list[Report]:
     if not running:
         raise UsageError("%%autofit must be the first line of a cell that you run yourself")
     running[-1].fit = CellFit(app, running[-1], options)
-    find_fit = lambda: cells.running()[-1].fit  # noqa: E731  # works even if the cell unloads the extension
+    # It needs nothing of the extension, because the cell may unload it.
+    find_fit = lambda: cells.running()[-1].fit  # noqa: E731  # a function of one line
     if FIT_NAME in vars(builtins):  # set by a cell in another thread
         setattr(builtins, FIT_NAME, find_fit)
     else:  # IPython removes it after the last running cell
@@ -139,7 +140,8 @@ def _minima(words: list[str]) -> Number | dict[str, Number] | None:
 
 
 def _parsed_number(source: str, text: str) -> Number:
-    """Return the number that a text means: 1e3 is as whole as 1000, and 1.0 is a float.
+    """Return the number that a text means: ``1e3`` is the integer 1000, and ``1.0`` a float, which
+    is reduced to 0.5.
 
     Raises:
         AutofitError: the text of ``source``, such as a variable, is no number.
@@ -160,7 +162,7 @@ def _parsed_number(source: str, text: str) -> Number:
 
 
 class _CellTry:
-    """One try of the cell's code with the values of ``values``, in a scope of its own, and its
+    """One try of the cell's code with values of the variables, in a scope of its own, and its
     results.
 
     Args:
@@ -184,10 +186,12 @@ class _CellTry:
         self._scope.expect_bindings(bindings)
         self._scope.save(bindings.bound)
         names = bindings.bound | bindings.deleted
-        self._outer: list[tuple[Scope, set[str]]] = []
-        """The names that each open scope regarded as outer before the try."""
+        self._outer_names: list[tuple[Scope, set[str]]] = []
+        """For each open scope, the names of the code that it regarded as outer ones before the try:
+        if the code deletes one, and the try is undone, it is an outer name again.
+        """
         for scope in enclosing:
-            self._outer.append((scope, scope.outer_among(names) & namespace.keys()))
+            self._outer_names.append((scope, scope.outer_among(names) & namespace.keys()))
         self.depth = len(enclosing)
         """Number of experiments that were open before the try."""
         self._last_error_id = last_error_id()
@@ -204,7 +208,7 @@ class _CellTry:
         self.is_closed = False
 
     def note_overwritten(self) -> None:
-        """Note the variables that no longer have the values of the try."""
+        """Note in ``overwritten`` the variables that no longer have the values of the try."""
         values = self._values.items()
         self.overwritten = [
             name for name, value in values if self._namespace.get(name) is not value
@@ -215,8 +219,17 @@ class _CellTry:
         return shown_since(self._last_error_id)
 
     def saved_bytes(self) -> int:
-        """Return the bytes that the overwritten values of the cell's names hold."""
+        """Return the bytes of the objects that the cell's names had before the try, and that the
+        scope keeps to restore them.
+        """
         return sum(row.size_bytes for row in arrays_of_names(self._scope.saved))
+
+    def leave_names_of_other_threads(self) -> None:
+        """Leave the new names that the try's code does not bind to the cells of other threads, such
+        as a subshell's.
+        """
+        appeared = self._namespace.keys() - set(self._scope.names_at_start)
+        self._scope.leave_names((), appeared)
 
     def close(self, enclosing: Scope | None) -> None:
         """Delete the names of the try, or restore their old objects.
@@ -226,7 +239,7 @@ class _CellTry:
         """
         self._is_closing = True
         self._scope.close(enclosing)
-        for scope, names in self._outer:
+        for scope, names in self._outer_names:
             scope.add_outer(names & self._namespace.keys())
         self._is_closing = False
         self.is_closed = True
@@ -300,12 +313,19 @@ class CellFit:
         """The report of the last estimate that a ``%%estimate`` of the cell has made."""
         self._is_over = False
         """True once the code has ended, or the extension was unloaded."""
-        cell.at_code_end.append(self._code_ended)
-        cell.after_recovery.append(self.end)
+        self._join_cell()
+
+    def _join_cell(self) -> None:
+        """Let the end of the cell end the autofit, and the innermost open experiment own its
+        variables.
+        """
+        self._cell.at_code_end.append(self._code_ended)
+        self._cell.after_recovery.append(self.end)
+        variables = set(self._before)
         enclosing = self._enclosing()
-        if enclosing is not None:  # the variables count as bound by the cell
-            enclosing.expect_bindings(Bindings(assigned=set(plan.values)))
-            enclosing.save(set(plan.values))
+        if enclosing is not None:  # the experiment's end deletes the variables
+            enclosing.expect_bindings(Bindings(assigned=variables))
+            enclosing.save(variables)
 
     def _enclosing(self) -> Scope | None:
         """Return the scope of the innermost open experiment."""
@@ -318,13 +338,17 @@ class CellFit:
         """Prepare the next try and return True; return False if the last one is final.
 
         Before a further try, the names of the last one are deleted.
+
+        Raises:
+            UsageError: no value fits.
         """
         if self._is_over:
             return False
         if self._cell.errors.interrupted_inside:
+            # A Ctrl-C came at the end of a cell inside this one, where it could not be raised.
             raise KeyboardInterrupt
         if self._fit.tries:
-            is_final = not self._fit.more and self._fit.tries[-1].outcome not in TOO_LARGE
+            is_final = not self._fit.has_next and self._fit.tries[-1].outcome not in TOO_LARGE
             if is_final:
                 return False
             try:
@@ -332,6 +356,7 @@ class CellFit:
                     self._undo_last_try()
                 self._raise_if_none_fits()
             except AutofitError as error:
+                # IPython shows its message alone.
                 raise UsageError(clean(f"%%autofit: {error}")) from None
         scopes = [experiment.scope for experiment in self._experiments.here()]
         values = dict(self._fit.plan.values)
@@ -370,7 +395,9 @@ class CellFit:
         self._reports = reports
 
     def keep(self, value: object) -> None:
-        """Store the value of the cell's last expression until a try fits."""
+        """Store the value of the cell's last expression until a try fits: the loop would discard
+        it.
+        """
         if self._try is not None:
             self._try.value = value
 
@@ -393,13 +420,15 @@ class CellFit:
                 self._experiments.end_experiment(self._experiments.here()[-1])
             if not last_try.is_closed:
                 self._saved_bytes = last_try.saved_bytes()
+                if self._context.cells.in_several_threads:
+                    last_try.leave_names_of_other_threads()
                 last_try.close(self._enclosing())
         self._fit.free_memory()
 
     def _raise_if_none_fits(self) -> None:
         """Restore the variables and raise an ``AutofitError`` if no further try can fit."""
         overwritten = self._overwritten_in_last_try()
-        if self._fit.more and not overwritten:
+        if self._fit.has_next and not overwritten:
             return
         namespace = self._context.namespace
         for name, value in self._before.items():
@@ -409,7 +438,7 @@ class CellFit:
                 namespace[name] = value
         if overwritten:
             raise AutofitError(_SETS_ITSELF.format(overwritten[0]))
-        self._fit.check()
+        self._fit.raise_if_nothing_fits()
 
     def _overwritten_in_last_try(self) -> list[str]:
         """Return the variables that the last try's code has set itself."""

@@ -20,12 +20,12 @@ def names(app: App, begun: str = "") -> list[str]:
 
 
 def numbers(app: App, begun: str = "") -> list[str]:
-    """Return the names of numbers."""
+    """Return the notebook's names of numbers."""
     return [name for name, value in _values(app).items() if type(value) in (int, float)]
 
 
 def functions(app: App, begun: str = "") -> list[str]:
-    """Return the names of functions and classes."""
+    """Return the notebook's names of functions and classes."""
     callables = []
     for name, value in _values(app).items():
         if type(value) is FunctionType or is_instance(value, type):

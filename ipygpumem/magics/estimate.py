@@ -32,7 +32,7 @@ _CALL_OF_MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
         "--device-memory",
         "SIZE",
         "check that it fits in this much, instead of the free memory",
-        to=byte_size(least=MIB),
+        to=byte_size(minimum=MIB),
     ),
     option(
         "--device",
@@ -95,7 +95,8 @@ def with_code(app: App, cell: str, use: Callable[[types.CodeType], T]) -> T:
         loading.import_estimator()
         return use(code)
     except SyntaxError as error:
-        # For a real SyntaxError IPython would show our frames too.
+        # IPython shows a SyntaxError with all frames, also ours. So another exception of this name
+        # is raised, which shows the text that IPython has for the SyntaxError of a plain cell.
         frames = traceback.extract_tb(users_part(error.__traceback__))
         shown = shell.SyntaxTB.structured_traceback(type(error), error, frames)
         kind: type[Exception] = type(

@@ -35,6 +35,7 @@ from ipygpumem.units import format_bytes
 
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+", re.ASCII)
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
+"""Matches a glob of names, which has at least one of its special characters: ``y*``."""
 
 
 _OPTIONS = (
@@ -50,7 +51,7 @@ _OPTIONS = (
         "--seed",
         "N",
         "seed Python's, NumPy's and torch's random generators first",
-        to=integer(least=-(2**63), most=2**64 - 1),
+        to=integer(minimum=-(2**63), maximum=2**64 - 1),
     ),
     option("--report", "", "level of detail of the report", choices=("full", "compact", "none")),
     option(
@@ -76,10 +77,10 @@ _OPTIONS = (
     *_OPTIONS,
 )
 def start(app: App, options: Options) -> list[Report]:
-    """Open an experiment; return a note about it, and about devices that its budget cannot
+    """Open an experiment; return a note about it, and notes about devices that its budget cannot
     limit.
     """
-    experiment = new(app, options)
+    experiment = new_experiment(app, options)
     app.experiments.begin(experiment)
     lines = list[str]()
     if not experiment.is_silent:
@@ -105,14 +106,14 @@ def _line_on_opened(app: App, experiment: ManagedExperiment) -> str:
     *_OPTIONS,
 )
 def of_cell(app: App, options: Options) -> list[Report]:
-    """Open an experiment that ends with the running cell."""
-    experiment = new(app, options)
+    """Open an experiment that ends with the running cell; the cell's end shows its report."""
+    experiment = new_experiment(app, options)
     app.experiments.end_with_cell(experiment)
     app.experiments.begin(experiment)
     return []
 
 
-def new(app: App, options: Options) -> Experiment:
+def new_experiment(app: App, options: Options) -> Experiment:
     """Return a new experiment, not started yet; invalid options raise an error."""
     name = _checked_name(app, options.name) if options.name else _name_of_cell(app)
     budget = parse_budget(",".join(options.budget)) if options.budget else None
@@ -134,17 +135,21 @@ def _name_of_cell(app: App) -> str:
 
 
 def _checked_name(app: App, name: str) -> str:
-    """Return an experiment's name if it is one word; else raise a UsageError, which tells how to
-    write the further words.
+    """Return an experiment's name if it is one word.
+
+    Raises:
+        UsageError: there are further words, which may be a comment (``demo # first run``), an
+            option without its dashes (``demo seed=0``), names to keep, or a part of the name; its
+            message says how to write them.
     """
     word, *further_words = name.split()
     if not further_words:
         return word
     second, *words_after_second = further_words
     option = re.search(r"\w[\w-]*", second)
-    if "#" in second:  # ``demo # the first run``
+    if "#" in second:
         fix = "put the comment on its own line"
-    elif option is not None and f"--{option[0]}" in _option_names(app):  # ``demo seed=0``
+    elif option is not None and f"--{option[0]}" in _option_names(app):
         _, _, value = second.partition("=")
         values = [value, *words_after_second] if value else words_after_second
         fix = " ".join([f"write {word} --{option[0]}", *values])
@@ -178,7 +183,7 @@ def _number_or_text(text: str) -> int | float | str:
     """Return the number that a text means; the text itself if that is none."""
     if _WHOLE_NUMBER.fullmatch(text):
         return int(text) if len(text) < 19 else text  # records hold 64 bits
-    if not text.isascii() or "_" in text:  # numbers for Python only
+    if not text.isascii() or "_" in text:  # ``1_000`` is a number for Python alone
         return text
     try:
         return plain_number(float(text))
@@ -228,10 +233,13 @@ def _experiment_on_engines(app: App, name: str) -> Any:
         on_engines = [item for item in on_engines if item.name == name]
     if not on_engines:
         return None
+    last = on_engines[-1]
     here = app.experiments.here()
-    if not name and here and here[-1].log.elapsed_seconds < on_engines[-1].elapsed_seconds:
-        return None
-    return on_engines[-1]
+    if here and not name:
+        was_started_before = here[-1].log.elapsed_seconds < last.elapsed_seconds
+        if was_started_before:
+            return None
+    return last
 
 
 def _named_or_innermost(app: App, name: str) -> ManagedExperiment:
@@ -255,7 +263,7 @@ _WHICH_NAMES = "which names? For instance: %experiment keep model 'loss*'"
 def keep(app: App, options: Options) -> list[Report]:
     """Keep names at the end of the innermost experiment."""
     patterns = patterns_of("%experiment keep", options.names)
-    if not patterns:  # words of commas
+    if not patterns:  # ``%experiment keep ,``
         raise UsageError(f"%experiment keep: {_WHICH_NAMES}")
     experiment = _innermost(app)
     experiment.keep(*patterns)
@@ -278,7 +286,7 @@ def _line_on_kept_names(experiment: ManagedExperiment) -> str:
 @command("%experiment status", "show the open experiments and their memory so far")
 def status(app: App, options: Options) -> list[Report]:
     """Return one line for each open experiment."""
-    lines = lines_of_open(app.experiments)
+    lines = lines_on_open_experiments(app.experiments)
     lines += [experiment.description for experiment in app.on_cluster]
     if not lines:
         lines.append("no experiment is open")
@@ -301,15 +309,16 @@ def _open_names(app: App) -> str:
     return ", ".join(repr(item.name) for item in app.experiments.open)
 
 
-def lines_of_open(experiments: ExperimentManager) -> list[str]:
+def lines_on_open_experiments(experiments: ExperimentManager) -> list[str]:
     """Return one line about each open experiment: time, memory, names, and objects to restore at
     its end.
     """
     lines = list[str]()
     names_inside: dict[object, set[str]] = {}
-    """The names of inner experiments, by the thread and client that opened them."""
-    for experiment in reversed(experiments.open.copy()):
+    """The new names of inner experiments, by the thread and client that opened them."""
+    for experiment in reversed(experiments.open.copy()):  # the inner ones first
         inner_names = names_inside.setdefault((experiment.thread, experiment.client), set())
+        # A new name of an inner experiment is new in the outer one, too, but not its own.
         names = [name for name in experiment.scope.own_names() if name not in inner_names]
         inner_names.update(name for name in names if name not in experiment.scope.saved)
         lines.append(_description(experiment, names))
@@ -323,18 +332,19 @@ def _description(experiment: ManagedExperiment, names: list[str]) -> str:
     parts = [f"experiment {experiment.name}", *times(seconds, log.elapsed_seconds)]
     parts += usage_parts(experiment.usage())
     parts.append(f"names: {listed(names) or 'none yet'}")
-    restored = list[str]()
-    replaced = list[str]()
+    to_restore = list[str]()
+    of_kept_names = list[str]()
     for item in experiment.measured_scope.saved_memory():
         text = f"{item.name} {format_bytes(item.size_bytes)}"
         if experiment.scope.stays(item.name):
-            replaced.append(text)
+            of_kept_names.append(text)
         else:
-            restored.append(text)
-    if restored:
-        parts.append(f"restored at the end: {', '.join(restored)}")
-    if replaced:
-        parts.append(f"kept names, whose earlier objects stay until the end: {', '.join(replaced)}")
+            to_restore.append(text)
+    if to_restore:
+        parts.append(f"restored at the end: {', '.join(to_restore)}")
+    if of_kept_names:
+        sizes = ", ".join(of_kept_names)
+        parts.append(f"kept names, whose earlier objects stay until the end: {sizes}")
     return " · ".join(parts)
 
 

@@ -12,7 +12,7 @@ from ipygpumem.inventory.devices import findings
 from ipygpumem.inventory.devices.host_parts import PRINTED
 from ipygpumem.inventory.leaks.children import with_endings
 from ipygpumem.magics import completions
-from ipygpumem.magics.experiment import available_names, lines_of_open
+from ipygpumem.magics.experiment import available_names, lines_on_open_experiments
 from ipygpumem.meter.contexts import create_context, why_no_accelerator
 from ipygpumem.probes.other_kernels import other_kernels
 from ipygpumem.reclaim import reclaim
@@ -131,14 +131,16 @@ def _of_experiments(app: App, cells: Iterable[CellRecord], pattern: str) -> list
     """
     experiments = [(item.name, item.cells) for item in app.experiments.finished]
     experiments += [(item.name, item.cells) for item in app.experiments.open]
-    matching = [parts for name, parts in experiments if fnmatchcase(name, pattern)]
+    matching = [its_cells for name, its_cells in experiments if fnmatchcase(name, pattern)]
     if not matching:
         names = available_names([name for name, _ in experiments])
         raise ExperimentError(f"no experiment matches {quoted(pattern)}; {names}")
-    cell_ids = set[int]()
-    for parts in matching:
-        cell_ids.update(map(id, parts))
-    return [cell for cell in cells if id(cell) in cell_ids]
+    # By identity: experiments have the records of the history itself, and no two cells are equal
+    # only because they look alike.
+    ids_of_matching = set[int]()
+    for cells_of_experiment in matching:
+        ids_of_matching.update(map(id, cells_of_experiment))
+    return [cell for cell in cells if id(cell) in ids_of_matching]
 
 
 @command(
@@ -176,13 +178,13 @@ _LARGEST_SHOWN = 3
 
 @command("%gpumem", "show a short status and the largest names")
 def short_status(app: App, options: Options) -> list[Report]:
-    """Return a short status, the largest names, the changes since the last look, and the next
-    commands to try.
+    """Return a short status, the largest names, the changes since the last ``%gpumem``, and the
+    next commands to try. What this one shows is stored for the next one.
     """
     on_or_off, measured = _settings_headline(app)
     device_bytes = reclaim.bytes_in_use(app.context.meter.now())
     rows = largest_names(app.context.shell).names
-    lines = lines_of_open(app.experiments)
+    lines = lines_on_open_experiments(app.experiments)
     shown = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in rows[:_LARGEST_SHOWN]]
     lines.append(f"largest names: {', '.join(shown) or 'none holds a KiB'}")
     before = app.last_look
@@ -194,19 +196,21 @@ def short_status(app: App, options: Options) -> list[Report]:
 
 
 def _words_on_changes(before: LastLook, now: LastLook) -> str:
-    """Return the devices and names that changed by a MiB, the largest changes first."""
+    """Return the devices and names that changed by at least a MiB, the largest changes first:
+    ``RAM +512 MiB, model -1.20 GiB``.
+    """
     changes = list[tuple[str, int]]()
-    for device, change in _differences(before.device_bytes, now.device_bytes):
+    for device, change in _large_changes(before.device_bytes, now.device_bytes):
         changes.append((device_label(device), change))
-    for name, change in _differences(before.name_bytes, now.name_bytes):
+    for name, change in _large_changes(before.name_bytes, now.name_bytes):
         changes.append((clean(name), change))
     changes.sort(key=lambda item: abs(item[1]), reverse=True)
     texts = [f"{label} {format_change(change)}" for label, change in changes]
     return listed(texts) or "nothing changed by a MiB"
 
 
-def _differences(before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield each key whose bytes differ by a MiB, and the difference."""
+def _large_changes(before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Yield each key whose bytes have changed by at least a MiB, and the change."""
     for key in {**before, **now}:
         change = now.get(key, 0) - before.get(key, 0)
         if abs(change) >= MIB:
@@ -231,7 +235,7 @@ def _settings_headline(app: App) -> tuple[str, str]:
 def status(app: App, options: Options) -> list[Report]:
     """Return the settings, the open experiments, and the memory of each device."""
     headline = " · ".join(_settings_headline(app))
-    lines = lines_of_open(app.experiments) or ["no experiment is open"]
+    lines = lines_on_open_experiments(app.experiments) or ["no experiment is open"]
     lines.append(WORDS_ON_RELEASING[app.context.config.release_frames])
     printed_bytes = Printed(app.context.shell).size_bytes()
     look = findings.now(app.context.meter, {PRINTED: printed_bytes})
@@ -255,7 +259,7 @@ def _running_cells(app: App) -> list[CellRecord]:
     records = []
     for cell in [*cells.running(), *cells.outside(threading.get_ident())]:
         number = number_of_input(app.context.shell, cell.source)
-        started_at = cell.measured.started_at
+        started_at = cell.measurement.started_at
         seconds = time.time() - started_at
         records.append(CellRecord(number, None, None, started_at, seconds, True, None, ()))
     return records

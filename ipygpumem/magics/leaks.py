@@ -15,7 +15,7 @@ from ipygpumem.shell.leak_search import LeakSearch
     option("--min", "SIZE", "only memory of at least this size", to=byte_size()),
 )
 def leaks(app: App, options: Options) -> list[Report]:
-    """Report memory that survived experiments or that no notebook name reaches, with
+    """Return the report on memory that survived experiments or that no notebook name reaches, with
     its holders.
     """
     context = app.context

@@ -47,13 +47,14 @@ _MIN = option("--min", "SIZE", "only memory of at least this size", to=byte_size
 
 
 def _kind(text: str) -> object:
-    """Return the value of ``--kind``: ``optimizer`` also for ``optimizer state``, as reports write
-    it.
+    """Return the value of ``--kind``. ``optimizer state``, as reports write it, is accepted for
+    ``optimizer``.
     """
     return one_of(*_KINDS)(text.removesuffix(" state"))
 
 
 _KINDS = tuple(kind.removesuffix(" state") for kind in records.ROLES)
+"""The values of ``--kind``: words of one word each."""
 
 
 @command(
@@ -67,7 +68,9 @@ _KINDS = tuple(kind.removesuffix(" state") for kind in records.ROLES)
     option("--top", "N", "number of rows", to=at_least_one, default=20, also=("-n",)),
 )
 def tensors(app: App, options: Options) -> list[Report]:
-    """Return the report of ``%gpumem tensors``."""
+    """Return the report of ``%gpumem tensors``: its tensors, the largest first, or with ``--by`` a
+    row for each group.
+    """
     kind = None
     if options.kind:
         kind = next((kind for kind in records.ROLES if kind.startswith(options.kind)), None)
@@ -81,8 +84,9 @@ def tensors(app: App, options: Options) -> list[Report]:
     )
     if not inventory.tensors:
         _check_names(app, "%gpumem tensors", names)
-    if not names and options.min is None:
-        inventory = _with_memory(inventory)
+    lists_all = not names and options.min is None
+    if lists_all:
+        inventory = _without_tiny_tensors(inventory)
     if options.by is None:
         holders = _holders_of_nameless(app, inventory)
         return [tensors_report(inventory, top=rows, holders=holders)]
@@ -90,14 +94,14 @@ def tensors(app: App, options: Options) -> list[Report]:
     return [groups_report(inventory, options.by, groups, top=rows)]
 
 
-def _with_memory(inventory: Inventory) -> Inventory:
+def _without_tiny_tensors(inventory: Inventory) -> Inventory:
     """Return an inventory without empty tensors, and without tiny ones that have no name, such as
     the state of NumPy's generator. Tensors with a note stay: their size may be unknown.
     """
     tensors = []
     for row in inventory.tensors:
-        least = 1 if row.name is not None else KIB
-        if row.size_bytes >= least or row.note:
+        minimum_bytes = 1 if row.name is not None else KIB
+        if row.size_bytes >= minimum_bytes or row.note:
             tensors.append(row)
     return replace(inventory, tensors=tuple(tensors))
 
@@ -142,7 +146,7 @@ def top(app: App, options: Options) -> list[Report]:
 
 def _small_names(app: App, result: LargestNames, words: Sequence[str]) -> list[str]:
     """Return the names among the ``words`` of a line that exist, but have no row because their
-    objects hold so little.
+    objects hold too little memory for one.
     """
     names_with_row = set[str]()
     for row in result.names:
@@ -156,8 +160,10 @@ def _small_names(app: App, result: LargestNames, words: Sequence[str]) -> list[s
     return small
 
 
-def outputs(shell: Any) -> LargestNames:
-    """Return the names and outputs whose objects ``Out`` keeps alive, with their memory."""
+def memory_of_outputs(shell: Any) -> LargestNames:
+    """Return the names and outputs whose objects ``Out`` keeps alive, with their memory: the rows
+    of ``%gpumem why Out``.
+    """
     largest = largest_names(shell)
     rows = list[NamedSize]()
     for row in largest.names:

@@ -54,7 +54,8 @@ def why(app: App, options: Options) -> list[Report]:
             return [_report_on_missing_name(app, expression)]
         message = _message_on_failed_expression(expression, error, names)
         raise UsageError(clean(f"%gpumem why: {message}")) from None
-    if not is_name and type(only_object[0]) is tuple and _SEVERAL_NAMES.fullmatch(expression):
+    is_several_names = not is_name and _SEVERAL_NAMES.fullmatch(expression)  # ``x, y``
+    if is_several_names and type(only_object[0]) is tuple:
         words = expression.replace(",", "")
         raise UsageError(clean(f"%gpumem why: {_ONE_NAME.format(words)}"))
     report = _report_on_ipythons_own(app, expression, only_object, is_name=is_name)
@@ -66,11 +67,16 @@ def why(app: App, options: Options) -> list[Report]:
 def _report_on_object(
     app: App, expression: str, only_object: list[object], *, is_name: bool
 ) -> Report:
-    """Return the report on the holders of a user's object, the item of ``only_object``."""
-    our_references = 2 if is_name else 1  # of the list, and of the name
+    """Return the report on a user's object, the only item of ``only_object``: the memory that its
+    name frees, and the holders of the rest.
+    """
+    # Of the list, and of the name itself, which is no holder of the rest.
+    references_not_counted = 2 if is_name else 1
     roots = app.experiments.survivors.roots()
     with app.context.display.working("what else holds it"):
-        ownership = ownership_of(expression, only_object, roots, our_references, is_name=is_name)
+        ownership = ownership_of(
+            expression, only_object, roots, references_not_counted, is_name=is_name
+        )
     outputs = outputs_of(app.context.shell, only_object[0])
     notes = ownership.notes
     text = only_object[0]
@@ -88,7 +94,7 @@ def _report_on_ipythons_own(
     shell = app.context.shell
     cache = app.context.namespace.get("_oh")
     if type(cache) is dict and only_object[0] is cache:
-        return outputs_report(tensors.outputs(shell), len(cache))
+        return outputs_report(tensors.memory_of_outputs(shell), len(cache))
     description = made_by_ipython(shell, expression) if is_name else ""
     if description:
         return of_ipython_report(expression, type_name(only_object[0]), description)
@@ -105,8 +111,8 @@ def _message_on_failed_expression(expression: str, error: Exception, names: Cont
 
 
 def _report_on_missing_name(app: App, name: str) -> Report:
-    """Return the report on a name that does not exist, with the memory that it has left if a cell
-    has bound it before; else with a similar name.
+    """Return the report on a name that does not exist: if a cell has bound it before, with the
+    memory of its object that is still alive; else with a similar name.
     """
     cell = cell_that_bound(app.context.shell, name)
     similar_name = "" if cell is not None else did_you_mean(name, list(app.context.namespace))

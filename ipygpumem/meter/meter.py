@@ -28,16 +28,21 @@ class Span:
     ``stop`` closes it, or the end of a ``with`` block.
     """
 
-    def __init__(self, meter: Meter, before: dict[str, Reading], *, is_whole: bool) -> None:
+    def __init__(self, meter: Meter, before: dict[str, Reading], *, all_were_read: bool) -> None:
         self._meter = meter
-        self._start_from(before, is_whole=is_whole)
+        self._start_from(before, all_were_read=all_were_read)
 
-    def _start_from(self, before: dict[str, Reading], *, is_whole: bool) -> None:
-        """Start with the readings ``before``, which are whole if no probe failed."""
+    def _start_from(self, before: dict[str, Reading], *, all_were_read: bool) -> None:
+        """Start with the readings ``before``; ``all_were_read`` means that no probe failed, so that
+        a device without a reading was not in use.
+        """
         self.before = before
-        self._is_whole = is_whole
+        """Each device's reading at the start."""
+        self._all_were_read = all_were_read
         self.peaks = {device: reading.current_bytes for device, reading in before.items()}
+        """Each device's highest memory in the span so far."""
         self._are_peaks_fixed = False
+        """True once the peaks are final; see ``fix_peaks``."""
 
     def __enter__(self) -> Span:
         return self
@@ -46,23 +51,25 @@ class Span:
         self.close()
 
     def read(self) -> tuple[Usage, ...]:
-        """Return each device's usage so far."""
+        """Return each device's usage so far; the span stays open."""
         with self._meter.lock:
             return self._usages(self._meter.readings())
 
     def lap(self) -> tuple[Usage, ...]:
-        """Return each device's usage so far, and start again."""
+        """Return each device's usage so far, and start again: the next usages count from here."""
         meter = self._meter
         with meter.lock:
             readings = meter.readings(rearm=True)
             usages = self._usages(readings)
-            self._start_from(readings, is_whole=not meter.failures)
+            self._start_from(readings, all_were_read=not meter.failures)
             return usages
 
     def fix_peaks(self) -> tuple[Usage, ...]:
-        """Return each device's usage so far, and make its peaks final.
+        """Return each device's usage so far, and make its peaks final, because the user's code has
+        ended.
 
-        The remaining code only frees memory.
+        The span stays open for our own code, which frees memory, so that the memory after it
+        counts: a later ``stop`` reports these peaks.
         """
         with self._meter.lock:
             usages = self.read()
@@ -77,12 +84,14 @@ class Span:
             return usages
 
     def close(self) -> None:
-        """Close the span without reading it; can be called again."""
+        """Close the span without reading it; a second call does nothing."""
         with self._meter.lock:
             self._meter.forget(self)
 
     def raise_peaks(self, readings: Sequence[Reading]) -> None:
-        """Raise the peaks to those of ``readings``, unless they are final."""
+        """Take over the peaks of ``readings`` that are higher than the span's own, unless these are
+        final; the meter calls it with each reading of a probe.
+        """
         if self._are_peaks_fixed:
             return
         for reading in readings:
@@ -94,9 +103,12 @@ class Span:
         usages = list[Usage]()
         for device, now in readings.items():
             before = self.before.get(device)
-            if before is None and not self._is_whole:
-                continue  # else the device was empty: it was first used inside the span
-            start = before.current_bytes if before else 0
+            if before is not None:
+                start = before.current_bytes
+            elif self._all_were_read:
+                start = 0  # the device was first used inside the span
+            else:
+                continue  # its probe may have failed at the start, so the growth is unknown
             current = now.current_bytes
             peak = max(self.peaks.get(device, 0), current)
             # By position, which is twice as fast: every cell makes one per device. The slice has
@@ -128,51 +140,63 @@ class Meter:
         self.failures: dict[str, str] = {}
         """The error of each probe whose last reading failed, by its name."""
         self._sample_seconds = sample_seconds
-        # Weak: a span lost to a Ctrl-C before its assignment closes itself. A set of references to
-        # the open spans, because a WeakSet is as slow as a probe.
+        # The open spans. The references are weak, so that a span lost to a Ctrl-C before its
+        # assignment closes itself; in a plain set, because a WeakSet is as slow as a probe.
         self._open: set[weakref.ref[Span]] = set()
         self._own_lock = threading.RLock()
         self._pid = os.getpid()
-        self._is_sampling = self._is_closed = False
+        """The process in which ``_own_lock`` was made."""
+        self._is_sampling = False
+        """True while ``_sample`` is a job of the worker."""
+        self._is_closed = False
         self.worker = Worker()
+        """Runs the sampling, and jobs of other components, in our only thread."""
 
     @property
     def lock(self) -> threading.RLock:
-        """Held while spans are read or changed."""
-        if os.getpid() != self._pid:  # our thread may have held it when the process forked
+        """The lock to hold while spans are read or changed; a thread may acquire it again."""
+        # In a forked child, our thread does not exist, but may have held the lock at the fork.
+        if os.getpid() != self._pid:
             self._own_lock = threading.RLock()
             self._pid = os.getpid()
         return self._own_lock
 
     def span(self) -> Span:
-        """Open a span.
+        """Open a span, and begin new peaks on all devices.
 
         >>> with meter.span() as span:
         ...     data = bytes(1_000_000)
         ...     usages = span.stop()
         """
         with self.lock:
+            # Without an open span, no span needs the peak until now.
             before = self.readings(peak=bool(self._open), rearm=True)
-            span = Span(self, before, is_whole=not self.failures)
+            span = Span(self, before, all_were_read=not self.failures)
             self._open.add(weakref.ref(span, self._open.discard))
             self._sample_if_needed()
             return span
 
     def forget(self, span: Span) -> None:
-        """Close a span; ``Span.close`` calls it."""
-        self._open.discard(weakref.ref(span))
+        """Read a span no longer, and stop sampling after the last one; ``Span.close`` calls it."""
+        self._open.discard(weakref.ref(span))  # references to one object are equal
         if self._is_sampling and not self._open:
             self._is_sampling = False
             self.worker.remove(self._sample)
 
     def now(self, *, detail: bool = False) -> dict[str, Reading]:
-        """Return each device's reading; open spans keep their peaks."""
+        """Return each device's reading now, which also goes into the open spans.
+
+        Args:
+            detail: add figures that take longer, as for ``Probe.read``.
+        """
         with self.lock:
             return self.readings(detail=detail)
 
     def glance(self) -> dict[str, Reading]:
-        """Return each device's memory now, without affecting open spans; other threads may use the
-        devices.
+        """Return each device's memory now, without affecting open spans.
+
+        For calls while the user's code runs in another thread and may use the devices. Their peaks
+        are not read.
         """
         readings: dict[str, Reading] = {}
         with self.lock:
@@ -188,32 +212,38 @@ class Meter:
         return readings
 
     def change(self, action: Callable[[], None]) -> None:
-        """Run ``action``, which changes a probe; open spans keep their peaks so far."""
+        """Run ``action``, which changes a probe, such as a switch of the host's probe to sampling.
+
+        Open spans keep their peaks so far.
+        """
         with self.lock:
-            self.readings()
+            self.readings()  # the action may reset the peaks
             action()
-            self._sample_if_needed()
+            self._sample_if_needed()  # the changed probe may need it
 
     def add(self, probe: Probe) -> None:
-        """Measure with ``probe`` from now on, instead of any probe with the same name."""
+        """Measure with ``probe`` from now on, instead of any probe with the same name, which is
+        closed; a closed meter closes ``probe`` itself.
+        """
         name = _probe_name(probe)
         with self.lock:
             self.readings()  # open spans keep the peaks of a replaced probe
-            dropped = [other for other in self._probes if _probe_name(other) == name]
-            self._probes = [other for other in self._probes if other not in dropped]
+            probes_to_close = [other for other in self._probes if _probe_name(other) == name]
+            self._probes = [other for other in self._probes if other not in probes_to_close]
             if self._is_closed:
-                dropped.append(probe)
+                probes_to_close.append(probe)
             else:
                 self._probes.append(probe)
                 self._sample_if_needed()
-        for other in dropped:
-            other.close()
+        for unused_probe in probes_to_close:
+            unused_probe.close()
 
     def readings(
         self, *, detail: bool = False, peak: bool = True, rearm: bool = False
     ) -> dict[str, Reading]:
-        """Read all probes into all open spans; one that fails is left out and named in
-        ``failures``.
+        """Return each device's reading, and raise the peaks of all open spans to it.
+
+        A probe that fails is left out and named in ``failures``. The caller holds ``lock``.
 
         Args:
             detail: add figures that take longer, as for ``Probe.read``.
@@ -225,8 +255,8 @@ class Meter:
         return self._read_probes(self._probes, detail=detail, peak=peak, rearm=rearm)
 
     def _open_spans(self) -> list[Span]:
-        """Return the open spans."""
         spans = list[Span]()
+        # A copy: a span that another thread loses while we iterate removes its reference.
         for reference in tuple(self._open):
             span = reference()
             if span is not None:
@@ -241,7 +271,7 @@ class Meter:
         peak: bool = True,
         rearm: bool = False,
     ) -> dict[str, Reading]:
-        """Read some probes into all open spans; ``readings`` describes the arguments."""
+        """Do the same as ``readings``, for some probes."""
         by_device = dict[str, Reading]()
         spans = self._open_spans()
         for probe in probes:
@@ -257,20 +287,24 @@ class Meter:
                     raise
                 self.failures[_probe_name(probe)] = describe_error(error)
                 continue
-            if self.failures:
+            if self.failures:  # rarely: then the name, which takes time, is not needed
                 self.failures.pop(_probe_name(probe), None)
             for reading in readings:
                 by_device[reading.device] = reading
         return by_device
 
     def _sample_if_needed(self) -> None:
-        """Sample from now on if a span is open and a probe has no high-water mark."""
+        """Begin to sample if a span is open and a probe has no high-water mark."""
         if self._open and any(map(attrgetter("sampled"), self._probes)):
+            # Even if ``_is_sampling`` is True: in a forked child, the thread does not exist.
             self._is_sampling = True
-            self.worker.add(self._sample)  # even if it is registered: a forked child has no thread
+            self.worker.add(self._sample)
 
     def _sample(self) -> float | None:
-        """Read the probes without a high-water mark; return the seconds until the next time."""
+        """Read the probes without a high-water mark into the open spans.
+
+        The worker's job: it returns the seconds until the next run, or None after the last span.
+        """
         with self.lock:
             if not self._open:  # the last span was garbage-collected without being closed
                 self._is_sampling = False
@@ -291,5 +325,5 @@ class Meter:
 
 
 def _probe_name(probe: Probe) -> str:
-    """Return a probe's name, or its type's if it has none."""
+    """Return a probe's name; the name of its class if it has none, as the host's."""
     return getattr(probe, "name", "") or type(probe).__name__

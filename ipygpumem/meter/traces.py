@@ -11,15 +11,17 @@ from ipygpumem.probes.outside import OutsideProbe
 from ipygpumem.probes.pools import finder_of_probes
 from ipygpumem.records import TraceRecord
 
-_MOST = 10_000
+_HISTORY_LENGTH = 10_000
+"""Number of finished traces that a script keeps."""
 
 
 class Traces:
-    """The meter for traces, and the records of the ``most`` last finished ones."""
+    """The meter for traces, and the records of the last ``history_length`` finished traces."""
 
-    def __init__(self, meter: Meter, most: int = _MOST) -> None:
+    def __init__(self, meter: Meter, history_length: int = _HISTORY_LENGTH) -> None:
         self.meter = meter
-        self.finished: deque[TraceRecord] = deque(maxlen=most)
+        self.finished: deque[TraceRecord] = deque(maxlen=history_length)
+        """The oldest first."""
 
 
 @functools.cache

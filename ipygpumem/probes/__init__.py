@@ -17,9 +17,12 @@ class Probe(Protocol):
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         """Return each device's current memory and its peak since the last ``rearm``.
 
-        Without ``peak``, the peak may equal the current value. ``detail`` adds figures that take
-        more than microseconds (totals of every device, other processes). Devices that the user's
-        code has not used yet are left out.
+        Devices that the user's code has not used yet are left out.
+
+        Args:
+            detail: add figures that take more than microseconds: totals of every device, other
+                processes.
+            peak: False if the caller needs no peak, which then may equal the current value.
         """
 
     def glance(self) -> tuple[Reading, ...]:

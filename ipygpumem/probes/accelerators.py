@@ -23,17 +23,19 @@ from ipygpumem.records import Reading
 
 TORCH_DEVICES = frozenset({"cuda", "xpu", "mps"})
 """Devices managed by torch's allocators."""
-_HOST = ("ram", "host", "cpu", "cpu:0")
+_NAMES_OF_HOST = ("ram", "host", "cpu", "cpu:0")
 
 
 def loaded_torch() -> Any | None:
-    """Return the torch module if the user's code has begun to import it; None for a stand-in.
+    """Return the torch module if the user's code has begun to import it, else None.
 
     Unlike ``introspect.loaded``, it also returns a torch that is still being imported, which may
-    lack any attribute: its allocator must be measured from its first use.
+    lack any attribute: its allocator must be measured from its first use. A stand-in that is no
+    module, as tests put into ``sys.modules``, does not count.
     """
     module = sys.modules.get("torch")
-    # Called several times at every cell boundary: the subclass check takes longer than all else.
+    # The first check is for speed: this is called several times at every cell boundary, and
+    # ``is_instance`` takes longer than all else.
     if type(module) is ModuleType or is_instance(module, ModuleType):
         return module
     return None
@@ -55,22 +57,22 @@ def parse_device(
         DeviceError: it is none of these.
     """
     torch = loaded_torch()
-    torchs_device = getattr(torch, "device", None)
-    name = text = ""
+    class_of_devices = getattr(torch, "device", None)
+    text = ""  # as the user wrote it; empty for a number
     if type(given) is str:
         text = given
-    elif is_instance(torchs_device, type) and type(given) is torchs_device:
+    elif is_instance(class_of_devices, type) and type(given) is class_of_devices:
         text = str(given)
-    if text:
-        name = text.strip().lower()
-    elif type(given) is int and given.bit_length() < 64:
+    name = text.strip().lower()
+    if not text and type(given) is int and given.bit_length() < 64:  # not True, nor a huge number
         name = f"cuda:{given}"
     if name == "gpu":
         name = _kind_of_gpu(kinds)
-    if name in _HOST:
+    if name in _NAMES_OF_HOST:
         return "cpu"
     known_names = set(known)
-    if text in known_names or text in {device.partition(":")[0] for device in known_names}:
+    kinds_of_known = {device.partition(":")[0] for device in known_names}
+    if text in known_names or text in kinds_of_known:
         return text
     match = re.fullmatch(r"([a-z]\w*)(:(0|[1-9]\d{0,8}))?", name)
     if match is not None and match[1] in kinds:
@@ -81,7 +83,7 @@ def parse_device(
 
 
 def _kind_of_gpu(kinds: Iterable[str]) -> str:
-    """Return the kind of devices that ``gpu`` means here."""
+    """Return the kind of devices that ``gpu`` means on this machine, of those in ``kinds``."""
     if "mps" in kinds and has_mps(loaded_torch()):
         return "mps"
     if "xpu" in kinds and initialized_backend("xpu") is not None:
@@ -90,8 +92,8 @@ def _kind_of_gpu(kinds: Iterable[str]) -> str:
 
 
 def initialized_backend(backend: str) -> Any | None:
-    """Return ``torch.cuda`` or its counterpart once the user's code has initialised
-    it, else None.
+    """Return the module of a backend, such as ``torch.cuda`` for ``cuda``, once the user's code has
+    initialised it, else None.
     """
     module = getattr(loaded_torch(), backend, None)
     initialized = getattr(module, "is_initialized", None)  # absent while torch is being imported
@@ -101,14 +103,19 @@ def initialized_backend(backend: str) -> Any | None:
 
 
 def has_mps(torch: Any) -> bool:
-    """Return True if torch can use Apple's GPU, and so has no other accelerator."""
+    """Return True if torch can use Apple's GPU, and so has no other accelerator; ``torch`` is the
+    module, or None.
+    """
     backend = getattr(getattr(torch, "backends", None), "mps", None)
     is_available = getattr(backend, "is_available", None)
     return is_available is not None and bool(is_available())
 
 
 def current_device(name: str) -> str:
-    """Return torch's current device for a kind only (``cuda``, ``xpu``); other names unchanged."""
+    """Return the name with the index of torch's current device: ``cuda:0`` for ``cuda``.
+
+    A name that has an index, or has no use for one (``cpu``, ``mps``), is returned unchanged.
+    """
     if name not in TORCH_DEVICES - {"mps"}:
         return name
     module = initialized_backend(name)
@@ -123,11 +130,12 @@ def has_context(index: int) -> bool:
     cuda = initialized_backend("cuda")
     if cuda is None:
         return False
-    # torch's builds with CUDA have it.
-    ask = getattr(getattr(loaded_torch(), "_C", None), "_cuda_hasPrimaryContext", None)
-    if ask is None:
+    has_primary_context = getattr(
+        getattr(loaded_torch(), "_C", None), "_cuda_hasPrimaryContext", None
+    )
+    if has_primary_context is None:  # builds with CUDA have it
         return bool(cuda.memory_reserved(index))
-    return bool(ask(index))
+    return bool(has_primary_context(index))
 
 
 fractions: dict[int, float] = {}
@@ -137,26 +145,26 @@ it.
 
 
 def memory_fraction(cuda: Any, index: int) -> float:
-    """Return the limit on torch's allocator as a share of the device."""
-    ask = getattr(cuda, "get_per_process_memory_fraction", None)  # since torch 2.8
-    if ask is None:
+    """Return the limit on torch's allocator as a share of the device; 1.0 if there is none."""
+    fraction_of_torch = getattr(cuda, "get_per_process_memory_fraction", None)  # since torch 2.8
+    if fraction_of_torch is None:
         return fractions.get(index, 1.0)
-    return float(ask(index))
+    return float(fraction_of_torch(index))
 
 
 def limit_bytes(cuda: Any, index: int) -> int:
-    """Return torch's limit on its allocator: a share of what the runtime can use, which is less
-    than NVML's total.
+    """Return torch's limit on its allocator in bytes.
+
+    torch takes its share of the memory that the CUDA runtime can use, which is less than NVML's
+    total.
     """
     return int(memory_fraction(cuda, index) * cuda.get_device_properties(index).total_memory)
 
 
 def why_torch_counts_nothing() -> str:
-    """Return why torch counts nothing on CUDA devices; empty if it does. As in torch, any value
-    counts as set.
-    """
+    """Return the reason why torch counts no memory on CUDA devices; empty if it does count."""
     name = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-    if name not in os.environ:
+    if name not in os.environ:  # to torch, any value means yes, also "0"
         return ""
     return f"{name} is set: torch counts and limits nothing on CUDA devices"
 
@@ -165,7 +173,9 @@ class CachingAllocatorProbe(Probe):
     """Every visible device of one backend (``cuda``, ``xpu``), by the counters of torch's caching
     allocator.
 
-    ``nvml`` is the connection (``Nvml``) for figures of whole devices.
+    Args:
+        name: the backend.
+        nvml: the connection (``Nvml``) that reads the figures of whole devices, if any.
     """
 
     sampled = False
@@ -174,17 +184,22 @@ class CachingAllocatorProbe(Probe):
         self.name = name
         self._nvml = nvml
         self._library: Any = None
-        """Torch's compiled part in which the counters were looked up; missing ones are not looked
-        up again.
+        """Torch's compiled part (``torch._C``) in which the counters were looked up, so that
+        missing ones are not looked up again.
         """
         self._peaks: _SharedPeaks | None = None
+        """None until torch is loaded, and if it has no such counters."""
         self._totals: dict[int, int] = {}
+        """The total bytes of each device, by the CUDA runtime."""
         self._with_context: set[int] = set()
         """Devices on which this process has allocated, so that a context exists even if nothing is
         in use now.
         """
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
+        """Return the readings of all devices of an initialised backend, as in ``Probe``; the peaks
+        are exact even without ``peak``, but then the figures of whole devices are left out.
+        """
         if detail:
             return self._readings(DevicesToAsk.ALL)
         if peak:
@@ -192,13 +207,18 @@ class CachingAllocatorProbe(Probe):
         return self._readings(DevicesToAsk.NONE)
 
     def glance(self) -> tuple[Reading, ...]:
-        # The counters are on the host. torch holds their lock while it allocates from the device,
-        # and never waits for the GIL in that time: reading them waits no longer than the running
-        # code itself does.
+        """Return the readings by torch's counters and the driver, without a call to the device.
+
+        The counters are on the host. torch holds their lock while it allocates from the device, and
+        never waits for the GIL in that time: reading them waits no longer than the running code
+        itself does.
+        """
         return self._readings(DevicesToAsk.DRIVER)
 
     def _readings(self, to_ask: DevicesToAsk) -> tuple[Reading, ...]:
-        """Return each device's reading, with all processes' figures for the devices ``to_ask``."""
+        """Return each device's reading; ``to_ask`` are the devices whose figures of all processes
+        are read, too.
+        """
         library = getattr(loaded_torch(), "_C", None)
         if self._peaks is None and library is not self._library:
             # As soon as torch is loaded: the first cell that uses the device may reset its
@@ -235,8 +255,10 @@ class CachingAllocatorProbe(Probe):
         return tuple(readings)
 
     def _whole_device(self, module: Any, index: int, to_ask: DevicesToAsk) -> WholeDevice:
-        """Return the figures of a device with all processes; without them if ``to_ask`` leaves the
-        device out, or if they are unknown.
+        """Return the figures of a device for all processes together, from the driver, else from the
+        runtime.
+
+        There is only the total if ``to_ask`` leaves the device out, or if neither reports more.
         """
         total = self._totals.get(index)
         if total is None:
@@ -255,13 +277,15 @@ class CachingAllocatorProbe(Probe):
             if by_driver.total_bytes:
                 return by_driver
             return by_driver._replace(total_bytes=total)
-        if to_ask is DevicesToAsk.DRIVER or not has_context or not hasattr(module, "mem_get_info"):
-            # Without a context, mem_get_info would create one.
+        # ``mem_get_info`` calls the device, and would create a context where there is none.
+        may_call_device = to_ask is not DevicesToAsk.DRIVER and has_context
+        if not may_call_device or not hasattr(module, "mem_get_info"):
             return WholeDevice(total, note=by_driver.note)
         by_runtime = WholeDevice.from_runtime(self.name, module, index, total)
         return by_runtime._replace(note=by_runtime.note or by_driver.note)
 
     def rearm(self) -> None:
+        """Reset torch's counters of each device; the user's code still sees its own peaks."""
         if self._peaks is None:
             return
         module = initialized_backend(self.name)
@@ -270,6 +294,9 @@ class CachingAllocatorProbe(Probe):
                 self._peaks.rearm(index)
 
     def close(self) -> None:
+        """Restore torch's functions and close the connection to NVML; a later ``read`` wraps them
+        again.
+        """
         if self._peaks is not None:
             self._peaks.close()
             self._peaks = self._library = None
@@ -278,13 +305,15 @@ class CachingAllocatorProbe(Probe):
 
 
 Stats = dict[str, Any]
-"""Nested statistics: name -> pool -> ``current`` / ``peak`` / ``allocated`` / ``freed``; some lack
-the pool.
+"""torch's nested statistics of one device: ``stats["allocated_bytes"]["all"]["peak"]``.
+
+They are by name, then by pool (``all``, ``small_pool``, ``large_pool``), then ``current``,
+``peak``, ``allocated`` and ``freed``. Some have no pools; ``num_ooms`` is a plain number.
 """
 
 
 class DevicesToAsk(Enum):
-    """The devices whose figures of all processes are read."""
+    """The devices whose figures are also read for all processes together."""
 
     ALL = "all devices"
     USED = "devices that this process uses"
@@ -307,8 +336,10 @@ class WholeDevice(NamedTuple):
 
     @classmethod
     def from_runtime(cls, backend: str, module: Any, index: int, total_bytes: int) -> WholeDevice:
-        """Return the figures of ``module.mem_get_info``, which creates a context where there is
-        none; ``total_bytes`` is the total if the call fails.
+        """Return the CUDA runtime's figures of a device, by ``torch.cuda.mem_get_info``.
+
+        The call creates a context where there is none. If it fails, the figures are ``total_bytes``
+        and a note.
         """
         try:
             free, total = module.mem_get_info(index)
@@ -325,30 +356,40 @@ class _SharedPeaks:
     the two lowest functions, which all Python-level ones call, are wrapped while we measure. Peaks
     that our resets clear are stored for the user's readings (``_users_peaks``), and the peak that a
     reset by the user clears is stored for ours (``_our_peaks``).
+
+    For example, a cell reaches 8 GiB, and we reset the counter to the 1 GiB that are left. The next
+    cell calls ``max_memory_allocated()``: torch reports 1 GiB, and our wrapper returns 8 GiB.
     """
 
     def __init__(self, library: Any, stats: str, reset: str) -> None:
         """Wrap the functions of ``library`` named ``stats`` and ``reset``."""
         self._library = library
         self._users_peaks: dict[int, dict[tuple[str, ...], int]] = {}
-        """Peaks that our resets cleared and the user has not, by device and path."""
+        """Peaks that our resets have cleared and the user's code has not, by device and by the path
+        of the statistic.
+        """
         self._our_peaks: dict[int, int] = {}
-        """Peak of allocated bytes that a reset by the user cleared, by device."""
+        """Each device's peak of allocated bytes that a reset by the user's code has cleared since
+        our last ``rearm``.
+        """
         self._last_stats: dict[int, Stats] = {}
-        """The last statistics of each device since our last ``rearm``."""
+        """The statistics of each device that we have read since our last ``rearm``, which the next
+        one need not read again.
+        """
         self._wrapped: dict[str, tuple[Any, Any]] = {}
-        """The original function and ours, by name."""
+        """The original function and ours, by the name in ``library``."""
         self._stats: Callable[[int], Stats] = getattr(library, stats)
         self._reset: Callable[[int], None] = getattr(library, reset)
         self._wrap(stats, self._with_users_peaks)
+        # Newer torch's functions of ``torch.accelerator`` have the same counters.
         self._wrap("_accelerator_getDeviceStats", self._with_users_peaks)
         self._wrap(reset, self._with_our_peak_stored)
         self._wrap("_accelerator_resetPeakStats", self._with_our_peak_stored)
 
     @classmethod
     def of(cls, library: Any, backend: str) -> _SharedPeaks | None:
-        """Return the shared peaks of a backend; None if this build of torch has no such
-        counters.
+        """Return the shared peaks of a backend (``cuda``, ``xpu``), with torch's functions wrapped;
+        None if this build of torch has no such counters.
         """
         stats = f"_{backend}_memoryStats"
         reset = f"_{backend}_resetPeakMemoryStats"
@@ -357,8 +398,8 @@ class _SharedPeaks:
         return cls(library, stats, reset)
 
     def _wrap(self, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace a function of torch, if this version has it, by the one that ``make`` returns for
-        it.
+        """Replace the function ``name`` of torch by the wrapper that ``make`` returns for it; do
+        nothing if this version of torch does not have it.
         """
         original = getattr(self._library, name, None)
         if original is not None:
@@ -385,8 +426,8 @@ class _SharedPeaks:
         self._our_peaks.pop(device, None)
 
     def _with_users_peaks(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return torch's function with the peaks that the user's code would see without our
-        ``rearm``.
+        """Return a wrapper of ``original`` whose statistics have the peaks that the user's code
+        would see if we never reset them.
         """
 
         def stats(device: int) -> Stats:
@@ -399,14 +440,16 @@ class _SharedPeaks:
         return stats
 
     def _with_our_peak_stored(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return torch's function, which stores our peak before the user's code resets it."""
+        """Return a wrapper of ``original``, which the user's code calls to reset the peaks: it
+        stores our peak before.
+        """
 
         def reset(device: int) -> None:
             # RuntimeError without an allocator: the original raises it, too.
             with contextlib.suppress(RuntimeError):
                 _, self._our_peaks[device] = self.read(device)
             original(device)
-            self._users_peaks.pop(device, None)
+            self._users_peaks.pop(device, None)  # the user wants them to begin again, too
 
         return reset
 
@@ -421,7 +464,11 @@ class _SharedPeaks:
 def _statistics_with_peaks(
     stats: Stats, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, int]]]:
-    """Yield every statistic that has a peak, with its path: ``("allocated_bytes", "all")``."""
+    """Yield every statistic that has a peak, with its path: ``("allocated_bytes", "all")`` and its
+    figures, such as ``{"current": 512, "peak": 1024, ...}``.
+
+    ``path`` is the path of ``stats`` itself, if it is a part of the statistics.
+    """
     for name, value in stats.items():
         if type(value) is dict:
             if "peak" in value:

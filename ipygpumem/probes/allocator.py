@@ -22,7 +22,9 @@ _PAGES = {"small": 2 << 20, "large": 20 << 20}
 """Page size of segments that torch may free in part, by the kind of segment."""
 
 State = Literal["allocated", "pending", "inactive"]
-"""In use; freed, but waiting for another stream; free for reuse."""
+"""The state of a block: in use; freed by the code, but still in use by another CUDA stream; free
+for reuse.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,23 +59,27 @@ class Segment:
     """Its free blocks serve this CUDA stream alone; 0 is the default stream."""
 
     def is_usable(self, block: SnapshotBlock) -> bool:
-        """Return True if a block is free for any allocation on the default stream."""
+        """Return True if a block of this segment is free for any code on the default stream."""
         return block.state == "inactive" and not self.private and not self.stream
 
     def free_pieces(self) -> Iterator[tuple[int, bool]]:
-        """Yield the size of each free piece, and True if emptying the cache frees it."""
-        is_free = all(block.state == "inactive" for block in self.blocks)
+        """Yield the size of each free piece, and True if ``torch.cuda.empty_cache()`` frees it.
+
+        That call frees segments without a block in use, and of segments that grow in place also
+        whole pages.
+        """
+        is_all_free = all(block.state == "inactive" for block in self.blocks)
         for block in self.blocks:
             if block.state != "inactive":
                 continue
-            if is_free or self.page_bytes is None:
-                yield block.size_bytes, is_free
+            if is_all_free or self.page_bytes is None:
+                yield block.size_bytes, is_all_free
             else:
                 yield from self._pieces_by_page(block, self.page_bytes)
 
     def _pieces_by_page(self, block: SnapshotBlock, page_bytes: int) -> Iterator[tuple[int, bool]]:
-        """Yield the whole pages of a free block, which can be freed, and the pieces before and
-        after them.
+        """Yield the pieces of a free block, as ``free_pieces`` does: the whole pages in it, which
+        can be freed, and the parts of pages before and after them, which cannot.
         """
         start = block.address - self.blocks[0].address
         end = start + block.size_bytes
@@ -93,8 +99,11 @@ class Snapshot:
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
         self.blocks_in_use = list[SnapshotBlock]()
+        """The blocks in use, in the order of their addresses."""
         self.reserved_bytes = 0
+        """All blocks, in use or not."""
         self.pending_bytes = 0
+        """Freed blocks that another CUDA stream still uses."""
         self.private_bytes = 0
         """Free blocks in private pools."""
         self.cached_bytes = 0
@@ -139,49 +148,52 @@ def snapshots(backend: str) -> dict[str, Snapshot]:
     Raises:
         RuntimeError: the allocator in use has none (``cudaMallocAsync``, a user's allocator).
     """
-    take = getattr(initialized_backend(backend), "memory_snapshot", None)
-    if take is None:
+    take_snapshot = getattr(initialized_backend(backend), "memory_snapshot", None)
+    if take_snapshot is None:
         return {}
     try:
-        # the allocation history, if the user records one, can be huge
-        entries = take(include_traces=False)
+        # Without the history of allocations, which can be huge if the user records one.
+        entries = take_snapshot(include_traces=False)
     except TypeError:  # an older torch
-        entries = take()
-    segments: dict[str, list[Segment]] = {}
-    for data in entries:
-        segments.setdefault(f"{backend}:{data['device']}", []).append(_segment_of_entry(data))
-    return {device: Snapshot(tuple(items)) for device, items in segments.items()}
+        entries = take_snapshot()
+    segments_by_device: dict[str, list[Segment]] = {}
+    for entry in entries:
+        segments = segments_by_device.setdefault(f"{backend}:{entry['device']}", [])
+        segments.append(_segment_of_entry(entry))
+    return {device: Snapshot(tuple(segments)) for device, segments in segments_by_device.items()}
 
 
-def _segment_of_entry(data: Mapping[str, Any]) -> Segment:
-    """Return the segment of an entry in torch's snapshot."""
+def _segment_of_entry(entry: Mapping[str, Any]) -> Segment:
+    """Return the segment that an entry of torch's snapshot describes."""
     blocks = list[SnapshotBlock]()
-    address = int(data["address"])
-    for entry in data["blocks"]:
-        address = int(entry.get("address", address))  # older versions of torch have none
-        block = _snapshot_block(entry, address)
+    address = int(entry["address"])
+    for block_entry in entry["blocks"]:
+        # Older versions of torch have no addresses of blocks, which follow one another.
+        address = int(block_entry.get("address", address))
+        block = _snapshot_block(block_entry, address)
         blocks.append(block)
         address += block.size_bytes
-    kind = data.get("segment_type", "")
-    pool = tuple(data.get("segment_pool_id", (0, 0)))
-    is_expandable = data.get("is_expandable")  # from torch 2.1 on
+    kind = entry.get("segment_type", "")
+    pool = tuple(entry.get("segment_pool_id", (0, 0)))
+    is_expandable = entry.get("is_expandable")  # from torch 2.1 on
     return Segment(
         tuple(blocks),
         private=pool != (0, 0),
         page_bytes=_PAGES.get(kind) if is_expandable else None,
         small=kind == "small",
-        stream=int(data.get("stream", 0)),
+        stream=int(entry.get("stream", 0)),
     )
 
 
 _STATES: dict[str, State] = {"inactive": "inactive", "active_allocated": "allocated"}
+"""The states of blocks by torch's names; any other name is that of a pending block."""
 
 
 def _snapshot_block(entry: Mapping[str, Any], address: int) -> SnapshotBlock:
-    """Return the block of an entry in torch's snapshot; ``address`` is where it begins."""
+    """Return the block at ``address`` that an entry of torch's snapshot describes."""
     size = int(entry["size"])
     requested = min(int(entry.get("requested_size", size)), size)
-    # torch's documentation calls the third state active_awaiting_free, its snapshots
+    # torch's documentation calls the third state active_awaiting_free, its snapshots call it
     # active_pending_free.
     state = _STATES.get(entry["state"], "pending")
     return SnapshotBlock(address, size, requested, state)
@@ -191,44 +203,56 @@ def _snapshot_block(entry: Mapping[str, Any], address: int) -> SnapshotBlock:
 
 
 class FailedAllocation(NamedTuple):
-    """torch's figures of a failed allocation, rounded to two decimals of their units."""
+    """torch's figures of a failed allocation in bytes, which its message rounds to two decimals of
+    their units.
+    """
 
     device: str
     requested: int
     total: int
+    """The whole device."""
     free: int
     """Free bytes of the device, without the allocator's."""
     allocated: int
+    """Bytes in use by tensors."""
     limit: int | None = None
+    """The limit on torch's allocator, if there is one."""
     unallocated: int = 0
     """Reserved bytes that no tensor uses: torch has just freed all that it could."""
 
 
 def failed_allocation(message: str) -> FailedAllocation | None:
-    """Return the figures in the message of torch's out-of-memory error; None in any
-    other message.
+    """Return the figures in the message of torch's out-of-memory error; None for any other message.
+
+    An example is ``CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of
+    ...``.
     """
     for pattern in TORCHS_FIGURES:
         match = re.search(pattern, message, re.DOTALL)
         if match is not None:
-            figures = match.groupdict()
-            device = f"cuda:{figures.pop('index')}"
-            sizes = {name: bytes_in_message(text) for name, text in figures.items() if text}
+            # The groups have the names of FailedAllocation's fields; each version of torch reports
+            # some of them.
+            text_by_field = match.groupdict()
+            device = f"cuda:{text_by_field.pop('index')}"
+            sizes = {field: bytes_in_message(text) for field, text in text_by_field.items() if text}
             return FailedAllocation(device, **sizes)
     return None
 
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Environment variables, newest first; torch before 2.9 does not read that one."""
+"""Environment variables of the allocator's settings, the newest first; torch before 2.9 does not
+read the newest one.
+"""
 
 
 def settings() -> str:
-    """Return the allocator's settings: made by a call, which newer torch reports, or in the
-    environment.
+    """Return the allocator's settings, such as ``expandable_segments:True``; empty without any.
+
+    Newer torch reports them, also those that a call has set; else they are in the environment.
     """
     library = getattr(sys.modules.get("torch"), "_C", None)
-    ask = getattr(library, "_accelerator_getAllocatorSettings", None)
-    texts = [] if ask is None else [ask()]
+    settings_of_torch = getattr(library, "_accelerator_getAllocatorSettings", None)
+    texts = [] if settings_of_torch is None else [settings_of_torch()]
     texts += map(os.environ.get, _VARIABLES)
     for text in texts:
         if text:
@@ -237,13 +261,16 @@ def settings() -> str:
 
 
 def expandable_setting() -> str:
-    """Return the settings that add growing segments to those in force; empty if they grow, or this
-    torch cannot.
+    """Return the environment variable that adds growing segments to the settings in force, such as
+    ``PYTORCH_ALLOC_CONF=max_split_size_mb:128,expandable_segments:True``.
+
+    It is empty if the segments grow already, or if this build of torch does not support it.
     """
     torch: Any = loaded_torch()
     numbers = re.findall(r"\d+", str(getattr(torch, "__version__", "")))
     is_rocm = getattr(getattr(torch, "version", None), "hip", None) is not None
-    if tuple(map(int, numbers[:2])) < (2, 1) or is_rocm or sys.platform != "linux":
+    is_too_old = tuple(map(int, numbers[:2])) < (2, 1)
+    if is_too_old or is_rocm or sys.platform != "linux":
         return ""
     setting = "expandable_segments:True"
     in_force = settings()

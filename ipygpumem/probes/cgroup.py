@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 ROOT = Path("/")
+"""The root of the file system; tests use a folder of theirs instead."""
 UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as the largest multiple of a page, beyond any real memory."""
 
@@ -37,13 +38,18 @@ class Group:
 
 
 class Version(NamedTuple):
-    """File and figure names of one version of the interface."""
+    """Names of files and figures in one version of the kernel's interface."""
 
     limit: str
+    """The file of the limit."""
     used: str
+    """The file of the memory charged to the group."""
     cache: tuple[str, ...]
+    """Figures in ``memory.stat`` whose sum is the cache that can be reclaimed."""
     mapped: str
+    """The figure in ``memory.stat`` for the mapped part of the page cache."""
     events: str
+    """The file of the counter of OOM kills."""
 
 
 V1 = Version(
@@ -68,17 +74,18 @@ def limits(root: Path = ROOT) -> list[Group]:
     """
     groups = list[Group]()
     for version, folder in folders(root):
-        # "max", or no such file: this group has no limit.
+        # A group without a limit has the text "max" (ValueError), or no such file.
         with contextlib.suppress(OSError, ValueError):
-            limit = int((folder / version.limit).read_text())
-            if limit < UNLIMITED:
-                groups.append(_group_with_figures(version, folder, limit))
+            limit_bytes = int((folder / version.limit).read_text())
+            if limit_bytes < UNLIMITED:
+                groups.append(_group_with_figures(version, folder, limit_bytes))
     return groups
 
 
 def folders(root: Path = ROOT) -> Iterator[tuple[Version, Path]]:
-    """Yield the folders of this process's groups with their files' names, from the innermost
-    outwards.
+    """Yield the folder of each group of this process, and the version of its files.
+
+    They come from the innermost group outwards, one tree of groups after the other.
     """
     for version, path in memberships(root):
         for folder in groups_around(root, version, path):
@@ -90,42 +97,52 @@ def tightest(root: Path = ROOT) -> Group | None:
     return min(limits(root), key=lambda group: group.limit_bytes, default=None)
 
 
-def _group_with_figures(version: Version, folder: Path, limit: int) -> Group:
-    """Return a group with its figures."""
-    used = int((folder / version.used).read_text())
+def _group_with_figures(version: Version, folder: Path, limit_bytes: int) -> Group:
+    """Return the group of a folder; OSError or ValueError if its usage cannot be read."""
+    used_bytes = int((folder / version.used).read_text())
     figures: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError):  # without the file no caches are assumed
         for line in (folder / "memory.stat").read_text().splitlines():
             name, value = line.split()
             figures[name] = int(value)
-    cache = sum(figures.get(name, 0) for name in version.cache)
-    return Group(limit, used, min(cache, used), figures.get(version.mapped, 0))
+    cache_bytes = sum(figures.get(name, 0) for name in version.cache)
+    mapped_bytes = figures.get(version.mapped, 0)
+    return Group(limit_bytes, used_bytes, min(cache_bytes, used_bytes), mapped_bytes)
 
 
 def groups_around(root: Path, version: Version, path: str) -> Iterator[Path]:
-    """Yield the folder of each group of this process, from the innermost to the outermost visible
-    one.
+    """Yield the folder of the group ``path``, and those of the groups around it, outwards as far as
+    they are visible.
+
+    For the group ``/user.slice/jupyter`` these are ``/sys/fs/cgroup/user.slice/jupyter``,
+    ``/sys/fs/cgroup/user.slice`` and ``/sys/fs/cgroup``.
+
+    Args:
+        root: the root of the file system.
+        version: the version of the group's tree.
+        path: the path of a group within its tree, as in ``memberships``.
     """
-    for top, mounted in mounts(root, version):
-        mount = root / mounted.lstrip("/")
+    for top_group, mounted_at in mounts(root, version):
+        mount = root / mounted_at.lstrip("/")
         group = PurePosixPath(path)
         if ".." in group.parts:  # the process was moved out of its visible part of the tree
             yield mount
             continue
-        # In a container without a namespace for groups, the path is the host's and only its end is
-        # mounted.
-        end = PurePosixPath()
-        if group.is_relative_to(top):
-            end = group.relative_to(top)
-        for folder in [end, *end.parents]:
+        # In a container without a namespace for groups, the path is the host's, as
+        # /docker/1f2e/jupyter, and /docker/1f2e is mounted: only the end /jupyter has a folder.
+        visible_path = PurePosixPath()
+        if group.is_relative_to(top_group):
+            visible_path = group.relative_to(top_group)
+        for folder in [visible_path, *visible_path.parents]:
             yield mount / folder
 
 
 def memberships(root: Path) -> Iterator[tuple[Version, str]]:
-    """Yield the path of this process's group in each tree that may limit memory, such as
-    ``/user.slice``.
+    """Yield, for each tree of groups that may limit memory, its version and the path of this
+    process's group in it, such as ``/user.slice``.
     """
     for line in _lines(root / "proc/self/cgroup"):
+        # 4:memory:/user.slice in version 1, 0::/user.slice in version 2
         fields = line.split(":", 2)
         if len(fields) < 3:
             continue
@@ -137,17 +154,20 @@ def memberships(root: Path) -> Iterator[tuple[Version, str]]:
 
 
 def mounts(root: Path, version: Version) -> Iterator[tuple[str, str]]:
-    """Yield each mount of a tree: the path of the group at its top, and the folder."""
+    """Yield each mount of a tree of groups: the path of the group at its top (``/`` outside of
+    containers), and the folder, such as ``/sys/fs/cgroup``.
+    """
     for line in _lines(root / "proc/self/mountinfo"):
+        # number, parent, device, top, folder, options ... " - " kind, source, options
         mount, _, file_system = line.partition(" - ")
         fields = mount.split(" ")
-        if len(fields) >= 5 and _is_tree(file_system, version):
+        if len(fields) >= 5 and _limits_memory(file_system, version):
             yield fields[3], fields[4]
 
 
-def _is_tree(file_system: str, version: Version) -> bool:
-    """Return True if a mount's file system (its kind, source and options) is a tree of groups that
-    limits memory.
+def _limits_memory(file_system: str, version: Version) -> bool:
+    """Return True for a mounted tree of groups that can limit memory; ``file_system`` has its kind,
+    its source and its options.
     """
     kind, _, source_and_options = file_system.partition(" ")
     if version is V2:

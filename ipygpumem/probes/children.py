@@ -29,28 +29,29 @@ _STARTUP_BYTES = 4 * MIB
 
 
 def descendants() -> list[int]:
-    """Return the processes that this process has started, and those that these have started in
-    turn.
+    """Return the PIDs of the processes that this process has started, and of those that these have
+    started in turn; on Linux only, where the kernel lists them by thread.
     """
     pids: list[int] = []
-    waiting = ["self"]
-    while waiting:
-        folder = f"/proc/{waiting.pop()}/task"
+    pids_to_follow = ["self"]
+    while pids_to_follow:
+        folder = f"/proc/{pids_to_follow.pop()}/task"
         with contextlib.suppress(OSError):  # it has ended
             for thread in Path(folder).iterdir():
                 with contextlib.suppress(OSError):
                     started_by_thread = (thread / "children").read_text().split()
-                    waiting += started_by_thread
+                    pids_to_follow += started_by_thread
                     pids += map(int, started_by_thread)
     return pids
 
 
-def pages(process: object) -> list[bytes]:
-    """Return a process's number of pages in its address space, then in RAM, and by kind, as text;
-    none if it has ended.
+def pages(pid: int) -> list[bytes]:
+    """Return the figures of a process in ``/proc/PID/statm``, as text; none if it has ended.
+
+    They are its number of pages in the address space, then in RAM, then by kind.
     """
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/statm").read_bytes().split()
+        return Path(f"/proc/{pid}/statm").read_bytes().split()
     return []
 
 
@@ -84,7 +85,9 @@ class EndedChildren(NamedTuple):
     peak_bytes: int
     """The largest RSS that any of them has had."""
     touched_bytes: int
-    """Pages that they have touched, each time that one was mapped; fewer with huge pages."""
+    """The size of the pages that they have touched: a page counts each time that it was mapped, and
+    a huge page counts as one.
+    """
 
     @classmethod
     def now(cls) -> EndedChildren | None:
@@ -99,11 +102,12 @@ class EndedChildren(NamedTuple):
         """Return the peak of the largest child that has ended since ``before``; None if it is not
         known.
 
-        It is known only of a child larger than all that ended earlier, and larger than this process
-        was: until a child executes its program, it has this process's pages.
+        The kernel reports one peak for all children ever. It is that of a new child only if it
+        exceeds the peak before, and this process's own (``own_peak_bytes``): until a child executes
+        its program, it has this process's pages.
         """
-        highest_of_others = max(before.peak_bytes, own_peak_bytes + _STARTUP_BYTES)
-        if self.peak_bytes > highest_of_others:
+        largest_other_peak = max(before.peak_bytes, own_peak_bytes + _STARTUP_BYTES)
+        if self.peak_bytes > largest_other_peak:
             return self.peak_bytes
         return None
 
@@ -138,25 +142,27 @@ def children() -> list[Child]:
             size = size_of(process.pid)
             if size is None:  # no /proc
                 size = ProcessSize(int(process.memory_info().rss), is_shared_out=False)
-            # torchrun starts its workers seconds after the cell that started torchrun.
-            ancestor = process
+            # The start of the direct child counts, because a report names the cell that started it:
+            # torchrun starts its workers seconds after the cell that has started torchrun.
+            direct_child = process
             parent = by_pid.get(process.ppid())
             while parent is not None:
-                ancestor, parent = parent, by_pid.get(parent.ppid())
-            started_at = _started_at(ancestor.pid) or ancestor.create_time()
+                direct_child, parent = parent, by_pid.get(parent.ppid())
+            started_at = _started_at(direct_child.pid) or direct_child.create_time()
             live.append(Child(process.pid, process.name(), started_at, *size))
     live.sort(key=attrgetter("memory_bytes"), reverse=True)
     return live
 
 
 def _started_at(pid: int) -> float | None:
-    """Return the start time of a process; None without /proc. psutil's figure is a second off on
-    Linux.
+    """Return the Unix time at which a process started; None without /proc.
+
+    psutil's ``create_time()`` may be a second off on Linux.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
         _, _, fields = status.rpartition(")")  # the name before may have spaces
-        ticks = int(fields.split()[19])
+        ticks = int(fields.split()[19])  # since boot; field 22 in proc_pid_stat(5)
         # The shortest of several readings: other processes may run between the two clocks.
         boot = min(-time.clock_gettime(time.CLOCK_BOOTTIME) + time.time() for _ in range(3))
         # the middle of the tick in which it started

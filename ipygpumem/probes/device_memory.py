@@ -41,8 +41,8 @@ class DeviceMemory(Record):
 
     @property
     def free_with_cache_bytes(self) -> int | None:
-        """Bytes that this process could still use: free ones, and those cached by torch's
-        allocator.
+        """Bytes that this process could still use: free bytes of the device, and reserved bytes of
+        torch's allocator that no tensor uses. None if unknown.
         """
         if self.free_bytes is None or self.device == "cpu":
             return self.free_bytes
@@ -52,13 +52,21 @@ class DeviceMemory(Record):
 
 
 def checked_device(device: object) -> str:
-    """Return the name of the host or of one CUDA device, as ``parse_device`` reads it."""
+    """Return the name of the host or of one CUDA device, which ``device`` means as in
+    ``parse_device``; for ``cuda`` alone, it is torch's current device.
+    """
     return current_device(parse_device(device, kinds=("cuda",)))
 
 
 def device_here(device: object, known: Collection[str]) -> str:
-    """Return the name of a device, as ``parse_device`` reads it; DeviceError if it is neither
-    present nor ``known``.
+    """Return the name of a device that is present or ``known``, as ``parse_device`` reads it.
+
+    Args:
+        device: as for ``parse_device``.
+        known: names of devices to accept without a check, such as those of the caller's records.
+
+    Raises:
+        DeviceError: there is no such device.
     """
     name = parse_device(device, known=known)
     known_kinds = {known_name.partition(":")[0] for known_name in known}
@@ -67,10 +75,10 @@ def device_here(device: object, known: Collection[str]) -> str:
     kind, _, index = name.partition(":")
     torch = loaded_torch()
     if kind == "cuda" and torch is None:
-        memory(name)  # asks the driver
+        memory(name)  # asks the driver, and raises DeviceError without such a card
         return name
-    count = getattr(getattr(torch, kind, None), "device_count", None)
-    if count is None or int(index or 0) >= count():
+    device_count = getattr(getattr(torch, kind, None), "device_count", None)
+    if device_count is None or int(index or 0) >= device_count():
         raise DeviceError(f"there is no {name} here")
     return name
 
@@ -108,7 +116,7 @@ def _memory_of_host() -> DeviceMemory:
 
 
 def _memory_of_card(index: int) -> DeviceMemory:
-    """Return the memory of a CUDA device; DeviceError if there is none."""
+    """Return the memory of the CUDA device ``index``; DeviceError if there is none."""
     cuda = initialized_backend("cuda")
     with contextlib.closing(Nvml()) as nvml:
         if cuda is None:
@@ -118,17 +126,17 @@ def _memory_of_card(index: int) -> DeviceMemory:
     free = None
     if whole.total_bytes is not None and whole.used_bytes is not None:
         free = whole.total_bytes - whole.used_bytes
-    unused = DeviceMemory(
+    without_torch = DeviceMemory(
         f"cuda:{index}", whole.total_bytes, free, whole.used_bytes, 0, 0, note=whole.note
     )
     if cuda is None:
-        return unused
+        return without_torch
     reason = why_torch_counts_nothing()
     if reason:
         note = f"{whole.note}; {reason}" if whole.note else reason
-        return replace(unused, allocated_bytes=None, reserved_bytes=None, note=note)
+        return replace(without_torch, allocated_bytes=None, reserved_bytes=None, note=note)
     return replace(
-        unused,
+        without_torch,
         allocated_bytes=cuda.memory_allocated(index),
         reserved_bytes=cuda.memory_reserved(index),
     )
@@ -136,7 +144,7 @@ def _memory_of_card(index: int) -> DeviceMemory:
 
 def _after_initialization(nvml: Nvml, cuda: Any, index: int) -> WholeDevice:
     """Return the figures of a device once torch has initialised CUDA, though perhaps not on this
-    device.
+    device: from the driver, else from CUDA's runtime. DeviceError if there is no such device.
     """
     if index >= cuda.device_count():
         raise DeviceError(f"there is no cuda:{index} here")
@@ -144,13 +152,17 @@ def _after_initialization(nvml: Nvml, cuda: Any, index: int) -> WholeDevice:
     if by_driver.used_bytes is not None:
         return by_driver
     total = int(cuda.get_device_properties(index).total_memory)
-    if why_torch_counts_nothing() or not has_context(index):  # mem_get_info would create one
+    # ``mem_get_info`` would create a context where there is none, and some builds of torch can only
+    # tell by their counts whether there is one.
+    if why_torch_counts_nothing() or not has_context(index):
         return WholeDevice(total, note=by_driver.note)
     return WholeDevice.from_runtime("cuda", cuda, index, total)
 
 
 def _before_use(nvml: Nvml, index: int) -> WholeDevice:
-    """Return the driver's figures of a device on which this process does not use CUDA."""
+    """Return the driver's figures of a device before this process has initialised CUDA; DeviceError
+    if there is no such device.
+    """
     try:
         cards = nvml.visible()
     except LookupError as error:

@@ -28,11 +28,13 @@ from ipygpumem.records import Method, Reading
 from ipygpumem.units import KIB, MIB
 
 T = TypeVar("T")
-_MARK = re.compile(rb"\nVmHWM:\s*(\d+) kB\nVmRSS:\s*(\d+) kB")
+_MARK_AND_RSS = re.compile(rb"\nVmHWM:\s*(\d+) kB\nVmRSS:\s*(\d+) kB")
 """The two consecutive lines of ``/proc/self/status`` that every boundary reads."""
-_MAPPED = re.compile(rb"\nVmSize:\s*(\d+) kB")
-_TRIES = 3
-"""Attempts; another thread may allocate between a reset of the mark and the reading."""
+_ADDRESS_SPACE = re.compile(rb"\nVmSize:\s*(\d+) kB")
+_RESETS = 3
+"""Number of resets that are tried before the mark counts as fixed: another thread may allocate
+between a reset and the reading after it.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,11 @@ class HostFigures:
     private_bytes: int
     """Pages of this process alone; the whole RSS if the system does not distinguish them."""
     shared_bytes: int = 0
+    """Shared memory segments, also pages of them that this process has not touched."""
     file_bytes: int = 0
+    """Pages of mapped files in RAM."""
     children_bytes: int | None = None
-    """None if unknown."""
+    """Memory of the child processes; None if unknown."""
     group: cgroup.Group | None = None
     """The control group with the tightest limit on this process, if any."""
     limit: own_limits.Limit | None = None
@@ -63,11 +67,13 @@ class HostFigures:
 
 
 class HostProbe(Probe):
-    """RSS of this process; with ``exact``, peaks by the kernel's high-water mark if
-    there is one.
+    """The RSS of this process.
+
+    With ``exact``, its peaks are those of the kernel's high-water mark, if there is one and it can
+    be reset; else they are sampled.
     """
 
-    _with_mark: ClassVar[weakref.WeakSet[HostProbe]] = weakref.WeakSet()
+    _probes_with_mark: ClassVar[weakref.WeakSet[HostProbe]] = weakref.WeakSet()
     """All probes that use the mark: the kernel has one per process, which any of them resets."""
 
     def __init__(self, *, exact: bool = True) -> None:
@@ -77,16 +83,20 @@ class HostProbe(Probe):
         self._peak_before_resets = 0
         """The highest mark that other probes have reset since our own ``rearm``."""
         self._mapped_bytes: int | None = None
+        """The size of the address space at the last reading."""
         self._pid = os.getpid()
+        """The process in which the files were opened."""
         self._open_files(exact=exact)
 
     def use_mark(self, *, exact: bool) -> None:
-        """Switch between the kernel's mark and sampling."""
+        """Use the kernel's mark if ``exact``, else sampling."""
         self.close()
         self._open_files(exact=exact)
 
     def _open_files(self, *, exact: bool) -> None:
-        """Open the files of RSS and, with ``exact``, of the mark, if a reset lowers that."""
+        """Open the file with the RSS, and with ``exact`` the file that resets the mark, if a reset
+        has an effect here; ``note`` says why the mark is not used.
+        """
         forked = self._pid != os.getpid()
         self._exact = exact
         self._pid = os.getpid()
@@ -100,17 +110,19 @@ class HostProbe(Probe):
         if forked:  # a span opened in the parent continues, and the child has a new mark
             _, peak = self._rss_and_peak()
             peak_in_parent = max(self._peak_before_resets, peak)
-        if any(self._can_reset() for _ in range(_TRIES)):
+        if any(self._can_reset() for _ in range(_RESETS)):
             self._peak_before_resets = peak_in_parent
-            self._with_mark.add(self)
+            self._probes_with_mark.add(self)
             return
         os.close(self._clear_refs)
         self._clear_refs = None
         self.note = "the peak is sampled: the kernel's high-water mark cannot be reset here"
 
     def _can_reset(self) -> bool:
-        """Return True if a reset lowers the mark: some sandboxes accept the write and ignore it."""
-        self._mark_is_at_rss = False
+        """Reset the mark, and return True if that has lowered it: some sandboxes accept the write
+        and ignore it.
+        """
+        self._mark_is_at_rss = False  # else ``rearm`` has nothing to do
         try:
             self.rearm()
             rss, peak = self._rss_and_peak()
@@ -120,9 +132,15 @@ class HostProbe(Probe):
 
     @property
     def sampled(self) -> bool:
+        """True if the kernel's mark is not used."""
         return self._clear_refs is None
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
+        """Return the reading of the host, as in ``Probe``; the peak takes no extra time.
+
+        The total is the RAM of the machine or the container, or the limit on the address space if
+        that is lower.
+        """
         if os.getpid() != self._pid:  # after a fork the descriptors name the parent process
             self.use_mark(exact=self._exact)
         if detail:
@@ -136,35 +154,38 @@ class HostProbe(Probe):
         else:
             method = "kernel"
             highest = max(mark, self._peak_before_resets)
-        bound = own_limits.bound("RLIMIT_AS")  # code may set it at any time
-        total = self._total_bytes if bound is None else min(self._total_bytes, bound)
+        total = self._total_bytes
+        address_limit = own_limits.bytes_of_limit("RLIMIT_AS")  # code may set it at any time
+        if address_limit is not None:
+            total = min(total, address_limit)
+        # By position, which is faster: every cell makes two.
         reading = Reading(
             "cpu", rss, highest, method, total, None, None, None, self.note, self._mapped_bytes
         )
         return (reading,)
 
     def _rss_and_peak(self) -> tuple[int, int]:
-        """Return the RSS, and the kernel's mark or without one the RSS again.
+        """Read the RSS and the kernel's mark, and return both; without a mark the RSS twice.
 
-        Also note the size of the address space, which the same file has.
+        Also store the size of the address space in ``_mapped_bytes``, which the same file has.
         """
         if self._status is not None:
             status = os.pread(self._status, 4096, 0)
-            mapped = _MAPPED.search(status)
-            self._mapped_bytes = None if mapped is None else int(mapped[1]) * KIB
-            mark = _MARK.search(status)
-            if mark is not None:  # some systems' status lacks these lines
-                return int(mark[2]) * KIB, int(mark[1]) * KIB
+            address_space = _ADDRESS_SPACE.search(status)
+            self._mapped_bytes = None if address_space is None else int(address_space[1]) * KIB
+            mark_and_rss = _MARK_AND_RSS.search(status)
+            if mark_and_rss is not None:  # some systems' status lacks these lines
+                return int(mark_and_rss[2]) * KIB, int(mark_and_rss[1]) * KIB
         rss = rss_bytes()
         return rss, rss
 
     def rearm(self) -> None:
         """Begin a new peak: reset the kernel's mark to the RSS.
 
-        The process has one mark, whose peak the other probes that read it save first.
+        The process has one mark, so its peak is stored for the other probes that read it first.
         """
         if self._clear_refs is not None and not self._mark_is_at_rss:
-            other_probes = [probe for probe in self._with_mark if probe is not self]
+            other_probes = [probe for probe in self._probes_with_mark if probe is not self]
             if other_probes:
                 _, peak = self._rss_and_peak()
                 for probe in other_probes:
@@ -173,7 +194,8 @@ class HostProbe(Probe):
         self._peak_before_resets = 0
 
     def close(self) -> None:
-        self._with_mark.discard(self)
+        """Close the files; a later ``read`` would sample."""
+        self._probes_with_mark.discard(self)
         for descriptor in (self._status, self._clear_refs):
             if descriptor is not None:
                 os.close(descriptor)
@@ -181,9 +203,8 @@ class HostProbe(Probe):
 
 
 def rss_bytes() -> int:
-    """Return this process's RSS; on Linux without the builtin ``open``, which code may have
-    replaced.
-    """
+    """Return this process's RSS."""
+    # Without the builtin ``open``, which the user's code may have replaced.
     try:
         file = os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:
@@ -195,20 +216,23 @@ def rss_bytes() -> int:
 
 
 _TEXT = ctypes.c_char * 200
-"""Kept, because a type made for each call would be garbage that the next collection finds."""
+"""The type of a buffer for ``/proc/self/statm``. It is made once, because a type made for each call
+would be garbage that the next collection finds.
+"""
 
 
-@functools.cache  # each makes garbage
+@functools.cache  # each lookup makes garbage, as for ``_TEXT``
 def _c_pread() -> Callable[..., object]:
     """Return the C library's ``pread``, called without releasing the GIL."""
     return ctypes.PyDLL(None).pread
 
 
 def decrease_during(call: functools.partial[T]) -> tuple[T, int | None]:
-    """Call a function written in C; return its result, and by how much RSS fell, None if unknown.
+    """Call a function written in C; return its result, and the bytes by which RSS fell during the
+    call; None if unknown.
 
     No other Python thread runs between the two readings, because none of the three calls releases
-    the GIL.
+    the GIL: so the bytes are the call's own.
     """
     try:
         file = os.open("/proc/self/statm", os.O_RDONLY)
@@ -219,7 +243,8 @@ def decrease_during(call: functools.partial[T]) -> tuple[T, int | None]:
         text_after = _TEXT()
         read_before = _call_that_reads(file, text_before)
         read_after = _call_that_reads(file, text_after)
-        run: Any = functools.partial.__call__  # in C, as map is
+        # A ``for`` loop could switch threads between two calls. Here, all of it runs in C.
+        run: Any = functools.partial.__call__
         _, result, _ = map(run, (read_before, call, read_after))
     finally:
         os.close(file)
@@ -227,12 +252,12 @@ def decrease_during(call: functools.partial[T]) -> tuple[T, int | None]:
 
 
 def _call_that_reads(file: int, text: ctypes.Array[ctypes.c_char]) -> functools.partial[object]:
-    """Return a call in C that reads a file into ``text``."""
+    """Return a call in C that reads the file with the descriptor ``file`` into ``text``."""
     return functools.partial(_c_pread(), file, text, len(text), ctypes.c_long())
 
 
 def _rss_in(statm: bytes) -> int:
-    """Return the RSS in a text of ``/proc/self/statm``."""
+    """Return the RSS in bytes from the text of ``/proc/self/statm``, which counts pages."""
     return int(statm.split()[1]) * PAGE_BYTES
 
 
@@ -260,22 +285,28 @@ def total_bytes(root: Path = cgroup.ROOT) -> int:
 
 
 def available_bytes(root: Path = cgroup.ROOT) -> int:
-    """Return the host memory that this process can still allocate, by the system, its containers
-    and its own limits.
+    """Return the host memory that this process can still allocate: the smallest of the figures of
+    the system, of its containers and of its own limits.
     """
-    of_own_limits = [limit.available_bytes for limit in own_limits.limits()]
-    return min([available_on_machine(root), *of_own_limits])
+    by_own_limits = [limit.available_bytes for limit in own_limits.limits()]
+    return min([available_on_machine(root), *by_own_limits])
 
 
 def available_on_machine(root: Path = cgroup.ROOT) -> int:
-    """Return the host memory that the system and the containers still have."""
+    """Return the host memory that the system and the containers still have, without the process's
+    own limits.
+    """
     available = int(_psutil().virtual_memory().available)
-    return min([available, *(group.available_bytes for group in cgroup.limits(root))])
+    by_containers = [group.available_bytes for group in cgroup.limits(root)]
+    return min([available, *by_containers])
 
 
 def host_figures(children_bytes: int | None, segments_bytes: int) -> HostFigures:
-    """Return the system's figures of host memory, with those of child processes and of shared
-    memory segments.
+    """Return the system's figures of host memory.
+
+    Args:
+        children_bytes: memory of the child processes; None if unknown.
+        segments_bytes: memory of this process's shared memory segments.
     """
     memory = _psutil().virtual_memory()
     rss = _rss_by_kind()
@@ -317,8 +348,8 @@ def _rss_by_kind() -> _RssByKind:
 
 
 class RamFigures(NamedTuple):
-    """Figures of a span's start, with which its end is compared. Reading them takes
-    microseconds.
+    """Figures of the host's memory at a span's start, to compare with those at its end: they show
+    which part of the growth are modules, and which are free pages. Reading them takes microseconds.
     """
 
     file_bytes: int
@@ -328,7 +359,7 @@ class RamFigures(NamedTuple):
     modules: int
     """Number of imported modules."""
     arrow_peak_bytes: int = 0
-    """The most that pyarrow's pool has ever had allocated: what it has freed since may stay there
+    """The highest allocation of pyarrow's pool ever: memory that it has freed since may stay there
     as free pages.
     """
     free_blocks_bytes: int = 0
@@ -356,7 +387,9 @@ class RamFigures(NamedTuple):
 # -- other processes ----------------------------------------------------------------------------
 
 _SAME_START_SECONDS = 60.0
-"""Maximum difference of a process's start time, which follows the system's clock."""
+"""Maximum difference between two readings of a process's start time, which changes if the system's
+clock is set.
+"""
 
 
 SYSTEMS_PID_NAMESPACE = "pid:[4026531836]"
@@ -366,7 +399,9 @@ SYSTEMS_PID_NAMESPACE = "pid:[4026531836]"
 
 
 def process_space() -> str:
-    """Return the boot and the process namespace of this process."""
+    """Return a text that identifies the boot of the machine and the PID namespace of this process:
+    a PID means the same process only where it is equal.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -375,11 +410,13 @@ def process_space() -> str:
 
 
 def is_running(pid: int, started: float | None = None) -> bool:
-    """Return True if a process with this PID runs here, and was started about then."""
+    """Return True if the process ``pid`` runs here, and it is the one started at the Unix time
+    ``started``, if that is given: a PID may have been used again.
+    """
     psutil = _psutil()
     try:
         process = psutil.Process(pid)
         is_same = started is None or abs(process.create_time() - started) < _SAME_START_SECONDS
         return bool(is_same and process.status() != psutil.STATUS_ZOMBIE)
-    except (psutil.Error, ValueError, OverflowError):
+    except (psutil.Error, ValueError, OverflowError):  # there is none, or it is no possible PID
         return False

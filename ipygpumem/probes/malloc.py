@@ -15,7 +15,7 @@ BLOCK_BYTES = 48
 
 
 class _MallInfo(ctypes.Structure):
-    """glibc's ``struct mallinfo2``; see mallinfo(3)."""
+    """glibc's ``struct mallinfo2``; see mallinfo(3). The first item has seven of its fields."""
 
     _fields_: ClassVar = [
         ("arena_to_fsmblks", ctypes.c_size_t * 7),
@@ -27,16 +27,17 @@ class _MallInfo(ctypes.Structure):
 
 @functools.cache  # looking it up takes longer than a call
 def _function_of_glibc(name: str) -> Any:
-    """Return a function of the C library; None where it has none of that name."""
+    """Return the function ``name`` of the C library on Linux; None if there is none."""
     if sys.platform != "linux":
         return None
     return getattr(ctypes.CDLL(None), name, None)
 
 
 class HeapFigures(NamedTuple):
-    """The heap of glibc's malloc."""
+    """The heap of glibc's malloc, all arenas together."""
 
     used_bytes: int
+    """Bytes of the blocks in use."""
     free_bytes: int
     """Free bytes, with or without pages in RAM."""
     mapped_bytes: int
@@ -45,17 +46,19 @@ class HeapFigures(NamedTuple):
 
 def heap_figures() -> HeapFigures | None:
     """Return the figures of glibc's heap (since 2.33); None elsewhere."""
-    ask = _function_of_glibc("mallinfo2")
-    if ask is None:
+    mallinfo = _function_of_glibc("mallinfo2")
+    if mallinfo is None:
         return None
-    ask.restype = _MallInfo
-    figures = ask()
-    return HeapFigures(figures.uordblks, figures.fordblks, figures.arena_to_fsmblks[4])
+    mallinfo.restype = _MallInfo
+    figures = mallinfo()
+    mapped_bytes = figures.arena_to_fsmblks[4]  # ``hblkhd``
+    return HeapFigures(figures.uordblks, figures.fordblks, mapped_bytes)
 
 
 def trim_heap() -> bool | None:
-    """Return free pages of glibc's heap to the system; return True if there were any, and None
-    without glibc.
+    """Give the free pages of glibc's heap back to the system.
+
+    The result is True if there were any, and None without glibc.
     """
     trim = _function_of_glibc("malloc_trim")
     if trim is None:
@@ -76,8 +79,11 @@ def free_heap_bytes() -> int | None:
 def free_blocks_bytes() -> int:
     """Return the free bytes in the arenas of Python's allocator; 0 if unknown.
 
-    An arena is freed once all of its blocks are free: objects that are still alive, spread over
-    many arenas, keep the rest in RAM. Only new objects fill it.
+    An arena is freed once all of its blocks are free: a few objects that are still alive, spread
+    over many arenas, keep all of them in RAM. Only new objects can use the free blocks.
+
+    CPython reports these bytes only in a text that it writes to a C stream (the one that
+    ``sys._debugmallocstats()`` prints), so the stream here is a text in memory.
     """
     libc = _libc_with_streams()
     report = getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", None)
@@ -103,7 +109,9 @@ _FREE_IN_ARENAS = re.compile(
 
 @functools.cache
 def _libc_with_streams() -> Any:
-    """Return the C library, if it can write to a text in memory; None elsewhere."""
+    """Return the C library if it has ``open_memstream``, which writes to a text in memory; else
+    None.
+    """
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)
@@ -114,7 +122,7 @@ def _libc_with_streams() -> Any:
 
 
 def malloc_bytes() -> int:
-    """Return the bytes in use from glibc's malloc; 0 without it."""
+    """Return the bytes in use from glibc's malloc, large blocks included; 0 without it."""
     figures = heap_figures()
     return 0 if figures is None else figures.mapped_bytes + figures.used_bytes
 

@@ -25,7 +25,7 @@ _ARENA_BYTES = 64 * MIB
 
 
 class AddressRange(NamedTuple):
-    """A range of this process's addresses."""
+    """A range of this process's addresses: one mapping."""
 
     start: int
     end: int
@@ -33,11 +33,16 @@ class AddressRange(NamedTuple):
     """``rw-p``: may be read and written, and is private."""
     has_file: bool
     name: bytes
+    """The file's path, or the kernel's name such as ``[heap]``; empty for anonymous memory."""
     resident_bytes: int
+    """Bytes of its pages in RAM."""
     private_bytes: int
+    """Bytes of its pages in RAM that belong to this process alone."""
 
     def is_stack(self, previous: AddressRange | None) -> bool:
-        """Return True for the stack of a thread; its guard page is the mapping before it."""
+        """Return True for the stack of a thread. ``previous`` is the mapping before this one: a
+        guard page directly below marks the stack of any thread but the main one.
+        """
         if self.name == b"[stack]":
             return True
         if self.name or self.allowed != b"rw-p" or previous is None:
@@ -51,12 +56,16 @@ class AddressRange(NamedTuple):
 
     @property
     def may_be_in_arena(self) -> bool:
-        """True if it may be in use by a thread's arena."""
+        """True if it looks like memory that a thread's arena of malloc uses: anonymous, and may be
+        written to.
+        """
         return self.allowed == b"rw-p" and not self.has_file and not self.name
 
     def is_reserved_for(self, arena: AddressRange) -> bool:
-        """Return True if this is the part of a thread's arena that malloc has reserved, after the
-        part in use, which begins with ``arena``.
+        """Return True if this is the unused end of a thread's arena.
+
+        malloc reserves 64 MiB of addresses for an arena, and makes the part in use writable. That
+        part begins with the mapping ``arena``, and this one must end where the 64 MiB do, or later.
         """
         if self.has_file or self.allowed != b"---p":
             return False
@@ -64,7 +73,9 @@ class AddressRange(NamedTuple):
 
 
 def address_ranges() -> list[AddressRange]:
-    """Return the mappings in the order of their addresses; none if the kernel lists none."""
+    """Return the mappings of this process in the order of their addresses; none if the kernel does
+    not list them.
+    """
     try:
         text = Path("/proc/self/smaps").read_bytes()
     except OSError:
@@ -100,39 +111,48 @@ class OwnPages(NamedTuple):
 
 
 def own_pages() -> OwnPages:
-    """Return parts of this process's private pages, as the kernel lists its mappings; all 0 if it
-    does not.
+    """Return the parts of this process's private pages that can be told by their mappings; the
+    first three are 0 if the kernel does not list these.
     """
-    data = stacks = 0
+    data_bytes = stack_bytes = 0
     previous: AddressRange | None = None
     ranges = address_ranges()
     for mapping in ranges:
         if mapping.has_file:
-            data += mapping.private_bytes
+            data_bytes += mapping.private_bytes
         elif mapping.is_stack(previous):
-            stacks += mapping.resident_bytes
+            stack_bytes += mapping.resident_bytes
         previous = mapping
-    return OwnPages(data, stacks, free_heap_in(ranges), free_blocks_bytes())
+    return OwnPages(data_bytes, stack_bytes, free_heap_in(ranges), free_blocks_bytes())
 
 
 def free_heap_in(ranges: Sequence[AddressRange]) -> int:
-    """Return the free pages in the heap of glibc's malloc, by the mappings of this process."""
+    """Return the bytes in RAM of the free pages in the heap of glibc's malloc.
+
+    malloc's own figure of free bytes also counts pages that are not in RAM. So they are at most the
+    pages in RAM of the heap's mappings, less the bytes in use there.
+
+    Args:
+        ranges: the mappings of this process.
+    """
     figures = heap_figures()
     if figures is None:
         return 0
-    heap = [mapping for mapping in ranges if mapping.name == b"[heap]"]
-    resident_bytes = sum(mapping.resident_bytes for mapping in (*heap, *_arenas_in(ranges)))
+    mappings_of_heap = [mapping for mapping in ranges if mapping.name == b"[heap]"]
+    mappings_of_heap += _arenas_in(ranges)
+    resident_bytes = sum(mapping.resident_bytes for mapping in mappings_of_heap)
     return max(0, min(figures.free_bytes, resident_bytes - figures.used_bytes))
 
 
 def _arenas_in(ranges: Sequence[AddressRange]) -> Iterator[AddressRange]:
     """Yield the mappings that are in use by threads' arenas.
 
-    An arena has several if NumPy has asked for huge pages in large arrays there.
+    An arena begins at a multiple of its size, has one writable mapping, or several if NumPy has
+    asked for huge pages in large arrays there, and ends with the mapping that is reserved for it.
     """
-    arena = list[AddressRange]()
+    arena = list[AddressRange]()  # the mappings of a possible arena, until its end confirms it
     for mapping in ranges:
-        if arena and mapping.start != arena[-1].end:
+        if arena and mapping.start != arena[-1].end:  # a gap: it was no arena
             arena = []
         if mapping.may_be_in_arena and (arena or mapping.start % _ARENA_BYTES == 0):
             arena.append(mapping)
@@ -142,25 +162,26 @@ def _arenas_in(ranges: Sequence[AddressRange]) -> Iterator[AddressRange]:
         arena = []
 
 
-_LEAST_UNUSED_BYTES = 16 * MIB
+_SMALLEST_UNUSED_BYTES = 16 * MIB
 """Bytes of the smallest unused part of a mapping that counts: a thread's stack has 8 MiB, and uses
 a few pages.
 """
 
 
 def unused_in(ranges: Sequence[AddressRange]) -> dict[tuple[int, int], int]:
-    """Return the bytes without a page in RAM of the large mappings, by first and last address.
+    """Return the bytes of each large mapping that have no page in RAM, by its start and end.
 
     These are ``np.zeros``, libraries' pools, mapped files and the like. Code and constant data of
     libraries, which are private and cannot be written to, do not count.
     """
     unused = dict[tuple[int, int], int]()
     for mapping in ranges:
+        # "s" is for shared: a file mapped for reading, as by ``np.memmap(path, mode="r")``.
         is_data = mapping.allowed.startswith(b"rw") or mapping.allowed.endswith(b"s")
         if not is_data or mapping.name == b"[stack]":
             continue
         unused_bytes = mapping.end - mapping.start - mapping.resident_bytes
-        if unused_bytes >= _LEAST_UNUSED_BYTES:
+        if unused_bytes >= _SMALLEST_UNUSED_BYTES:
             unused[mapping.start, mapping.end] = unused_bytes
     return unused
 
@@ -170,7 +191,7 @@ _READABLE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) r", re.MULTILINE)
 
 
 class ReadableAddresses:
-    """The addresses that may be read at a moment; on Linux only.
+    """The addresses that could be read when this was made; on Linux only.
 
     An array at other addresses is newer than that moment.
 
@@ -186,6 +207,7 @@ class ReadableAddresses:
         except OSError:
             mappings = []
         self._ends = {int(start, 16): int(end, 16) for start, end in mappings}
+        """The end of each mapping, by its start."""
         self._starts = sorted(self._ends)
 
     def may_have_had(self, start: int, end: int) -> bool:
@@ -194,7 +216,8 @@ class ReadableAddresses:
         """
         if not self._starts:
             return True
-        place = bisect_left(self._starts, end) - 1  # the last that begins before the end
+        # Of the mappings that begin before ``end``, the last one reaches farthest.
+        place = bisect_left(self._starts, end) - 1
         return place >= 0 and self._ends[self._starts[place]] > start
 
 
@@ -205,8 +228,8 @@ _IN_MEMORY = (b"/dev/shm/", b"/memfd:", b"/SYSV", b"/dev/zero")  # nothing is wr
 
 
 def mapped_files() -> list[tuple[int, int]]:
-    """Return the first and last addresses of all mapped files, in this order; none if the kernel
-    lists none.
+    """Return the start and the end of each mapping of a file on disk, in the order of their
+    addresses; none if the kernel does not list them.
     """
     try:
         lines = _LINE_OF_FILE.findall(Path("/proc/self/maps").read_bytes())

@@ -21,8 +21,8 @@ from ipygpumem.probes.other_kernels import is_kernel, notebook_of
 from ipygpumem.units import GIB
 
 T = TypeVar("T")
-_IDLE_BYTES = GIB
-"""Maximum memory that the driver itself may use on a card without processes."""
+_MAX_IDLE_BYTES = GIB
+"""Maximum memory that the driver itself uses on a card without processes."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,18 @@ class Nvml:
         self.missing = ""
         """Why there is no connection, after a failed attempt."""
         self._handles_by_index: dict[int, Any] = {}
+        """NVML's handle of each device, by torch's index."""
         self._handles_of_visible: list[Any] | None = None
         """The handles of the visible cards, as found before CUDA was initialised."""
 
     def device(self, module: Any, index: int, *, processes: bool, has_context: bool) -> WholeDevice:
-        """Return NVML's figures for the device ``index`` of ``torch.cuda``; other processes only on
-        request.
+        """Return NVML's figures for a device; on failure there are none, and ``note`` says why.
 
-        ``has_context`` means that this process uses the device, so that the driver must list it.
+        Args:
+            module: ``torch.cuda``, once it is initialised.
+            index: the device's index in torch.
+            processes: also read the memory of other processes.
+            has_context: True if this process uses the device, so that the driver must list it.
         """
         library = self._load()
         if library is None:
@@ -72,8 +76,9 @@ class Nvml:
             return WholeDevice(note=f"NVML: {error}")
 
     def cards(self) -> list[Card]:
-        """Return every card for a process that uses none; empty without a driver. May raise
-        NVMLError.
+        """Return every card of the machine; empty without a driver.
+
+        For a process that uses no card itself. Raises NVMLError if the driver lists none.
         """
         library = self._load()
         cards = list[Card]()
@@ -87,7 +92,7 @@ class Nvml:
         return cards
 
     def loads(self, cuda: Any | None) -> dict[int, CardLoad]:
-        """Return memory and utilization of each card by its CUDA index, without those that cannot
+        """Return memory and utilization of each card by its CUDA index, without cards that cannot
         be identified.
 
         ``cuda`` is ``torch.cuda`` once it is initialised, else None.
@@ -100,14 +105,14 @@ class Nvml:
         for index, handle in handles.items():
             with contextlib.suppress(library.NVMLError):
                 whole = _whole_device(library, handle, processes=False, has_context=False)
-                loads[index] = CardLoad(whole, None)
+                loads[index] = CardLoad(whole, None)  # if the utilization cannot be read
                 utilization = int(library.nvmlDeviceGetUtilizationRates(handle).gpu)
                 loads[index] = CardLoad(whole, utilization)
         return loads
 
     def _handles_in_use(self, cuda: Any) -> dict[int, Any]:
-        """Return the handles of the devices that ``torch.cuda`` has, without those that cannot be
-        identified.
+        """Return the handles of ``torch.cuda``'s devices by their index, without devices that
+        cannot be identified.
         """
         handles = dict[int, Any]()
         for index in range(cuda.device_count()):
@@ -116,8 +121,8 @@ class Nvml:
         return handles
 
     def _handles_before_use(self) -> dict[int, Any]:
-        """Return the handles of the devices that ``torch.cuda`` will have; none if their order is
-        unknown.
+        """Return the handles of the devices that ``torch.cuda`` will have, by their index; none if
+        their order is unknown.
         """
         if self._handles_of_visible is None:
             self._handles_of_visible = []
@@ -126,7 +131,9 @@ class Nvml:
         return dict(enumerate(self._handles_of_visible))
 
     def _handle(self, cuda: Any, index: int) -> Any:
-        """Return the handle of a device; LookupError if it cannot be identified."""
+        """Return the handle of the device ``index`` of ``torch.cuda``; LookupError if it cannot be
+        identified.
+        """
         if index not in self._handles_by_index:
             self._handles_by_index[index] = _handle_by_uuid(
                 self._library, cuda.get_device_properties(index)
@@ -138,15 +145,17 @@ class Nvml:
         empty without a driver.
 
         For a process that does not use CUDA yet, because asking torch would create a context.
-        Raises LookupError if the order is unknown before CUDA is used, or if the driver fails.
+
+        Raises:
+            LookupError: the order is unknown before CUDA is used, or the driver fails.
         """
         return self._read_visible(
             lambda library, card: _whole_device(library, card, processes=False, has_context=False)
         )
 
     def capabilities(self) -> list[tuple[int, int]]:
-        """Return the compute capability of each card as in ``visible``; empty if the driver does
-        not report them.
+        """Return the compute capability of each card, such as ``(8, 0)``, in the order of
+        ``visible``; empty if the driver does not report them.
         """
         with contextlib.suppress(LookupError):
             return self._read_visible(
@@ -155,9 +164,8 @@ class Nvml:
         return []
 
     def _read_visible(self, read: Callable[[Any, Any], T]) -> list[T]:
-        """Return the result of ``read`` for each visible card; LookupError as in ``visible``.
-
-        ``read`` gets the library and the card's handle.
+        """Return the result of ``read(library, handle)`` for each visible card; LookupError as in
+        ``visible``.
         """
         library = self._load()
         if library is None:
@@ -168,7 +176,9 @@ class Nvml:
             raise LookupError(f"NVML: {error}") from None
 
     def _load(self) -> Any:
-        """Return the library, connected to the driver; None if that failed, now or before."""
+        """Return the library ``pynvml``, connected to the driver; None if that failed, now or at
+        an earlier call.
+        """
         if self._library is not None or self.missing:
             return self._library
         try:
@@ -187,7 +197,7 @@ class Nvml:
         return pynvml
 
     def close(self) -> None:
-        """Disconnect from NVML."""
+        """Disconnect from NVML; a later query connects again."""
         if self._library is not None:
             self._library.nvmlShutdown()
             self._library = self._handles_of_visible = None
@@ -199,12 +209,15 @@ def has_driver() -> bool:
     with contextlib.suppress(OSError):
         name = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
         return bool(ctypes.CDLL(name))
-    with contextlib.closing(Nvml()) as nvml:  # libcuda may be where only torch looks for it
+    # The driver's library may be where only torch looks for it.
+    with contextlib.closing(Nvml()) as nvml:
         return nvml._load() is not None
 
 
 def _all_handles(library: Any) -> list[Any]:
-    """Return the handles of all cards; none without a driver."""
+    """Return the handles of all cards in the driver's order; none without a driver, when
+    ``library`` is None.
+    """
     if library is None:
         return []
     count = library.nvmlDeviceGetCount()
@@ -212,16 +225,17 @@ def _all_handles(library: Any) -> list[Any]:
 
 
 def _handle_by_uuid(library: Any, properties: Any) -> Any:
-    """Return the handle of the device that torch describes; LookupError if it cannot
-    be identified.
+    """Return the handle of the device that torch describes in ``properties``; LookupError if it
+    cannot be identified.
     """
     uuid = getattr(properties, "uuid", None)
     if uuid is None:
         raise LookupError("this version of torch cannot report the device's UUID")
-    # A MIG slice has the UUID of its whole card in CUDA, whose totals would be wrong for it.
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    if visible.startswith("MIG-"):
-        return library.nvmlDeviceGetHandleByUUID(visible)  # a process sees one MIG slice, the first
+    # CUDA gives a MIG slice the UUID of its whole card, whose totals would be wrong for the slice.
+    # A process sees one slice, the first that the variable names.
+    first_visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    if first_visible.startswith("MIG-"):
+        return library.nvmlDeviceGetHandleByUUID(first_visible)
     handle = library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     if _mig_enabled(library, handle):
         raise LookupError(
@@ -231,13 +245,18 @@ def _handle_by_uuid(library: Any, properties: Any) -> Any:
 
 
 def _visible_handles(library: Any) -> list[Any]:
-    """Return the handles of the cards selected by ``CUDA_VISIBLE_DEVICES``, as CUDA reads it."""
+    """Return the handles of the cards selected by ``CUDA_VISIBLE_DEVICES``, as CUDA reads it: its
+    entries are numbers (``0,2``), beginnings of UUIDs (``GPU-8932f937``), or a MIG slice.
+
+    Raises:
+        LookupError: it cannot be known which cards CUDA will use.
+    """
     cards = _all_handles(library)
     all_numbers = ",".join(str(number) for number in range(len(cards)))
     text = os.environ.get("CUDA_VISIBLE_DEVICES", all_numbers)
     words = [word.strip() for word in text.split(",")]
-    if words[0].startswith("MIG-"):
-        return [library.nvmlDeviceGetHandleByUUID(words[0])]  # as in _handle_by_uuid
+    if words[0].startswith("MIG-"):  # a process sees one slice, the first
+        return [library.nvmlDeviceGetHandleByUUID(words[0])]
     if any(_mig_enabled(library, card) for card in cards):
         raise LookupError("a card is split by MIG and CUDA_VISIBLE_DEVICES does not name the slice")
     has_numbers = any(word.isdecimal() for word in words)
@@ -261,8 +280,9 @@ def _visible_handles(library: Any) -> list[Any]:
 
 
 def _has_known_order(library: Any, cards: list[Any]) -> bool:
-    """Return True if CUDA numbers the cards as the driver does: it lists the fastest first, and
-    cards of one model in the driver's order.
+    """Return True if CUDA numbers the cards as the driver does.
+
+    By default, CUDA lists the fastest card first, and cards of one model in the driver's order.
     """
     if os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
         return True
@@ -270,22 +290,26 @@ def _has_known_order(library: Any, cards: list[Any]) -> bool:
 
 
 def _number_of_card(word: str, uuids: list[str]) -> int | None:
-    """Return the number of the card that an entry of ``CUDA_VISIBLE_DEVICES`` means: a number, or
-    the beginning of one card's UUID.
+    """Return the number of the card that an entry of ``CUDA_VISIBLE_DEVICES`` means; None if it
+    means none.
+
+    Args:
+        word: the entry: a number, or the beginning of one card's UUID.
+        uuids: the UUIDs of all cards, in the order of their numbers.
     """
     if word.isdecimal():
         number = int(word)
         return number if number < len(uuids) else None
     if not word.startswith("GPU-"):
         return None
-    fitting = [number for number, uuid in enumerate(uuids) if uuid.startswith(word)]
-    if len(fitting) == 1:
-        return fitting[0]
-    return None
+    numbers = [number for number, uuid in enumerate(uuids) if uuid.startswith(word)]
+    if len(numbers) == 1:
+        return numbers[0]
+    return None  # no card, or an ambiguous beginning
 
 
 def _mig_enabled(library: Any, handle: Any) -> bool:
-    """Return True if a card is split into slices."""
+    """Return True if a card is split into slices by MIG."""
     try:
         return bool(library.nvmlDeviceGetMigMode(handle)[0])
     except library.NVMLError:  # a card without MIG
@@ -293,14 +317,20 @@ def _mig_enabled(library: Any, handle: Any) -> bool:
 
 
 def _whole_device(library: Any, handle: Any, *, processes: bool, has_context: bool) -> WholeDevice:
-    """Return the driver's figures of a card, with its processes' on request."""
+    """Return the driver's figures of a card.
+
+    Args:
+        library: ``pynvml``.
+        handle: the card's.
+        processes: also read the memory of each process; if it is unknown, ``note`` says why.
+        has_context: True if this process uses the card, so that the driver must list it.
+    """
     memory = library.nvmlDeviceGetMemoryInfo(handle)
     total = int(memory.total)
     used = int(memory.used)
     if not processes:
         return WholeDevice(total, used)
-    # NVMLLibraryMismatchError, which is no NVMLError, means that the driver is older than the
-    # package.
+    # The driver may be older than the package, which raises an error that is no NVMLError.
     mismatch = getattr(library, "NVMLLibraryMismatchError", library.NVMLError)
     try:
         compute = library.nvmlDeviceGetComputeRunningProcesses(handle)
@@ -312,7 +342,9 @@ def _whole_device(library: Any, handle: Any, *, processes: bool, has_context: bo
     if None in sizes.values():
         note = "other processes: the driver does not report their memory here (WSL, or a container)"
         return WholeDevice(total, used, note=note)
-    if (has_context and os.getpid() not in sizes) or (not sizes and used > _IDLE_BYTES):
+    is_own_pid_missing = has_context and os.getpid() not in sizes
+    is_use_unexplained = not sizes and used > _MAX_IDLE_BYTES
+    if is_own_pid_missing or is_use_unexplained:
         note = (
             "other processes: process ids are hidden here (a container with its own PID namespace)"
         )
@@ -323,8 +355,8 @@ def _whole_device(library: Any, handle: Any, *, processes: bool, has_context: bo
 
 
 def sees_system_processes() -> bool:
-    """Return True if PIDs here are the system's, as the driver reports them: not in a container
-    with its own.
+    """Return True if this process sees the system's PIDs, as the driver reports them; False in a
+    container with its own PID namespace.
     """
     with contextlib.suppress(OSError):  # PID namespaces exist on Linux only
         return str(Path("/proc/self/ns/pid").readlink()) == SYSTEMS_PID_NAMESPACE
@@ -332,8 +364,8 @@ def sees_system_processes() -> bool:
 
 
 def process_label(pid: int) -> str:
-    """Return the PID and name of a process that the driver lists, and the kernel to which it
-    belongs, if any.
+    """Return a text about a process that the driver lists, such as ``process 1234 (python3, started
+    by this kernel)``; only the PID where the driver's PIDs are not ours.
     """
     if not sees_system_processes():
         return f"process {pid}"

@@ -20,21 +20,29 @@ from ipygpumem.probes import cgroup
 from ipygpumem.records import without_waiting
 
 _KILLS = re.compile(rb"^oom_kill (\d{1,18})$", re.MULTILINE)
+"""The line with the number of kills, in each of the kernel's files that has one."""
 _OOM = re.compile(r"[Oo]ut of memory.*?: Kill(?:ed)? process (\d+) ")
+"""The system log's text about a kill, with the PID: ``Out of memory: Killed process 12 (python3)``,
+or ``Memory cgroup out of memory: ...``.
+"""
 _FAULT = re.compile(
     r"(?:^|: )[^\[\]]+\[(\d+)\]:? (?:segfault|general protection|trap|bad frame|unhandled signal)"
 )
+"""The system log's text about a fatal signal, with the PID: ``python3[12]: segfault at 0 ...``."""
 _MOST_RECORDS = 100_000
+"""Maximum number of records to read from the system log."""
 
 
 def kill_counter_name(root: Path = cgroup.ROOT) -> str:
-    """Return the name of the counter of OOM kills: that of this process's control group, else the
+    """Return the name of the counter of OOM kills in this process's control group; without one the
     machine's; empty without either.
 
-    A name is a path and the number of its folder: ``/proc/vmstat:1``.
+    A name is the path of the kernel's file and, after a colon, the inode number of its folder:
+    ``/proc/vmstat:1``. A recording stores it, so that a later process can read the same counter.
     """
     paths = list[Path]()
     for version, group in cgroup.memberships(root):
+        # Only the innermost group: kills in a group around it may be other containers'.
         for folder in islice(cgroup.groups_around(root, version, group), 1):
             paths.append(folder / version.events)
     for path in (*paths, root / "proc/vmstat"):
@@ -46,14 +54,16 @@ def kill_counter_name(root: Path = cgroup.ROOT) -> str:
 
 
 def _counter_name(path: Path) -> str:
-    """Return the name of the counter in a file: a new group of the same path has another
-    folder.
+    """Return the name of the counter in a file.
+
+    The folder's inode number is part of it, because a container that is started again may have a
+    new group of the same path, whose counter starts from 0.
     """
     return f"{path}:{path.parent.stat().st_ino}"
 
 
 def kill_count(name: str) -> int | None:
-    """Return the number of kills by a counter's name; None if the counter does not exist now."""
+    """Return the number of kills that the counter ``name`` shows; None if it does not exist now."""
     path = Path(name.rpartition(":")[0])
     if path.name not in ("memory.events", "memory.oom_control", "vmstat"):
         return None
@@ -65,8 +75,11 @@ def kill_count(name: str) -> int | None:
 
 
 def kill_count_in_recording(name: str, root: Path = cgroup.ROOT) -> int | None:
-    """Return the number of kills by the counter that a recording names; only the kernel's own files
-    are read for it.
+    """Return the number of kills that the counter named in a recording shows; None if it does not
+    exist now.
+
+    A recording may come from another machine and say anything, so only the kernel's own files are
+    read: the machine's counter, and those in the folders where groups are mounted.
     """
     path = Path(name.rpartition(":")[0])
     if ".." in path.parts:
@@ -80,19 +93,23 @@ def kill_count_in_recording(name: str, root: Path = cgroup.ROOT) -> int | None:
 
 
 class Kills:
-    """Counts processes ended by the OOM killer in this process's control group, else on the
-    machine.
+    """Counts processes ended by the OOM killer in this process's control group, or on the whole
+    machine if the group has no counter.
     """
 
     def __init__(self, root: Path = cgroup.ROOT) -> None:
         name = kill_counter_name(root)
         self.of_machine = "/vmstat:" in name
+        """True if the kills are those of the whole machine."""
         self._file: int | None = None
+        """A descriptor of the kernel's file, kept because every cell reads it and opening takes
+        longest.
+        """
         if name and hasattr(os, "pread"):
-            # every cell reads it, and opening takes longest
             self._file = os.open(name.rpartition(":")[0], os.O_RDONLY)
             weakref.finalize(self, os.close, self._file).atexit = False
         self._count = self._read()
+        """The kernel's count at the last call."""
 
     def _read(self) -> int | None:
         """Return the kernel's count; None if there is none."""
@@ -100,14 +117,12 @@ class Kills:
             return None
         content = b""
         try:
-            while True:
-                part = os.pread(self._file, 1 << 16, len(content))
-                if not part:
-                    break
+            # To the end of the file: the kernel may return less of it than was asked for.
+            while part := os.pread(self._file, 1 << 16, len(content)):
                 content += part
-            kills = _KILLS.search(content)
         except OSError:  # the group is gone
             return None
+        kills = _KILLS.search(content)
         if kills is None:
             return None
         return int(kills[1])
@@ -124,34 +139,38 @@ class Death(NamedTuple):
     """A process ended by the kernel."""
 
     time: float
+    """Unix time."""
     pid: int
     """In the machine's own PID namespace."""
     oom: bool
     """True for the OOM killer; False for a fatal signal, such as a segmentation fault."""
     text: str
+    """The first line of the record in the system log."""
 
 
 def deaths(path: Path = Path("/dev/kmsg")) -> list[Death]:
-    """Return the deaths in the system log, oldest first; none if it is not readable."""
-    in_log = list[Death]()
-    boot = time.time() - time.monotonic()
+    """Return the deaths that the system log names, oldest first; none if it is not readable."""
+    logged_deaths = list[Death]()
+    boot_time = time.time() - time.monotonic()
     for record in _system_log(path):
+        # priority,number,microseconds,flags;text
         head, _, text = record.partition(";")
         match = _OOM.search(text) or _FAULT.search(text)
         fields = head.split(",")
         if match and len(fields) > 2 and fields[2].isdigit():
-            died_at = boot + int(fields[2]) / 1e6
+            died_at = boot_time + int(fields[2]) / 1e6
             line = text.split("\n")[0]
-            in_log.append(Death(died_at, int(match[1]), match.re is _OOM, line))
-    return in_log
+            logged_deaths.append(Death(died_at, int(match[1]), match.re is _OOM, line))
+    return logged_deaths
 
 
 def _system_log(path: Path) -> list[str]:
-    """Return the last records of the system log; none if it is not readable."""
+    """Return the records of the system log, oldest first; none if it is not readable."""
     records: list[str] = []
     with contextlib.suppress(OSError), open(path, "rb", buffering=0, opener=without_waiting) as log:
         while len(records) < _MOST_RECORDS:
-            # Older records may be overwritten during the read.
+            # Each read returns one record. It raises BrokenPipeError if newer records have
+            # overwritten the next one, and the read after it returns the oldest that is left.
             with contextlib.suppress(BrokenPipeError):
                 data = log.read(8192)
                 if not data:

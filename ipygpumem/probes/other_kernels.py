@@ -25,12 +25,13 @@ class OtherKernel(NamedTuple):
     (RSS).
     """
     notebook: str
-    """The path of its notebook, if the kernel's environment has it."""
+    """The path of its notebook; empty if the kernel's environment does not have it."""
 
 
 def other_kernels() -> list[OtherKernel]:
-    """Return the other Jupyter kernels of this user, the largest first; none where there is no
-    /proc.
+    """Return the other Jupyter kernels of this user, the largest first; none without /proc.
+
+    Kernels that this kernel's own code has started do not count: they are its child processes.
     """
     try:
         pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
@@ -49,7 +50,10 @@ def other_kernels() -> list[OtherKernel]:
 
 
 def is_kernel(words: Sequence[str]) -> bool:
-    """Return True for the command line of a Jupyter kernel, in which Python runs ipykernel."""
+    """Return True for the command line of a Jupyter kernel, in which Python runs ipykernel.
+
+    ``words`` are as in ``python -m ipykernel_launcher -f kernel-1.json``.
+    """
     for word in words:
         if word == "ipykernel" or word.endswith(("kernel_launcher", "kernel_launcher.py")):
             return True
@@ -69,8 +73,9 @@ def notebook_of(pid: int) -> str:
 
 
 def _is_same_user(pid: int) -> bool:
-    """Return True for a process of this user; root may read the environment of any process, and
-    does not.
+    """Return True for a process of this user.
+
+    Root may read any process's environment; this check keeps it to its own processes.
     """
     with contextlib.suppress(OSError, AttributeError):  # it has ended; Windows
         return Path(f"/proc/{pid}").stat().st_uid == os.getuid()

@@ -19,8 +19,9 @@ except ImportError:  # Windows
     resource = None
 
 QUANTITIES = {"RLIMIT_AS": "address space", "RLIMIT_DATA": "data"}
-"""Names of the limited quantities."""
-_USED = {"RLIMIT_AS": b"\nVmSize:", "RLIMIT_DATA": b"\nVmData:"}
+"""The quantity that each limit limits, in words."""
+_LABELS = {"RLIMIT_AS": b"\nVmSize:", "RLIMIT_DATA": b"\nVmData:"}
+"""Each limit's line of ``/proc/self/status``, with the bytes in use."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Limit:
     """A limit that is set, and the bytes used of it."""
 
     name: str
+    """Its name in ``resource``, such as ``RLIMIT_AS``."""
     limit_bytes: int
     used_bytes: int
 
@@ -37,8 +39,10 @@ class Limit:
         return max(0, self.limit_bytes - self.used_bytes)
 
 
-def bound(name: str) -> int | None:
-    """Return the limit ``name`` in bytes; None if it is unset or unlimited."""
+def bytes_of_limit(name: str) -> int | None:
+    """Return the limit ``name`` (``RLIMIT_AS``) in bytes; None if it is not set, or if the system
+    has no such limit.
+    """
     if resource is None or not hasattr(resource, name):
         return None
     size = int(resource.getrlimit(getattr(resource, name))[0])
@@ -48,42 +52,50 @@ def bound(name: str) -> int | None:
 
 
 def used_bytes(name: str) -> int:
-    """Return the used bytes of the limit ``name`` (``OSError`` or ``ValueError`` if they cannot be
-    read).
+    """Return the bytes of the limit ``name`` that are in use now.
+
+    Raises:
+        OSError, ValueError: they cannot be read, as on other systems than Linux.
     """
-    return figure(Path("/proc/self/status").read_bytes(), _USED[name])
+    return figure(Path("/proc/self/status").read_bytes(), _LABELS[name])
 
 
 def figure(status: bytes, label: bytes) -> int:
-    """Return the figure in one line of ``/proc/self/status`` in bytes; ValueError without such a
-    line.
+    r"""Return the bytes in one line of the text of ``/proc/self/status``.
+
+    Args:
+        status: the text.
+        label: the line's beginning and the line end before it, such as ``\nVmSize:``.
+
+    Raises:
+        ValueError: there is no such line.
     """
     start = status.index(label) + len(label)
     return int(status[start : status.index(b"kB", start)]) * KIB
 
 
 def limits() -> list[Limit]:
-    """Return the limits that are set; none if their use cannot be read."""
-    set_limits = list[Limit]()
+    """Return the limits that are set; none if the bytes in use cannot be read."""
+    limits_set = list[Limit]()
     for name in QUANTITIES:
-        size = bound(name)
+        size = bytes_of_limit(name)
         if size is None:
             continue
         try:
-            set_limits.append(Limit(name, size, used_bytes(name)))
+            limits_set.append(Limit(name, size, used_bytes(name)))
         except (OSError, ValueError):  # not Linux
             return []
-    return set_limits
+    return limits_set
 
 
 def nearest() -> Limit | None:
-    """Return the limit with the least bytes left, or None if none is set."""
+    """Return the limit that leaves the fewest bytes available, or None if none is set."""
     return min(limits(), key=lambda limit: limit.available_bytes, default=None)
 
 
 def remedy(name: str) -> str:
-    """Return the line that raises the limit ``name`` as far as this process may; in words if it may
-    not.
+    """Return the line that raises the limit ``name`` as far as this process may raise it: to its
+    hard limit. If it is there already, return advice in words.
     """
     if resource is None:
         return ""

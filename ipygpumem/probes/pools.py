@@ -27,16 +27,18 @@ _MOST_SECONDS = 0.5
 """A slower probe is dropped, because every cell would wait for it."""
 
 
-# Each of these yields a library's memory on each device, and as the peak its highest use ever; 0 if
-# the library records none.
+# -- the libraries' pools -----------------------------------------------------------------------
+#
+# Each of these functions gets a library's module, and yields its memory on each device. The
+# reading's peak is the highest use ever; 0 if the library does not record it.
 
 
 def _read_jax(jax: Any) -> Iterator[Reading]:
-    """Yield the pool of each device of the backend, if there is one: asking for devices would
-    create it.
+    """Yield the pool of each device of JAX, once the user's code has initialised its backend:
+    ``jax.local_devices()`` would do so itself, and reserve memory.
     """
-    has_begun = loaded_object("jax._src.xla_bridge", "backends_are_initialized")
-    if has_begun is None or not has_begun():
+    is_initialized = loaded_object("jax._src.xla_bridge", "backends_are_initialized")
+    if is_initialized is None or not is_initialized():
         return
     for device in jax.local_devices():
         stats = device.memory_stats()
@@ -53,7 +55,7 @@ def _read_jax(jax: Any) -> Iterator[Reading]:
 
 
 def name_of_jax_device(device: Any) -> str:
-    """Return the name of a device of JAX, such as ``jax:0``."""
+    """Return the name of a device of JAX in records, such as ``jax:0``; ``cpu`` for the host."""
     if device.platform == "cpu":
         return "cpu"
     number = getattr(device, "local_hardware_id", None)
@@ -63,7 +65,9 @@ def name_of_jax_device(device: Any) -> str:
 
 
 def _read_cupy(cupy: Any) -> Iterator[Reading]:
-    """Yield the pool of the current device: asking for another one would create a context there."""
+    """Yield CuPy's pool on its current device: asking for another device would create a context
+    there.
+    """
     if cupy.cuda.is_available():
         pool = cupy.get_default_memory_pool()
         yield Reading(
@@ -77,8 +81,8 @@ def _read_cupy(cupy: Any) -> Iterator[Reading]:
 
 
 def _read_rmm(rmm: Any) -> Iterator[Reading]:
-    """Yield the counts of the statistics adaptor, if there is one. RMM does not
-    report its device.
+    """Yield the counts of RMM's statistics adaptor, if the user has set one. RMM does not report
+    its device.
     """
     counts = getattr(rmm.mr.get_current_device_resource(), "allocation_counts", None)
     if counts is not None:
@@ -86,8 +90,8 @@ def _read_rmm(rmm: Any) -> Iterator[Reading]:
 
 
 def _read_tensorflow(tensorflow: Any) -> Iterator[Reading]:
-    """Yield the pool of each GPU, if TensorFlow is initialised: an earlier call would reserve whole
-    devices.
+    """Yield TensorFlow's pool on each GPU, once the user's code has initialised it: an earlier call
+    would do so, and reserve whole devices.
     """
     context = loaded_object("tensorflow.python.eager.context", "_context")
     if not getattr(context, "_initialized", False):
@@ -98,7 +102,7 @@ def _read_tensorflow(tensorflow: Any) -> Iterator[Reading]:
 
 
 def _read_torch(torch: Any) -> Iterator[Reading]:
-    """Yield Apple's GPU."""
+    """Yield torch's memory on Apple's GPU, if there is one; ``accelerators.py`` reads the rest."""
     if not has_mps(torch):
         return
     total_bytes = None
@@ -123,17 +127,23 @@ _READERS = {
 }
 
 
+# -- probes -------------------------------------------------------------------------------------
+
+
 class PoolProbe(Probe):
     """One library's pools. Their peaks are the user's and never reset.
 
     A span in which the library uses more than ever before has an exact peak; other peaks are
     sampled.
+
+    Args:
+        name: the library's module, one of ``_READERS``.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._highest_ever: dict[str, int] = {}
-        """Each device's highest use, by the library itself."""
+        """Each device's highest use, by the library itself; empty until a device is in use."""
         self._highest_at_rearm: dict[str, int] = {}
         """Each device's highest use when the peak was rearmed."""
 
@@ -145,29 +155,35 @@ class PoolProbe(Probe):
         return bool(self._highest_ever)
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
+        """Return the pool's readings on each device, as in ``Probe``.
+
+        The peak since ``rearm`` is known if the library's highest use ever has risen since: it was
+        reached in that time. Else the peak is the current value, and sampling finds a higher one.
+        """
         readings = list[Reading]()
         for reading in _READERS[self.name](sys.modules[self.name]):
             highest = self._highest_ever[reading.device] = reading.peak_bytes
             peak_bytes = reading.current_bytes
-            if highest > self._highest_at_rearm.get(reading.device, 0):  # a new record
+            if highest > self._highest_at_rearm.get(reading.device, 0):
                 peak_bytes = max(peak_bytes, highest)
             readings.append(reading._replace(peak_bytes=peak_bytes))
         return tuple(readings)
 
     def rearm(self) -> None:
+        """Begin a new peak, without a reset of the library's own."""
         self._highest_at_rearm = dict(self._highest_ever)
 
 
 def finder_of_probes() -> Callable[[], list[Probe]]:
     """Return a function that returns the probes of libraries loaded since its last call."""
-    waiting = list(_READERS)  # the libraries that are not loaded yet
+    unloaded_libraries = list(_READERS)  # as of the last call
 
     def find_new_probes() -> list[Probe]:
         probes: list[Probe] = []
-        for name in waiting.copy():
+        for name in unloaded_libraries.copy():
             if name not in sys.modules or loaded(name) is None:
                 continue
-            waiting.remove(name)
+            unloaded_libraries.remove(name)
             if name == "torch":
                 probes += _probes_of_torch(sys.modules[name])
             else:
@@ -178,8 +194,10 @@ def finder_of_probes() -> Callable[[], list[Probe]]:
 
 
 def _probes_of_torch(torch: Any) -> Iterator[Probe]:
-    """Yield the probes of torch's devices. Each is read twice per cell, so there are none for
-    devices that this build of torch does not have.
+    """Yield the probes of torch's devices.
+
+    Each probe is read twice per cell, so there are none for kinds of devices that this build of
+    torch does not support.
     """
     from ipygpumem.probes.nvml import Nvml  # loading the extension must stay fast
 
@@ -193,28 +211,42 @@ def _probes_of_torch(torch: Any) -> Iterator[Probe]:
 
 
 class PluginProbe(Probe):
-    """A user's probe: has a method ``read``, and may have ``rearm``, ``close`` and ``sampled``.
+    """Wraps a user's probe, so that its errors, invalid figures and slowness harm no cell.
 
-    Its devices are its name, alone or followed by a colon and more. ``ProbeError`` if the name is
-    reserved or unfit.
+    Args:
+        name: the name of its devices (``tpu``), to which they may add a colon and more (``tpu:0``).
+        probe: the user's object, with a method ``read``, and maybe ``rearm``, ``close`` and
+            ``sampled``, as in ``Probe``.
+
+    Raises:
+        ProbeError: the name is reserved for our own devices, or has other characters.
     """
 
     sampled = False
+    """True if the user's probe says so, as of its last reading."""
 
     def __init__(self, name: str, probe: Any) -> None:
-        reserved = sorted(TORCH_DEVICES | POOLS.keys() | {"cpu", *OUTSIDE})
-        is_fit = type(name) is str and re.fullmatch(r"[A-Za-z][\w-]*", name)
-        if not is_fit or name in reserved:
+        reserved_names = sorted(TORCH_DEVICES | POOLS.keys() | {"cpu", *OUTSIDE})
+        is_valid = type(name) is str and re.fullmatch(r"[A-Za-z][\w-]*", name)
+        if not is_valid or name in reserved_names:
             raise ProbeError(
                 f"a probe needs a name of letters and digits for its devices, other than "
-                f"{', '.join(reserved)}"
+                f"{', '.join(reserved_names)}"
             )
         self.name = name
         self._probe = probe
         self._too_slow = ""
-        """Why it is no longer used; empty if it is."""
+        """Why the probe is no longer used; empty as long as it is."""
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
+        """Return the readings of the user's probe, as in ``Probe``.
+
+        A probe that takes too long is read only this last time, and a warning says so; with
+        ``detail``, it may take long.
+
+        Raises:
+            ProbeError: the user's code failed, returned invalid readings, or was too slow before.
+        """
         if self._too_slow:
             raise ProbeError(self._too_slow)
         started = perf_counter()
@@ -234,7 +266,9 @@ class PluginProbe(Probe):
         return readings
 
     def _call_users_code(self, call: Callable[[], Any]) -> Any:
-        """Return the result of the user's code; ``ProbeError`` for any error of it."""
+        """Return the result of ``call``, which runs the user's code; an error of it is raised as
+        ``ProbeError``, because it may be of any class, such as ``SystemExit``.
+        """
         try:
             return call()
         except (Exception, SystemExit) as error:
@@ -244,12 +278,15 @@ class PluginProbe(Probe):
             raise ProbeError(text) from None
 
     def _checked_readings(self, *, detail: bool, peak: bool) -> tuple[Reading, ...]:
-        """Return the readings of the user's code; ``ProbeError`` if one of them is invalid."""
+        """Return the readings of the user's probe; ``ProbeError`` if one of them is invalid."""
         readings = self._probe.read(detail=detail, peak=peak)
         return tuple(map(self._checked_reading, readings))
 
     def _checked_reading(self, reading: Any) -> Reading:
-        """Return a reading of the user's code; ``ProbeError`` says what is wrong with it."""
+        """Return ``reading`` if it is valid; else ``ProbeError`` says why it is not.
+
+        No method of a class of the user's is called: the types are checked exactly.
+        """
         if type(reading) is not Reading:
             raise ProbeError(f"read() must return Readings, not {type(reading).__name__}")
         device = reading.device
@@ -262,27 +299,32 @@ class PluginProbe(Probe):
         if reading.method not in get_args(Method) or type(reading.note) is not str:
             methods = ", ".join(sorted(get_args(Method)))
             raise ProbeError(f"method must be one of {methods}, and note must be a string")
-        has_more_than_all = (
-            reading.total_bytes is not None and reading.current_bytes > reading.total_bytes
-        )
-        if reading.current_bytes > reading.peak_bytes or has_more_than_all:
+        exceeds_peak = reading.current_bytes > reading.peak_bytes
+        total_bytes = reading.total_bytes
+        exceeds_total = total_bytes is not None and reading.current_bytes > total_bytes
+        if exceeds_peak or exceeds_total:
             raise ProbeError(
                 "the peak must be at least the current bytes, and those at most the total"
             )
         return reading
 
     def glance(self) -> tuple[Reading, ...]:
-        return ()  # it may not be thread-safe
+        """Return nothing: the user's probe may not be thread-safe."""
+        return ()
 
     def rearm(self) -> None:
+        """Call the user's ``rearm``, if there is one (``bool()`` does nothing)."""
         self._call_users_code(getattr(self._probe, "rearm", bool))
 
     def close(self) -> None:
+        """Call the user's ``close``, if there is one."""
         self._call_users_code(getattr(self._probe, "close", bool))
 
 
 def _sizes_in(reading: Reading) -> list[object]:
-    """Return all bytes of a reading, without those that are None where that is allowed."""
+    """Return all figures of a reading that must be sizes: the optional ones may also be None, and
+    are then left out.
+    """
     optional = (
         reading.total_bytes,
         reading.reserved_bytes,
@@ -295,4 +337,5 @@ def _sizes_in(reading: Reading) -> list[object]:
 
 
 def _is_size(size: Any) -> bool:
+    """Return True for an ``int`` from 0 on: no subclass, whose comparison is the user's code."""
     return type(size) is int and size >= 0

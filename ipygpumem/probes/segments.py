@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from ipygpumem.units import format_bytes
 
@@ -17,7 +18,16 @@ MOUNT = "/dev/shm"  # noqa: S108  # nothing is written there
 BLOCK_BYTES = 512
 """Unit of ``st_blocks``; see inode(7)."""
 _CLOCK_SECONDS = 0.1
-"""The clock of files may be as much behind."""
+"""Seconds by which the clock of the file system may be behind that of ``time.time``."""
+
+
+class SegmentsSize(NamedTuple):
+    """The size of shared memory segments."""
+
+    size_bytes: int
+    """All segments."""
+    memfd_bytes: int
+    """Memfds among them."""
 
 
 class Segments:
@@ -31,45 +41,51 @@ class Segments:
         """A descriptor of the folder; None if there is none."""
         self._device_of_memfds = _device_of_memfds()
         self._made_after = time.time() - _CLOCK_SECONDS
+        """Files changed later may have been made by this process since this object was."""
         self._names: dict[int, str] = {}
         """Names by inode of the segments that this process has opened and that may outlive it."""
-        self._sizes_left: dict[str, int] = {}
+        self._abandoned_sizes: dict[str, int] = {}
         """Bytes by name of the segments that nothing of this process maps or has open, and that are
-        not unlinked.
+        not unlinked; as of the last scan.
         """
 
     @property
     def note(self) -> str:
         """The line that frees segments to which no object refers; empty if there are none."""
-        return _line_that_unlinks(self._sizes_left)
+        return _line_that_unlinks(self._abandoned_sizes)
 
-    def scan(self, used_bytes: int) -> tuple[int, int]:
-        """Return the bytes of all segments, and those of memfds among them.
+    def scan(self, used_bytes: int) -> SegmentsSize:
+        """Return the size of all segments, and update ``note``.
 
-        ``used_bytes`` are those of all files in the folder, other processes' too.
+        Args:
+            used_bytes: the bytes of all files in the folder, other processes' too.
         """
         file_sizes, memfd_sizes = self._open_sizes()
         closed_sizes = self._closed_sizes(file_sizes)
-        mapped: dict[int, int] | None = None
+        mapped_sizes: dict[int, int] | None = None  # reading them takes long
         if closed_sizes:
-            mapped = self._mapped_sizes()
-        self._sizes_left = {}
+            mapped_sizes = self._mapped_sizes()
+        self._abandoned_sizes = {}
         for inode, size in closed_sizes.items():
-            if mapped is not None and inode not in mapped:
-                self._sizes_left[self._names[inode]] = size
+            if mapped_sizes is not None and inode not in mapped_sizes:
+                self._abandoned_sizes[self._names[inode]] = size
         file_sizes.update(closed_sizes)
-        in_files = sum(file_sizes.values())
-        in_memfds = sum(memfd_sizes.values())
-        other_bytes = max(0, used_bytes - in_files)
-        if other_bytes:  # other processes', or mapped ones whose file is closed
-            if mapped is None:
-                mapped = self._mapped_sizes()
-            closed_bytes = sum(size for inode, size in mapped.items() if inode not in file_sizes)
-            other_bytes = min(other_bytes, closed_bytes)
-        return in_files + in_memfds + other_bytes, in_memfds
+        bytes_in_files = sum(file_sizes.values())
+        bytes_in_memfds = sum(memfd_sizes.values())
+        # The remaining files of the folder are other processes', or mapped here with a closed file.
+        other_bytes = max(0, used_bytes - bytes_in_files)
+        if other_bytes:
+            if mapped_sizes is None:
+                mapped_sizes = self._mapped_sizes()
+            only_mapped = [size for inode, size in mapped_sizes.items() if inode not in file_sizes]
+            other_bytes = min(other_bytes, sum(only_mapped))
+        return SegmentsSize(bytes_in_files + bytes_in_memfds + other_bytes, bytes_in_memfds)
 
     def _open_sizes(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Return the bytes by inode of the open files in the folder, and of the open memfds."""
+        """Return the bytes by inode of the open files in the folder, and of the open memfds.
+
+        Also store the names of files that this process may have made.
+        """
         file_sizes: dict[int, int] = {}
         memfd_sizes: dict[int, int] = {}
         for entry in os.scandir("/proc/self/fd"):
@@ -79,6 +95,7 @@ class Segments:
                     continue
                 if file.st_dev == self._device:
                     file_sizes[file.st_ino] = file.st_blocks * BLOCK_BYTES
+                    # A new file that has a name: it stays when this process has closed it.
                     if file.st_nlink and file.st_ctime >= self._made_after:
                         target = str(Path(entry.path).readlink())
                         self._names[file.st_ino] = target.removeprefix(f"{MOUNT}/")
@@ -89,8 +106,10 @@ class Segments:
         return file_sizes, memfd_sizes
 
     def _closed_sizes(self, open_sizes: Mapping[int, int]) -> dict[int, int]:
-        """Return the bytes by inode of the segments that were closed and are not unlinked; forget
-        the unlinked ones.
+        """Return the bytes by inode of the segments that this process has closed and not unlinked,
+        and forget the unlinked ones.
+
+        ``open_sizes`` are the open segments, by inode.
         """
         closed_sizes = dict[int, int]()
         for inode, name in list(self._names.items()):
@@ -104,8 +123,8 @@ class Segments:
         return closed_sizes
 
     def _mapped_sizes(self) -> dict[int, int]:
-        """Return the bytes by inode of each mapped file in /dev/shm; those of its address space if
-        it was unlinked.
+        """Return the bytes by inode of each mapped file in /dev/shm: its pages in memory, or the
+        size of its mappings if the file was unlinked, so that its pages cannot be counted.
         """
         device = f"{os.major(self._device):02x}:{os.minor(self._device):02x}".encode()
         paths: dict[int, Path] = {}
@@ -114,6 +133,7 @@ class Segments:
         # show as growth of the user's code.
         with Path("/proc/self/maps").open("rb") as maps:
             for line in maps:
+                # addresses, permissions, offset, device, inode, path
                 fields = line.rstrip(b"\n").split(None, 5)
                 if fields[3] != device or len(fields) < 6:  # a line without a path
                     continue
@@ -136,8 +156,12 @@ class Segments:
 
 
 def linked_bytes(segment: str, inode: int | None = None) -> int | None:
-    """Return the bytes of shared memory that has not been unlinked; None where the system does not
-    show them.
+    """Return the bytes of a shared memory segment; 0 if it has been unlinked, and None on systems
+    that do not show it.
+
+    Args:
+        segment: its name, as in ``SharedMemory.name``.
+        inode: its inode number: another segment that now has the name does not count.
     """
     if sys.platform != "linux":
         return None
@@ -149,7 +173,9 @@ def linked_bytes(segment: str, inode: int | None = None) -> int | None:
 
 
 def _line_that_unlinks(segments: Mapping[str, int]) -> str:
-    """Return the line that unlinks segments; empty without any."""
+    """Return the note with the line that unlinks segments, given as sizes by name; empty without
+    any.
+    """
     if not segments:
         return ""
     lines = "; ".join(f"SharedMemory({name!r}).unlink()" for name in segments)
@@ -162,7 +188,7 @@ def _open_mount() -> tuple[int | None, int]:
     """Return a descriptor of the folder and its device number; None and 0 if there is none."""
     try:
         mount = os.open(MOUNT, os.O_RDONLY)
-        os.fstatvfs(mount)
+        os.fstatvfs(mount)  # every scan needs it
     except (OSError, AttributeError):  # not Linux
         return None, 0
     return mount, os.fstat(mount).st_dev
@@ -170,7 +196,9 @@ def _open_mount() -> tuple[int | None, int]:
 
 @functools.cache
 def _device_of_memfds() -> int | None:
-    """Return the device number of the kernel's own mount, on which all memfds are."""
+    """Return the device number of the kernel's own mount, on which all memfds are; None if the
+    system has no memfds.
+    """
     create = getattr(os, "memfd_create", None)
     if create is None:
         return None

@@ -13,8 +13,8 @@ from ipygpumem.probes.malloc import free_heap_bytes, trim_heap
 
 
 class AtMost(NamedTuple):
-    """Maximum number of bytes of RAM that a step can have freed, by its own count or by an
-    allocator.
+    """A step's result: the maximum number of bytes of RAM that it can have freed, by its own count
+    or by an allocator's.
     """
 
     size_bytes: int
@@ -46,8 +46,8 @@ def _empty_torch_cache(torch: Any, backend: str, module: Any) -> None:
 
 
 def private_pools(backend: str) -> bool | None:
-    """Return True if a captured graph, whose addresses must stay, may exist; None if the allocator
-    hides it.
+    """Return True if torch's allocator has a private pool on a device of ``backend``, as of a
+    captured CUDA graph, whose addresses must stay the same; None if the allocator cannot say.
     """
     try:
         by_device = snapshots(backend)
@@ -60,7 +60,7 @@ def private_pools(backend: str) -> bool | None:
 
 
 def _call_if_present(torch: Any, name: str) -> None:
-    """Call a private function of torch, which some builds do not have."""
+    """Call the function ``name`` of ``torch._C``, which some builds do not have."""
     function = getattr(torch._C, name, None)
     if function is not None:
         function()
@@ -85,8 +85,8 @@ def release_pyarrow_pool() -> bool:
     if pool.max_memory() == 0:
         return False
     pool.release_unused()
-    # the pool reports its free pages nowhere, and may hold more of them than the most it had
-    # allocated
+    # True, so that the whole decrease of RAM counts: the pool reports its free pages nowhere, and
+    # may have more of them than its highest allocation.
     return True
 
 
@@ -94,7 +94,8 @@ def trim_host_heap() -> AtMost | bool:
     """Ask glibc to free the heap's unused pages.
 
     Returns:
-        False if it freed none; else the heap's unused bytes before, or True if these are unknown.
+        False if it freed none; else the heap's unused bytes before, which it can have freed at
+        most; True if these are unknown.
     """
     free_bytes = free_heap_bytes()
     if not trim_heap():

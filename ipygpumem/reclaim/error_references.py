@@ -13,8 +13,8 @@ from ipygpumem.notebook import cell_of_output, deletion_of_output
 from ipygpumem.reclaim.stored_errors import (
     CLEARABLE_TYPES,
     DICT_TYPES,
-    Path,
-    has_places,
+    KeyPath,
+    has_assignable_items,
     items_of,
     key_code,
 )
@@ -37,8 +37,9 @@ class ErrorReference(NamedTuple):
 
     @property
     def order(self) -> int:
-        """Places before the containers' names; outputs last: ``%xdel`` deletes names that share the
-        object.
+        """The rank of the reference among the statements of a line: assignments first, because they
+        use the containers' names, which other statements may delete. Outputs come last: their
+        ``%xdel`` also deletes names of the same object.
         """
         if self.target:
             return 0
@@ -46,8 +47,9 @@ class ErrorReference(NamedTuple):
 
 
 def line_that_removes(references: Iterable[ErrorReference], *, collects: bool) -> str:
-    """Return the line that removes all references, such as ``a["x"] = b[0] = None; runs.clear()``;
-    ``collects`` if it also collects garbage.
+    """Return the line that removes all references, such as ``a["x"] = b[0] = None; runs.clear()``.
+
+    With ``collects``, it also collects garbage, because the errors refer to themselves.
     """
     ordered = sorted(references, key=lambda reference: reference.order)
     targets = [reference.target for reference in ordered if reference.target]
@@ -68,7 +70,7 @@ def _as_code(statement: str) -> str:
     return call_of_magic(statement) if statement.startswith("%") else statement
 
 
-def reference_to(name: str, container: Any, path: Path) -> ErrorReference:
+def reference_to(name: str, container: Any, path: KeyPath) -> ErrorReference:
     """Return the reference to a stored error.
 
     Args:
@@ -84,8 +86,8 @@ def reference_to(name: str, container: Any, path: Path) -> ErrorReference:
 
 
 def _reference_to_container(name: str, container: Any) -> ErrorReference:
-    """Return the reference to a named container that is emptied, ``errors.clear()``, or else
-    deleted, ``del errors``.
+    """Return the reference to a named container of errors. It is emptied, ``errors.clear()``, or
+    deleted if it cannot be emptied, as a tuple: ``del errors``.
     """
     statement = _deleting_statement(name)
     if id(type(container)) in CLEARABLE_TYPES:
@@ -94,18 +96,19 @@ def _reference_to_container(name: str, container: Any) -> ErrorReference:
     return ErrorReference(name, statement, loses=loses)
 
 
-def _reference_to_item(name: str, container: Any, path: Path) -> ErrorReference:
+def _reference_to_item(name: str, container: Any, path: KeyPath) -> ErrorReference:
     """Return the reference to an item, ``runs["first"][0]``, which is set to None.
 
-    If the path goes on through a key without code, or through a set, the item before is set to None
-    as a whole: ``runs["first"]``.
+    If a later key has no source text, as a user's object, or the item before it is a set or a
+    tuple, that item is set to None as a whole: ``runs["first"]``. The reference then says that its
+    other items are lost.
     """
     steps = ""
     loses = ""
     inner = container
     for key in path:
         code = key_code(key)
-        if not code or not has_places(inner):
+        if not code or not has_assignable_items(inner):
             if _has_other_items(inner):
                 loses = f"{name}{steps}"
             break
@@ -116,11 +119,10 @@ def _reference_to_item(name: str, container: Any, path: Path) -> ErrorReference:
 
 
 def _item_at(container: Any, key: object) -> Any:
-    """Return an item of a list, deque or dict; a lookup in a dict may compare the user's keys with
-    this one.
-    """
+    """Return the item of a list, deque or dict at a key that it has."""
     if id(type(container)) not in DICT_TYPES:
         return container[key]
+    # No lookup, which might call the comparison of a user's key.
     for candidate, value in list(container.items()):
         if candidate is key:
             return value
@@ -128,8 +130,10 @@ def _item_at(container: Any, key: object) -> Any:
 
 
 def _code_of_name(name: str) -> str:
-    """Return the code for an output, such as ``_3``, or for a name: ``results``, but
-    ``globals()["my results"]`` for one that is no identifier.
+    """Return the source text by which the user's code reads a variable or an output.
+
+    It is ``results`` for a variable, ``globals()["my results"]`` for one that is no identifier, and
+    for the output ``Out[5]`` its name.
     """
     if cell_of_output(name) is not None:
         return name
@@ -137,7 +141,7 @@ def _code_of_name(name: str) -> str:
 
 
 def _deleting_statement(name: str) -> str:
-    """Return the statement that deletes a name or an output."""
+    """Return the statement that deletes a name, ``del results``, or an output."""
     number = cell_of_output(name)
     if number is not None:
         return deletion_of_output(number)
@@ -145,8 +149,8 @@ def _deleting_statement(name: str) -> str:
 
 
 def _has_other_items(container: Any) -> bool:
-    """Return True if a container also has items that are no errors, nor parts of
-    ``sys.exc_info()``.
+    """Return True if a container also has items other than errors and the parts of
+    ``sys.exc_info()``: types and tracebacks.
     """
     items = items_of(container)
     parts_of_errors = kinds_of(items, BaseException, type, TracebackType)

@@ -16,20 +16,22 @@ def chain(error: BaseException) -> Iterator[BaseException]:
     """Yield ``error`` and all exceptions that it keeps alive, each once: members of groups, causes
     and contexts.
     """
-    visited: set[int] = set()
-    waiting = [error]
-    while waiting:
-        current = waiting.pop()
-        if id(current) in visited:
+    visited_ids: set[int] = set()
+    to_visit = [error]
+    while to_visit:
+        current = to_visit.pop()
+        if id(current) in visited_ids:
             continue
-        visited.add(id(current))
+        visited_ids.add(id(current))
         yield current
         linked = field(current, "__cause__"), field(current, "__context__"), *members(current)
-        waiting.extend(item for item in linked if item is not None)
+        to_visit.extend(item for item in linked if item is not None)
 
 
 def field(error: BaseException, name: str) -> Any:
-    """Return a field that every exception has, without running user code."""
+    """Return a field that every exception has, such as ``args``, without running code of a user's
+    class, as its ``__getattribute__``.
+    """
     return BaseException.__dict__[name].__get__(error)
 
 
@@ -49,9 +51,11 @@ def members(error: BaseException) -> tuple[BaseException, ...]:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the exception's message if it is plain text; never calls the user's ``__str__``."""
+    """Return the texts among the exception's arguments, joined; the user's ``__str__`` is never
+    called.
+    """
     if is_instance(error, MemoryError) and module_of(error).partition(".")[0] == "numpy":
-        return str(error)  # written from a shape and a dtype
+        return str(error)  # its arguments are a shape and a dtype, from which NumPy writes a text
     return " ".join(part for part in field(error, "args") if type(part) is str)
 
 

@@ -41,8 +41,8 @@ _POISON_TEXT = re.compile(
 """Marks a CUDA error after which no later call works. torch mentions "device-side assertions" below
 each of them.
 """
-_SMALL_SHARE = 16
-"""A mount with less than this part of its size free counts as full."""
+_FULL_SHARE = 16
+"""A mount counts as full if at most one part in so many of its size is free."""
 
 _Place = Literal["host", "shm", ""]
 
@@ -53,9 +53,12 @@ class Failure:
 
     kind: Literal["oom", "interrupt", "error"]
     error: str
+    """The name of the exception's type."""
     message: str
     requested_bytes: int | None = None
+    """Bytes that an out-of-memory error says were asked for; None if it does not say."""
     poisoned: bool = False
+    """True if no later call to the device works, until the kernel is restarted."""
     place: _Place = ""
     """The memory used up, if the error tells: RAM (no Python code raised the error) or shared
     memory.
@@ -63,24 +66,26 @@ class Failure:
 
 
 def classify(error: BaseException) -> Failure:
-    """Return the kind of failure of ``error``, by its whole chain: trainers turn a Ctrl-C into
-    ``SystemExit``.
+    """Return the kind of failure of ``error``.
+
+    It goes by the whole chain of causes and contexts: trainers turn a Ctrl-C into ``SystemExit``,
+    and code wraps out-of-memory errors in its own (``raise TrainingFailed from error``).
     """
     errors = list(chain(error))
     poisoned = any(map(_poisons_device, errors))
     interrupts = [item for item in errors if is_instance(item, KeyboardInterrupt)]
     if not interrupts and _is_cancelled(error):
         interrupts = [error]
-    ooms = _ending_oom_errors(errors, error, interrupts)
-    if ooms:
-        oom = ooms[0]
+    oom_errors = _ending_oom_errors(errors, error, interrupts)
+    if oom_errors:
+        oom_error = oom_errors[0]
         return Failure(
             "oom",
-            type_name(oom),
-            message_of(oom),
-            _requested_bytes_in(oom),
+            type_name(oom_error),
+            message_of(oom_error),
+            _requested_bytes_in(oom_error),
             poisoned,
-            _memory_used_up(oom),
+            _memory_used_up(oom_error),
         )
     if interrupts:
         interrupt = interrupts[0]
@@ -109,10 +114,14 @@ def _ending_oom_errors(
 
 
 def _is_cancelled(error: BaseException) -> bool:
-    """Return True if the kernel may have cancelled the cell; behind other errors it is a timeout or
-    a group.
+    """Return True if ``error`` may mean that the kernel has cancelled the cell, as it does on a
+    Ctrl-C in a cell with a top-level ``await``.
+
+    Only the error that left the cell is asked: in the chain of another one, a ``CancelledError``
+    comes from a timeout or a task group.
     """
     names = class_names(error)
+    # asyncio's derives from BaseException; that of ``concurrent.futures`` is an Exception.
     return "CancelledError" in names and "Exception" not in names
 
 
@@ -151,7 +160,9 @@ def _requested_bytes_in(error: BaseException) -> int | None:
 
 
 def _memory_used_up(error: BaseException) -> _Place:
-    """Return the memory that an out-of-memory error says was used up."""
+    """Return the memory that was used up, as far as an out-of-memory error tells; empty for that of
+    a device, or if it is unknown.
+    """
     if _fills_shm(error):
         return "shm"
     if is_about_host(error) and not passed_a_raise(error):
@@ -161,15 +172,20 @@ def _memory_used_up(error: BaseException) -> _Place:
 
 def is_about_host(error: BaseException) -> bool:
     """Return True if an out-of-memory error is about RAM, not about a device's memory."""
-    is_cupys = "OutOfMemoryError" in class_names(error)
-    if is_instance(error, MemoryError) and not is_cupys:
+    # CuPy's OutOfMemoryError, which is about a device, derives from MemoryError.
+    is_about_device = "OutOfMemoryError" in class_names(error)
+    if is_instance(error, MemoryError) and not is_about_device:
         return True
     message = message_of(error)
     return any(word in message for word in NATIVE_HOST_WORDS)
 
 
 def passed_a_raise(error: BaseException) -> bool:
-    """Return True if Python code raised ``error``, the first time or again, or nothing did."""
+    """Return True if Python code raised ``error``, the first time or again: one of the functions in
+    its traceback stopped at a ``raise``. Also without a traceback: the error was never raised.
+
+    An error that the interpreter or a C function raised itself, for lack of memory, passes none.
+    """
     operations = list[str]()
     for step in steps(traceback_of(error)):
         instruction = step.tb_frame.f_code.co_code[step.tb_lasti]
@@ -178,8 +194,8 @@ def passed_a_raise(error: BaseException) -> bool:
 
 
 def _fills_shm(error: BaseException) -> bool:
-    """Return True if an error says that shared memory was refused, or may come from it and it is
-    full.
+    """Return True if an error means that shared memory is used up: the error says so, or it may be
+    about shared memory, which is full now.
     """
     if is_instance(error, RuntimeError):
         message = message_of(error)
@@ -206,7 +222,7 @@ def _shm_is_full() -> bool:
         usage = shutil.disk_usage(MOUNT)
     except OSError:
         return False
-    return usage.free <= usage.total // _SMALL_SHARE
+    return usage.free <= usage.total // _FULL_SHARE
 
 
 def _disks_have_space() -> bool:

@@ -33,6 +33,7 @@ from ipygpumem.units import MIB
 _MOST_ERRORS = 200
 """Maximum number of errors that hold more than numbers and text to examine."""
 _NAMES_SHOWN = 3
+"""Maximum number of names of rows to show for an error."""
 
 
 def find(
@@ -42,6 +43,9 @@ def find(
     allowance: Allowance,
 ) -> tuple[KeptError, ...]:
     """Return the memory that only errors keep alive, the largest first.
+
+    Errors that keep each other alive are one group with one row, because only the removal of all
+    references to them frees their memory.
 
     Args:
         last: the errors that ``sys`` keeps.
@@ -56,7 +60,8 @@ def find(
     for number, group in enumerate(groups):
         errors += group.errors.values()
         for place in _places_of_errors(list(group.errors.values())):
-            # In the place of a line: the group, by which the rows are sorted below.
+            # The number of the group instead of a line, which an attribute does not have: so each
+            # row names its group below.
             places.append(place._replace(line=number))
     memory = held_by_places(places, notebook, errors, [], allowance)
     rows_by_group: dict[int, list[RetainedArray]] = {}
@@ -77,7 +82,14 @@ def _kept_error(
     *,
     is_complete: bool,
 ) -> KeptError:
-    """Return the record of a group of errors, whose memory the rows list."""
+    """Return the record of a group of errors.
+
+    Args:
+        group: the group.
+        rows: the memory that it holds.
+        notebook: the notebook's names.
+        is_complete: False if not all memory of the errors was listed.
+    """
     collects = any(_keeps_itself(error, notebook) for error in group.errors.values())
     places = [reference.place for reference in group.references]
     losses = [reference.loses for reference in group.references]
@@ -100,8 +112,8 @@ def _joined_once(texts: Iterable[str]) -> str:
 
 # -- the errors that can be reached -------------------------------------------------------------
 
-_CONTAINERS = {id(tuple), id(dict)}
-"""Types of the containers of an error's arguments and attributes."""
+_CONTAINER_TYPES = {id(tuple), id(dict)}
+"""Identities of the types of an error's arguments and attributes."""
 _CLASS = {id(type)}
 
 
@@ -114,7 +126,8 @@ def _reachable(
     for error in last:
         yield error, ErrorReference("", FORGET_LAST_ERROR)
     for entries in chunks(stored_errors(named, allowance)):
-        if not _may_hold_memory([entry[0] for entry in entries]):
+        # One question for many errors first: most hold only a text.
+        if not _may_hold_memory([error for error, *_ in entries]):
             continue
         for error, name, container, path in entries:
             if _may_hold_memory([error]):
@@ -123,11 +136,11 @@ def _reachable(
 
 def _may_hold_memory(errors: Sequence[BaseException]) -> bool:
     """Return True if one of some errors may lead to more than numbers and text, or to a MiB of
-    these.
+    these, by its arguments, its attributes, or its traceback.
     """
     referents = gc.get_referents(*errors)
-    contents = gc.get_referents(*of_types(_CONTAINERS, referents))
-    types = (types_of(referents) - _CONTAINERS) | types_of(contents)
+    contents = gc.get_referents(*of_types(_CONTAINER_TYPES, referents))
+    types = (types_of(referents) - _CONTAINER_TYPES) | types_of(contents)
     if not types <= ATOMS | _CLASS:  # such as a traceback, or a list among the arguments
         return True
     numbers_and_texts = of_types(ATOMS, [*referents, *contents])
@@ -142,12 +155,17 @@ class _Group:
     """Errors that keep each other alive, and everything that refers to one of them from outside."""
 
     errors: dict[int, BaseException] = field(default_factory=dict)
-    """Errors and everything in their chains, by identity."""
+    """Errors and all errors in their chains, by identity."""
     references: list[ErrorReference] = field(default_factory=list)
+    """The references that the user has to remove."""
 
 
 def _grouped(reachable: Iterable[tuple[BaseException, ErrorReference]]) -> list[_Group]:
-    """Return the errors in groups, so that no two groups share an error or a statement."""
+    """Return the errors in groups, so that no two groups share an error or a reference.
+
+    For ``first = error; second = error.__cause__`` there is one group: the first error keeps the
+    second alive. ``reachable`` are errors with the references to them.
+    """
     groups = list[_Group]()
     for error, reference in reachable:
         merged = _Group({id(linked): linked for linked in exceptions.chain(error)})
@@ -176,24 +194,26 @@ def _keeps_itself(error: BaseException, notebook: Mapping[str, object]) -> bool:
     caught the error, kept it in a local, and returned it.
     """
     reached_ids = {id(notebook), id(vars(builtins)), id(error)}
-    waiting: list[object] = [error]
-    while waiting:
-        referents = _referents_of(waiting)
+    newly_reached: list[object] = [error]
+    while newly_reached:
+        referents = _referents_of(newly_reached)
         if any(item is error for item in referents):
             return True
-        waiting = []
+        newly_reached = []
         for item in referents:
             if id(item) in reached_ids or not _may_lead_to_error(item):
                 continue
             reached_ids.add(id(item))
-            waiting.append(item)
+            newly_reached.append(item)
             if len(reached_ids) > _LONGEST_CYCLE:
                 return True
     return False
 
 
 def _referents_of(items: list[object]) -> list[object]:
-    """Return the objects that some objects refer to, and the locals that tracebacks lead to."""
+    """Return the objects that some objects refer to, and the locals of tracebacks' functions, to
+    which the collector reports no reference.
+    """
     referents = gc.get_referents(*items)
     for item in items:
         if is_instance(item, TracebackType):
@@ -202,8 +222,8 @@ def _referents_of(items: list[object]) -> list[object]:
 
 
 def _may_lead_to_error(item: object) -> bool:
-    """Return False for an object that cannot lead to an error, or leads to everything, and for a
-    container of so many items that a list of them would take long.
+    """Return True if an object is to be followed: not if it cannot lead to an error, leads to
+    everything, or has so many items that a list of them would take long.
     """
     if id(type(item)) in _NOT_FOLLOWED:
         return False
@@ -212,22 +232,25 @@ def _may_lead_to_error(item: object) -> bool:
     return id(type(item)) not in READ_TYPES or len(item) <= _LONGEST_CYCLE  # type: ignore[arg-type]
 
 
-# -- what they hold -----------------------------------------------------------------------------
+# -- the memory behind errors -------------------------------------------------------------------
 
 
 def _places_of_errors(errors: Sequence[BaseException]) -> Iterator[Place]:
-    """Yield the attributes of errors, and the locals of their frames; two errors may have the same
-    names.
+    """Yield the attributes of errors, and the locals of their frames, as places.
+
+    Two errors may have the same names, so the identity of the error or frame stands for the
+    function, which distinguishes the places of one name.
     """
-    with_frames_listed = set[int]()
+    ids_with_frames_listed = set[int]()
     for error in errors:
         prefix = f"{type_name(error)}." if len(errors) > 1 else ""
         for name, value in _attributes_of_error(error):
             if id(type(value)) not in ATOMS or sys.getsizeof(value) >= MIB:
                 yield Place(prefix + name, value, str(id(error)))
-        if id(error) in with_frames_listed:
+        if id(error) in ids_with_frames_listed:
             continue
-        with_frames_listed.update(map(id, exceptions.chain(error)))
+        # The frames of an error include those of all errors in its chain.
+        ids_with_frames_listed.update(map(id, exceptions.chain(error)))
         for frame, _ in finished_frames(error):
             for name, value in names_in(frame).items():
                 label = f"{name} of {frame.f_code.co_name}()"

@@ -3,6 +3,9 @@
 A tensor in a local is described in microseconds. Everything else has to be walked, so a list of two
 million references may take seconds. Walks stop once the allowance is spent; then a built-in
 container counts at least with its own bytes.
+
+A place is a name that keeps an object alive, such as a local of a function in a traceback. Its rows
+are for its arrays, for the memory that autograd keeps behind them, and for all other memory.
 """
 
 from __future__ import annotations
@@ -28,16 +31,17 @@ from ipygpumem.reclaim.frames import finished_frames, frames_of, names_in
 from ipygpumem.records import CutListing, RetainedArray
 from ipygpumem.units import MIB
 
-_LEAST = MIB
+_SMALLEST_BYTES = MIB
 """Minimum bytes of a local's memory besides arrays."""
 _MEASURED_TOGETHER = 50
 """Number of locals that are first measured together."""
-_MOST_UNTIMED = 1000
+_PLACES_READ_ANYWAY = 1000
 """Number of locals to read even if memory is short: tensors and arrays among them are still listed.
 """
-_MOST_SHARES = 3
-"""An object may take a third of the time that is left for it and all later ones."""
-_WITH_OWN_BYTES = set(map(id, (*CONTAINERS, str, bytes, bytearray)))
+_PARTS_OF_TIME = 3
+"""One object may take a third of the time that is left for it and all later ones."""
+_TYPES_WITH_OWN_BYTES = set(map(id, (*CONTAINERS, str, bytes, bytearray)))
+"""Identities of the types whose ``sys.getsizeof`` runs no user code and may be large."""
 
 
 class Place(NamedTuple):
@@ -46,21 +50,31 @@ class Place(NamedTuple):
     name: str
     value: object
     function: str = ""
+    """The function of which it is a local; empty if it is none."""
     line: int = 0
+    """The line at which the function stopped."""
     call: int = 0
     """Number of the function's call in a traceback: a recursive function is there several times."""
 
-    def key(self, title: str = "") -> tuple[str, str, int]:
-        """Return the key of a row with a title, by default the name."""
+    def key(self, title: str = "") -> RowKey:
+        """Return the key of a row of this place; ``title`` is the row's name if it is not that of
+        the place, as ``gradients of model``.
+        """
         return title or self.name, self.function, self.call
+
+
+RowKey = tuple[str, str, int]
+"""Identifies a row: its name, the function, and the number of the function's call."""
 
 
 @dataclass
 class HeldMemory:
-    """The memory that errors hold: its rows, the largest first, and how the list was cut."""
+    """The memory that errors hold."""
 
     rows: tuple[RetainedArray, ...] = ()
+    """The largest first."""
     cut: CutListing | None = None
+    """How far the list got, if it is not complete."""
 
     @property
     def size_bytes(self) -> int:
@@ -81,8 +95,10 @@ def held_by_frames(
     """
     places, unread_places = _places_in_frames(error, allowance)
     errors = list(chain(error))
-    its_frames = frames_of(error)  # the notebook may refer to them, too
-    return held_by_places(places, notebook, errors, its_frames, allowance, unread_places)
+    # The notebook may refer to a frame, as by ``frame = sys._getframe()``. The walk from its names
+    # must not take the locals there for the notebook's.
+    frames = frames_of(error)
+    return held_by_places(places, notebook, errors, frames, allowance, unread_places)
 
 
 def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[Place], int]:
@@ -93,11 +109,12 @@ def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[
     unread_places = 0
     reading = allowance.share(2)
     for call, (frame, line) in enumerate(finished_frames(error)):
-        if reading.is_spent() and (reading.reason == "time" or len(places) > _MOST_UNTIMED):
+        # Memory is often short here: it ran out. Some locals are read all the same.
+        if reading.is_spent() and (reading.reason == "time" or len(places) > _PLACES_READ_ANYWAY):
             unread_places += frame.f_code.co_nlocals
             continue
         for name, value in names_in(frame).items():
-            if id(type(value)) not in ATOMS or sys.getsizeof(value) >= _LEAST:
+            if id(type(value)) not in ATOMS or sys.getsizeof(value) >= _SMALLEST_BYTES:
                 places.append(Place(name, value, frame.f_code.co_name, line, call))
     return places, unread_places
 
@@ -111,6 +128,9 @@ def held_by_places(
     unread_places: int = 0,
 ) -> HeldMemory:
     """Return the memory that ``places`` keep alive and ``notebook`` does not.
+
+    After most errors, the locals hold less than a MiB. A first search without the notebook finds
+    that out: walking from all names of the notebook would take long.
 
     Args:
         places: the names and their objects.
@@ -126,7 +146,7 @@ def held_by_places(
         quick_search = _PlaceSearch(places, (), errors, passed_over, allowance.share(3))
         quick_search.run()
         if not quick_search.rows and not quick_search.uncounted:
-            return HeldMemory()  # as after most errors, without a search of the notebook's names
+            return HeldMemory()
     search = _PlaceSearch(places, list(notebook.values()), errors, passed_over, allowance)
     search.run()
     rows = sorted(_one_row_for_each_line(search.rows.values()), key=lambda row: -row.size_bytes)
@@ -146,22 +166,25 @@ def _surely_have_rows(places: Sequence[Place]) -> bool:
     loaded_types = [kind for kind in array_types if kind is not None]
     if kinds_of(values, *loaded_types):
         return True
-    sizes = map(sys.getsizeof, of_types(_WITH_OWN_BYTES, values))
-    return max(sizes, default=0) >= _LEAST
+    sizes = map(sys.getsizeof, of_types(_TYPES_WITH_OWN_BYTES, values))
+    return max(sizes, default=0) >= _SMALLEST_BYTES
 
 
 def _own_bytes(value: object) -> int:
     """Return the bytes of a built-in container, text or bytes object without its items; 0 for any
     other object.
     """
-    if id(type(value)) in _WITH_OWN_BYTES:
+    if id(type(value)) in _TYPES_WITH_OWN_BYTES:
         return sys.getsizeof(value)
     return 0
 
 
 @dataclass
 class _PlaceSearch:
-    """Searches the memory behind places: arrays first, then all other objects."""
+    """Searches the memory behind places: arrays first, then all other objects.
+
+    ``run`` does it once; ``rows``, ``uncounted`` and ``reason`` are its result.
+    """
 
     places: Sequence[Place]
     """Names that keep objects alive, in functions or exceptions."""
@@ -172,7 +195,7 @@ class _PlaceSearch:
     passed_over: Sequence[object]
     """Other objects that are not entered."""
     allowance: Allowance
-    rows: dict[tuple[str, str, int], RetainedArray] = field(default_factory=dict)
+    rows: dict[RowKey, RetainedArray] = field(default_factory=dict)
     """The rows by the keys of their places."""
     uncounted: set[int] = field(default_factory=set)
     """Positions of the places that were not counted, or only in part."""
@@ -180,7 +203,7 @@ class _PlaceSearch:
     """Why they were not counted."""
     own_bytes: list[int] = field(default_factory=list)
     """Bytes of each place's object without its items."""
-    alone: set[int] = field(default_factory=set)
+    held_by_frames_alone: set[int] = field(default_factory=set)
     """Positions of large containers to which only frames refer: they are not the notebook's, too.
     """
 
@@ -188,38 +211,43 @@ class _PlaceSearch:
         """Fill the rows."""
         occurrences = Counter(id(place.value) for place in self.places)
         self.own_bytes = [_own_bytes(place.value) for place in self.places]
-        for position, place in enumerate(self.places):  # before a walk refers to the objects
-            if self.own_bytes[position] < _LEAST:
+        # First of all, because a walk refers to the objects, too.
+        for position, place in enumerate(self.places):
+            if self.own_bytes[position] < _SMALLEST_BYTES:
                 continue
             if _is_held_by_frames_alone(place, occurrences[id(place.value)]):
-                self.alone.add(position)
+                self.held_by_frames_alone.add(position)
         graphs = self._add_arrays()
         self._add_other_memory(graphs)
 
     def _note_cut(self, position: int, allowance: Allowance) -> None:
-        """Note that a place was not counted in full."""
+        """Note that a place was not counted in full, because ``allowance`` was spent, or else there
+        were too many objects.
+        """
         self.uncounted.add(position)
-        if self.reason != "memory":
+        if self.reason != "memory":  # the most important one, if there are several
             self.reason = allowance.reason or self.reason or "objects"
 
     # -- tensors and arrays ---------------------------------------------------------------------
 
     def _add_arrays(self) -> list[list[Any]]:
-        """Add the rows of tensors and arrays; return the memory that autograd keeps."""
+        """Add the rows of tensors and arrays; return the tensors that autograd keeps behind them,
+        one list for each graph.
+        """
         allowance = self.allowance.share(2)
         search = self._search_after_notebook(allowance)
         for position, place in enumerate(self.places):
-            share = allowance.share(min(_MOST_SHARES, len(self.places) - position))
+            share = allowance.share(min(_PARTS_OF_TIME, len(self.places) - position))
             search.begin(share)
             search.add(place)
             if not search.complete:
-                search.add_alone(place)
+                search.add_array_itself(place)
                 self._note_cut(position, share)
         search.begin(allowance)
-        unfinished = {place.key() for place in search.add_autograd(allowance)}
-        if unfinished:
+        unfinished_keys = {place.key() for place in search.add_autograd(allowance)}
+        if unfinished_keys:
             for position, place in enumerate(self.places):
-                if place.key() in unfinished:
+                if place.key() in unfinished_keys:
                     self._note_cut(position, allowance)
         self.rows.update(search.rows)
         return search.graphs
@@ -230,7 +258,7 @@ class _PlaceSearch:
         """
         search = _ArrayCollector(allowance.share(2))
         search.pass_over(*self.errors, *self.passed_over)
-        search.left = MOST_AT_START
+        search.left = MOST_AT_START  # the notebook may have more objects than the places
         search.add(Place("", self.notebook_values))
         search.add_autograd(allowance.share(2))
         search.left = MOST_OBJECTS
@@ -239,7 +267,8 @@ class _PlaceSearch:
     # -- other memory ---------------------------------------------------------------------------
 
     def _add_other_memory(self, graphs: list[list[Any]]) -> None:
-        """Add the memory of places that is no array, and that the notebook's names do not hold.
+        """Add the rows of places that hold at least a MiB besides arrays, without memory of the
+        notebook's names.
 
         Args:
             graphs: the tensors that each autograd graph keeps; graphs have rows of their own.
@@ -249,31 +278,33 @@ class _PlaceSearch:
             return
         allowance = self.allowance.share(2)
         sizes = self._new_sizes(allowance)
-        sizes.together([graphs, self.notebook_values])  # counted: later measurements leave it out
+        sizes.exclude([graphs, self.notebook_values])
         if not sizes.complete:  # some of the places' memory may be the notebook's
             for position in candidates:
                 self._note_cut(position, allowance)
                 self._add_row_of_memory(position, Size({}, complete=False))
             return
         for number, position in enumerate(candidates):
-            sizes.allowance = self.allowance.share(min(_MOST_SHARES, len(candidates) - number))
+            sizes.allowance = self.allowance.share(min(_PARTS_OF_TIME, len(candidates) - number))
             size = sizes.measure(self.places[position].value)
             if not size.complete:
                 self._note_cut(position, sizes.allowance)
             self._add_row_of_memory(position, size)
 
     def _new_sizes(self, allowance: Allowance) -> Sizes:
-        """Return a measurement that does not enter the errors."""
+        """Return a measurement that does not enter the errors, which lead to everything."""
         sizes = Sizes(limit=MOST_SIZED // 4, allowance=allowance)
         sizes.pass_over(map(id, self.errors))
         return sizes
 
     def _positions_of_large(self) -> list[int]:
-        """Return the positions of the places that may hold a MiB besides arrays: a few places are
-        measured together, and left out together.
+        """Return the positions of the places that may hold a MiB besides arrays.
+
+        Most places hold little, so some places are measured together: if they hold less than a MiB
+        in all, none of them is measured alone.
         """
         every_position = range(len(self.places))
-        if max(self.own_bytes, default=0) >= _LEAST:
+        if max(self.own_bytes, default=0) >= _SMALLEST_BYTES:
             return list(every_position)
         sizes = self._new_sizes(self.allowance.share(3))
         total_bytes = 0
@@ -281,32 +312,37 @@ class _PlaceSearch:
         for positions in chunks(every_position, _MEASURED_TOGETHER):
             size_bytes = sizes.together([self.places[position].value for position in positions])
             total_bytes += size_bytes
-            if size_bytes >= _LEAST or not sizes.complete:
+            if size_bytes >= _SMALLEST_BYTES or not sizes.complete:
                 candidates += positions
             if not sizes.complete:  # an unknown size, which may be large
-                total_bytes += _LEAST
+                total_bytes += _SMALLEST_BYTES
         array_bytes = sum(row.size_bytes for row in self.rows.values())
-        if sizes.complete and total_bytes < array_bytes + _LEAST:
-            return []
+        if sizes.complete and total_bytes < array_bytes + _SMALLEST_BYTES:
+            return []  # all that is large are arrays, which have their rows
         return candidates
 
     def _add_row_of_memory(self, position: int, size: Size) -> None:
-        """Add the row of a place; a large container that was not counted in full has at least its
-        own bytes.
+        """Add the row of a place with memory besides arrays, in place of the row of its arrays.
+
+        Args:
+            position: the position of the place.
+            size: the memory behind it, arrays included. If it was not counted in full, a large
+                container that only frames refer to has at least its own bytes.
         """
         place = self.places[position]
         own_bytes = self.own_bytes[position]
-        if not size.complete and position in self.alone and size.size_bytes < own_bytes:
+        is_own = position in self.held_by_frames_alone
+        if is_own and not size.complete and size.size_bytes < own_bytes:
             size = Size({"cpu": own_bytes}, complete=False)
         if not size.device_bytes:
             return
-        row = self.rows.get(place.key())
+        row_of_arrays = self.rows.get(place.key())
         array_bytes = 0
         arrays = 0
-        if row is not None:
-            array_bytes = row.size_bytes
-            arrays = row.arrays
-        if size.size_bytes < array_bytes + _LEAST:
+        if row_of_arrays is not None:
+            array_bytes = row_of_arrays.size_bytes
+            arrays = row_of_arrays.arrays
+        if size.size_bytes < array_bytes + _SMALLEST_BYTES:
             return
         self.rows[place.key()] = replace(
             row_of([place.value], size),
@@ -318,22 +354,22 @@ class _PlaceSearch:
 
 
 def _one_row_for_each_line(rows: Iterable[RetainedArray]) -> list[RetainedArray]:
-    """Return the rows, with one in place of those of a name in several calls of a function that
-    are at the same line.
+    """Return the rows with equal ones joined: a recursive function may have a thousand rows of one
+    name, which differ only in the call. Their sizes are added.
     """
-    by_line = dict[tuple[str, ...], list[RetainedArray]]()
+    rows_by_line = dict[tuple[str, ...], list[RetainedArray]]()
     for row in rows:
         key = (row.name, row.function, str(row.line), row.type_name, row.dtype, row.device)
-        by_line.setdefault(key, []).append(row)
-    of_lines = list[RetainedArray]()
-    for rows_of_line in by_line.values():
-        joined = rows_of_line[0]
+        rows_by_line.setdefault(key, []).append(row)
+    joined_rows = list[RetainedArray]()
+    for rows_of_line in rows_by_line.values():
+        joined_row = rows_of_line[0]
         if len(rows_of_line) > 1:
             parts = Counter[str]()
             for row in rows_of_line:
                 parts.update(row.parts)
-            joined = replace(
-                joined,
+            joined_row = replace(
+                joined_row,
                 shape=None,
                 size_bytes=sum(row.size_bytes for row in rows_of_line),
                 arrays=sum(row.arrays for row in rows_of_line),
@@ -341,37 +377,40 @@ def _one_row_for_each_line(rows: Iterable[RetainedArray]) -> list[RetainedArray]
                 parts=dict(parts),
                 is_at_least=any(row.is_at_least for row in rows_of_line),
             )
-        of_lines.append(joined)
-    return of_lines
+        joined_rows.append(joined_row)
+    return joined_rows
 
 
 def _is_held_by_frames_alone(place: Place, occurrences: int) -> bool:
-    """Return True if nothing but the places' frames refers to an object, so that it cannot be the
-    notebook's, too.
+    """Return True if only places and their frames refer to the object of a place, so that it cannot
+    be the notebook's, too. ``occurrences`` is the number of places that have it.
     """
-    probe = Place("", object())
-    # Each place refers to it, and the frame of each.
+    probe = Place("", object())  # one place refers to its object, and no frame
+    # Each place refers to the object, and the frame of each; the probe's place is one of these.
     return sys.getrefcount(place.value) - sys.getrefcount(probe.value) < 2 * occurrences
 
 
 class _ArrayCollector(ArraySearch):
-    """Finds the arrays behind names, and then those that autograd keeps in C++ behind their
-    tensors.
+    """Makes rows of the arrays behind names, and then of the tensors that autograd keeps in C++
+    behind these: gradients, and saved tensors of graphs.
     """
 
     def __init__(self, allowance: Allowance) -> None:
         super().__init__(allowance=allowance)
-        self.rows: dict[tuple[str, str, int], RetainedArray] = {}
+        self.rows: dict[RowKey, RetainedArray] = {}
         """The rows by the keys of their places."""
         self.graphs: list[list[Any]] = []
-        """Memory that autograd keeps; kept alive, because the search knows it by identity."""
-        self._tensors: list[Any] = []
+        """The tensors that autograd keeps, by graph; they are kept alive, because the search knows
+        them by identity.
+        """
+        self._tensors_of_place: list[Any] = []
         """The tensors of the place that is being searched; the walk adds them in
         ``that_lead_on``.
         """
         self._places: list[tuple[Place, list[Any]]] = []
         """Places and their tensors, whose autograd memory is not listed yet."""
         self._nodes: Any = None
+        """torch's autograd nodes, as ``kept_by_many`` needs them; made at the first graph."""
 
     def begin(self, allowance: Allowance) -> None:
         """Begin with another object, which has its own allowance."""
@@ -379,8 +418,10 @@ class _ArrayCollector(ArraySearch):
         self.complete = True
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Collect the tensors: one without memory of its own may have a graph."""
-        self._tensors += self.of_kind("tensor", arrays)
+        """Return the arrays that lead to other objects, as in the base class, and collect all
+        tensors: also one without memory of its own may have a graph.
+        """
+        self._tensors_of_place += self.of_kind("tensor", arrays)
         return super().that_lead_on(arrays)
 
     def add(self, place: Place) -> None:
@@ -388,18 +429,20 @@ class _ArrayCollector(ArraySearch):
 
         A place without a name gets no row: its arrays are then those of an earlier place.
         """
-        self._tensors = []  # the walk adds them
+        self._tensors_of_place = []  # the walk adds them
         row_and_arrays = self.retained_by(
             place.name, place.value, function=place.function, line=place.line
         )
         if row_and_arrays is not None and place.name:
             row, *_ = row_and_arrays
             self.rows[place.key()] = row
-        if self._tensors:
-            self._places.append((place, self._tensors))
+        if self._tensors_of_place:
+            self._places.append((place, self._tensors_of_place))
 
-    def add_alone(self, place: Place) -> None:
-        """Add an object that is an array itself, which takes no walk."""
+    def add_array_itself(self, place: Place) -> None:
+        """Add the row of a place whose object is an array, without a walk: for a place whose walk
+        was cut short.
+        """
         array = describe(place.value)
         if array is not None and array.storage not in self._storages:
             self._storages.add(array.storage)
@@ -407,10 +450,10 @@ class _ArrayCollector(ArraySearch):
             self.rows[place.key()] = replace(row, function=place.function, line=place.line)
 
     def add_autograd(self, allowance: Allowance) -> list[Place]:
-        """Add the gradients behind the leaves of the places so far, then the tensors in the graphs
-        of all other tensors.
+        """Add the rows of the memory that autograd keeps behind the places so far: first gradients
+        of leaves, then the graphs of all other tensors.
 
-        Return the places for which the allowance did not suffice.
+        The result are the places for which the allowance did not suffice.
         """
         places, self._places = self._places, []
         for leaves, title in ((True, "gradients of"), (False, "autograd graph of")):
@@ -431,8 +474,14 @@ class _ArrayCollector(ArraySearch):
         leaves: bool,
         allowance: Allowance,
     ) -> None:
-        """Add the memory that autograd keeps behind a place's leaves, or behind its other
-        tensors.
+        """Add a row of the memory that autograd keeps behind the tensors of a place.
+
+        Args:
+            name: the name of the row.
+            place: the place.
+            tensors: its tensors.
+            leaves: True for the gradients of its leaves, False for the graphs of its other tensors.
+            allowance: the time and memory for it.
         """
         if self._nodes is None:
             self._nodes = Nodes()

@@ -1,5 +1,5 @@
-"""Detects whether objects of deleted or rebound names may be still alive, and so how much garbage
-there may be.
+"""Detects whether objects of deleted or rebound names may be still alive: if none is, there can be
+no garbage with them, and no search for it is needed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ _GONE = object()
 
 
 class NameSnapshot:
-    """The objects of all names at one moment, of which one may later be alive without its name.
+    """The objects of all names at one moment, to ask later whether one may be alive without its
+    name.
 
-    Dead objects may leave objects behind in reference cycles, except tensors, which refer to
-    nothing. It keeps no object alive, and does not cover objects that only other objects refer to.
-    There may be 100,000 names: only tensors, and objects that support weak references, cost a
-    Python object each.
+    For example, ``model`` is in the snapshot, and ``del model`` follows: the model may be alive as
+    part of a reference cycle. A dead object may have left other objects in cycles, too, but not a
+    tensor, which refers to nothing.
+
+    The snapshot keeps no object alive, and does not cover objects to which only other objects
+    refer. There may be 100,000 names: only tensors, and objects that support weak references, cost
+    a Python object each.
     """
 
     def __init__(self, namespace: dict[str, Any], names: tuple[str, ...] = ()) -> None:
@@ -49,25 +53,30 @@ class NameSnapshot:
             values = tuple(namespace.values())
         self._names = names
         self._identities = identities(values)
+        """The identities of all objects, in the order of the names, as bytes."""
         self._tensors: dict[str, tuple[int, Callable[[], bool]]] = {}
         """The identity of each tensor, and a function that tells whether it is alive."""
         self._weak_references: dict[str, weakref.ref[Any]] = {}
         """Weak references to the objects of the user's names, by name, where they support some."""
         kinds = Kinds(values)
         self._leads_on = _may_lead_on(kinds)
-        """For each name 1 if its object may refer to more, 0 for numbers and text."""
+        """For each name 1 if its object may refer to other objects, 0 for numbers and text."""
         array_kinds = _kinds_that_derive_from("numpy", "ndarray", kinds.examples)
         tensor_kinds = _kinds_that_derive_from("torch", "Tensor", kinds.examples)
         # NumPy does not resize an array that has weak references.
         weak_kinds = _kinds_with_weak_references(kinds.examples) - tensor_kinds - array_kinds
-        for position in kinds.positions(array_kinds):
+        for position in kinds.positions(array_kinds):  # most arrays have only numbers
             self._leads_on[position] = holds_objects(read_array("dtype", values[position]))
         self._watch_tensors(kinds.positions(tensor_kinds), values)
         for position in self._positions_of_users_names(kinds.positions(weak_kinds)):
             self._weak_references[self._names[position]] = weakref.ref(values[position])
 
     def _watch_tensors(self, positions: Iterable[int], values: Sequence[Any]) -> None:
-        """Watch the user's tensors, which may be alive without their names."""
+        """Watch the user's tensors, of all tensors at some positions.
+
+        A dead tensor leaves nothing behind, unlike other objects. So a tensor without its name only
+        counts while it is alive itself.
+        """
         for position in self._positions_of_users_names(positions):
             tensor = values[position]
             self._tensors[self._names[position]] = id(tensor), watch(tensor)
@@ -88,22 +97,24 @@ class NameSnapshot:
         return False
 
     def identities_of_same(self, namespace: dict[str, Any]) -> set[int]:
-        """Return the identities of the objects that the same names have now."""
+        """Return the identities of the objects that still have their names."""
         identities_now = list(map(id, map(namespace.get, self._names, repeat(_GONE))))
         identities_before = memoryview(self._identities).cast("Q")
         return set(compress(identities_now, map(eq, identities_before, identities_now)))
 
     def _positions_of_users_names(self, positions: Iterable[int]) -> list[int]:
-        """Return the positions of names that are the user's, and whose objects may
-        refer to more.
+        """Return the positions, of some, whose names are the user's (not IPython's) and whose
+        objects may refer to other objects.
         """
-        leading = [position for position in positions if self._leads_on[position]]
-        names = list(map(self._names.__getitem__, leading))
-        return list(compress(leading, are_ownable(names)))
+        leading_positions = [position for position in positions if self._leads_on[position]]
+        names = list(map(self._names.__getitem__, leading_positions))
+        return list(compress(leading_positions, are_ownable(names)))
 
     def _changed_positions(self, namespace: dict[str, Any]) -> Iterator[int]:
-        """Return the positions of the names that have other objects now."""
+        """Yield the positions of the names that have another object now, or none."""
         names = tuple(namespace)
+        # The same names in the same order, as after most cells: the identities of both moments are
+        # compared as bytes, without a lookup of each name.
         if len(names) == len(self._names) and begins_with(names, self._names):
             values = tuple(namespace.values())
             if len(values) == len(names):  # a thread may have added a name since
@@ -114,9 +125,11 @@ class NameSnapshot:
 
 
 def _may_lead_on(kinds: Kinds) -> bytearray:
-    """Return for each object 1 if the collector tracks it, because it may refer to more, else 0.
+    """Return for each object 1 if the collector tracks it, because it may refer to other objects,
+    else 0.
 
-    Of 100,000 names most have objects of the same few types, so that one answer is enough for many.
+    Of 100,000 names, most have objects of the same few types, so that one answer is enough for
+    many.
     """
     with_references = set[int]()
     always_tracked = set[int]()

@@ -9,6 +9,7 @@ from ipygpumem.introspect import is_exactly, is_users
 from ipygpumem.reclaim.frames import finished_frames, names_in
 
 _FRAMES_SHOWN = 12
+"""Maximum number of frames to show."""
 _LOCALS_SHOWN = 12
 """Maximum number of plain locals to show of each frame."""
 _LONGEST_TEXT = 40
@@ -18,11 +19,12 @@ _LONGEST_NUMBER = 128
 _SECRET = re.compile(
     r"passw|credential|token|secret_|_secret|(api|access|private)_?key", re.IGNORECASE
 )
+"""Names of locals whose texts are not shown."""
 
 
 def plain_locals(error: BaseException) -> tuple[str, ...]:
     """Return the numbers and short texts among the locals of the innermost user frames, one line
-    per frame.
+    per frame: ``train, line 3: step = 12, lr = 0.1``.
     """
     lines = list[str]()
     for frame, line in reversed(list(finished_frames(error))):
@@ -51,7 +53,9 @@ def _plain_assignments(frame: FrameType) -> list[str]:
 
 
 def _plain_text(name: str, value: object) -> str:
-    """Return the source text of a number or a text, without secrets; empty for any other object."""
+    """Return the source text of a number or a text, which is ``…`` if the name is that of a secret,
+    and cut if it is long; empty for any other object.
+    """
     if type(value) is str:
         if _SECRET.search(name):
             return "…"

@@ -27,14 +27,15 @@ from ipygpumem.records import FREE_HEAP_PAGES, FreeingStep, Reading
 Step = tuple[str, Callable[[], object]]
 """A step's name and function.
 
-It returns 0 if there was nothing to do, True if it caused the whole decrease, ``AtMost`` if it
-knows a limit of that. Any other result says nothing about it.
+The function's result says how much of the decrease in RAM, while it ran, is due to it: 0 or False
+if there was nothing to do, True if all of it is, ``AtMost`` if there is a known limit. Any other
+result says nothing about it.
 """
 
 
 def run_steps(meter: Meter, steps: list[Step], done: list[FreeingStep]) -> None:
-    """Run ``steps`` in order and append the memory freed by each to ``done``; an interrupt loses no
-    finished step.
+    """Run ``steps`` in order, and append the record of each to ``done``, so that the caller has
+    those of the finished steps if an interrupt ends the call.
     """
     before = _readings_now(meter)
     for name, action in steps:
@@ -49,8 +50,8 @@ def run_steps(meter: Meter, steps: list[Step], done: list[FreeingStep]) -> None:
 
 
 def _run_step(action: Callable[[], object]) -> tuple[object, str | None]:
-    """Run a step; return its result, and its error in words: a broken step must not stop the next
-    ones.
+    """Run a step; return its result, and None or its error in words, because a broken step must not
+    stop the next ones. Only an interrupt is raised.
     """
     try:
         with interrupts.reraise_swallowed():
@@ -81,6 +82,8 @@ def _freed_by_step(
         if "cpu" in freed:
             freed["cpu"] = min(freed["cpu"], result.size_bytes)
         return freed
+    # A decrease of RAM by more than that of the address space has another cause, such as pages that
+    # the kernel has swapped out.
     for device, size in freed.items():
         mapped_before = before[device].mapped_bytes
         mapped_after = after[device].mapped_bytes
@@ -90,10 +93,10 @@ def _freed_by_step(
 
 
 def _collect(garbage: Garbage, since: GcMark | None) -> int | AtMost:
-    """Collect garbage; return the number of objects that died, or the decrease of RAM while it ran,
-    if that is known.
+    """Collect garbage made since the mark; return the number of objects that died, or the decrease
+    of RAM during the collection itself, if that is known.
     """
-    decreases: list[int] = []
+    decreases: list[int] = []  # of each collection
     died = garbage.collect(since, decreases)
     if died and decreases:
         return AtMost(max(0, sum(decreases)))
@@ -101,7 +104,7 @@ def _collect(garbage: Garbage, since: GcMark | None) -> int | AtMost:
 
 
 def _readings_now(meter: Meter) -> dict[str, Reading]:
-    """Return the meter's readings; empty if memory has run out."""
+    """Return the meter's readings; empty if there is no memory for them."""
     try:
         return meter.now()
     except MemoryError:
@@ -127,8 +130,10 @@ def steps_that_free(
 def free_now(
     meter: Meter, garbage: Garbage, *first: Step
 ) -> tuple[list[FreeingStep], dict[str, int]]:
-    """Run ``first``, then all steps that free memory; return the steps, and each
-    device's decrease.
+    """Run the steps ``first``, then all steps that free memory.
+
+    The result are the records of all steps, and each device's decrease from the first step to the
+    last.
     """
     steps = list[FreeingStep]()
     before = bytes_in_use(meter.now())
@@ -151,5 +156,5 @@ def bytes_reserved(readings: Mapping[str, Reading]) -> dict[str, int]:
 
 
 def decrease(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Return each device's decrease; negative for an increase."""
+    """Return the decrease of each device that both have, in bytes; negative for an increase."""
     return {device: size - after[device] for device, size in before.items() if device in after}

@@ -22,7 +22,8 @@ def copy_without_frames(traceback: TracebackType | None) -> TracebackType | None
     """Return a traceback that shows the same entries as ``traceback`` and refers to none of its
     frames.
     """
-    codes: dict[tuple[int, int, int], CodeType] = {}  # a recursion has a thousand equal entries
+    # The code of each different entry: a recursion has a thousand equal ones.
+    codes: dict[tuple[int, int, int], CodeType] = {}
     copy: TracebackType | None = None
     for entry in reversed(list(steps(traceback))):
         code = entry.tb_frame.f_code
@@ -58,10 +59,12 @@ class _Position(NamedTuple):
 
 
 def _position(traceback: TracebackType) -> _Position:
-    """Return the position of the expression that failed."""
+    """Return the position of the expression that failed in a traceback's entry: with columns from
+    Python 3.11 on, else only the line.
+    """
     positions = getattr(traceback.tb_frame.f_code, "co_positions", None)  # Python 3.11
     if positions is not None and traceback.tb_lasti >= 0:
-        instruction = traceback.tb_lasti // 2
+        instruction = traceback.tb_lasti // 2  # each takes two bytes
         for line, *columns in itertools.islice(positions(), instruction, instruction + 1):
             if line is not None and line == traceback.tb_lineno:
                 return _Position(line, *columns)
@@ -72,7 +75,7 @@ def _position(traceback: TracebackType) -> _Position:
 
 
 def _never_starts() -> Iterator[None]:
-    """Stand for all functions of a traceback: its generator is never asked for an item."""
+    """Stand for a function of a traceback: the generator is never asked for an item."""
     yield
 
 
@@ -82,7 +85,9 @@ _FAILING = len(_NEVER_STARTS.co_code)
 
 
 def _code_that_fails_at(position: _Position, code: CodeType) -> CodeType:
-    """Return code with the name of ``code`` that starts at ``position`` and does nothing."""
+    """Return code that does nothing, for a frame that never starts. A traceback shows it with the
+    file and name of ``code``, at ``position``.
+    """
     instructions = _NEVER_STARTS.co_code + bytes([dis.opmap["NOP"], 0])
     first_line = position.line
     fields_since_3_11: dict[str, Any] = {}
@@ -127,14 +132,16 @@ def _table_entry(line_before: int, position: _Position) -> bytes:
 
 
 def _signed_number(value: int) -> list[int]:
-    """Return ``value`` as the table has numbers that may be negative: the last bit is the sign."""
+    """Return the table's bytes for a number that may be negative: its lowest bit is the sign."""
     if value < 0:
         return _six_bit_groups(-value << 1 | 1)
     return _six_bit_groups(value << 1)
 
 
 def _six_bit_groups(value: int) -> list[int]:
-    """Return ``value`` in groups of six bits, the lowest first."""
+    """Return the table's bytes for a number from 0 on: six bits in each, the lowest first; 0x40
+    marks a byte that another one follows.
+    """
     if value < 64:
         return [value]
     return [0x40 | value & 63, *_six_bit_groups(value >> 6)]

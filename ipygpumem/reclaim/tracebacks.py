@@ -12,7 +12,7 @@ from ipygpumem.reclaim.exceptions import chain, traceback_of
 from ipygpumem.reclaim.frames import (
     frames_of,
     is_function,
-    is_resumed,
+    is_resumable,
     kept_by_frames_alone,
     running_here,
     unfinished_frames,
@@ -24,8 +24,8 @@ _STILL_RUNS = contextlib.suppress(RuntimeError)
 
 
 def release(error: BaseException) -> int:
-    """Drop the objects held by the frames of ``error`` and its chain; return the number of frames
-    cleared.
+    """Free the objects held by the frames of ``error`` and its chain, and return the number of
+    frames cleared.
 
     The traceback can still be shown, without its locals. The frames are cleared even if other
     objects reference them, and the exceptions get stand-ins for their tracebacks. An
@@ -40,7 +40,8 @@ def release(error: BaseException) -> int:
     cleared = _clear_finished(frames_of(error))
     for item in list(chain(error)):
         if is_instance(item, AttributeError):
-            AttributeError.__dict__["obj"].__set__(item, None)  # such as a model
+            # The object without the attribute, such as the model of ``model.wieght``.
+            AttributeError.__dict__["obj"].__set__(item, None)
         # Without memory for a copy the real one stays, with hardly any objects in its frames.
         with contextlib.suppress(MemoryError):
             _replace_traceback(item, running)
@@ -48,30 +49,34 @@ def release(error: BaseException) -> int:
 
 
 def _clear_functions(traceback: TracebackType | None) -> None:
-    """Clear the frames of functions that have ended; needs no memory, because none
-    may be left yet.
+    """Clear the frames of a traceback's functions that have ended.
+
+    It takes no memory, of which none may be left: so there is no list, and no question whether a
+    frame still runs, which answers ``clear()`` with an error.
     """
     while traceback is not None:
-        if not is_resumed(traceback.tb_frame):
+        if not is_resumable(traceback.tb_frame):
             with _STILL_RUNS:
                 traceback.tb_frame.clear()
         traceback = traceback.tb_next
 
 
-def _clear_finished(finished_or_busy: list[FrameType]) -> int:
-    """Clear the frames that are not in use; return the number of those that had local names."""
-    cleared = 0
-    busy = unfinished_frames(finished_or_busy)
-    for frame in finished_or_busy:
-        if id(frame) not in busy:
+def _clear_finished(frames: list[FrameType]) -> int:
+    """Clear the frames that are not in use; return the number of cleared frames that had local
+    names.
+    """
+    cleared_frames = 0
+    busy_ids = unfinished_frames(frames)
+    for frame in frames:
+        if id(frame) not in busy_ids:
             with _STILL_RUNS:
-                cleared += _clear_frame(frame)
-    return cleared
+                cleared_frames += _clear_frame(frame)
+    return cleared_frames
 
 
 def _clear_frame(frame: FrameType) -> bool:
-    """Clear a finished frame (RuntimeError if it is not), and return True if it had names of its
-    own.
+    """Clear a frame that has ended (RuntimeError if it has not), and return True if it had names of
+    its own.
 
     Clearing alone is not enough: up to Python 3.12 a frame keeps a copy of every local once its
     ``f_locals`` was read, and the frame of a class body keeps its names. A dict that user code
@@ -96,7 +101,8 @@ def _own_dicts_of(frame: FrameType) -> list[Any]:
 def _replace_traceback(error: BaseException, running: set[int]) -> None:
     """Replace the traceback of ``error`` with a copy without frames.
 
-    Its first entries stay as they are, as far as their frames still run in this thread.
+    Its first entries stay as they are, as far as their frames still run in this thread, whose
+    identities ``running`` has.
     """
     last_running: TracebackType | None = None
     traceback = traceback_of(error)

@@ -36,8 +36,8 @@ def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Re
     lines = list(map(clean, notes))
     if plan.exhausted and plan.best is not None:
         values_not_tried = "larger values"
-        if plan.failed is not None:
-            values_not_tried = f"a value below {plan.failed:g}"
+        if plan.smallest_failing is not None:
+            values_not_tried = f"a value below {plan.smallest_failing:g}"
         lines.append(f"all tries are used up: {values_not_tried} may fit, too")
     tables = []
     if len(tries) > 1:

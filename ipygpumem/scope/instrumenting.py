@@ -32,8 +32,11 @@ BINDS = "binds "
 MAY_BIND = "may bind "
 """The code binds a name later, or fails before."""
 HAS_BOUND = "has bound "
+"""The code has bound a name."""
 HAS_IMPORTED = "has imported "
+"""An import has bound a name."""
 HAS_DELETED = "deletes "
+"""The code has deleted a name."""
 HAS_ENDED = "has ended "
 """Code that may have bound a name has ended; the name's current object shows whether it did."""
 BINDING_WORDS = frozenset([BINDS, HAS_BOUND, HAS_IMPORTED, HAS_ENDED])
@@ -49,8 +52,9 @@ def split_event(event: str) -> tuple[str, str]:
 class BindingRecorder(dict[str, None]):
     """The mapping in which code looks up events, which records them.
 
-    It contains the *settled* events: repetitions of these change nothing and are not recorded,
-    which makes loops faster.
+    It contains the *settled* events: repetitions of these change nothing. Looking one up is an
+    ordinary look-up in a dict, and only a missing event calls ``__missing__``, which makes loops
+    faster.
 
     Args:
         record: records an event; returns True if it is settled.
@@ -59,35 +63,37 @@ class BindingRecorder(dict[str, None]):
     def __init__(self, record: Callable[[str], bool]) -> None:
         super().__init__()
         self.record = record
-        self._times_forgotten = 0
+        self._number_of_resets = 0
 
     def __missing__(self, event: str) -> None:
         """Record an event that is not settled, which code has looked up."""
         __tracebackhide__ = True  # a Ctrl-C may arrive here
         if event.startswith(HAS_IMPORTED):
-            self.forget()  # after another statement the name may no longer be an import
-        times_forgotten = self._times_forgotten
+            self.forget_settled()  # after another statement the name may no longer be an import
+        number_of_resets = self._number_of_resets
         is_settled = self.record(event)
         # Another thread's cell may have begun during the call; then the event must be recorded
         # again.
-        if is_settled and self._times_forgotten == times_forgotten:
+        if is_settled and self._number_of_resets == number_of_resets:
             self[event] = None
 
-    def forget(self) -> None:
+    def forget_settled(self) -> None:
         """Record each event again from now on, because the scopes have changed or another cell
         begins.
         """
-        self._times_forgotten += 1
+        self._number_of_resets += 1
         self.clear()
 
-    def needs_no(self, names: list[str]) -> bool:
-        """Return True if code need not report that it binds ``names``: their older objects are
-        saved, or there are none.
+    def record_loop(self, names: list[str]) -> bool:
+        """Record that a loop may bind ``names``; return True if it need not report its bindings,
+        because their older objects are saved now, or there are none.
+
+        Instrumented code calls it before a loop (``_in_two_forms``).
         """
         __tracebackhide__ = True
         events = [MAY_BIND + name for name in names]
         for event in events:
-            self[event]
+            self[event]  # records it, unless it is settled
         return all(map(self.__contains__, events))
 
 
@@ -118,10 +124,10 @@ def instrument(tree: ast.Module, names: frozenset[str]) -> None:
         for statement in statements:
             original_loop = _copy_of(statement) if _is_plain_loop(statement) else None
             waiting += _blocks(statement)
-            instrumented = _instrumented(statement, names, shown=statement is last)
+            with_lookups = _with_own_lookups(statement, names, shown=statement is last)
             if original_loop is not None:
-                instrumented = _in_two_forms(original_loop, instrumented, names)
-            new_statements += instrumented
+                with_lookups = _in_two_forms(original_loop, with_lookups, names)
+            new_statements += with_lookups
         setattr(block.owner, block.field, new_statements)
 
 
@@ -136,11 +142,12 @@ class _Block(NamedTuple):
     """Names that are bound when it begins."""
 
 
-def _instrumented(statement: Any, names: frozenset[str], *, shown: bool) -> list[ast.stmt]:
-    """Return ``statement`` with look-ups for its bindings, as one or several statements.
+def _with_own_lookups(statement: Any, names: frozenset[str], *, shown: bool) -> list[ast.stmt]:
+    """Return ``statement`` with look-ups for the names that it binds itself, as one or several
+    statements.
 
     Args:
-        statement: the statement, which is changed; not those in its blocks.
+        statement: the statement, which is changed; the statements in its blocks are not.
         names: the names whose bindings are reported.
         shown: True for the cell's last statement, whose value IPython may display.
     """
@@ -235,6 +242,8 @@ def _assignment(statement: Any, names: frozenset[str], *, shown: bool) -> list[a
     bound = _bound_by(targets) & names
     if not bound or statement.value is None:
         return [statement]
+    # ``x += y`` may fail after ``y`` is evaluated, and then has not bound ``x``. The look-up after
+    # it, which tells, would be the last statement of a cell: IPython would not display ``x``.
     operator_may_fail = isinstance(statement, ast.AugAssign) and not shown
     binds_only_names = all(isinstance(target, ast.Name) for target in targets)
     if binds_only_names and not operator_may_fail:
@@ -252,8 +261,8 @@ def _assignment(statement: Any, names: frozenset[str], *, shown: bool) -> list[a
 
 
 def _certainly_bound(statement: Any) -> set[str]:
-    """Return the names that an assignment binds before anything in it can fail, such as ``a`` in
-    ``a = b, c = 1``.
+    """Return the names that an assignment binds before one of its targets can fail: in
+    ``a = b, c = rows``, only ``a``, because ``rows`` may not have two items.
     """
     names = set[str]()
     if isinstance(statement, ast.Assign):
@@ -290,10 +299,11 @@ def _with_statement(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
 
 
 def _report_targets(targets: Iterable[ast.expr | None], names: set[str]) -> None:
-    """Report the ``names`` that are bound by the time an attribute or an item is assigned.
+    """Report the ``names`` that are bound by the time an attribute or an item is assigned, in the
+    expression whose attribute it is.
 
     Assigning it may fail: ``a = fixed.x = 1`` has bound ``a`` then, even if to the object that it
-    has already. Python evaluates ``fixed`` after it has bound ``a``.
+    has already. Python evaluates ``fixed`` after it has bound ``a``, so that is the place.
     """
     bound = set[str]()
     waiting = list(targets)
@@ -324,22 +334,27 @@ def _may_bind_in_part(targets: list[Any]) -> bool:
 
 
 def _in_two_forms(
-    loop: ast.stmt, instrumented: list[ast.stmt], names: frozenset[str]
+    loop: ast.stmt, with_lookups: list[ast.stmt], names: frozenset[str]
 ) -> list[ast.stmt]:
     """Return a statement that runs a loop as it was written if its bindings need no record, else in
-    its instrumented form.
+    its form ``with_lookups``.
 
     Look-ups would take as long as ``total += x`` itself. In most loops the names that are bound
-    again and again have been bound before, as by ``total = 0``.
+    again and again have been bound before, as by ``total = 0``. The statement is::
+
+        if __ipygpumem_names__.record_loop(["total", "x"]):
+            for x in rows: total += x
+        else:
+            for x in rows: ...  # with look-ups
     """
     bound = bindings_of(loop).bound & names
     if not bound:
-        return instrumented
+        return with_lookups
     choice: Any = _statement_at(
-        loop, f"if {BINDING_RECORDER}.needs_no({sorted(bound)}): pass\nelse: pass"
+        loop, f"if {BINDING_RECORDER}.record_loop({sorted(bound)}): pass\nelse: pass"
     )
     choice.body = [loop]
-    choice.orelse = instrumented
+    choice.orelse = with_lookups
     return [choice]
 
 

@@ -32,8 +32,8 @@ Namespace = dict[str, Any]
 
 _MISSING = object()
 """Stands for the object of a name that does not exist: a thread may delete it at any moment."""
-_CONFIRMS = {HAS_BOUND, HAS_IMPORTED, HAS_ENDED}
-"""Words of events after a statement that may have bound a name."""
+_AFTER_STATEMENT = {HAS_BOUND, HAS_IMPORTED, HAS_ENDED}
+"""Words of events that come after a statement which may have bound a name."""
 
 
 @dataclass
@@ -51,7 +51,8 @@ class SavedObjects:
     """The shadowed objects of one scope, which its end restores.
 
     Args:
-        clock: yields growing numbers, the same iterator for all scopes over a namespace.
+        clock: yields growing numbers, the same iterator for all scopes over a namespace, so that
+            the times of different scopes can be compared.
     """
 
     def __init__(self, clock: Iterator[int]) -> None:
@@ -59,20 +60,22 @@ class SavedObjects:
         self.by_name: Namespace = {}
         self._times: dict[str, int] = {}
         """When each object was saved, by the clock."""
-        self.unsure: set[str] = set()
-        """Saved names that unreported code may have bound: see ``forget_needless_saves``."""
+        self.unsure_names: set[str] = set()
+        """Saved names that code may have bound without a report, or may not have bound at all: the
+        function ``forget_needless_saves`` drops those that it has not bound.
+        """
 
     def __contains__(self, name: str) -> bool:
         return name in self.by_name
 
     def add(self, objects: Namespace) -> None:
-        """Save objects, given by name."""
+        """Save objects, given by name, instead of those that were saved for these names before."""
         self.by_name.update(objects)
         self._times.update(dict.fromkeys(objects, next(self._clock)))
 
     def add_unsure(self, objects: Namespace) -> None:
         """Save objects whose names code may bind without a report, given by name."""
-        self.unsure.update(objects)
+        self.unsure_names.update(objects)
         self.add(objects)
 
     def drop(self, name: str) -> None:
@@ -85,14 +88,14 @@ class SavedObjects:
 
     def drop_unbound(self, namespace: Namespace) -> None:
         """Forget the objects of unsure names that the code did not rebind after all."""
-        while self.unsure:
-            name = self.unsure.pop()
+        while self.unsure_names:
+            name = self.unsure_names.pop()
             if name in self.by_name and self.is_unchanged(name, namespace):
                 del self.by_name[name]
 
     def is_later(self, name: str, other: SavedObjects) -> bool:
-        """Return True if this scope has bound ``name`` after the ``other`` one: it has saved an
-        object for the name that the other one has not saved, or has saved earlier.
+        """Return True if this scope has bound ``name`` after the ``other`` one did: it has saved an
+        object for the name, and the other one has saved none, or has saved one earlier.
         """
         if name not in self.by_name:
             return False
@@ -108,9 +111,89 @@ class SavedObjects:
         return min(later, key=lambda other: other._times[name], default=None)
 
     def inherit(self, name: str, value: object, other: SavedObjects) -> None:
-        """Save ``value``, which the ``other`` scope had saved for ``name``, with its time."""
+        """Save ``value``, which the ``other`` scope had saved for ``name`` and no longer restores,
+        with the time at which that one saved it.
+        """
         self.by_name[name] = value
         self._times[name] = other._times[name]
+
+
+class OuterNames:
+    """The names that are older than a scope, without their objects.
+
+    These are the names of the namespace at its start, and names that the scopes of other threads
+    will restore, some of which may be unbound now.
+
+    Args:
+        namespace: the cells' namespace.
+        saved_elsewhere: the objects that other threads' scopes will restore, one mapping for each.
+
+    Attributes:
+        at_start: the names of the namespace at the start.
+    """
+
+    def __init__(self, namespace: Namespace, saved_elsewhere: Iterable[Namespace]) -> None:
+        self._namespace = namespace
+        self.at_start = tuple(namespace)
+        self._has_all_of_start = True
+        """False once a name of the start may have been deleted and bound again. It is no outer name
+        then, but may be at its old position.
+        """
+        self._saved_elsewhere: list[dict[Any, None]] = [
+            dict.fromkeys(objects) for objects in saved_elsewhere
+        ]
+
+    @functools.cached_property
+    def names(self) -> dict[Any, None]:
+        """All outer names.
+
+        Made when one is looked up, which an empty scope among 100,000 names never does. A dict
+        without values is not examined by the collector.
+        """
+        names: dict[Any, None] = dict.fromkeys(self.at_start)
+        for saved_names in self._saved_elsewhere:
+            names.update(saved_names)
+        return names
+
+    def add(self, name: str) -> None:
+        """Treat a name as one from before the scope."""
+        self.names[name] = None
+
+    def remove(self, name: str) -> None:
+        """Treat a name as one that did not exist before the scope, because its old object is
+        gone.
+        """
+        self.names.pop(name, None)
+        # Bound again, it may be at its old position with a new object.
+        self._has_all_of_start = False
+
+    def candidates_for_new_names(self) -> tuple[Any, ...]:
+        """Return the names of the namespace among which all new ones are: those added since the
+        start, or all names if an older one has been deleted.
+        """
+        names_now = tuple(self._namespace)
+        if self._begin_as_at_start(names_now):
+            return names_now[len(self.at_start) :]
+        return names_now
+
+    def missing(self) -> list[str]:
+        """Return the outer names that no longer exist."""
+        if self._begin_as_at_start(tuple(self._namespace)) and self._are_those_of_start():
+            return []
+        return list(filterfalse(self._namespace.__contains__, list(self.names)))
+
+    def _begin_as_at_start(self, names_now: tuple[Any, ...]) -> bool:
+        """Return True if ``names_now`` begins with the names of the start in their order: dicts
+        keep their order, so none of them was deleted.
+        """
+        return self._has_all_of_start and begins_with(names_now, self.at_start)
+
+    def _are_those_of_start(self) -> bool:
+        """Return True if all outer names are names of the start."""
+        is_made = "names" in vars(self)  # asking for it would make it
+        if not is_made:
+            return not self._saved_elsewhere
+        return len(self.names) == len(self.at_start)
 
 
 class Scope:
@@ -143,16 +226,7 @@ class Scope:
         self._keep = [] if keep is None else keep
         self._drop_imports = drop_imports
         self._saved_by_others = saved_by_others
-        self.names_at_start = tuple(namespace)
-        """The names at the start."""
-        self._is_start_whole = True
-        """False once a name of the start may have been deleted and bound again. It is no outer name
-        then, but may be at its old position.
-        """
-        self._saved_elsewhere: list[dict[Any, None]] = [
-            dict.fromkeys(objects) for objects in saved_by_others()
-        ]
-        """Names that other threads' scopes will restore: some may be unbound now."""
+        self._outer = OuterNames(namespace, saved_by_others())
         self._assigned: set[str] = set()
         """Names that the scope's code may bind by other statements than imports."""
         self._imported: set[str] = set()
@@ -173,18 +247,10 @@ class Scope:
         """Shadowed objects to be restored."""
         return self._saved.by_name
 
-    @functools.cached_property
-    def _outer(self) -> dict[Any, None]:
-        """The outer names: the names of the start, and names that other threads' scopes will
-        restore.
-
-        Made when one is looked up, which an empty scope among 100,000 names never does. A dict
-        without values is not examined by the collector.
-        """
-        names: dict[Any, None] = dict.fromkeys(self.names_at_start)
-        for saved_names in self._saved_elsewhere:
-            names.update(saved_names)
-        return names
+    @property
+    def names_at_start(self) -> tuple[Any, ...]:
+        """The names of the namespace at its start."""
+        return self._outer.at_start
 
     def expect_bindings(self, bindings: Bindings, reported: Iterable[str] = ()) -> None:
         """Own the names that code of this scope may bind, as soon as they are bound.
@@ -195,6 +261,7 @@ class Scope:
                 recorded when they happen.
         """
         self._assigned |= bindings.assigned
+        # No event tells which statement binds the other names last.
         imported = bindings.imported.difference(reported)
         assigned = bindings.assigned.difference(reported)
         self._imported = (self._imported - assigned) | imported
@@ -206,7 +273,7 @@ class Scope:
         """
         if self._would_shadow(name):
             self._saved.add({name: value})
-        self._saved.unsure.discard(name)
+        self._saved.unsure_names.discard(name)
         self._imported.discard(name)
 
     def confirm(
@@ -242,7 +309,7 @@ class Scope:
         """Return True if ``name`` exists and its object is ``value``."""
         return self._namespace.get(name, _MISSING) is value
 
-    def overwritten(self) -> Namespace:
+    def overwritten_objects(self) -> Namespace:
         """Return the saved objects by name, without those to which the names still refer, as after
         ``log += [x]``.
         """
@@ -263,9 +330,9 @@ class Scope:
 
     def save_all(self) -> None:
         """Save the objects of all outer names, for code that could not be analysed."""
-        self.save(list(self._outer))
+        self.save(list(self._outer.names))
 
-    def event_lost(self, event: str) -> None:
+    def save_after_lost_event(self, event: str) -> None:
         """Save the objects of all outer names: ``event`` could not be recorded, and later ones may
         be lost as well.
         """
@@ -286,7 +353,7 @@ class Scope:
     def _would_shadow(self, name: str) -> bool:
         """Return True if binding ``name`` now would shadow an unsaved outer object."""
         return (
-            name in self._outer
+            name in self._outer.names
             and name not in self._saved.by_name
             and name not in self._shared
             and is_ownable(name)
@@ -300,22 +367,31 @@ class Scope:
 
     def outer_among(self, names: set[str]) -> set[str]:
         """Return the outer names among ``names``."""
-        return set(filter(is_ownable, filter(self._outer.__contains__, names)))
+        return set(filter(is_ownable, filter(self._outer.names.__contains__, names)))
 
-    def outer_or_imported(self, names: set[str]) -> set[str]:
-        """Return the ``names`` whose bindings this scope's code must report.
+    def names_to_report(self, names: set[str]) -> set[str]:
+        """Return the names among ``names`` whose bindings this scope's code must report: outer
+        names and imports.
 
-        The scope then saves the object of an outer name, and no longer counts an imported name as
-        an import. Any other name is the scope's own, reported or not.
+        When an outer name is bound, the scope saves its object. When an import is bound by another
+        statement, as ``json`` in ``import json; json = 1``, it no longer counts as an import. Any
+        other name is the scope's own, reported or not.
         """
         return self.outer_among(names) | names & self._imported
 
     def add_outer(self, names: set[str]) -> None:
-        """Treat ``names`` as names from before the scope again: their deletion was undone."""
-        self._outer.update(dict.fromkeys(names))
+        """Treat ``names`` as names from before the scope again: their deletion was undone.
+
+        ``%%autofit`` does so between two tries. Without this, the scope would regard the names as
+        its own, and delete them.
+        """
+        for name in names:
+            self._outer.add(name)
 
     def share(self, names: Iterable[str]) -> None:
-        """Leave ``names`` to the notebook: a cell has a top-level ``global`` statement."""
+        """Leave ``names`` to the notebook for good: a cell has a top-level ``global`` statement
+        with them. Objects that were saved for them are not restored.
+        """
         self._shared.update(names)
         for name in names:
             self._saved.drop(name)
@@ -329,60 +405,34 @@ class Scope:
         """Leave names to other code that runs at the same time, such as another subshell's.
 
         Args:
-            bound: names that this code has bound.
-            appeared: names that are new since it began. Those that this scope's own code may have
-                bound stay its own.
+            bound: names that the other code has bound.
+            appeared: names that are new since that code began. Those that this scope's own code
+                may have bound stay its own.
         """
         names = {*bound, *set(appeared).difference(self._assigned, self._imported)}
         for name in names.intersection(self._namespace):
             self.leave(name)
 
     def leave(self, name: str) -> None:
-        """Leave ``name`` to other code, which binds it now: this scope neither deletes nor restores
-        its object.
+        """Leave ``name`` to other code, which has bound it: the name counts as an outer one, so
+        that this scope neither deletes it nor restores an object.
 
         If this scope's own code binds the name again, it shadows the other code's object.
         """
         if is_ownable(name):
             self._saved.drop(name)
             self._before_statement.pop(name, None)
-            self._outer[name] = None
+            self._outer.add(name)
 
     def own_names(self) -> list[str]:
         """Return the names that the end of this scope would delete, restore or keep."""
         candidates = list(self._saved.by_name)
-        later_names = self._later_names()
+        later_names = self._outer.candidates_for_new_names()
         if later_names:
-            # There may be 100,000 names, hardly any of them this scope's.
-            new_names = filterfalse(self._outer.__contains__, later_names)
+            # In C: there may be 100,000 names, hardly any of them this scope's.
+            new_names = filterfalse(self._outer.names.__contains__, later_names)
             candidates += filter(is_ownable, new_names)
         return [name for name in candidates if self._is_own(name)]
-
-    def _later_names(self) -> tuple[Any, ...]:
-        """Return the names added since the start, or all names if an older one has been deleted."""
-        names = tuple(self._namespace)
-        if self._begin_as_at_start(names):
-            return names[len(self.names_at_start) :]
-        return names
-
-    def missing_outer(self) -> list[str]:
-        """Return the outer names that no longer exist."""
-        if self._begin_as_at_start(tuple(self._namespace)) and self._has_only_start():
-            return []
-        return list(filterfalse(self._namespace.__contains__, list(self._outer)))
-
-    def _begin_as_at_start(self, names: tuple[Any, ...]) -> bool:
-        """Return True if ``names`` begins with the names of the start in their order: dicts keep
-        their order, so none of them was deleted.
-        """
-        return self._is_start_whole and begins_with(names, self.names_at_start)
-
-    def _has_only_start(self) -> bool:
-        """Return True if all outer names are names of the start."""
-        is_made = "_outer" in vars(self)  # asking for it would make it
-        if not is_made:
-            return not self._saved_elsewhere
-        return len(self._outer) == len(self.names_at_start)
 
     def names_to_delete(self, own_names: list[str]) -> list[str]:
         """Return the ``own_names`` that the end of this scope deletes or restores."""
@@ -402,7 +452,7 @@ class Scope:
             return True
         # It refers to its old object: no code has bound it after all, or to this very object, as
         # ``x = x`` does. There is nothing to restore, but it may be a name to keep.
-        return name not in self._saved.unsure and self._matches_keep(name)
+        return name not in self._saved.unsure_names and self._matches_keep(name)
 
     def stays(self, name: str) -> bool:
         """Return True if the end of this scope keeps ``name`` with its new object."""
@@ -435,7 +485,7 @@ class Scope:
         """Return the names in ``keep``, without globs, that neither exist nor were ever bound."""
         if not self._keep:
             return []
-        names_in_code = self._assigned | self._imported | self._outer.keys()
+        names_in_code = self._assigned | self._imported | self._outer.names.keys()
         plain_names = filter(str.isidentifier, self.unmatched_keep())
         return [name for name in plain_names if name not in names_in_code]
 
@@ -461,7 +511,8 @@ class Scope:
         if own_names is None:
             own_names = self.own_names()
         for name in own_names:
-            if name not in self._namespace or (name in self._outer and name not in self._saved):
+            is_outer = name in self._outer.names and name not in self._saved
+            if is_outer or name not in self._namespace:
                 continue  # a thread or a finaliser has deleted it, or bound it for the notebook
             if self._matches_keep(name):
                 self._keep_name(name, enclosing, other_scopes)
@@ -492,22 +543,16 @@ class Scope:
         """
         for other in other_scopes:
             for name in list(other._saved.by_name):
-                if name in self._outer or name in self._shared or self.stays(name):
+                if name in self._outer.names or name in self._shared or self.stays(name):
                     continue
                 del other._saved.by_name[name]
-                other._treat_as_new(name)
-                self._outer[name] = None
-
-    def _treat_as_new(self, name: str) -> None:
-        """Treat an outer name as one that did not exist before the scope, because its old object is
-        gone.
-        """
-        self._outer.pop(name, None)
-        # Rebound, it may be at its old position with a new object.
-        self._is_start_whole = False
+                other._outer.remove(name)
+                self._outer.add(name)
 
     def restore_all(self) -> None:
-        """Restore all shadowed objects without deleting names: the scope cannot be closed."""
+        """Restore all shadowed objects without deleting names, because the scope cannot be closed.
+        Names to keep stay with their new objects.
+        """
         for name, value in list(self._saved.by_name.items()):
             if name not in self._namespace or not self._matches_keep(name):
                 self._namespace[name] = value
@@ -548,7 +593,7 @@ class Scope:
             self.outcome.kept.append(name)
         if enclosing is None:
             self._leave_to_notebook(name, other_scopes)
-        self._outer[name] = None
+        self._outer.add(name)
         has_shadowed = name in self._saved
         old_object = self._saved.by_name.pop(name, None)
         if enclosing is None:
@@ -566,7 +611,9 @@ class Scope:
                 other.leave(name)
 
     def _adopt(self, name: str) -> None:
-        """Own a name that an inner scope has bound and keeps."""
+        """Own a name that an inner scope has bound and keeps: the end of this scope deletes it,
+        unless this one keeps it, too.
+        """
         self._assigned.add(name)
         self._imported.discard(name)  # it may have imported an earlier object of this name
 
@@ -580,7 +627,7 @@ class Scope:
         """
         word, name = split_event(event)
         value = self._namespace.get(name, _MISSING)
-        if word in _CONFIRMS:
+        if word in _AFTER_STATEMENT:
             is_import = word == HAS_IMPORTED
             self.confirm(name, scopes, is_import=is_import, by_identity=word == HAS_ENDED)
         elif value is _MISSING:  # after ``del``, or before a new name is bound
@@ -590,11 +637,14 @@ class Scope:
             self.shadow(name, value)
         elif word == MAY_BIND and (self._would_shadow(name) or name in self._imported):
             self._before_statement[name] = value
-        return not self._would_shadow(name) and name not in self._imported
+        # Once the old object is saved, and the name is no import, a further binding of it changes
+        # nothing: in ``for i in range(9): total = i``, one event of ``total`` is enough.
+        must_save = self._would_shadow(name)
+        return not must_save and name not in self._imported
 
     def _deletion_loses_outer(self, name: str) -> bool:
-        """Return True if a deletion of ``name``, which is still in ``_outer``, has deleted an outer
-        object: no scope will restore it.
+        """Return True if a deletion of ``name``, which is still an outer name, has deleted its
+        outer object for good: neither this scope nor another thread's will restore it.
         """
         return self._would_shadow(name) and not self.is_saved_by_others(name)
 
@@ -618,7 +668,7 @@ def record_deleted(scopes: Sequence[Scope], name: str) -> None:
         scope._imported.discard(name)
         if not scope._deletion_loses_outer(name):
             return
-        scope._treat_as_new(name)
+        scope._outer.remove(name)
 
 
 def forget_needless_saves(scopes: Sequence[Scope]) -> None:
@@ -627,6 +677,6 @@ def forget_needless_saves(scopes: Sequence[Scope]) -> None:
     """
     for scope in scopes:
         scope._forget_needless_saves()
-    missing_names = set[str]().union(*(scope.missing_outer() for scope in scopes))
+    missing_names = set[str]().union(*(scope._outer.missing() for scope in scopes))
     for name in missing_names:
         record_deleted(scopes, name)

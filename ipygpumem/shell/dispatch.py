@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class HasApp(Protocol):
-    """An extension, as far as its magics know it."""
+    """The part of the extension that its magics use."""
 
     @property
     def app(self) -> App:
@@ -76,13 +76,13 @@ class GpuMemMagics(Magics):
         for magic in commands.magics.values():
             name = magic.name.lstrip("%")
             registered = _RegisteredMagic(self, magic)
-            no_var_expand(registered)  # see ``_expanded``
+            no_var_expand(registered)  # see ``_with_values_of_variables``
             if magic.name.startswith("%%"):
                 self.magics["cell"][name] = registered
             else:
                 self.magics["line"][name] = registered
-        # A rewritten first line is a call of a line magic; that of another cell magic says how to
-        # write it.
+        # A rewritten first line calls a line magic. So each cell magic is a line magic, too; the
+        # line ``%estimate`` then says that ``%%estimate`` is the first line of a cell.
         for name, registered in self.magics["cell"].items():
             self.magics["line"].setdefault(name, registered)
         for name in self.magics["cell"]:
@@ -106,24 +106,41 @@ class GpuMemMagics(Magics):
         __tracebackhide__ = True
         magic = f"%{name}" if cell is None else f"%%{name}"
         help_text = self._help_text(magic, line, has_cell=cell is not None)
+        is_rewritten = name in REWRITTEN
         if help_text:
+            # %gpumem top -h
             sys.stdout.write(help_text)
-        elif cell is not None and name in REWRITTEN and not is_for_engines(line):
+        elif cell is not None and is_rewritten and not is_for_engines(line):
+            # get_ipython().run_cell_magic("peak", "", "x = 1")
             self._run_as_plain_cell(name, line, cell)
-        elif cell is not None:  # a magic with a body, such as %%estimate
+        elif cell is not None:
+            # %%estimate, or %%experiment --on 0, whose body is sent to an engine
             self._run(magic, line, cell)
-        elif name in REWRITTEN and is_first_line(line):  # the first line of %%peak
-            # This is ipykernel's map of cells' files; without it, cells are found by their lines.
-            if hasattr(self.shell.compile, "_filename_map"):
+        elif is_rewritten and is_first_line(line):
+            # %%peak as the first line of a cell: IPython runs the body next
+            if self._finds_cells_by_file():
                 show_as_written(name, line)
             self._run(f"%%{name}", words_of(line))
         elif magic not in self.commands.magics:
+            # %peak, which is only a cell magic
             raise UsageError(f"%{name}: write %%{name} as the first line of a cell")
         else:
+            # %gpumem top
             self._run(magic, line)
 
+    def _finds_cells_by_file(self) -> bool:
+        """Return True if IPython notes which cell each of its file names stands for.
+
+        Only then may the lines of a cell be changed in linecache. IPython 7 has no such map, and
+        there ``notebook.cell_of_file`` recognises a cell by its lines.
+        """
+        return hasattr(self.shell.compile, "_filename_map")
+
     def _help_text(self, magic: str, line: str, *, has_cell: bool) -> str:
-        """Return the help that a line asks for; empty if it asks for none."""
+        """Return the help that a line asks for; empty if it asks for none.
+
+        Most lines don't, and for these the modules that make help texts are not imported.
+        """
         asks_above_cell = has_cell and magic in self.commands.magics and asks_for_help(line)
         may_begin_with_help = line.strip().startswith(("help", "?"))
         may_end_with_help = line.rstrip().endswith(("help", "-h"))
@@ -137,25 +154,31 @@ class GpuMemMagics(Magics):
         return help_asked_for(self.commands, magic, line, terminal_columns())
 
     def _run_as_plain_cell(self, name: str, line: str, cell: str) -> None:
-        """Run a cell with ``%%name`` as its first line, which is rewritten: IPython has called the
-        magic with the body as text.
+        """Run a body that a magic has got as text, with ``%%name`` above it, as a cell inside the
+        running one: in that cell, the first line is rewritten.
 
-        The call came from ``run_cell_magic``, or the first line could not be rewritten.
+        The user has called ``run_cell_magic("peak", "", body)``, or the first line of the running
+        cell could not be rewritten.
         """
         __tracebackhide__ = True
         source = f"%%{name} {line}\n{cell}"
-        # If the first line cannot be rewritten, the cell that the call below runs calls this magic
-        # again: then this cell and the one inside it have the same source.
-        innermost_cells = self.app.context.cells.running()[-2:]
-        words_of_cells = [running.source.split() for running in innermost_cells]
-        if words_of_cells == [source.split()] * 2:
+        if self._is_running_inside_itself(source):
+            # The first line cannot be rewritten, and the rewriting has reported the reason: run
+            # the body alone.
             source = cell
-            # The rewriting has reported the reason.
             write_failure(f"%%{name} failed again", _LOST.get(name, ""))
         else:
             # A wrong line fails here, because IPython would show its error in both cells.
             self._parse(f"%%{name}", line)
         self.shell.run_cell(source).raise_error()
+
+    def _is_running_inside_itself(self, source: str) -> bool:
+        """Return True if the two innermost running cells both have this source: a cell whose first
+        line could not be rewritten has run itself once more.
+        """
+        innermost_cells = self.app.context.cells.running()[-2:]
+        words_of_cells = [cell.source.split() for cell in innermost_cells]
+        return words_of_cells == [source.split()] * 2
 
     def _run(self, magic: str, line: str, *cell: str) -> None:
         """Run the command that a line names, and show its reports; ``cell`` is the body of a cell
@@ -212,7 +235,7 @@ class GpuMemMagics(Magics):
         running = self.app.context.cells.running()
         if running:
             cell = running[-1]
-            cell.measured.is_rejected = cell.source.lstrip().startswith("%")
+            cell.measurement.is_rejected = cell.source.lstrip().startswith("%")
 
     def _growth_of(
         self, magic: str, line: str, *, runs_users_code: bool
@@ -279,13 +302,14 @@ class _RegisteredMagic:
             cell = ""
         if not self._magic.runs_line:
             try:
-                line = _expanded(self.__self__.shell, line)
-            except Exception as error:  # the user's code runs with the line as it is written
+                line = _with_values_of_variables(self.__self__.shell, line)
+            except Exception as error:  # the magic runs with the line as it is written
                 if interrupts.is_from_signal(error):
                     raise
                 self._failed(error, "variables in its line were not replaced")
-        if cell is not None or self._magic.runs_line:
-            # its errors may come from the user's code
+        may_run_users_code = cell is not None or self._magic.runs_line
+        if may_run_users_code:
+            # Its errors may be the user's: nothing is caught.
             self.__self__.call(self.__name__, line, cell)
             return
         try:
@@ -307,12 +331,12 @@ class _RegisteredMagic:
         isolation.failed(f"%{self.__name__}", error, lost, asked=True)
 
 
-def _expanded(shell: Any, line: str) -> str:
+def _with_values_of_variables(shell: Any, line: str) -> str:
     """Return a line in which variables, such as ``{name}`` or ``$name``, are replaced by their
     values.
 
-    IPython itself copies all names before each line, also if there are 100,000 of them and nothing
-    to replace.
+    IPython would do so itself, but it copies all names before each line, also if there are 100,000
+    of them and nothing to replace. So ``no_var_expand`` tells it to leave our lines alone.
     """
     if "{" not in line and "$" not in line:
         return line

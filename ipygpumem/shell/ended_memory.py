@@ -1,6 +1,7 @@
 """The memory of an experiment before and after its end frees it, and the RAM that it leaves.
 
-``ExperimentEnd`` fills ``MemoryBefore`` and ``MemoryAfter``; the report's notes read both.
+``ExperimentEnd`` fills ``MemoryBefore`` and ``MemoryAfter`` of an ``EndingExperiment``; the notes
+of its report read both.
 """
 
 from __future__ import annotations
@@ -8,19 +9,37 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ipygpumem.probes.host import RamFigures
 from ipygpumem.probes.malloc import allocated_bytes, malloc_bytes
 from ipygpumem.probes.mappings import own_pages
 from ipygpumem.records import FREE_HEAP_PAGES, FreeingStep, KeptObject, RetainedArray, Usage
+from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.experiment_log import ExperimentLog
+from ipygpumem.shell.experiment_options import ExperimentOptions
 from ipygpumem.shell.measured_scope import MeasuredScope
 
 if TYPE_CHECKING:
     from ipygpumem.inventory.remaining.watched_names import WatchedName
+    from ipygpumem.shell.survivors import Survivors
 
 _BLOCKS_TO_GAPS = 4
-"""Smallest ratio of the memory of many small objects to the gaps between them that was seen."""
+"""Smallest ratio, in measurements, of the memory of many small objects to the gaps between them."""
+
+
+class EndingExperiment(NamedTuple):
+    """The parts of an experiment that its end reads and changes."""
+
+    context: ShellContext
+    """The shell's services."""
+    options: ExperimentOptions
+    scope: MeasuredScope
+    """Its names, with the measurements since its start."""
+    log: ExperimentLog
+    """Its cells, errors and remarks."""
+    survivors: Survivors
+    """Finds the objects that outlive it, and the places from which they can be reached."""
 
 
 @dataclass
@@ -98,16 +117,16 @@ class RamLeft:
         scope: the experiment's scope, with the figures of its start.
         before: its memory before anything was freed.
         after: the steps that freed it, and the usage after them.
-        least_bytes: the smallest growth for which free pages matter.
+        smallest_bytes: the smallest growth for which free pages matter.
     """
 
     def __init__(
-        self, scope: MeasuredScope, before: MemoryBefore, after: MemoryAfter, least_bytes: int
+        self, scope: MeasuredScope, before: MemoryBefore, after: MemoryAfter, smallest_bytes: int
     ) -> None:
         self._scope = scope
         self._before = before
         self._after = after
-        self._least_bytes = least_bytes
+        self._smallest_bytes = smallest_bytes
 
     def size_bytes(self) -> int:
         """Return the bytes of RAM that it leaves, at least those in the blocks that malloc has
@@ -117,18 +136,18 @@ class RamLeft:
         growth_of_blocks = (
             allocated_bytes() - self._scope.allocated_at_start - self._before.notes_bytes
         )
-        if growth >= growth_of_blocks + self._least_bytes:
+        if growth >= growth_of_blocks + self._smallest_bytes:
             # Notes between objects that have died keep malloc from returning the pages.
             new_free_bytes = own_pages().free_heap_bytes - self._scope.free_heap_at_start
             growth -= max(0, new_free_bytes)
         return max(growth, growth_of_blocks)
 
     def _rss_growth(self) -> int:
-        """Return the growth of RSS after the end; if it was large before, without free pages of
-        Python, and with the older free pages that malloc has returned.
+        """Return the growth of RSS after the end; if it was large before the end, without the free
+        pages of Python, and with the older free pages that malloc has returned.
         """
         growth_before = ram_growth(self._before.usages)
-        is_large = growth_before >= self._least_bytes
+        is_large = growth_before >= self._smallest_bytes
         growth = ram_growth(self._after.usages) if is_large else growth_before
         if "polars" in sys.modules:
             # Its allocator reports nothing, and pages that malloc returns may be older.

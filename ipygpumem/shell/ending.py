@@ -32,17 +32,18 @@ from ipygpumem.records import (
 )
 from ipygpumem.scope.ownable import is_ownable
 from ipygpumem.scope.scope import Scope
-from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ended_memory import MemoryAfter, MemoryBefore, RamLeft, ram_growth
-from ipygpumem.shell.experiment_log import ExperimentLog
+from ipygpumem.shell.ended_memory import (
+    EndingExperiment,
+    MemoryAfter,
+    MemoryBefore,
+    RamLeft,
+    ram_growth,
+)
 from ipygpumem.shell.experiment_notes import ExperimentNotes
-from ipygpumem.shell.experiment_options import ExperimentOptions
-from ipygpumem.shell.measured_scope import MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 
 if TYPE_CHECKING:
     from ipygpumem.inventory.remaining.watched_names import WatchedName
-    from ipygpumem.shell.survivors import Survivors
 
 
 class Again(Enum):
@@ -91,33 +92,20 @@ class ExperimentEnd:
     the steps that are left.
 
     Args:
-        context: the shell's services.
-        options: the experiment's options.
-        scope: its scope.
-        log: its cells and errors.
-        survivors: finds the objects that outlive it.
+        experiment: the experiment.
         recovery: releases tracebacks.
-        handle: the object whose names stay: the user may need it after the end.
+        handle: the object that the user holds of the experiment. Names of it stay, because the
+            user may need it after the end: ``demo`` in ``demo = ipygpumem.experiment("demo")``.
 
     Attributes:
         record: the record, once it is made.
     """
 
-    def __init__(
-        self,
-        context: ShellContext,
-        options: ExperimentOptions,
-        scope: MeasuredScope,
-        log: ExperimentLog,
-        survivors: Survivors,
-        recovery: Recovery,
-        handle: object,
-    ) -> None:
-        self._context = context
-        self._options = options
-        self._scope = scope
-        self._log = log
-        self._survivors = survivors
+    def __init__(self, experiment: EndingExperiment, recovery: Recovery, handle: object) -> None:
+        self._experiment = experiment
+        self._context = experiment.context
+        self._scope = experiment.scope
+        self._log = experiment.log
         self._recovery = recovery
         self._handle = handle
         self._surroundings = Surroundings(None, ())
@@ -131,7 +119,7 @@ class ExperimentEnd:
         """Report line about a misspelt name in ``keep``."""
         self._before = MemoryBefore()
         """Set by ``_measure_before``."""
-        self._after = MemoryAfter(ram=scope.ram_at_start)
+        self._after = MemoryAfter(ram=experiment.scope.ram_at_start)
         """Set by the steps that free memory, measure it and search for survivors."""
         self.record: ExperimentRecord | None = None
 
@@ -227,7 +215,7 @@ class ExperimentEnd:
         Example: ``--keep modle``, and the experiment has bound ``model``.
         """
         scope = self._scope.names
-        keep = self._options.keep
+        keep = self._experiment.options.keep
         misspelt_names = scope.misspelt_keep()
         if not misspelt_names:
             return
@@ -263,8 +251,8 @@ class ExperimentEnd:
             )
 
     def _watch_arrays(self, own_names: list[str]) -> list[WatchedName]:
-        """Watch the arrays held by the names and outputs that the end drops, and remember which
-        name has each object.
+        """Return the arrays held by the names and outputs that the end drops, in a form that does
+        not keep them alive; note in ``_before`` which name has each object.
         """
         from ipygpumem.inventory.remaining import watched_names  # loading must stay fast
 
@@ -283,8 +271,9 @@ class ExperimentEnd:
         return watched_names.watch_names(named, search)
 
     def _ignore_other_names(self, search: ArraySearch, own_names: Iterable[str]) -> None:
-        """Ignore the objects of all names but the scope's own: an object that is also bound by
-        ``global`` is no leak.
+        """Let ``search`` ignore the objects of all names but the scope's own.
+
+        Such an object stays, and is no leak: ``global model; model = local = Model()``.
         """
         of_scope = set(own_names)
         for name, value in named_objects(self._context.namespace):
@@ -328,8 +317,8 @@ class ExperimentEnd:
             self._run_measured(("names again", self._delete_names))
 
     def _forget_outputs(self) -> int | None:
-        """Remove the outputs since the start, unless all names are kept. Return 0 if nothing was
-        done, else None, because the number is not known.
+        """Remove the outputs since the start, unless all names are kept because one in ``keep`` is
+        misspelt. Return 0 if nothing was done, else None, because the number is not known.
         """
         if self._misspelt:
             return 0
@@ -337,8 +326,12 @@ class ExperimentEnd:
         return None
 
     def _release_tracebacks(self) -> int:
-        """Release the last error, and return 1, if one was shown in the experiment."""
-        if not self._log.failed or self._context.config.release_frames == "never":
+        """Release the frames of the last error if it was shown in the experiment, unless the option
+        ``release_frames`` is ``never``; return the number of errors, 0 or 1.
+        """
+        if not self._log.failed:
+            return 0
+        if self._context.config.release_frames == "never":
             return 0
         self._recovery.release_stored_tracebacks()
         return 1
@@ -396,8 +389,9 @@ class ExperimentEnd:
         namespace = self._context.namespace
         baseline = self._scope.baseline
         keepers = self._keepers()
-        least_bytes = self._context.config.min_held_bytes
-        ram_left = RamLeft(self._scope, self._before, self._after, least_bytes).size_bytes()
+        smallest_bytes = self._context.config.min_held_bytes
+        ram_left = RamLeft(self._scope, self._before, self._after, smallest_bytes)
+        bytes_left = ram_left.size_bytes()
         kept = self._kept_arrays(keepers)
         self._after.kept_in_older_bytes += kept.new_bytes_in_older
         numbers = [cell.execution_count or 0 for cell in self._log.cells]
@@ -410,14 +404,14 @@ class ExperimentEnd:
             keepers=keepers,
             baseline=baseline,
             growth=HostGrowth(
-                size_bytes=ram_left - kept.new_bytes,
+                size_bytes=bytes_left - kept.new_bytes,
                 measured_bytes=ram_growth(self._after.usages) - kept.new_bytes,
                 kept_objects=functools.partial(baseline.contents.unrecorded_objects, namespace),
                 names=self._before.names_by_object,
             ),
             first_cell=min(numbers, default=None),
         )
-        return self._survivors.rows_of_experiment(ended)
+        return self._experiment.survivors.rows_of_experiment(ended)
 
     def _kept_arrays(self, keepers: Iterable[str]) -> _KeptArrays:
         """Return the arrays that the names ``keepers`` keep on purpose."""
@@ -440,10 +434,12 @@ class ExperimentEnd:
         return _KeptArrays(storages, new_bytes, new_bytes_in_older)
 
     def _keepers(self) -> tuple[str, ...]:
-        """Return the names that stay on purpose, and the existing names in ``keep``: a function may
-        have rebound one that is older than the experiment.
+        """Return the names that stay on purpose, and the existing names in ``keep``.
+
+        One of the latter may be older than the experiment, and a function of a module may have
+        given it a new object, which the scope doesn't see.
         """
-        to_keep = filter(self._context.namespace.__contains__, self._options.keep)
+        to_keep = filter(self._context.namespace.__contains__, self._experiment.options.keep)
         return tuple(dict.fromkeys((*self._kept_names(), *to_keep)))
 
     def _kept_names(self) -> tuple[str, ...]:
@@ -504,15 +500,8 @@ class ExperimentEnd:
         outcome = self._scope.names.outcome
         log = self._log
         usages_before_freeing = self._before.usages
-        notes = ExperimentNotes(
-            self._context,
-            self._options,
-            self._scope,
-            log,
-            self._survivors,
-            self._before,
-            self._after,
-        ).all(misspelt=self._misspelt)
+        notes = ExperimentNotes(self._experiment, self._before, self._after)
+        lines = notes.all(misspelt=self._misspelt)
         self._scope.baseline.drop_lists()
         usages = _with_peaks_of(usages_before_freeing, self._scope.measurement.stop())
         consumed = {usage.device: usage.delta_bytes for usage in usages_before_freeing}
@@ -520,11 +509,11 @@ class ExperimentEnd:
         if usages_before_freeing:
             freed = _freed_bytes(consumed, self._after.usages or usages)
         limits = {}
-        if self._options.budget is not None:
-            limits = dict(self._options.budget.limits)
+        if self._experiment.options.budget is not None:
+            limits = dict(self._experiment.options.budget.limits)
         seconds = log.seconds() or log.span_seconds
         self.record = ExperimentRecord(
-            name=self._options.name,
+            name=self._experiment.options.name,
             started_at=log.started_at,
             duration_seconds=seconds,
             cells=tuple(log.cells),
@@ -536,8 +525,8 @@ class ExperimentEnd:
             kept=self._kept_names(),
             survivors=self._after.alive,
             steps=tuple(self._after.steps),
-            notes=tuple(notes),
-            parameters=dict(self._options.parameters),
+            notes=tuple(lines),
+            parameters=dict(self._experiment.options.parameters),
             ooms=log.ooms,
             budget=limits,
             span_seconds=max(seconds, log.span_seconds),

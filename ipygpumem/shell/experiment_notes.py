@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from ipygpumem.errors import quoted
 from ipygpumem.probes.children import children as children_now
 from ipygpumem.records import COMMENT, RetainedArray
-from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ended_memory import MemoryAfter, MemoryBefore
-from ipygpumem.shell.experiment_log import ExperimentLog
-from ipygpumem.shell.experiment_options import ExperimentOptions
-from ipygpumem.shell.measured_scope import MeasuredScope
+from ipygpumem.shell.ended_memory import EndingExperiment, MemoryAfter, MemoryBefore
 from ipygpumem.units import format_bytes
-
-if TYPE_CHECKING:
-    from ipygpumem.shell.survivors import Survivors
 
 _CLOCK_SECONDS = 0.02
 """Error of the times at which processes start."""
@@ -30,33 +22,19 @@ class ExperimentNotes:
     """Makes the notes of one experiment, once its memory was freed.
 
     Args:
-        context: the shell's services.
-        options: the experiment's options.
-        scope: its scope.
-        log: its remarks.
-        survivors: finds the places from which objects can be reached.
+        experiment: the experiment.
         before: its memory before anything was freed.
         after: the memory that is left.
     """
 
     def __init__(
-        self,
-        context: ShellContext,
-        options: ExperimentOptions,
-        scope: MeasuredScope,
-        log: ExperimentLog,
-        survivors: Survivors,
-        before: MemoryBefore,
-        after: MemoryAfter,
+        self, experiment: EndingExperiment, before: MemoryBefore, after: MemoryAfter
     ) -> None:
-        self._context = context
-        self._options = options
-        self._scope = scope
-        self._log = log
-        self._survivors = survivors
+        self._experiment = experiment
         self._before = before
         self._after = after
-        self._least_bytes = context.config.min_held_bytes
+        self._smallest_bytes = experiment.context.config.min_held_bytes
+        """Memory of fewer bytes is not worth a note."""
 
     def all(self, *, misspelt: str) -> list[str]:
         """Return the notes on names, memory, the budget, and steps that failed.
@@ -66,15 +44,15 @@ class ExperimentNotes:
         notes = list[str]()
         if misspelt:
             notes.append(misspelt)
-        for pattern in self._scope.names.unmatched_keep():
+        for pattern in self._experiment.scope.names.unmatched_keep():
             if pattern != "*":
                 notes.append(f"keep: no name matches {quoted(pattern)}")
         notes += self._notes_on_replaced_objects()
         notes += self._notes_on_devices()
-        budget = self._options.budget
+        budget = self._experiment.options.budget
         if budget is not None:
             notes += [*budget.notes, *budget.refusals]
-        notes += self._log.remarks
+        notes += self._experiment.log.remarks
         for step in self._after.steps:
             if step.error:
                 notes.append(f"{step.name}: {step.error}")
@@ -87,7 +65,7 @@ class ExperimentNotes:
         restored = list[RetainedArray]()
         of_kept_names = list[RetainedArray]()
         for row in self._before.saved:
-            if self._scope.names.stays(row.name):
+            if self._experiment.scope.names.stays(row.name):
                 of_kept_names.append(row)
             else:
                 restored.append(row)
@@ -97,7 +75,7 @@ class ExperimentNotes:
             (of_kept_names, "the earlier objects of kept names", "until the experiment's end"),
         ):
             saved_bytes = sum(row.size_bytes for row in rows)
-            if saved_bytes >= self._least_bytes:
+            if saved_bytes >= self._smallest_bytes:
                 names = ", ".join(row.name for row in rows)
                 size = format_bytes(saved_bytes)
                 notes.append(f"{objects_text} ({names}) took {size} {time_text}")
@@ -112,7 +90,7 @@ class ExperimentNotes:
         if "polars" in sys.modules and "cpu" in bytes_left:
             notes.append("polars' allocator returns the pages of deleted frames within seconds")
         if "shm" in bytes_left:
-            segments_text = self._context.meter.now()["shm"].note
+            segments_text = self._experiment.context.meter.now()["shm"].note
             if segments_text:
                 notes.append(f"shared memory: {segments_text}")
         if "cpu" in bytes_left:
@@ -123,15 +101,16 @@ class ExperimentNotes:
 
     def _bytes_left(self) -> dict[str, int]:
         """Return the bytes that the experiment leaves in use on each device, without devices on
-        which these are few.
+        which that is too little for a note.
 
-        At most the bytes that it had consumed: the end itself takes memory.
+        They are at most the bytes that it had consumed before its end, because the end itself
+        takes memory.
         """
         consumed = {usage.device: usage.delta_bytes for usage in self._before.usages}
         bytes_left = dict[str, int]()
         for usage in self._after.usages:
             size_bytes = min(usage.delta_bytes, consumed.get(usage.device, 0))
-            if size_bytes >= self._least_bytes:
+            if size_bytes >= self._smallest_bytes:
                 bytes_left[usage.device] = size_bytes
         return bytes_left
 
@@ -146,14 +125,16 @@ class ExperimentNotes:
         from ipygpumem.inventory.remaining.grown_rows import rows_of_grown_containers
         from ipygpumem.shell.grown_containers import notes_on_growth
 
-        namespace = self._context.namespace
-        baseline = self._scope.baseline
+        namespace = self._experiment.context.namespace
+        baseline = self._experiment.scope.baseline
         contents = baseline.contents
-        roots = self._survivors.roots()
+        roots = self._experiment.survivors.roots()
         grown_rows = rows_of_grown_containers(
-            namespace, contents, self._least_bytes, roots, baseline.objects_at_end
+            namespace, contents, self._smallest_bytes, roots, baseline.objects_at_end
         )
-        self._survivors.grown.add(row.grown for row in grown_rows if row.grown is not None)
+        self._experiment.survivors.grown.add(
+            row.grown for row in grown_rows if row.grown is not None
+        )
         notes = notes_on_growth(grown_rows)
         after = self._after
         if not after.lists_alive:
@@ -164,7 +145,8 @@ class ExperimentNotes:
             + after.kept_in_older_bytes,
             "in what grew": sum(row.size_bytes for row in grown_rows),
         }
-        ram_at_start = self._scope.ram_at_start
+        # Both were measured, else the objects that are still alive would not be listed.
+        ram_at_start = self._experiment.scope.ram_at_start
         assert ram_at_start is not None
         assert after.ram is not None
         return notes + leftover.notes_on_unnamed(
@@ -180,9 +162,9 @@ class ExperimentNotes:
         """
         from ipygpumem.inventory.leaks import children  # most experiments leave none
 
-        started = self._log.started_at - _CLOCK_SECONDS
+        started = self._experiment.log.started_at - _CLOCK_SECONDS
         new_children = [child for child in children_now() if child.started_at >= started]
-        new_children = children.with_endings(new_children, self._context.namespace)
+        new_children = children.with_endings(new_children, self._experiment.context.namespace)
         lines = children.endings(new_children)
         advice = "; ".join(lines) or "%gpumem status lists them"
         bytes_without_line = sum(child.memory_bytes for child in new_children if not child.ends_by)

@@ -20,6 +20,7 @@ from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.code_observer import OpenExperiments, client_of
 from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.ended_memory import EndingExperiment
 from ipygpumem.shell.ending import ExperimentEnd, Surroundings
 from ipygpumem.shell.experiment_log import ExperimentLog
 from ipygpumem.shell.experiment_options import ExperimentOptions, checked_patterns
@@ -142,7 +143,7 @@ class ManagedExperiment:
         if not running:
             return 0.0
         outermost = running[0]
-        return perf_counter() - max(outermost.measured.started, self.log.started)
+        return perf_counter() - max(outermost.measurement.started, self.log.started)
 
     def usage(self) -> tuple[Usage, ...]:
         """Return each device's usage from the start until now, or until its end."""
@@ -176,15 +177,10 @@ class ManagedExperiment:
             seconds_in_cell = self.seconds_in_running_cell()
         self.log.end_requested(seconds_in_cell)
         if self._ending is None:
-            self._ending = ExperimentEnd(
-                self._context,
-                self.options,
-                self.measured_scope,
-                self.log,
-                survivors,
-                recovery,
-                handle=self,
+            experiment = EndingExperiment(
+                self._context, self.options, self.measured_scope, self.log, survivors
             )
+            self._ending = ExperimentEnd(experiment, recovery, handle=self)
         try:
             self._ending.run(surroundings)
         finally:

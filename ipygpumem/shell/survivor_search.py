@@ -1,8 +1,9 @@
 """Searches for the objects that one experiment has left, and for their holders.
 
-``Survivors.rows_of_experiment`` calls the methods of ``SurvivorSearch`` in order: first those that
-need no heap, then ``finds_nothing``, then those that search a heap. Each of them explains a part of
-the RAM that the experiment leaves in use; the search ends when no part worth a row is unexplained.
+``Survivors.rows_of_experiment`` calls the methods of ``SurvivorSearch`` in order: first
+``find_named_arrays_and_tensors``, which needs no heap and decides how far to search one
+(``extent``), then those that search a heap. Each of them explains a part of the RAM that the
+experiment leaves in use; the search ends when no part worth a row is unexplained.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
@@ -69,7 +71,7 @@ from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.sources import cell_that_bound
-from ipygpumem.shell.recovery import MUCH
+from ipygpumem.shell.recovery import MUCH_BYTES
 
 _MOST_OLD = 20_000_000
 """Maximum number of objects to examine behind the notebook's names, to know which memory is older.
@@ -113,6 +115,16 @@ class EndedExperiment:
     first_cell: int | None = None
 
 
+class Extent(Enum):
+    """The objects of the heap that a search looks through."""
+
+    NONE = "none"
+    """The experiment has left nothing that is worth a search."""
+    IN_OLDER_OBJECTS = "in older objects"
+    """No new object has the memory, so only older objects can hold it: ``older[:] = text``."""
+    ALL = "all"
+
+
 class SurvivorSearch:
     """Searches for the objects that outlive one experiment.
 
@@ -124,6 +136,7 @@ class SurvivorSearch:
         smallest: minimum bytes of a row.
         alive: the names with live arrays, and live arrays without a name, as far as they are found.
         unnamed_bytes: RAM that these arrays do not explain.
+        extent: the objects of the heap to search; set by ``find_named_arrays_and_tensors``.
     """
 
     def __init__(self, context: ShellContext, ended: EndedExperiment) -> None:
@@ -133,16 +146,14 @@ class SurvivorSearch:
         self.smallest = context.config.min_held_bytes
         self.alive: list[WatchedName] = []
         self.unnamed_bytes = ended.growth.size_bytes
+        self.extent = Extent.ALL
         self._explained: list[Explained] = []
         """The names with live arrays and their rows."""
         self._new_ids: set[int] | None = None
         """Identities of the objects made since the start; None until they are asked for."""
         self._kept_ids = set[int]()
         """Identities of objects that names keep on purpose."""
-        self._is_only_in_older = False
-        """True if no new object has the memory that is searched, so that only older objects can
-        hold it: for example, ``older[:] = text``.
-        """
+
         self._small_within_reach: dict[StorageKey, int] = {}
         """Bytes of the small new NumPy arrays behind the user's names, by storage."""
         self._possibly_older: list[WatchedName] = []
@@ -152,7 +163,7 @@ class SurvivorSearch:
 
     def find_named_arrays_and_tensors(self) -> None:
         """Find the live arrays of names, live tensors without a name, and new arrays behind the
-        notebook's names.
+        notebook's names; then decide how far to search the heap.
         """
         self._add_alive(self._live_arrays_of_names())
         self._add_alive(self._tensors_without_name(storages_of(self.alive)))
@@ -160,6 +171,7 @@ class SurvivorSearch:
             self._leave_out_kept_objects()
         if self.unnamed_bytes >= self.smallest:
             self._add_alive(self._arrays_within_reach(storages_of(self.alive)))
+        self.extent = self._extent_of_heap_search()
 
     def _leave_out_kept_objects(self) -> None:
         """Exclude the objects of kept names from the search, and their bytes from the memory to
@@ -233,8 +245,8 @@ class SurvivorSearch:
         return self._ended.baseline.received(self._new_ids, self._test_of_older_arrays())
 
     def _arrays_within_reach(self, storages_found: Container[StorageKey]) -> list[WatchedName]:
-        """Return the large new NumPy arrays behind the user's names, however deep, and note the
-        small ones; none if the baseline may have missed older arrays.
+        """Return the large new NumPy arrays behind the user's names, however deep; none if the
+        baseline may have missed older arrays. The small ones are noted in ``_small_within_reach``.
 
         Arrays in data frames that older objects have received are left out: the frames have rows.
 
@@ -245,12 +257,12 @@ class SurvivorSearch:
             return []
         arrays, _ = within_reach(self._context.namespace)
         large_new = dict[StorageKey, WatchedName]()
-        are_few = len(arrays) <= MOST_SEARCHED
+        notes_small_arrays = len(arrays) <= MOST_SEARCHED
         for item, array in described(arrays):
             is_small = array.size_bytes < self.smallest
-            if array.storage in storages_found or (is_small and not are_few):
+            if is_small and not notes_small_arrays:
                 continue
-            if self._ended.is_known(item, array):
+            if array.storage in storages_found or self._ended.is_known(item, array):
                 continue
             if is_small:
                 self._small_within_reach[array.storage] = array.size_bytes
@@ -270,37 +282,37 @@ class SurvivorSearch:
             frames = without_old_blocks(frames, changes.new_ids)
         return {array.storage for _, array in described(arrays_behind(frames))}
 
-    def finds_nothing(self) -> bool:
-        """Return True if the experiment has left nothing that is worth a search of the heap.
-
-        If it returns False because only older objects can hold the memory, it notes that for the
-        search.
-        """
+    def _extent_of_heap_search(self) -> Extent:
+        """Return how far the heap must be searched, after all that is found without one."""
         if self.alive:
-            return False
+            return Extent.ALL  # for the holders of these arrays
         if self.unnamed_bytes < self.smallest:
-            return True
+            return Extent.NONE
         small_bytes = sum(self._small_within_reach.values())
-        if self.unnamed_bytes >= MUCH or small_bytes >= self.smallest:
-            return False
-        if self._most_bytes_without_arrays() >= self.smallest:
-            return False
-        self._is_only_in_older = True
-        return self._ended.baseline.is_complete
+        if self.unnamed_bytes >= MUCH_BYTES or small_bytes >= self.smallest:
+            return Extent.ALL
+        if self._upper_bound_without_arrays() >= self.smallest:
+            return Extent.ALL
+        if self._ended.baseline.is_complete:
+            return Extent.NONE
+        return Extent.IN_OLDER_OBJECTS
 
     def guesses_arrays(self) -> bool:
         """Return True if NumPy arrays of which the baseline has no record count as the
-        experiment's: much memory has no name, or no other search can find new objects.
+        experiment's, although they may be older.
+
+        That is so if much memory has no name, or if no other search can find new objects.
         """
         if self.unnamed_bytes < self.smallest:
             return False
         baseline = self._ended.baseline
+        if self.unnamed_bytes >= MUCH_BYTES:
+            return True
         # If new objects cannot be told from old ones, no other search finds them.
-        is_only_search = not baseline.is_complete or not baseline.knows_new_objects()
-        return self.unnamed_bytes >= MUCH or is_only_search
+        return not baseline.is_complete or not baseline.knows_new_objects()
 
-    def _most_bytes_without_arrays(self) -> int:
-        """Return an upper bound of the memory without arrays that the experiment leaves."""
+    def _upper_bound_without_arrays(self) -> int:
+        """Return an upper bound of the bytes without arrays that the experiment leaves."""
         with undisturbed():
             return most_bytes(self._changes(self._ended.baseline.objects_at_end))
 
@@ -321,7 +333,7 @@ class SurvivorSearch:
             baseline.contents,
             new_ids,
             elsewhere,
-            baseline.modules_imported(),
+            baseline.number_of_new_modules(),
             self._test_of_older_arrays(),
             self._kept_ids,
         )
@@ -370,9 +382,11 @@ class SurvivorSearch:
             self.alive = [replace(name, remarks=remarks) for name in self.alive]
 
     def _arrays_without_name(self, heap: Heap) -> list[WatchedName]:
-        """Return the NumPy arrays that the baseline does not know, largest first, as far as the
-        host's growth can contain them. Note those that may be older; ``rows_of_possibly_older``
-        lists them when all other memory is known.
+        """Return the new NumPy arrays that no name has led to so far, largest first, as far as the
+        host's growth can contain them.
+
+        Arrays that may be older are noted in ``_possibly_older``: ``rows_of_possibly_older`` lists
+        them when all other memory is known.
         """
         if not self.guesses_arrays():
             return []
@@ -388,9 +402,9 @@ class SurvivorSearch:
             watched = WatchedName.without_name(item, array)
             if is_complete or not self._may_be_older(watched):
                 new.append(watched)
-            elif self.unnamed_bytes >= MUCH:
+            elif self.unnamed_bytes >= MUCH_BYTES:
                 self._possibly_older.append(replace(watched, may_be_older=True))
-        return _largest_within(new, _most_of_arrays(self.unnamed_bytes))
+        return _largest_within(new, _limit_of_arrays(self.unnamed_bytes))
 
     def rows_of_possibly_older(self, heap: Heap, roots: Roots, other_bytes: int) -> list[HeldRow]:
         """Return the rows of NumPy arrays that may be older, with their holders, as far as other
@@ -403,9 +417,11 @@ class SurvivorSearch:
         """
         from ipygpumem.inventory.rows.shared_memory import rows_of  # only if needed
 
-        explained_bytes = self._ended.growth.size_bytes - self.unnamed_bytes + other_bytes
-        unexplained_bytes = self._ended.growth.measured_bytes - explained_bytes
-        limit_bytes = unexplained_bytes if other_bytes else _most_of_arrays(unexplained_bytes)
+        bytes_in_arrays = self._ended.growth.size_bytes - self.unnamed_bytes
+        unexplained_bytes = self._ended.growth.measured_bytes - bytes_in_arrays - other_bytes
+        limit_bytes = unexplained_bytes
+        if not other_bytes:  # else most of the growth is explained, and these may well be older
+            limit_bytes = _limit_of_arrays(unexplained_bytes)
         arrays = _largest_within(self._possibly_older, limit_bytes)
         if not arrays:
             return []
@@ -445,11 +461,14 @@ class SurvivorSearch:
         rows_of_several: dict[StorageKey, Row],
         holders: Mapping[StorageKey, Holder],
     ) -> Remaining:
-        """Return a part, or only its objects in the largest place if no object leads to all of
-        them; their row is added to ``rows_of_several``.
+        """Return a part as it is if one object leads to all of its objects. Otherwise return only
+        the objects in the place that has most of them, and add their row to ``rows_of_several``.
+
+        Among a thousand new lists in a user's records may be one that a library has put elsewhere.
         """
         row = rows_of_several.get(object_key(part.items[0]))
-        if row is None or row.is_whole or part.chain:
+        has_known_path = bool(part.chain)
+        if has_known_path or row is None or row.is_whole:
             return part
         in_one_place = part.largest_place(holders, self.smallest)
         if in_one_place is None:
@@ -473,12 +492,14 @@ class SurvivorSearch:
         return HeldRow(with_arrays(row.row, item, storages), holder)
 
     def _remaining(self, heap: Heap) -> list[Remaining]:
-        """Return the memory that is in none of the arrays ``alive``, in parts."""
+        """Return the memory of the experiment that is in none of the arrays ``alive``, in parts:
+        one for the objects of one type that belong together, such as the new items of a list.
+        """
         growth = self._ended.growth
         bytes_in_arrays = sum(name.size_bytes for name in self.alive)
         bytes_left = growth.size_bytes - bytes_in_arrays
         in_new_memory = self._in_new_memory(heap)
-        if self._is_only_in_older:
+        if self.extent is Extent.IN_OLDER_OBJECTS:
             return remaining_in_new_memory(in_new_memory, self.smallest, bytes_left)
         storages_in_rows = storages_of(self.alive)
         sizes = Sizes(limit=_MOST_OLD)
@@ -538,16 +559,16 @@ class SurvivorSearch:
         )
 
 
-def _most_of_arrays(grown_bytes: int) -> int:
-    """Return the most bytes of new arrays in a growth of RSS by ``grown_bytes``: the end has freed
-    older memory, too, which hides a part of them.
+def _limit_of_arrays(grown_bytes: int) -> int:
+    """Return an upper bound of the bytes of new arrays in a growth of RSS by ``grown_bytes``: the
+    end has freed older memory, too, which hides a part of them.
     """
     return grown_bytes * 5 // 4
 
 
-def _largest_within(names: Iterable[WatchedName], most_bytes: int) -> list[WatchedName]:
-    """Return the largest of the ``names`` whose arrays have at most ``most_bytes`` together."""
-    bytes_left = most_bytes
+def _largest_within(names: Iterable[WatchedName], limit_bytes: int) -> list[WatchedName]:
+    """Return the largest of the ``names`` whose arrays have at most ``limit_bytes`` together."""
+    bytes_left = limit_bytes
     largest = list[WatchedName]()
     for name in sorted(names, key=attrgetter("size_bytes"), reverse=True):
         if name.size_bytes <= bytes_left:
@@ -594,5 +615,6 @@ def _holder_of_one(part: Remaining, holders: Mapping[StorageKey, Holder], roots:
         return from_name
     if from_name.remedy == REMOVE:  # such as an item of a registry, which a call removes
         return searched
+    # The search writes all places of an object in one text: ``cache["a"], log[0]``.
     is_one_of_several = f", {from_name.path}, " in f", {searched.path}, "
     return searched if is_one_of_several else from_name

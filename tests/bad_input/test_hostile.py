@@ -11,7 +11,14 @@ import pytest
 from benchmarks.harness.kernel import Kernel, Reply
 from tests import hostile
 from tests.hostile import SOURCE
-from tests.steps import goes_on, names, open_now, recovery, run, works
+from tests.steps import (
+    assert_goes_on,
+    open_experiments,
+    recovery_report,
+    run,
+    run_cells,
+    user_names,
+)
 
 NASTY = (
     "<script>alert(1)</script><b>&amp;\x1b[31mred\x07 {x} $y {{jinja}} %s %(a)s \u202e\ud7ff "
@@ -29,8 +36,14 @@ def _is_harmless(reply: Reply) -> None:
 
 
 def test_reports_escape_names_with_markup_or_control_characters(notebook: Kernel) -> None:
-    works(notebook, "import numpy as np\nleak = []")
-    reply = works(
+    run_cells(
+        notebook,
+        """
+        import numpy as np
+        leak = []
+        """,
+    )
+    reply = run_cells(
         notebook,
         "%%experiment a\n"
         f"nasty = {NASTY!r}\n"
@@ -46,7 +59,7 @@ def test_reports_escape_names_with_markup_or_control_characters(notebook: Kernel
     assert "still alive" in text
     assert "alert(1)" in text
     assert notebook.value("[n for n in globals() if 'script' in str(n) or n == '']") == []
-    works(notebook, "del globals()[5], globals()[('t', 1)]")
+    run_cells(notebook, "del globals()[5], globals()[('t', 1)]")
     failed = run(
         notebook,
         f"nasty = {NASTY!r}\n"
@@ -57,7 +70,7 @@ def test_reports_escape_names_with_markup_or_control_characters(notebook: Kernel
     assert failed.error == "MemoryError"
     _is_harmless(failed)
     assert "alert(1)" in failed.reports("recovery")[0]
-    goes_on(notebook)
+    assert_goes_on(notebook)
 
 
 def test_errors_escape_control_characters_of_a_wrong_line(notebook: Kernel) -> None:
@@ -67,7 +80,7 @@ def test_errors_escape_control_characters_of_a_wrong_line(notebook: Kernel) -> N
         "%experiment \x1b[31mred",
     ):
         assert "\x1b[31mred" not in notebook.run(line).stderr
-    goes_on(notebook)
+    assert_goes_on(notebook)
 
 
 @pytest.mark.parametrize("name", ["Out", "_oh", "get_ipython"])
@@ -75,12 +88,12 @@ def test_errors_escape_control_characters_of_a_wrong_line(notebook: Kernel) -> N
 def test_a_scope_survives_changes_of_ipythons_own_names(
     notebook: Kernel, change: str, name: str
 ) -> None:
-    works(notebook, "x = 'old'", "%experiment start a")
+    run_cells(notebook, "x = 'old'", "%experiment start a")
     for code in (f"x = 'new'\n{change.format(name)}", "1 + 1", "import IPython as i"):
         notebook.run(code)
     notebook.run("i.get_ipython().run_line_magic('experiment', 'end')")
     assert notebook.value("x") == "old"
-    works(
+    run_cells(
         notebook,
         """
         from IPython import get_ipython
@@ -88,30 +101,31 @@ def test_a_scope_survives_changes_of_ipythons_own_names(
         %reset -f
         """,
     )
-    goes_on(notebook)
+    assert_goes_on(notebook)
 
 
 def test_a_scope_ends_while_threads_add_and_remove_names(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
-        """\
-import threading, time
-old = 'old'
-stop = threading.Event()
-counts = [0]
-def churn():
-    space, number = globals(), 0
-    while not stop.is_set():
-        number += 1
-        space[f'churn{number % 500}'] = number
-        space.pop(f'churn{(number + 250) % 500}', None)
-        counts[0] = number
-        if number % 50 == 0: time.sleep(0.001)  # leaves the processor to the cells
-threads = [threading.Thread(target=churn) for _ in range(2)]
-for thread in threads: thread.start()""",
+        """
+        import threading, time
+        old = 'old'
+        stop = threading.Event()
+        counts = [0]
+        def churn():
+            space, number = globals(), 0
+            while not stop.is_set():
+                number += 1
+                space[f'churn{number % 500}'] = number
+                space.pop(f'churn{(number + 250) % 500}', None)
+                counts[0] = number
+                if number % 50 == 0: time.sleep(0.001)  # leaves the processor to the cells
+        threads = [threading.Thread(target=churn) for _ in range(2)]
+        for thread in threads: thread.start()
+        """,
     )
     for _ in range(2):
-        works(
+        run_cells(
             notebook,
             "%experiment start a",
             "x = 1; old = 'new'",
@@ -119,10 +133,16 @@ for thread in threads: thread.start()""",
             "%experiment end",
         )
         assert notebook.value("old") == "old"
-        assert "x" not in names(notebook)
-    works(notebook, "stop.set()\nfor thread in threads: thread.join()")
+        assert "x" not in user_names(notebook)
+    run_cells(
+        notebook,
+        """
+        stop.set()
+        for thread in threads: thread.join()
+        """,
+    )
     assert notebook.value("counts[0] > 100") is True
-    goes_on(notebook)
+    assert_goes_on(notebook)
 
 
 @pytest.mark.parametrize(
@@ -138,65 +158,71 @@ def test_the_hostile_objects_detect_access_by_our_code(kind: str) -> None:
 
 
 def test_no_user_method_runs_at_exit_in_status_or_in_reports(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         SOURCE,
-        "import numpy as np\nold = made(Hostile)",
+        """
+        import numpy as np
+        old = made(Hostile)
+        """,
         "%experiment start a --keep kept",
-        """\
-a = made(Hostile)
-b = made(Container, {'k': np.ones(1 << 19)})
-c = made(Sequence, [a])
-old = made(Hostile)
-kept = made(Hostile)
-d = [a, {'x': (a, b)}, Function()]
-Array = type('Array', (np.ndarray,), body)
-e = np.ndarray.__new__(Array, 1 << 19)
-f = Hostile""",
+        """
+        a = made(Hostile)
+        b = made(Container, {'k': np.ones(1 << 19)})
+        c = made(Sequence, [a])
+        old = made(Hostile)
+        kept = made(Hostile)
+        d = [a, {'x': (a, b)}, Function()]
+        Array = type('Array', (np.ndarray,), body)
+        e = np.ndarray.__new__(Array, 1 << 19)
+        f = Hostile
+        """,
         "%experiment status",
         "%gpumem status",
     )
-    reply = works(notebook, "%experiment end")
+    reply = run_cells(notebook, "%experiment end")
     assert "deleted: " in reply.reports("experiment")[0]
     assert notebook.value("touched") == []
-    assert not {"a", "b", "c", "d", "e", "f"} & set(names(notebook))
+    assert not {"a", "b", "c", "d", "e", "f"} & set(user_names(notebook))
     assert notebook.value("type.__subclasscheck__(Hostile, type(old))") is True
-    goes_on(notebook)
+    assert_goes_on(notebook)
 
 
 def test_no_method_of_a_users_object_is_called_after_an_oom(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         SOURCE + "\nimport numpy as np",
-        """\
-def fail():
-    Array = type('Array', (np.ndarray,), body)
-    array = np.ndarray.__new__(Array, 1 << 20)
-    thing = made(Hostile); box = made(Container); row = made(Sequence, [thing])
-    error = MemoryError.__new__(Oom, (1, 2), thing)
-    BaseException.__setattr__(error, 'thing', thing)
-    raise error""",
+        """
+        def fail():
+            Array = type('Array', (np.ndarray,), body)
+            array = np.ndarray.__new__(Array, 1 << 20)
+            thing = made(Hostile); box = made(Container); row = made(Sequence, [thing])
+            error = MemoryError.__new__(Oom, (1, 2), thing)
+            BaseException.__setattr__(error, 'thing', thing)
+            raise error
+        """,
     )
-    text = recovery(notebook, "fail()")
+    text = recovery_report(notebook, "fail()")
     assert "array" in text
     assert "Array" in text
     assert notebook.value("touched") == []
-    goes_on(notebook)
+    assert_goes_on(notebook)
 
 
 def test_a_scope_ends_although_finalisers_raise_or_replace_names(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
-        """\
-class Raises:
-    def __del__(self): raise ValueError('from __del__')
-class Exits:
-    def __del__(self): raise SystemExit(4)
-class Deletes:
-    def __del__(self): globals().pop('zz', None); globals().pop('old2', None)
-class Adds:
-    def __del__(self): globals()['late'] = 1
-old, old2 = 'old', 'old2'""",
+        """
+        class Raises:
+            def __del__(self): raise ValueError('from __del__')
+        class Exits:
+            def __del__(self): raise SystemExit(4)
+        class Deletes:
+            def __del__(self): globals().pop('zz', None); globals().pop('old2', None)
+        class Adds:
+            def __del__(self): globals()['late'] = 1
+        old, old2 = 'old', 'old2'
+        """,
         "%experiment start a",
         """
         a, b, c, d = Raises(), Exits(), Deletes(), Adds()
@@ -205,15 +231,15 @@ old, old2 = 'old', 'old2'""",
         """,
     )
     notebook.run("%experiment end")
-    assert (notebook.value("old"), open_now(notebook)) == ("old", [])
-    assert not {"a", "b", "c", "d", "zz"} & set(names(notebook))
-    goes_on(notebook)
+    assert (notebook.value("old"), open_experiments(notebook)) == ("old", [])
+    assert not {"a", "b", "c", "d", "zz"} & set(user_names(notebook))
+    assert_goes_on(notebook)
 
 
 @pytest.mark.parametrize(
     ("bend", "mend"),
     [
-        (
+        pytest.param(
             """\
 import sys, io
 keep_out = sys.stdout
@@ -221,33 +247,74 @@ class Broken(io.StringIO):
     def write(self, text): raise OSError
 sys.stdout = Broken()""",
             "sys.stdout = keep_out",
+            id="a broken stdout",
         ),
-        ("import sys\ndef trace(*a): return trace\nsys.settrace(trace)", "sys.settrace(None)"),
-        ("import gc\ngc.disable()", "gc.enable()"),
-        (
-            "import gc\ndef fail(*a): raise ValueError\ngc.callbacks.append(fail)",
+        pytest.param(
+            """
+            import sys
+            def trace(*a): return trace
+            sys.settrace(trace)
+            """,
+            "sys.settrace(None)",
+            id="a trace function",
+        ),
+        pytest.param(
+            """
+            import gc
+            gc.disable()
+            """,
+            "gc.enable()",
+            id="no collector",
+        ),
+        pytest.param(
+            """
+            import gc
+            def fail(*a): raise ValueError
+            gc.callbacks.append(fail)
+            """,
             "gc.callbacks.remove(fail)",
+            id="a callback of the collector that fails",
         ),
-        ("import warnings\nwarnings.simplefilter('error')", "warnings.resetwarnings()"),
-        (
-            "import sys\nsys.last_value = 5; sys.last_traceback = 'x'; sys.last_exc = []",
+        pytest.param(
+            """
+            import warnings
+            warnings.simplefilter('error')
+            """,
+            "warnings.resetwarnings()",
+            id="warnings as errors",
+        ),
+        pytest.param(
+            """
+            import sys
+            sys.last_value = 5
+            sys.last_traceback = 'x'
+            sys.last_exc = []
+            """,
             "del sys.last_exc",
+            id="odd last errors",
         ),
-        ("import builtins\nkeep_open, builtins.open = open, None", "builtins.open = keep_open"),
+        pytest.param(
+            """
+            import builtins
+            keep_open, builtins.open = open, None
+            """,
+            "builtins.open = keep_open",
+            id="no open",
+        ),
     ],
 )
 def test_cells_and_scopes_work_in_a_changed_interpreter(
     notebook: Kernel, bend: str, mend: str
 ) -> None:
-    works(notebook, f"x = 'old'\n{bend}")
-    assert len(works(notebook, "y = 3").reports("cell")) == 1
-    works(notebook, "%experiment start a", "x = 'new'")
+    run_cells(notebook, "x = 'old'", bend)
+    assert len(run_cells(notebook, "y = 3").reports("cell")) == 1
+    run_cells(notebook, "%experiment start a", "x = 'new'")
     run(notebook, "1/0")
     for end in ("%experiment end", "%%experiment b\nx = 'new'\nz = 1"):
-        assert len(works(notebook, end).reports("experiment")) == 1
-    works(notebook, "%gpumem free", mend)
+        assert len(run_cells(notebook, end).reports("experiment")) == 1
+    run_cells(notebook, "%gpumem free", mend)
     assert notebook.value("x") == "old"
-    goes_on(notebook)
+    assert_goes_on(notebook)
 
 
 def test_cells_and_scopes_work_with_stubs_of_torch_and_numpy() -> None:
@@ -258,37 +325,51 @@ def test_cells_and_scopes_work_with_stubs_of_torch_and_numpy() -> None:
         "mock.MagicMock()",
     )
     with Kernel() as kernel:
-        works(kernel, "%load_ext ipygpumem", "import sys, types\nfrom unittest import mock")
+        run_cells(
+            kernel,
+            "%load_ext ipygpumem",
+            """
+            import sys, types
+            from unittest import mock
+            """,
+        )
         for stub in stubs:
-            works(kernel, f"sys.modules['torch'] = {stub}\nx = 'old'")
-            goes_on(kernel)
-            works(
+            run_cells(
                 kernel,
-                """\
-%%experiment a --seed 1
-x = 'new'
-y = [1]
-""",
+                f"""
+                sys.modules['torch'] = {stub}
+                x = 'old'
+                """,
             )
-            assert (kernel.value("x"), "y" in names(kernel)) == ("old", False)
-            works(
+            assert_goes_on(kernel)
+            run_cells(
+                kernel,
+                """
+                %%experiment a --seed 1
+                x = 'new'
+                y = [1]
+                """,
+            )
+            assert (kernel.value("x"), "y" in user_names(kernel)) == ("old", False)
+            run_cells(
                 kernel,
                 f"sys.modules['numpy'] = {stub}",
                 "%experiment start b --seed 1",
                 "x = 'new'",
             )
-            works(kernel, "%gpumem status", "%gpumem free")
+            run_cells(kernel, "%gpumem status", "%gpumem free")
             run(
                 kernel,
-                """\
-def f():
-    held = bytearray(1 << 20)
-    raise MemoryError
-f()""",
+                """
+                def f():
+                    held = bytearray(1 << 20)
+                    raise MemoryError
+                f()
+                """,
             )
-            works(kernel, "%experiment end")
+            run_cells(kernel, "%experiment end")
             assert kernel.value("x") == "old"
-            works(kernel, "del sys.modules['torch'], sys.modules['numpy']")
+            run_cells(kernel, "del sys.modules['torch'], sys.modules['numpy']")
 
 
 SCRIPT = """import ipygpumem

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import goes_on, names, open_now, run, works
+from tests.steps import assert_goes_on, open_experiments, run, run_cells, user_names
 
 ODD = [
     *(
@@ -54,23 +54,27 @@ def test_an_odd_cell_leaves_the_names_and_no_experiment_open(
     notebook: Kernel, tmp_path: Path, code: str
 ) -> None:
     (tmp_path / "two.py").write_text("y = 1\n")
-    works(notebook, "x = 'old'")
-    reply = (works if code in ODD else run)(notebook, code.replace("{0}", str(tmp_path)))
-    assert (notebook.value("x"), names(notebook), open_now(notebook)) == ("old", ["x"], [])
+    run_cells(notebook, "x = 'old'")
+    reply = (run_cells if code in ODD else run)(notebook, code.replace("{0}", str(tmp_path)))
+    assert (notebook.value("x"), user_names(notebook), open_experiments(notebook)) == (
+        "old",
+        ["x"],
+        [],
+    )
     if code in ODD:
         assert all(printed in reply.stdout for magic, printed in PRINTED.items() if magic in code)
-    goes_on(notebook)
+    assert_goes_on(notebook)
 
 
 def test_silent_and_unrecorded_cells_run_in_a_scope(notebook: Kernel) -> None:
-    works(notebook, "x = 'old'; y = 'old'", "%experiment start a")
-    works(notebook, "x = 1\nx", silent=True)
-    works(notebook, "y = 2\ny", store_history=False)
-    works(notebook, "%experiment end")
+    run_cells(notebook, "x = 'old'; y = 'old'", "%experiment start a")
+    run_cells(notebook, "x = 1\nx", silent=True)
+    run_cells(notebook, "y = 2\ny", store_history=False)
+    run_cells(notebook, "%experiment end")
     assert notebook.value("y") == "old"
     assert notebook.run("%%experiment b\nz = 1", silent=True).status == "error"
-    assert "z" not in names(notebook)
-    goes_on(notebook)
+    assert "z" not in user_names(notebook)
+    assert_goes_on(notebook)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +87,16 @@ def test_silent_and_unrecorded_cells_run_in_a_scope(notebook: Kernel) -> None:
     ids=["sum", "chain", "elif"],
 )
 def test_a_scope_reads_code_as_deeply_nested_as_python_allows(notebook: Kernel, code: str) -> None:
-    works(notebook, "x = 'old'", code, "x = 'old'", "%experiment start a", code, "%experiment end")
+    run_cells(
+        notebook, "x = 'old'", code, "x = 'old'", "%experiment start a", code, "%experiment end"
+    )
     assert notebook.value("x") == "old"
-    works(notebook, f"%%experiment b\n{code}")
+    run_cells(notebook, f"%%experiment b\n{code}")
     assert notebook.value("x") == "old"
 
 
 def test_a_forked_child_in_a_scope_does_not_affect_its_parent(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         "%config IPyGpuMem.host_peak = 'sampled'",  # in a thread, which a child has not
         "import os\nx = 'old'",
@@ -103,14 +109,14 @@ if pid == 0:
 done = os.waitpid(pid, 0)""",
     )
     assert notebook.value("done[1]") == 0
-    works(notebook, "%experiment end", "%config IPyGpuMem.host_peak = 'kernel'")
+    run_cells(notebook, "%experiment end", "%config IPyGpuMem.host_peak = 'kernel'")
     assert notebook.value("x") == "old"
-    goes_on(notebook)
+    assert_goes_on(notebook)
 
 
 def test_a_forked_child_shows_reports_as_text(notebook: Kernel) -> None:
     """A kernel's messages cannot be sent by a child: they are printed."""
-    reply = works(
+    reply = run_cells(
         notebook,
         """
         import os, multiprocessing, ipygpumem
@@ -134,7 +140,7 @@ class Thing: 1
 thing = Thing()
 builtins.test_ref = weakref.ref(thing)
 thing"""
-    works(
+    run_cells(
         notebook,
         *map(str, range(6)),
         "%experiment start a",
@@ -144,7 +150,7 @@ thing"""
         "%experiment end",
     )
     assert notebook.value("(__import__('builtins').test_ref() is None, Out)") == (True, {})
-    goes_on(notebook)
+    assert_goes_on(notebook)
 
 
 _OWN = ("begun", "go_on", "threading")
@@ -189,39 +195,56 @@ def subshell(notebook: Kernel) -> Iterator[Subshell]:
     answer = client.control_channel.get_msg(timeout=600)["content"]
     if answer.get("status") != "ok":
         pytest.skip("this ipykernel has no subshells")
-    works(notebook, "import threading\nbegun, go_on = threading.Event(), threading.Event()")
+    run_cells(notebook, "import threading\nbegun, go_on = threading.Event(), threading.Event()")
     yield Subshell(notebook, answer["subshell_id"])
     client.control_channel.send(
         client.session.msg("delete_subshell_request", {"subshell_id": answer["subshell_id"]})
     )
     client.control_channel.get_msg(timeout=600)
-    goes_on(notebook)
+    assert_goes_on(notebook)
 
 
 def test_names_that_a_subshells_cells_bind_are_not_the_scopes(subshell: Subshell) -> None:
     notebook = subshell.kernel
-    works(notebook, "x = 'old'", "%experiment start a")
+    run_cells(notebook, "x = 'old'", "%experiment start a")
     subshell.send("x = 'new'\nassert begun.wait(60)\ny = 1", main=True)
     for cell in ("during = x", "exec('by_exec = 2')", "'an output'\nbegun.set()\n'an output'"):
         subshell.send(cell)
     subshell.succeeds(4)
     subshell.works("later = 1", "def function(): pass")
-    works(notebook, "z = 2", "%experiment end")
+    run_cells(notebook, "z = 2", "%experiment end")
     assert notebook.value("x") == "old"
-    assert set(names(notebook)) == {*_OWN, "x", "during", "by_exec", "later", "function"}
+    assert set(user_names(notebook)) == {*_OWN, "x", "during", "by_exec", "later", "function"}
     assert "an output" in notebook.value("list(Out.values())")
 
 
 def test_a_scope_does_not_restore_over_a_subshells_new_value(subshell: Subshell) -> None:
     notebook = subshell.kernel
-    works(notebook, "x = 'old'", "%experiment start a", "x = 'new'")
+    run_cells(notebook, "x = 'old'", "%experiment start a", "x = 'new'")
     subshell.works("x = 'elsewhere'")
-    works(notebook, "%experiment end")
+    run_cells(notebook, "%experiment end")
     assert notebook.value("x") == "elsewhere"
-    works(notebook, "%experiment start a")
+    run_cells(notebook, "%experiment start a")
     subshell.works("x = 'again'")
-    works(notebook, "x = 'new'", "%experiment end")
+    run_cells(notebook, "x = 'new'", "%experiment end")
     assert notebook.value("x") == "again"
+
+
+def test_an_undone_try_leaves_the_names_of_a_subshell(subshell: Subshell) -> None:
+    """They were deleted with those of the try."""
+    fitted = """
+%%autofit batch=8
+made_by_try = 1
+if batch == 8:
+    begun.set()
+    assert go_on.wait(60)
+    raise MemoryError
+"""
+    subshell.send(fitted.lstrip(), main=True)
+    subshell.send("assert begun.wait(60)\nduring = 1\nexec('by_exec = 2')\ngo_on.set()")
+    subshell.succeeds(2)
+    expected = {*_OWN, "batch", "made_by_try", "during", "by_exec"}
+    assert set(user_names(subshell.kernel)) == expected
 
 
 MEANWHILE = {
@@ -263,12 +286,12 @@ def test_names_bound_by_a_subshell_during_a_scope_are_kept(
 ) -> None:
     cell, theirs = MEANWHILE[names]
     notebook = subshell.kernel
-    works(notebook, MEET, "a = 'older'")
+    run_cells(notebook, MEET, "a = 'older'")
     subshell.send(f"{scope}{cell}", main=True)
     subshell.send(f"assert begun.wait(60)\n{theirs}\ngo_on.set()")
     subshell.succeeds(2)
     if "start" in scope:
-        works(notebook, "%experiment end")
+        run_cells(notebook, "%experiment end")
     assert notebook.value("a") == "theirs"
 
 
@@ -276,11 +299,11 @@ def wait_in_both(subshell: Subshell, ours: str, theirs: str, *, subshell_first: 
     """Run a cell in each shell; theirs waits until ``meet()`` in ours is called, and begins before
     or after ours.
     """
-    works(subshell.kernel, MEET + "here = threading.Event()", "a = 'older'")
+    run_cells(subshell.kernel, MEET + "here = threading.Event()", "a = 'older'")
     theirs = f"here.set()\nassert begun.wait(60)\n{theirs}\ngo_on.set()"
     if subshell_first:
         subshell.send(theirs)
-        works(subshell.kernel, "assert here.wait(60)")
+        run_cells(subshell.kernel, "assert here.wait(60)")
         subshell.send(ours, main=True)
     else:
         subshell.send(ours, main=True)
@@ -300,12 +323,12 @@ def test_a_scope_restores_a_new_name_that_a_subshell_bound_first(
     """
     notebook = subshell.kernel
     if not scope:
-        works(notebook, "%experiment start long")
+        run_cells(notebook, "%experiment start long")
     wait_in_both(
         subshell, f"{scope}meet()\nfresh = 5", "fresh = 'theirs'", subshell_first=subshell_first
     )
     if "%%" not in scope:
-        works(notebook, "%experiment end")
+        run_cells(notebook, "%experiment end")
     assert notebook.value("fresh") == "theirs"
 
 
@@ -349,25 +372,25 @@ def test_a_name_that_a_subshell_does_not_bind_is_restored(
 
 def test_a_shell_ends_another_shells_scope_only_by_name(subshell: Subshell) -> None:
     notebook = subshell.kernel
-    works(notebook, "x = 'old'", "%experiment start a", "x = 'a'\nnew_a = 1")
+    run_cells(notebook, "x = 'old'", "%experiment start a", "x = 'a'\nnew_a = 1")
     subshell.works("%experiment start b", "y = 'b'")
-    works(notebook, "z = 'a'")
-    assert open_now(notebook) == ["a", "b"]
-    works(notebook, "%experiment end")
+    run_cells(notebook, "z = 'a'")
+    assert open_experiments(notebook) == ["a", "b"]
+    run_cells(notebook, "%experiment end")
     assert notebook.value("x") == "old"
-    assert set(names(notebook)) == {*_OWN, "x", "y"}
-    assert open_now(notebook) == ["b"]
+    assert set(user_names(notebook)) == {*_OWN, "x", "y"}
+    assert open_experiments(notebook) == ["b"]
     reply = notebook.run("%experiment end")
     assert "no experiment is open in this subshell; open elsewhere: 'b'" in reply.stderr
     subshell.works("%experiment end", "%experiment start c", "y = 2")
-    works(notebook, "%experiment end c")
-    assert set(names(notebook)) == {*_OWN, "x"}
-    assert open_now(notebook) == []
+    run_cells(notebook, "%experiment end c")
+    assert set(user_names(notebook)) == {*_OWN, "x"}
+    assert open_experiments(notebook) == []
 
 
 def test_a_scope_frees_its_garbage_while_another_shell_runs(subshell: Subshell) -> None:
     notebook = subshell.kernel
-    works(
+    run_cells(
         notebook,
         """\
 import weakref
@@ -376,7 +399,7 @@ class Node:
 alive = []""",
     )
     subshell.send("begun.set(); go_on.wait(); theirs = Node()")
-    works(
+    run_cells(
         notebook, "%%experiment a\nbegun.wait(); n = Node(); alive.append(weakref.ref(n)); Node();"
     )
     assert notebook.value("('n' in globals(), alive[0]() is None)") == (False, True)
@@ -394,20 +417,20 @@ def test_two_shells_scopes_shadow_one_name(
     after both.
     """
     notebook = subshell.kernel
-    works(notebook, "a = 'older'", "%experiment start main")
+    run_cells(notebook, "a = 'older'", "%experiment start main")
     subshell.works("%experiment start sub")
     if subshell_first:
         subshell.works("a = 'theirs'")
-        works(notebook, "a = 'ours'")
+        run_cells(notebook, "a = 'ours'")
     else:
-        works(notebook, "a = 'ours'")
+        run_cells(notebook, "a = 'ours'")
         subshell.works("a = 'theirs'")
     if inner_first == subshell_first:
-        works(notebook, "%experiment end")
+        run_cells(notebook, "%experiment end")
         subshell.works("%experiment end")
     else:
         subshell.works("%experiment end")
-        works(notebook, "%experiment end")
+        run_cells(notebook, "%experiment end")
     assert notebook.value("a") == "older"
 
 
@@ -425,15 +448,15 @@ def test_a_scope_keeps_names_restored_by_another_scope(
 ) -> None:
     """A handler has unbound the name in a subshell's scope, which restores it at its end."""
     notebook = subshell.kernel
-    works(notebook, "a = 'older'")
+    run_cells(notebook, "a = 'older'")
     if begins_before:
-        works(notebook, "%experiment start main")
+        run_cells(notebook, "%experiment start main")
     subshell.works("%experiment start sub", UNBINDING)
     if not begins_before:
-        works(notebook, "%experiment start main")
-    works(notebook, cell)
+        run_cells(notebook, "%experiment start main")
+    run_cells(notebook, cell)
     subshell.works("%experiment end")
-    works(notebook, "%experiment end")
+    run_cells(notebook, "%experiment end")
     assert notebook.value("a") == "older"
 
 
@@ -444,23 +467,25 @@ def test_a_new_name_shadowed_in_two_shells_is_deleted_at_the_end(
 ) -> None:
     """The subshell's scope has saved the object of a name that is new in the main shell's."""
     notebook = subshell.kernel
-    works(notebook, "%experiment start main", "n = 'ours'")
+    run_cells(notebook, "%experiment start main", "n = 'ours'")
     subshell.works("%experiment start sub", cell)
     if first_end == "ours":
-        works(notebook, "%experiment end")
+        run_cells(notebook, "%experiment end")
         if "theirs" in cell:
             assert notebook.value("n") == "theirs"
         subshell.works("%experiment end")
     else:
         subshell.works("%experiment end")
         assert notebook.value("n") == "ours"
-        works(notebook, "%experiment end")
-    assert set(names(notebook)) == {*_OWN}
+        run_cells(notebook, "%experiment end")
+    assert set(user_names(notebook)) == {*_OWN}
 
 
 def test_a_scope_keeps_values_left_by_a_subshells_scope(subshell: Subshell) -> None:
     notebook = subshell.kernel
-    works(notebook, "old, other = 'old', 'other'", "%experiment start a", "old = other = 'mine'")
+    run_cells(
+        notebook, "old, other = 'old', 'other'", "%experiment start a", "old = other = 'mine'"
+    )
     subshell.works(
         """\
 %%experiment b --keep other
@@ -471,9 +496,9 @@ n = 1
         "old = 'again'",
     )
     subshell.works("%experiment end")
-    works(notebook, "%experiment end")
+    run_cells(notebook, "%experiment end")
     assert notebook.value("(old, other)") == ("old", "theirs")
-    assert set(names(notebook)) == {*_OWN, "old", "other"}
+    assert set(user_names(notebook)) == {*_OWN, "old", "other"}
 
 
 @pytest.mark.parametrize(
@@ -496,7 +521,7 @@ n = 1
 def test_a_block_in_a_thread_keeps_names_bound_by_other_code(
     notebook: Kernel, cells: list[str]
 ) -> None:
-    works(
+    run_cells(
         notebook,
         """\
 import threading, ipygpumem
@@ -505,5 +530,5 @@ def work():
     with ipygpumem.experiment('t', report='none'): inside.set(); go.wait(60)
 thread = threading.Thread(target=work)""",
     )
-    assert works(notebook, *cells).result == "1"
+    assert run_cells(notebook, *cells).result == "1"
     assert notebook.value("int(old)") == 1

@@ -17,7 +17,7 @@ from ipygpumem.records import Usage
 from ipygpumem.units import MIB, parse_bytes
 from tests.alone import printed
 from tests.answering import Answerer
-from tests.steps import fails, ok
+from tests.steps import run_failing, run_quietly
 
 DEVICE = "cuda:0"
 SAMPLES = os.environ.get("GPU_CASES") == "sample"
@@ -41,10 +41,6 @@ def is_simulated() -> bool:
     return "simulated" in str(nvml.nvmlSystemGetDriverVersion())
 
 
-run_ok = ok
-"""Run cells that must succeed without a warning from the extension."""
-
-
 READY = """
 import gc, sys
 import torch
@@ -62,14 +58,14 @@ TIDY = ("%reset -f", f"%reload_ext ipygpumem\n{READY}\n{CLEAR}")
 
 def ready(kernel: Kernel) -> None:
     """Import torch in a kernel and use the device for the first time."""
-    run_ok(kernel, READY)
+    run_quietly(kernel, READY)
 
 
 @contextmanager
 def started_kernel(**settings: str) -> Iterator[Kernel]:
     """A kernel with the extension loaded, in an environment with ``settings``."""
     with Kernel(env={**os.environ, **settings}) as kernel:
-        run_ok(kernel, "%load_ext ipygpumem")
+        run_quietly(kernel, "%load_ext ipygpumem")
         yield kernel
 
 
@@ -82,7 +78,7 @@ def break_context(kernel: Kernel) -> Reply:
     failing = "torch.arange(4, device='cuda')[torch.tensor([99], device='cuda')]"
     if is_simulated():
         failing = "__import__('ctypes').CDLL('libcudart.so.13').simulate_error(710)"
-    reply = fails(kernel, f"{failing}\ntorch.cuda.synchronize()", timeout=600)
+    reply = run_failing(kernel, f"{failing}\ntorch.cuda.synchronize()", timeout=600)
     assert "device-side assert" in reply.message
     return reply
 

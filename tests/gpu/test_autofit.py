@@ -8,8 +8,8 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting.fit import TOO_LARGE
 from ipygpumem.units import MIB, format_bytes
-from tests.gpu.support import SAMPLES, Card, allocated, ready, run_ok
-from tests.steps import fails
+from tests.gpu.support import SAMPLES, Card, allocated, ready
+from tests.steps import run_failing, run_quietly
 
 SETUP = """
 import ipygpumem
@@ -28,11 +28,11 @@ def test_a_cell_is_halved_until_it_fits(
     traceback. What a failed try held on the device is back before the next one, model, graph and
     cache included.
     """
-    run_ok(gpu_kernel, SETUP + "seen = []", "%gpumem free")
+    run_quietly(gpu_kernel, SETUP + "seen = []", "%gpumem free")
     live = allocated(gpu_kernel)
     start = 4 * card.memory.total // (64 * MIB)
     note = "seen.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))"
-    reply = run_ok(
+    reply = run_quietly(
         gpu_kernel,
         f"""
         %%autofit batch_size={start}
@@ -44,7 +44,7 @@ def test_a_cell_is_halved_until_it_fits(
     assert size == fitted * 64 * MIB
     assert size < card.memory.total < 4 * size
     # one for each thread that multiplied
-    run_ok(gpu_kernel, "torch._C._cuda_clearCublasWorkspaces()")
+    run_quietly(gpu_kernel, "torch._C._cuda_clearCublasWorkspaces()")
     assert allocated(gpu_kernel) - live < MIB
     assert reply.traceback == ""
     seen = gpu_kernel.value("seen")
@@ -102,9 +102,9 @@ def test_a_batch_is_fitted_to_the_card(
     """
     machine(gib=gib)
     with Kernel() as kernel:
-        run_ok(kernel, "%load_ext ipygpumem")
+        run_quietly(kernel, "%load_ext ipygpumem")
         ready(kernel)
-        run_ok(kernel, MODELS)
+        run_quietly(kernel, MODELS)
         fitted = {model: _search(kernel, model, start) for model, start in STARTS.items()}
     figure(f"on {gib} GiB fits {', '.join(f'{model} {size}' for model, size in fitted.items())}")
 
@@ -117,7 +117,7 @@ def _step(size: int) -> int:
 def _search(kernel: Kernel, model: str, start: int) -> int:
     """Search for the largest batch with ``ipygpumem.autofit``; return it."""
     live = kernel.value("live()")
-    run_ok(
+    run_quietly(
         kernel,
         f"found = ipygpumem.autofit({model}, batch_size={start}, step='search', max_tries=40)",
     )
@@ -126,9 +126,10 @@ def _search(kernel: Kernel, model: str, start: int) -> int:
     assert outcomes[size] == FITS
     assert min(value - size for value in outcomes if outcomes[value] in TOO_LARGE) <= _step(size)
     # at the limit, what the last try left between larger blocks can be in the way
-    run_ok(kernel, "%gpumem free")
-    run_ok(kernel, f"{model}({size})")
+    run_quietly(kernel, "%gpumem free")
+    run_quietly(kernel, f"{model}({size})")
     assert kernel.value("live()") == live
-    fails(kernel, f"{model}({size} + {size} // 7)", "OutOfMemoryError")  # a search leaves 5 % free
+    # A search leaves 5 % free.
+    run_failing(kernel, f"{model}({size} + {size} // 7)", "OutOfMemoryError")
     assert kernel.value("live()") == live
     return size

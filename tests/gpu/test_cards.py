@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
-from tests.gpu.support import run_ok
+from tests.steps import run_quietly
 
 pytestmark = pytest.mark.simulated
 
@@ -51,7 +51,7 @@ def test_each_cards_figures_are_its_own(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     with Kernel() as kernel:
-        run_ok(kernel, "%load_ext ipygpumem", SETUP, "%gpumem recorder on")
+        run_quietly(kernel, "%load_ext ipygpumem", SETUP, "%gpumem recorder on")
         _line(kernel, kept)
         recorded = _recorded(tmp_path)
         assert [recorded[f"cuda:{index}"] for index in kept] == [
@@ -67,7 +67,7 @@ def _line(kernel: Kernel, kept: dict[int, int]) -> None:
         f"torch.empty({2 * size} << 20, dtype=torch.uint8, device='cuda:{index}')\nNone"
         for index, size in kept.items()
     ]
-    (line,) = run_ok(kernel, "\n".join(parts)).reports("cell")
+    (line,) = run_quietly(kernel, "\n".join(parts)).reports("cell")
     usages = kernel.value("{usage.device: usage.to_dict() for usage in ipygpumem.last().usages}")
     for index, size in kept.items():
         usage = usages[f"cuda:{index}"]

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.gpu.conftest import choose_cards
-from tests.gpu.support import TIDY, cases, other_process, recovery, run_ok, started_kernel
-from tests.steps import SharedKernel, fails, run
+from tests.gpu.support import TIDY, cases, other_process, recovery, started_kernel
+from tests.steps import SharedKernel, run, run_failing, run_quietly
 
 GB = """
 import os, torch, ipygpumem
@@ -42,7 +42,7 @@ def on_card(shared_kernel: SharedKernel) -> Kernel:
 
 def cause(kernel: Kernel, cell: str) -> tuple[str, str, str]:
     """Run a cell that runs out of memory; return its cause, which the report shows."""
-    report = recovery(fails(kernel, cell, "OutOfMemoryError"))
+    report = recovery(run_failing(kernel, cell, "OutOfMemoryError"))
     texts: tuple[str, str, str] = kernel.value("cause()")
     assert ": ".join(filter(None, texts[1:])) in report
     return texts
@@ -59,15 +59,15 @@ def test_a_request_larger_than_the_card_or_its_free_memory(on_card: Kernel) -> N
     kind, text, remedy = cause(on_card, "model = gb(12)\nx = gb(18)")
     assert (kind, remedy) == ("too much", "")
     assert text == "asked for 18.00 GiB, but 11.35 GiB of cuda:0 were free: 6.65 GiB too much"
-    run_ok(
+    run_quietly(
         on_card,
         "class Step:\n    def __call__(self): return inner()",
         "def inner(): return gb(18) + len(model)",
     )
-    run_ok(on_card, "step = Step()")
+    run_quietly(on_card, "step = Step()")
     # the cell uses the model, though not by its name
     assert cause(on_card, "step()")[0] == "too much"
-    run_ok(on_card, "name = 'model'")
+    run_quietly(on_card, "name = 'model'")
     assert cause(on_card, "globals()[name], gb(18)")[0] == "too much"
 
 
@@ -77,7 +77,7 @@ def test_names_of_earlier_cells_hold_the_cards_memory(on_card: Kernel) -> None:
     is not blamed.
     """
     first = on_card.value("get_ipython().execution_count")
-    run_ok(
+    run_quietly(
         on_card,
         "history = [gb(0.5) for _ in range(8)]",
         "cache = {'x': gb(3)}; also = cache",
@@ -91,16 +91,16 @@ def test_names_of_earlier_cells_hold_the_cards_memory(on_card: Kernel) -> None:
     assert (kind, remedy) == ("names", "del history, cache, also")
     both = f"history from cell {first} and cache from cell {first + 1}"
     assert f"7.00 GiB are still held by {both}, which" in text
-    run_ok(on_card, remedy, "x = gb(12.5 + 0 * len(model))", "del x")
-    run_ok(on_card, "history = [gb(6)]", "import sys; sys.kept = history[0]")
+    run_quietly(on_card, remedy, "x = gb(12.5 + 0 * len(model))", "del x")
+    run_quietly(on_card, "history = [gb(6)]", "import sys; sys.kept = history[0]")
     assert cause(on_card, "x = gb(8 + 0 * len(model))")[0] == "too much"
-    run_ok(on_card, "del sys.kept")
+    run_quietly(on_card, "del sys.kept")
 
 
 def test_gaps_in_the_cache_are_each_too_small(on_card: Kernel) -> None:
     """Enough is free, but in pieces: the setting is offered, with which it fits."""
     code = "x = gb(20); del x; y = gb(1); z = gb(6); None"
-    run_ok(on_card, code)
+    run_quietly(on_card, code)
     kind, text, remedy = cause(on_card, "big = gb(15)")
     assert kind == "fragmentation"
     assert (
@@ -108,10 +108,10 @@ def test_gaps_in_the_cache_are_each_too_small(on_card: Kernel) -> None:
         in text
     )
     assert cause(on_card, "big = gb(17)")[0] == "names"
-    run_ok(on_card, "y = z = None\n%gpumem free")
+    run_quietly(on_card, "y = z = None\n%gpumem free")
     variable, _, setting = remedy.rpartition("%env ")[2].partition("=")
     with started_kernel(**{variable: setting}) as kernel:
-        run_ok(kernel, GB, "gb(0.01); None", code, "big = gb(15)")
+        run_quietly(kernel, GB, "gb(0.01); None", code, "big = gb(15)")
 
 
 def test_other_processes_hold_the_cards_memory(on_card: Kernel) -> None:
@@ -124,7 +124,7 @@ def test_other_processes_hold_the_cards_memory(on_card: Kernel) -> None:
         assert f". process {process.pid} (python" in text
         assert ") has 16.40 GiB of it" in text
     with started_kernel() as other:
-        run_ok(other, GB, "x = gb(16)")
+        run_quietly(other, GB, "x = gb(16)")
         kind, text, remedy = cause(on_card, "x = gb(10)")
         assert (kind, remedy) == ("process", "shut that kernel down")
         assert f"process {other.value('os.getpid()')} (" in text
@@ -132,7 +132,7 @@ def test_other_processes_hold_the_cards_memory(on_card: Kernel) -> None:
         with other_process(4 * 1024):
             kind, text, _ = cause(on_card, "x = gb(22)")
             assert (kind, "2 other processes have 20.80 GiB of it" in text) == ("process", True)
-    run_ok(on_card, "x = gb(22)")
+    run_quietly(on_card, "x = gb(22)")
 
 
 def test_limits_refuse_the_request(on_card: Kernel) -> None:
@@ -144,15 +144,15 @@ def test_limits_refuse_the_request(on_card: Kernel) -> None:
     with started_kernel(
         PYTORCH_CUDA_ALLOC_CONF=asynchronous, PYTORCH_ALLOC_CONF=asynchronous
     ) as other:
-        run_ok(other, GB)
+        run_quietly(other, GB)
         for kernel in (on_card, other):
-            run_ok(kernel, "torch.cuda.set_per_process_memory_fraction(0.5)")
+            run_quietly(kernel, "torch.cuda.set_per_process_memory_fraction(0.5)")
             kind, text, remedy = cause(kernel, "x = gb(14)")
             assert (kind, text.partition(" refused")[0]) == (
                 "limit",
                 "the limit of 12.00 GiB on torch's allocator",
             )
-            run_ok(kernel, remedy, "x = gb(14)", "del x", "%gpumem free")
+            run_quietly(kernel, remedy, "x = gb(14)", "del x", "%gpumem free")
             assert cause(kernel, "x = gb(23.8)")[0] == "too much"
 
 
@@ -194,13 +194,13 @@ def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
     without it, the same request fits.
     """
     kinds = Counter[str]()
-    run_ok(on_card, RANDOM)
+    run_quietly(on_card, RANDOM)
     with started_kernel() as other:
-        run_ok(other, GB)
+        run_quietly(other, GB)
         for seed in range(cases(100)):
             choose = random.Random(-seed - 1)
-            run_ok(on_card, RESET)
-            run_ok(
+            run_quietly(on_card, RESET)
+            run_quietly(
                 other,
                 f"""
                 x = None
@@ -213,24 +213,24 @@ def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
             )
             # Else it was too large itself.
             if run(on_card, lift + STATE.format(seed)).error is None:
-                fails(on_card, "fill(1000)", "OutOfMemoryError")
+                run_failing(on_card, "fill(1000)", "OutOfMemoryError")
             kind, text, remedy = on_card.value("cause() or ('none', '', '')")
             kinds[kind] += 1
             if on_card.value("model is None"):
                 continue
-            run_ok(on_card, RESET + STATE.format(seed))
+            run_quietly(on_card, RESET + STATE.format(seed))
             if kind == "process":
-                run_ok(other, f"x = None\n{FREE}")
+                run_quietly(other, f"x = None\n{FREE}")
             elif kind == "fragmentation":
-                run_ok(on_card, f"{RESET}\n{EXPANDABLE.format(True)}{STATE.format(seed)}")
+                run_quietly(on_card, f"{RESET}\n{EXPANDABLE.format(True)}{STATE.format(seed)}")
             elif kind in ("names", "limit"):
-                run_ok(on_card, remedy)
+                run_quietly(on_card, remedy)
             else:
                 continue
             # its context, which stays
             reply = run(on_card, f"fill(count + 1, {0.42 * (kind == 'process')})")
             assert reply.error is None, (seed, text, remedy)
             kinds["the request then fitted"] += 1
-            run_ok(on_card, EXPANDABLE.format(False))
+            run_quietly(on_card, EXPANDABLE.format(False))
     figure(", ".join(f"{kind}: {number}" for kind, number in sorted(kinds.items())))
     assert {"too much", "fragmentation", "process", "names", "limit"} <= kinds.keys()

@@ -14,10 +14,10 @@ from tests.gpu.support import (
     cuda_usage,
     ready,
     recovery,
-    run_ok,
     size_after,
     started_kernel,
 )
+from tests.steps import run_quietly
 
 MAKE = """
 def mib(n): return torch.empty(n << 20, dtype=torch.uint8, device='cuda')
@@ -29,7 +29,7 @@ def test_delta_and_peak_to_the_byte(gpu_kernel: Kernel, figure: Callable[[str], 
     if the cell fails, too.
     """
     now = "torch.cuda.memory_stats()['allocated_bytes.all.current']"
-    run_ok(gpu_kernel, MAKE)
+    run_quietly(gpu_kernel, MAKE)
     reply = gpu_kernel.run(
         f"""
         before = {now}
@@ -54,7 +54,9 @@ def test_delta_and_peak_to_the_byte(gpu_kernel: Kernel, figure: Callable[[str], 
 def test_loading_after_the_first_use(bare_kernel: Kernel) -> None:
     """If CUDA was used before loading, earlier peaks are not put on the first cell."""
     ready(bare_kernel)
-    run_ok(bare_kernel, f"{MAKE}mib(100); held = mib(20)", "%load_ext ipygpumem", "more = mib(30)")
+    run_quietly(
+        bare_kernel, f"{MAKE}mib(100); held = mib(20)", "%load_ext ipygpumem", "more = mib(30)"
+    )
     usage = cuda_usage(bare_kernel)
     assert (usage.delta_bytes, usage.peak_delta_bytes) == (30 * MIB, 30 * MIB)
 
@@ -67,7 +69,7 @@ def test_other_allocators(setting: str, card: Card) -> None:
     """
     with started_kernel(PYTORCH_CUDA_ALLOC_CONF=setting) as kernel:
         ready(kernel)
-        run_ok(kernel, f"{MAKE}x = mib(64); mib(64); None")
+        run_quietly(kernel, f"{MAKE}x = mib(64); mib(64); None")
         assert (cuda_usage(kernel).delta_bytes, cuda_usage(kernel).peak_delta_bytes) == (
             64 * MIB,
             128 * MIB,
@@ -82,14 +84,14 @@ def test_other_allocators(setting: str, card: Card) -> None:
             """)
         assert reply.error == "OutOfMemoryError"
         assert size_after(rf"freed: [^·\n]*{DEVICE}", recovery(reply)) == 1024 * MIB
-        run_ok(kernel, "%%experiment some --budget gpu=1GiB\nz = [mib(100) for _ in range(9)]")
+        run_quietly(kernel, "%%experiment some --budget gpu=1GiB\nz = [mib(100) for _ in range(9)]")
         assert (
             kernel.run("%%experiment some --budget gpu=1GiB\nz = mib(1200)").error
             == "OutOfMemoryError"
         )
         assert allocated(kernel) == live
         assert card.settle() <= used
-        (status,) = run_ok(kernel, "y = mib(1536)", "%gpumem status").reports("status")
+        (status,) = run_quietly(kernel, "y = mib(1536)", "%gpumem status").reports("status")
         assert ("live tensors" if "Async" in setting else "tensors: other") in status
         assert "restart with expandable_segments" not in status
 
@@ -101,12 +103,12 @@ def test_no_caching(machine: Callable[..., None]) -> None:
     machine(gib=8)
     with started_kernel(PYTORCH_NO_CUDA_MEMORY_CACHING="1") as kernel:
         ready(kernel)
-        run_ok(kernel, f"{MAKE}x = mib(100)")
+        run_quietly(kernel, f"{MAKE}x = mib(100)")
         said = (
             "PYTORCH_NO_CUDA_MEMORY_CACHING is set: torch counts and limits nothing on CUDA devices"
         )
-        assert said in run_ok(kernel, "%gpumem status").reports("status")[0]
-        reply = run_ok(kernel, "%%experiment small --budget gpu=1GiB\n1")
+        assert said in run_quietly(kernel, "%gpumem status").reports("status")[0]
+        reply = run_quietly(kernel, "%%experiment small --budget gpu=1GiB\n1")
         assert f"budget: {said}" in reply.reports("experiment")[0]
 
 
@@ -133,7 +135,7 @@ def test_no_context(bare_kernel: Kernel, card: Card, figure: Callable[[str], Non
     """
     before = card.settle()
     for cell in HOST_CELLS:
-        run_ok(bare_kernel, cell)
+        run_quietly(bare_kernel, cell)
         assert (
             bare_kernel.value(
                 "'torch' in __import__('sys').modules and torch.cuda.is_initialized()"
@@ -153,7 +155,7 @@ def test_preload(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> N
     tensor pays later.
     """
     before = card.settle()
-    reply = run_ok(kernel, "%gpumem preload")
+    reply = run_quietly(kernel, "%gpumem preload")
     (note,) = reply.reports("note")
     assert note.startswith("cuda is ready · ")
     used = card.memory.used
@@ -162,5 +164,7 @@ def test_preload(kernel: Kernel, card: Card, figure: Callable[[str], None]) -> N
     assert kernel.value("__import__('torch').cuda.is_initialized()") is True
     figure(f"{note}; the context takes {format_bytes(used - before)}")
     used = card.settle()
-    run_ok(kernel, "import torch\nx = torch.empty(256 << 20, dtype=torch.uint8, device='cuda')")
+    run_quietly(
+        kernel, "import torch\nx = torch.empty(256 << 20, dtype=torch.uint8, device='cuda')"
+    )
     assert abs(card.memory.used - used - 256 * MIB) <= ROUNDING

@@ -10,7 +10,8 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests.clusters import ID, on_engines, record, start_cluster
-from tests.gpu.support import run_ok, started_kernel
+from tests.gpu.support import started_kernel
+from tests.steps import run_quietly
 
 pytest.importorskip("ipyparallel")
 
@@ -29,7 +30,7 @@ def cluster(machine: Callable[..., None], tmp_path: Path) -> Iterator[Kernel]:
     machine(cards=2, gib=8)
     with started_kernel() as kernel:
         start_cluster(kernel, tmp_path)
-        run_ok(kernel, f"%%px\n{PIN}")
+        run_quietly(kernel, f"%%px\n{PIN}")
         yield kernel
         kernel.run("cluster.stop_cluster_sync()")
 

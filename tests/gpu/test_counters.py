@@ -13,8 +13,8 @@ from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.records import Usage
 from ipygpumem.units import MIB
-from tests.gpu.support import DEVICE, cuda_usage, run_ok
-from tests.steps import run
+from tests.gpu.support import DEVICE, cuda_usage
+from tests.steps import run, run_quietly
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def test_random_spans(torch: Any, meter: Meter, figure: Callable[[str], None]) -
 
 def test_a_reset_in_the_first_cell(kernel: Kernel) -> None:
     """A reset in the very cell that uses CUDA first does not lose that cell's peak."""
-    run_ok(kernel, "import torch")
-    run_ok(
+    run_quietly(kernel, "import torch")
+    run_quietly(
         kernel,
         "x = torch.zeros(90 << 18, device='cuda'); del x\ntorch.cuda.reset_peak_memory_stats()",
     )
@@ -228,7 +228,7 @@ def _is_before_the_error(key: str) -> bool:
 
 def _statistics(load: str) -> list[dict[str, int]]:
     with Kernel() as kernel:
-        run_ok(kernel, load)
+        run_quietly(kernel, load)
         statistics = []
         for cell in CELLS:
             run(kernel, cell)

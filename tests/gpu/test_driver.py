@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ipygpumem.units import GIB, MIB, parse_bytes
-from tests.gpu.support import DEVICE, Card, other_process, ready, run_ok, script, started_kernel
+from tests.gpu.support import DEVICE, Card, other_process, ready, script, started_kernel
+from tests.steps import run_quietly
 
 READ = """
 import json, torch
@@ -94,10 +95,10 @@ def test_memory_of_a_child_process_on_a_card_is_listed(
     """
     machine(cards=2, **({} if processes == "listed" else {"processes": processes}))
     with started_kernel() as kernel:
-        run_ok(kernel, HOLD)
+        run_quietly(kernel, HOLD)
         pid = kernel.value("job.pid")
         for device in ("nvml:1", DEVICE[:-1] + "1"):  # the kernel uses no card yet; then it does
-            (status,) = run_ok(kernel, "%gpumem status").reports("status")
+            (status,) = run_quietly(kernel, "%gpumem status").reports("status")
             (row,) = [
                 line
                 for line in status[status.index("child processes, by") :].splitlines()
@@ -110,4 +111,4 @@ def test_memory_of_a_child_process_on_a_card_is_listed(
             else:
                 assert device not in row
             ready(kernel)
-        run_ok(kernel, "job.communicate('go')")
+        run_quietly(kernel, "job.communicate('go')")

@@ -9,7 +9,8 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import GIB, KIB, MIB, format_bytes
 from tests import hostile
-from tests.gpu.support import is_simulated, run_ok, script
+from tests.gpu.support import is_simulated, script
+from tests.steps import run_quietly
 
 
 def test_an_estimate_makes_no_context() -> None:
@@ -61,13 +62,13 @@ def test_the_device_is_left_alone_after_a_backward_there(gpu_kernel: Kernel) -> 
     """An estimate puts back what it changed, allocates nothing on the device, and asks nothing of
     it.
     """
-    run_ok(gpu_kernel, TRAIN)
-    (report,) = run_ok(gpu_kernel, ASKS).reports("estimate")
+    run_quietly(gpu_kernel, TRAIN)
+    (report,) = run_quietly(gpu_kernel, ASKS).reports("estimate")
     assert "cuda:0 peak" in report
     now = "(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())"
     assert gpu_kernel.value(f"{now} == (allocated, peak)") is True
     assert gpu_kernel.value("model.weight.grad, len(optimizer.state)") == (None, 0)
-    run_ok(gpu_kernel, "del model, optimizer, x")
+    run_quietly(gpu_kernel, "del model, optimizer, x")
 
 
 STEP = """

@@ -7,7 +7,8 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.records import ExperimentRecord
 from ipygpumem.units import GIB, MIB, format_bytes
-from tests.gpu.support import DEVICE, ROUNDING, Card, allocated, run_ok, script
+from tests.gpu.support import DEVICE, ROUNDING, Card, allocated, script
+from tests.steps import run_quietly
 
 _RESERVED = "torch.cuda.memory_reserved()"
 _PINNED = "torch.cuda.host_memory_stats()['allocated_bytes.current']"
@@ -19,23 +20,23 @@ def test_an_experiment_frees_its_memory_on_the_card(
     """At the end of an experiment NVML's figure falls by what was reserved, caches and cuBLAS's
     workspace, too, and its consumed, freed and peak bytes are exact over all its cells.
     """
-    run_ok(
+    run_quietly(
         gpu_kernel,
         "%gpumem free\ndef mib(n): return torch.empty(n << 20, dtype=torch.uint8, device='cuda')",
     )
     # The first product loads cuBLAS's kernels into the context, where they stay.
-    run_ok(
+    run_quietly(
         gpu_kernel, "a = torch.ones(4096, 4096, device='cuda'); b = a @ a; del a, b\n%gpumem free"
     )
     live = allocated(gpu_kernel)
     idle = card.settle()
-    run_ok(gpu_kernel, "%experiment start big", "model = [mib(256) for _ in range(4)]")
-    run_ok(gpu_kernel, "for size in range(40, 520, 36): block = mib(size)", "del block")
-    run_ok(gpu_kernel, "a = torch.ones(4096, 4096, device='cuda'); b = a @ a")
+    run_quietly(gpu_kernel, "%experiment start big", "model = [mib(256) for _ in range(4)]")
+    run_quietly(gpu_kernel, "for size in range(40, 520, 36): block = mib(size)", "del block")
+    run_quietly(gpu_kernel, "a = torch.ones(4096, 4096, device='cuda'); b = a @ a")
     assert allocated(gpu_kernel) > live + GIB + 128 * MIB, "cuBLAS has no workspace"
     reserved = gpu_kernel.value(_RESERVED)
     used = card.memory.used
-    run_ok(gpu_kernel, "%experiment end")
+    run_quietly(gpu_kernel, "%experiment end")
     fallen = used - card.memory.used
     returned = reserved - gpu_kernel.value(_RESERVED)
     assert returned >= GIB + 512 * MIB
@@ -62,16 +63,16 @@ def test_an_experiment_frees_pinned_memory(
     """Pinned host memory that the scope has used is unpinned: torch's cache for it
     is emptied too.
     """
-    run_ok(gpu_kernel, "%gpumem free")
+    run_quietly(gpu_kernel, "%gpumem free")
     before = gpu_kernel.value(_PINNED)
-    run_ok(gpu_kernel, "%experiment start pinned")
-    run_ok(
+    run_quietly(gpu_kernel, "%experiment start pinned")
+    run_quietly(
         gpu_kernel,
         "batches = [torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True) for _ in range(2)]\n"
         "copies = [batch.cuda(non_blocking=True) for batch in batches]",
     )
     pinned = gpu_kernel.value(_PINNED) - before
-    run_ok(gpu_kernel, "%experiment end")
+    run_quietly(gpu_kernel, "%experiment end")
     assert pinned >= 128 * MIB
     assert gpu_kernel.value(_PINNED) == before
     figure(f"{format_bytes(pinned)} were pinned, none is left")
@@ -117,11 +118,11 @@ def test_an_experiment_inside_a_capture(gpu_kernel: Kernel) -> None:
 
     Pinned memory that was freed lately is what a graph's capture does not survive the end of.
     """
-    run_ok(
+    run_quietly(
         gpu_kernel,
         "import ipygpumem\npinned = torch.empty(32 << 20, dtype=torch.uint8).pin_memory()",
     )
-    reply = run_ok(
+    reply = run_quietly(
         gpu_kernel,
         """
         graph, x = torch.cuda.CUDAGraph(), torch.ones(1 << 20, device='cuda')
@@ -136,4 +137,4 @@ def test_an_experiment_inside_a_capture(gpu_kernel: Kernel) -> None:
         """,
     )
     assert "skipped while a CUDA graph is captured" in reply.reports("experiment")[0]
-    run_ok(gpu_kernel, "del graph, y")
+    run_quietly(gpu_kernel, "del graph, y")

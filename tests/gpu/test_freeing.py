@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.gpu.support import allocated, ready, run_ok
+from tests.gpu.support import allocated, ready
+from tests.steps import run_quietly
 
 FRAGMENTED = """
 import torch, ipygpumem
@@ -43,11 +44,11 @@ def test_a_purge_of_a_fragmented_card(
     """
     machine(cards=1, gib=6)
     with Kernel() as kernel:
-        run_ok(kernel, FRAGMENTED)
+        run_quietly(kernel, FRAGMENTED)
         before = allocated(kernel)
-        run_ok(kernel, "torch.cuda.empty_cache()")
+        run_quietly(kernel, "torch.cuda.empty_cache()")
         assert kernel.value("fits(), right()") == (False, True)
-        run_ok(kernel, "ids = [id(w) for w in many.weights]\nrecord = ipygpumem.purge(many)")
+        run_quietly(kernel, "ids = [id(w) for w in many.weights]\nrecord = ipygpumem.purge(many)")
         assert kernel.value("fits(), right(), ids == [id(w) for w in many.weights]") == (
             True,
             True,
@@ -56,7 +57,7 @@ def test_a_purge_of_a_fragmented_card(
         assert allocated(kernel) == before
         figure(kernel.value("str(record)").splitlines()[-1])
         assert kernel.value("record.before['cuda:0'] - record.after['cuda:0'] > 4 << 30") is True
-        run_ok(
+        run_quietly(
             kernel,
             """
             def taken(self, tries=[]):
@@ -83,7 +84,7 @@ def freeing() -> Iterator[Kernel]:
     """A kernel without the extension that has imported all of it."""
     with Kernel() as kernel:
         ready(kernel)
-        run_ok(kernel, "import ipygpumem\nfrom torch import nn")
+        run_quietly(kernel, "import ipygpumem\nfrom torch import nn")
         yield kernel
 
 
@@ -92,13 +93,13 @@ def test_inside_offload_a_model_is_on_the_host(freeing: Kernel) -> None:
     kept. After an error all is on the device again, and what was replaced on the host stays there,
     with a warning.
     """
-    run_ok(
+    run_quietly(
         freeing,
         "model = nn.Linear(1024, 1024).cuda()\noptimizer = torch.optim.SGD(model.parameters(), "
         "0.1, 0.9)",
     )
     before = allocated(freeing)
-    run_ok(
+    run_quietly(
         freeing,
         """
         with ipygpumem.offload(model, optimizer):
@@ -117,10 +118,10 @@ def test_inside_offload_a_model_is_on_the_host(freeing: Kernel) -> None:
         {"cuda"},
         True,
     )
-    run_ok(freeing, "optimizer.zero_grad()")
+    run_quietly(freeing, "optimizer.zero_grad()")
     assert freeing.run("with ipygpumem.offload(model): 1/0").error == "ZeroDivisionError"
     assert freeing.value("model.weight.device.type") == "cuda"
-    run_ok(freeing, "with ipygpumem.offload(model): model.half()")
+    run_quietly(freeing, "with ipygpumem.offload(model): model.half()")
     assert freeing.value("(model.weight.device.type, str(model.weight.dtype))") == (
         "cuda",
         "torch.float16",
@@ -128,7 +129,7 @@ def test_inside_offload_a_model_is_on_the_host(freeing: Kernel) -> None:
 
 
 def test_after_a_signal_handlers_error_all_is_on_the_device(freeing: Kernel) -> None:
-    run_ok(
+    run_quietly(
         freeing,
         """
         from ipygpumem.extras.moving import moving
@@ -146,7 +147,7 @@ def test_after_a_signal_handlers_error_all_is_on_the_device(freeing: Kernel) -> 
         """,
     )
     assert freeing.run("with ipygpumem.offload(model): pass").error == "Alarm"
-    run_ok(freeing, "moving._Piece.empty = empty; calls.clear()")
+    run_quietly(freeing, "moving._Piece.empty = empty; calls.clear()")
     same = "all(map(torch.equal, [p.detach().cpu() for p in model.parameters()], values))"
     places = "{p.device.type for p in model.parameters()}"
     assert freeing.value(f"{places}, {same}") == ({"cuda"}, True)
@@ -158,11 +159,13 @@ def test_a_model_is_not_moved_while_a_captured_graph_may_use_it(bare_kernel: Ker
     device.
     """
     ready(bare_kernel)
-    run_ok(
+    run_quietly(
         bare_kernel,
         "import ipygpumem\nmodel, pool = torch.nn.Linear(4, 4).cuda(), torch.cuda.MemPool()",
     )
-    run_ok(bare_kernel, "with torch.cuda.use_mem_pool(pool): kept = torch.ones(8, device='cuda')")
+    run_quietly(
+        bare_kernel, "with torch.cuda.use_mem_pool(pool): kept = torch.ones(8, device='cuda')"
+    )
     reply = bare_kernel.run("with ipygpumem.offload(model): pass")
     assert "a captured CUDA graph may use these addresses: nothing was moved" in reply.traceback
     assert bare_kernel.value("model.weight.device.type") == "cuda"
@@ -173,7 +176,7 @@ def test_a_purge_leaves_each_part_on_its_own_device(machine: Callable[..., None]
     """A model on two cards and the host comes back to where each part was."""
     machine(cards=2, gib=8)
     with Kernel() as kernel:
-        run_ok(
+        run_quietly(
             kernel,
             """
             import torch, ipygpumem

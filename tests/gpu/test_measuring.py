@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB, parse_bytes
-from tests.gpu.support import DEVICE, allocated, ready, run_ok
+from tests.gpu.support import DEVICE, allocated, ready
+from tests.steps import run_quietly
 
 _SETUP = """
 import gc, ipygpumem, torch
@@ -44,7 +45,7 @@ def test_lines_and_statements(kernel: Kernel) -> None:
     max_memory_allocated is the whole peak over them.
     """
     ready(kernel)
-    (report,) = run_ok(
+    (report,) = run_quietly(
         kernel,
         _LINES,
         """
@@ -59,8 +60,10 @@ def test_lines_and_statements(kernel: Kernel) -> None:
     assert copy[0] == 0
     assert SIZE - 0.1 <= copy[1] <= UNSPLIT
     assert in_place == [0, 0]
-    run_ok(kernel, "torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()")
-    (report,) = run_ok(kernel, "%%memlines -f step\nout = step(x)").reports("memlines")
+    run_quietly(
+        kernel, "torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()"
+    )
+    (report,) = run_quietly(kernel, "%%memlines -f step\nout = step(x)").reports("memlines")
 
     def of(source: str) -> list[float]:
         return changes(
@@ -79,19 +82,19 @@ def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
     views, every dtype, and a tensor replaced by another of its shape; memory that only a graph
     keeps is in no tensor.
     """
-    run_ok(gpu_kernel, _SETUP + "gc.collect(); t = ipygpumem.tracker(); first = t.track()")
-    run_ok(
+    run_quietly(gpu_kernel, _SETUP + "gc.collect(); t = ipygpumem.tracker(); first = t.track()")
+    run_quietly(
         gpu_kernel,
         "def rows(all): return sorted((r.name, r.size_bytes >> 20) for r in all if r.device != "
         "'cpu')",
     )
-    run_ok(gpu_kernel, "listed = ipygpumem.tensors(device='cuda')")
+    run_quietly(gpu_kernel, "listed = ipygpumem.tensors(device='cuda')")
     live = allocated(gpu_kernel)
-    run_ok(
+    run_quietly(
         gpu_kernel,
         "x = mib(64); view = x[5:]; short = mib(8, torch.int16); wide = mib(16, torch.complex64)",
     )
-    run_ok(gpu_kernel, "second = t.track(); rose = torch.cuda.memory_allocated()")
+    run_quietly(gpu_kernel, "second = t.track(); rose = torch.cuda.memory_allocated()")
     expected = [("short", 8), ("wide", 16), ("x", 64)]
     assert gpu_kernel.value("rows(second.added)") == expected
     assert gpu_kernel.value("second.changed_bytes['cuda:0'], usage(second.usages).delta_bytes") == (
@@ -99,23 +102,23 @@ def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
         88 * MIB,
     )
     assert gpu_kernel.value("usage(second.usages).after_bytes == rose") is True
-    run_ok(gpu_kernel, "diff = ipygpumem.diff(listed, ipygpumem.tensors(device='cuda'))")
+    run_quietly(gpu_kernel, "diff = ipygpumem.diff(listed, ipygpumem.tensors(device='cuda'))")
     assert gpu_kernel.value("rows(diff.added), sum(r.aliases for r in diff.added)") == (expected, 1)
     assert gpu_kernel.value("diff.changed_bytes") == {DEVICE: allocated(gpu_kernel) - live}
-    run_ok(gpu_kernel, "old, x, view = x, mib(64), None\ndel old; third = t.track()")
+    run_quietly(gpu_kernel, "old, x, view = x, mib(64), None\ndel old; third = t.track()")
     assert gpu_kernel.value("[rows(third.added), rows(third.removed)]") == [[("x", 64)]] * 2
     assert gpu_kernel.value("figures(third.usages)") == (0, 64)
-    run_ok(
+    run_quietly(
         gpu_kernel,
         "leaf = torch.ones(8 << 18, device='cuda', requires_grad=True)\nout = (leaf.exp() * "
         "2).sum()",
     )
-    reply = run_ok(gpu_kernel, "fourth = t.track()")
+    reply = run_quietly(gpu_kernel, "fourth = t.track()")
     gap = "(usage({0}.usages).after_bytes - {0}.tensor_bytes.get('cuda:0', 0))"
     grown = gpu_kernel.value(f"{gap.format('fourth')} - {gap.format('third')}")
     assert grown == 8 * MIB + 508, "what exp() saved, and the rounding of a sum of 4 bytes to 512"
     assert "of it in no Python tensor, or rounding)" in reply.reports("tracker")[0]
-    run_ok(gpu_kernel, "del x, short, wide, leaf, out")
+    run_quietly(gpu_kernel, "del x, short, wide, leaf, out")
 
 
 @pytest.mark.hardware("time")
@@ -125,7 +128,7 @@ def test_a_glance_does_not_wait_for_queued_kernels(
     """A look at the device from another thread is back long before the kernels that are queued have
     run.
     """
-    run_ok(
+    run_quietly(
         gpu_kernel,
         """
         import time

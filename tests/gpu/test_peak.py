@@ -11,7 +11,8 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests.alone import ROOT, printed
-from tests.gpu.support import fails, ready, run_ok, script
+from tests.gpu.support import ready, script
+from tests.steps import run_failing, run_quietly
 
 _STEPS = """
 import json, random, torch, ipygpumem
@@ -78,7 +79,7 @@ def test_after_an_out_of_memory_error_the_failure_is_shown(kernel: Kernel) -> No
         "left = torch.empty(33 << 20, dtype=torch.uint8, device='cuda')\ntorch.empty(1 << 50, "
         "device='cuda')"
     )
-    (report,) = fails(kernel, cell).reports("peak")
+    (report,) = run_failing(kernel, cell).reports("peak")
     assert "cuda:0 out of memory with" in report
     (row,) = [line for line in report.splitlines() if line.split()[-1:] == ["left"]]
     assert row.split()[:2] == ["34", "MiB"] or row.split()[:2] == ["33", "MiB"]
@@ -97,13 +98,17 @@ def test_the_users_recording_goes_on(kernel: Kernel) -> None:
     there is none.
     """
     ready(kernel)
-    run_ok(kernel, _RECORDING, "%%peak\nx = torch.ones(9, device='cuda')")
+    run_quietly(kernel, _RECORDING, "%%peak\nx = torch.ones(9, device='cuda')")
     assert kernel.value("state()") == (False, 0)
-    run_ok(kernel, "torch.cuda.memory._record_memory_history(); x = torch.ones(9, device='cuda')")
-    (report,) = run_ok(kernel, "%%peak\ny = torch.ones(3 << 20, device='cuda')").reports("peak")
+    run_quietly(
+        kernel, "torch.cuda.memory._record_memory_history(); x = torch.ones(9, device='cuda')"
+    )
+    (report,) = run_quietly(kernel, "%%peak\ny = torch.ones(3 << 20, device='cuda')").reports(
+        "peak"
+    )
     assert any(line.split()[-1:] == ["y"] for line in report.splitlines())
     assert kernel.value("state()") == (True, 2)
-    run_ok(kernel, "torch.cuda.memory._record_memory_history(None)")
+    run_quietly(kernel, "torch.cuda.memory._record_memory_history(None)")
 
 
 def test_a_recording_that_ends_in_the_block_is_told(kernel: Kernel) -> None:
@@ -111,10 +116,10 @@ def test_a_recording_that_ends_in_the_block_is_told(kernel: Kernel) -> None:
     is missing.
     """
     ready(kernel)
-    run_ok(kernel, "import ipygpumem; first, second = ipygpumem.peak(), ipygpumem.peak()")
-    run_ok(kernel, "x = torch.ones(9, device='cuda'); first.__enter__(); second.__enter__()")
-    run_ok(kernel, "first.__exit__(None, None, None); x = torch.ones(9, device='cuda')")
-    run_ok(kernel, "second.__exit__(None, None, None)")
+    run_quietly(kernel, "import ipygpumem; first, second = ipygpumem.peak(), ipygpumem.peak()")
+    run_quietly(kernel, "x = torch.ones(9, device='cuda'); first.__enter__(); second.__enter__()")
+    run_quietly(kernel, "first.__exit__(None, None, None); x = torch.ones(9, device='cuda')")
+    run_quietly(kernel, "second.__exit__(None, None, None)")
     said = (
         "['recording of CUDA memory ended early' in str(block.record) for block in (first, second)]"
     )
@@ -125,15 +130,15 @@ def test_the_history_is_saved_for_torchs_viewer(kernel: Kernel) -> None:
     """--save writes torch's snapshot with its history, and replaces an earlier one."""
     ready(kernel)
     for _ in range(2):
-        (report,) = run_ok(
+        (report,) = run_quietly(
             kernel, "%%peak --save steps.pickle\nz = torch.ones(9, device='cuda')"
         ).reports("peak")
         assert "steps.pickle" in report
-    run_ok(
+    run_quietly(
         kernel,
         "import pickle, os\nwith open('steps.pickle', 'rb') as file: snapshot = pickle.load(file)",
     )
-    run_ok(kernel, "os.remove('steps.pickle')")
+    run_quietly(kernel, "os.remove('steps.pickle')")
     assert "alloc" in kernel.value("[event['action'] for event in snapshot['device_traces'][0]]")
 
 

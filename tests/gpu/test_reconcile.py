@@ -10,8 +10,8 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.devices.breakdown import Reconciliation
 from ipygpumem.units import MIB, format_bytes
-from tests.gpu.support import DEVICE, ROUNDING, Card, cases, other_process, ready, run_ok
-from tests.steps import SharedKernel
+from tests.gpu.support import DEVICE, ROUNDING, Card, cases, other_process, ready
+from tests.steps import SharedKernel, run_quietly
 
 LOOK = """
 import gc as _gc
@@ -34,7 +34,7 @@ def kernel(shared_gpu_kernel: SharedKernel) -> Kernel:
 
 def look(kernel: Kernel, device: str = DEVICE) -> Reconciliation:
     """Return the parts of a device; they sum exactly."""
-    run_ok(kernel, LOOK)
+    run_quietly(kernel, LOOK)
     memory = next(
         item
         for item in map(Reconciliation.from_dict, kernel.value("_look()"))
@@ -52,13 +52,13 @@ def size(memory: Reconciliation, name: str) -> int:
 
 def test_memory_kept_by_autograd_has_its_own_part(kernel: Kernel, card: Card) -> None:
     """Memory that only a graph holds is a part of its own, and no tensor's."""
-    run_ok(
+    run_quietly(
         kernel, "x = torch.ones(16 << 20, device='cuda', requires_grad=True)\nloss = x.exp().sum()"
     )
     memory = look(kernel)
     assert size(memory, "tensors: other") >= 64 * MIB
     assert 64 * MIB <= size(memory, "autograd or C++ code") < 80 * MIB
-    run_ok(kernel, "loss = loss.item()")
+    run_quietly(kernel, "loss = loss.item()")
     assert size(look(kernel), "autograd or C++ code") < 16 * MIB
 
 
@@ -66,11 +66,11 @@ def test_workspaces_of_cublas_have_their_own_part(kernel: Kernel) -> None:
     """Memory that a matrix product leaves in the allocator is reported as possibly cuBLAS's, and
     %gpumem free takes it.
     """
-    run_ok(kernel, "x = torch.ones(512, 512, device='cuda')\ny = x @ x")
+    run_quietly(kernel, "x = torch.ones(512, 512, device='cuda')\ny = x @ x")
     (part,) = [part for part in look(kernel).parts if part.name == "autograd or C++ code"]
     assert (part.size_bytes or 0) >= 4 * MIB
     assert "cuBLAS" in part.advice
-    run_ok(kernel, "%gpumem free")
+    run_quietly(kernel, "%gpumem free")
     assert size(look(kernel), "autograd or C++ code") < MIB
 
 
@@ -89,7 +89,7 @@ def given_back(kernel: Kernel) -> tuple[int, int]:
         size(look(kernel), "allocator cache"),
         kernel.value("torch.cuda.memory_reserved()"),
     )
-    run_ok(kernel, "%gpumem free")
+    run_quietly(kernel, "%gpumem free")
     return cache, before - kernel.value("torch.cuda.memory_reserved()")
 
 
@@ -97,10 +97,12 @@ def test_many_gaps(kernel: Kernel) -> None:
     """If much is lost in gaps, %gpumem status says how to have fewer; once torch does so, the
     advice is gone.
     """
-    run_ok(kernel, "x = torch.empty(360 << 20, dtype=torch.uint8, device='cuda')\ndel x", SPREAD)
+    run_quietly(
+        kernel, "x = torch.empty(360 << 20, dtype=torch.uint8, device='cuda')\ndel x", SPREAD
+    )
     assert given_back(kernel)[1] < 20 * MIB
-    assert ADVICE in run_ok(kernel, "%gpumem status").reports("status")[0]
-    run_ok(
+    assert ADVICE in run_quietly(kernel, "%gpumem status").reports("status")[0]
+    run_quietly(
         kernel,
         """
         older = torch.cuda.memory._set_allocator_settings
@@ -110,19 +112,19 @@ def test_many_gaps(kernel: Kernel) -> None:
         """,
     )
     try:
-        run_ok(kernel, "%gpumem free\n" + SPREAD)
+        run_quietly(kernel, "%gpumem free\n" + SPREAD)
         cache, came_back = given_back(kernel)
         assert cache == came_back > 250 * MIB
-        assert ADVICE not in run_ok(kernel, "%gpumem status").reports("status")[0]
+        assert ADVICE not in run_quietly(kernel, "%gpumem status").reports("status")[0]
     finally:
-        run_ok(kernel, "switch('expandable_segments:False')")
+        run_quietly(kernel, "switch('expandable_segments:False')")
 
 
 def test_a_deleted_graphs_pool(kernel: Kernel) -> None:
     """Memory that a CUDA graph has kept for itself is a part of its own, and %gpumem free gives it
     back once it is deleted.
     """
-    run_ok(
+    run_quietly(
         kernel,
         """
         graph = torch.cuda.CUDAGraph()
@@ -133,9 +135,9 @@ def test_a_deleted_graphs_pool(kernel: Kernel) -> None:
         """,
     )
     assert size(look(kernel), "cache of private pools") >= 200 * MIB
-    run_ok(kernel, "%gpumem free")
+    run_quietly(kernel, "%gpumem free")
     assert size(look(kernel), "cache of private pools") >= 200 * MIB
-    run_ok(kernel, "del graph, y", "%gpumem free")
+    run_quietly(kernel, "del graph, y", "%gpumem free")
     assert size(look(kernel), "cache of private pools") == 0
 
 
@@ -143,14 +145,14 @@ def test_status_changes_no_memory_of_the_card(kernel: Kernel, card: Card) -> Non
     """%gpumem status and an inventory leave torch's counters as they are, and take no memory on the
     device.
     """
-    run_ok(kernel, "kept = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')")
+    run_quietly(kernel, "kept = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')")
     counters = (
         "[torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), "
         "torch.cuda.max_memory_allocated(), "
         "torch.cuda.memory_stats()['allocation.all.allocated']]"
     )
     before = kernel.value(counters)
-    run_ok(kernel, "%gpumem status", "import ipygpumem\nlen(ipygpumem.tensors().tensors)")
+    run_quietly(kernel, "%gpumem status", "import ipygpumem\nlen(ipygpumem.tensors().tensors)")
     assert kernel.value(counters) == before
 
 
@@ -183,9 +185,9 @@ def test_the_parts_add_up_in_every_state(
     machine(gib=8)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", allocator)
     with Kernel() as kernel:
-        run_ok(kernel, "%load_ext ipygpumem")
+        run_quietly(kernel, "%load_ext ipygpumem")
         ready(kernel)
-        run_ok(kernel, "from tests.gpu.states import States\nstates = States(seed=15)")
+        run_quietly(kernel, "from tests.gpu.states import States\nstates = States(seed=15)")
         half = cases(STATES[allocator]) // 2
         wrong = kernel.value(f"states.run({half})")
         with other_process(700):
@@ -233,8 +235,8 @@ def test_a_pool_next_to_torch_has_parts_that_add_up(
     kernel: Kernel, card: Card, figure: Callable[[str], None]
 ) -> None:
     before = size(look(kernel), "context")
-    run_ok(kernel, STAND_IN)
-    reply = run_ok(
+    run_quietly(kernel, STAND_IN)
+    reply = run_quietly(
         kernel, "x = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')\npool.take(256 << 20)"
     )
     (line,) = reply.reports("cell")
@@ -246,13 +248,13 @@ def test_a_pool_next_to_torch_has_parts_that_add_up(
     assert abs(size(memory, "context") - before) <= ROUNDING, (
         "the pool is not counted as the context's"
     )
-    run_ok(kernel, "pool.let_go()")
+    run_quietly(kernel, "pool.let_go()")
     assert (size(look(kernel), "CuPy: in use"), size(look(kernel), "CuPy: pool's rest")) == (
         0,
         256 * MIB,
     )
     free = card.memory.free
-    run_ok(kernel, "%gpumem free")
+    run_quietly(kernel, "%gpumem free")
     assert size(look(kernel), "CuPy") == 0
     assert card.memory.free - free >= 256 * MIB - ROUNDING
     figure(
@@ -262,4 +264,4 @@ def test_a_pool_next_to_torch_has_parts_that_add_up(
             if part.size_bytes
         )
     )
-    run_ok(kernel, "del sys.modules['cupy']")
+    run_quietly(kernel, "del sys.modules['cupy']")

@@ -18,11 +18,10 @@ from tests.gpu.support import (
     is_simulated,
     ready,
     recovery,
-    run_ok,
     size_after,
     started_kernel,
 )
-from tests.steps import fails, run
+from tests.steps import run, run_failing, run_quietly
 
 FUNCTIONS = """
 import pynvml
@@ -48,7 +47,7 @@ def test_an_out_of_memory_error(
     """After a CUDA OOM the report names each frame's tensors, what was asked for, and what was free
     as NVML told it; all that the failed call held is back, in the allocator and on the device.
     """
-    run_ok(gpu_kernel, f"%gpumem free\n{FUNCTIONS}")
+    run_quietly(gpu_kernel, f"%gpumem free\n{FUNCTIONS}")
     live = allocated(gpu_kernel)
     used = card.settle()
     reply = gpu_kernel.run("out = train(4096)")
@@ -151,7 +150,7 @@ def training(machine: Callable[..., None]) -> Iterator[Kernel]:
     machine(gib=2.6)
     with started_kernel() as kernel:
         ready(kernel)
-        run_ok(kernel, TRAINING, "%gpumem free")
+        run_quietly(kernel, TRAINING, "%gpumem free")
         yield kernel
 
 
@@ -181,17 +180,17 @@ def test_an_oom_in_a_phase(training: Kernel) -> None:
     """
     before = training.value("memory()")
     for phase, batch_size in BATCHES.items():
-        told = recovery(fails(training, f"train({batch_size})", "OutOfMemoryError"))
+        told = recovery(run_failing(training, f"train({batch_size})", "OutOfMemoryError"))
         assert training.value("phase, memory()") == (phase, before)
         assert {("train", "model"), ("step_of", "batch")} <= named(told)
         assert adds_up(told), told
         assert "optimizer state is incomplete" not in told  # that optimizer is gone
-    run_ok(
+    run_quietly(
         training, "model = make_model()\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)"
     )
     for phase, batch_size in BATCHES.items():
         told = recovery(
-            fails(training, f"step_of(model, optimizer, {batch_size})", "OutOfMemoryError")
+            run_failing(training, f"step_of(model, optimizer, {batch_size})", "OutOfMemoryError")
         )
         assert training.value("phase") == phase
         assert ("step_of", "batch") in named(told)
@@ -199,8 +198,8 @@ def test_an_oom_in_a_phase(training: Kernel) -> None:
         assert ("AdamW: optimizer state is incomplete" in told) == (phase == "step")
         assert training.value("memory()[0]") == training.value("held_by(model, optimizer)")
     # torch has made half of it, and fails with a KeyError on that
-    run_ok(training, "optimizer.state.clear()")
-    run_ok(training, "step_of(model, optimizer, 256)")
+    run_quietly(training, "optimizer.state.clear()")
+    run_quietly(training, "step_of(model, optimizer, 256)")
     assert training.value("phase") == "end"
 
 
@@ -212,15 +211,17 @@ def test_an_oom_with_a_pinning_loader(training: Kernel) -> None:
     before = training.value("memory(), left()")
     for collate in ("None", "Batch"):
         if collate == "Batch":  # so that pinning finds no memory
-            run_ok(training, "import psutil, resource\nvms = psutil.Process().memory_info().vms")
-            run_ok(training, "resource.setrlimit(resource.RLIMIT_AS, (vms + (4 << 30), -1))")
+            run_quietly(
+                training, "import psutil, resource\nvms = psutil.Process().memory_info().vms"
+            )
+            run_quietly(training, "resource.setrlimit(resource.RLIMIT_AS, (vms + (4 << 30), -1))")
         for workers in (0, 2):
             reply = run(training, f"load({workers}, {collate})")
             assert "out of memory" in reply.message
             told = recovery(reply)
             assert ("load", "model") in named(told)
             assert "Restart" not in told
-            run_ok(training, "None")
+            run_quietly(training, "None")
             assert training.value("memory(), left()") == before
 
 
@@ -230,7 +231,7 @@ def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> 
     of it, and %gpumemit.
     """
     ready(kernel)
-    run_ok(
+    run_quietly(
         kernel,
         "%experiment start kept\nx = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')",
     )
@@ -245,12 +246,12 @@ def test_a_device_side_assert(kernel: Kernel, figure: Callable[[str], None]) -> 
     code = "[(row.size_bytes, row.note) for row in __import__('ipygpumem').tensors('x').tensors]"
     ((size, note),) = kernel.value(code)
     assert size == 64 * MIB or note.startswith("could not be read")
-    reply = run_ok(kernel, "%%experiment limited --budget gpu=1GiB\nprint('it ran')")
+    reply = run_quietly(kernel, "%%experiment limited --budget gpu=1GiB\nprint('it ran')")
     assert reply.stdout == "it ran\n"
     refused = "budget: no device can be limited" in reply.reports("experiment")[0]
     assert refused == is_simulated()  # a real driver still answers what a limit needs
     assert "CUDA_LAUNCH_BLOCKING" not in reply.reports("experiment")[0], (
         "only the first line of an error is told"
     )
-    assert "1 + 1" in run_ok(kernel, "%gpumemit 1 + 1").reports()[0]
+    assert "1 + 1" in run_quietly(kernel, "%gpumemit 1 + 1").reports()[0]
     assert "cuda cannot be used (" in kernel.run("%gpumem preload").stderr

@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import recovery
+from tests.steps import recovery_report
 
 SETUP = """
 import gc, sys, weakref, asyncio, contextlib
@@ -24,7 +24,7 @@ def recovers(kernel: Kernel, code: str, **options: Any) -> str:
     Return the report.
     """
     before = kernel.value("len(watched)")
-    text = recovery(kernel, code, **options)
+    text = recovery_report(kernel, code, **options)
     assert kernel.value("len(watched)") > before, "the test itself watches nothing"
     assert kernel.value("alive()") == 0
     assert kernel.run("6 * 7").result == "42"

@@ -17,7 +17,7 @@ from ipygpumem.heap.knowledge.frames import (
 )
 from ipygpumem.reclaim.frames import unfinished_frames
 from tests.recovery.cases import recovers
-from tests.steps import SHOW_LIBRARIES, fails, works
+from tests.steps import SHOW_LIBRARIES, experiment, run_cells, run_failing
 
 WORKER = """
 queue = asyncio.Queue()
@@ -43,15 +43,15 @@ task = asyncio.ensure_future(worker())
 @pytest.fixture
 def worker(notebook: Kernel) -> Kernel:
     """A kernel with a task of the user's that does jobs and hands their errors on."""
-    works(notebook, WORKER)
+    run_cells(notebook, WORKER)
     return notebook
 
 
 def test_a_worker_survives_the_release_of_its_jobs_errors(worker: Kernel) -> None:
     recovers(worker, "await ask(runs_out)")
-    assert works(worker, "await ask(fine)").result == "'fine'"
-    fails(worker, "await ask(waits_for_long)")
-    assert works(worker, "await ask(fine)").result == "'fine'"
+    assert run_cells(worker, "await ask(fine)").result == "'fine'"
+    run_failing(worker, "await ask(waits_for_long)")
+    assert run_cells(worker, "await ask(fine)").result == "'fine'"
 
 
 def test_a_worker_from_outside_survives_the_end_of_a_scope(worker: Kernel) -> None:
@@ -60,125 +60,131 @@ def test_a_worker_from_outside_survives_the_end_of_a_scope(worker: Kernel) -> No
         "await ask(waits_for_long)",
         "await asyncio.gather(ask(fine), ask(wrong))",
     ):
-        fails(worker, f"%%experiment a\n{cell}")
-        assert works(worker, "await ask(fine)").result == "'fine'", cell
-    fails(worker, "await ask(wrong)")
-    works(worker, "%gpumem free")
-    assert works(worker, "await ask(fine)").result == "'fine'"
+        run_failing(worker, experiment(cell, name="a"))
+        assert run_cells(worker, "await ask(fine)").result == "'fine'", cell
+    run_failing(worker, "await ask(wrong)")
+    run_cells(worker, "%gpumem free")
+    assert run_cells(worker, "await ask(fine)").result == "'fine'"
 
 
 def test_a_generator_that_waits_keeps_its_place_and_its_locals(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
-        """\
-def tries():
-    kept = big()
-    for _ in range(2):
-        try: raise MemoryError
-        except MemoryError as error: yield error
-    yield kept
-it = tries()""",
+        """
+        def tries():
+            kept = big()
+            for _ in range(2):
+                try: raise MemoryError
+                except MemoryError as error: yield error
+            yield kept
+        it = tries()
+        """,
     )
     for _ in range(2):
-        (text,) = fails(notebook, "raise next(it)").reports("recovery")
+        (text,) = run_failing(notebook, "raise next(it)").reports("recovery")
         assert "kept" not in text  # it has not been released, and is not said to be
-    assert works(notebook, "float(next(it)[0])").result == "1.0"
+    assert run_cells(notebook, "float(next(it)[0])").result == "1.0"
 
 
 def test_a_thread_that_goes_on_keeps_its_locals(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
-        """\
-import queue, threading
-asked, answers = queue.Queue(), queue.Queue()
-def serve():
-    kept = big()
-    while True:
-        asked.get()
-        try: raise MemoryError
-        except MemoryError as error: answers.put(error)
-        asked.get(); answers.put(float(kept[0]))
-thread = threading.Thread(target=serve, daemon=True); thread.start()""",
+        """
+        import queue, threading
+        asked, answers = queue.Queue(), queue.Queue()
+        def serve():
+            kept = big()
+            while True:
+                asked.get()
+                try: raise MemoryError
+                except MemoryError as error: answers.put(error)
+                asked.get(); answers.put(float(kept[0]))
+        thread = threading.Thread(target=serve, daemon=True); thread.start()
+        """,
     )
-    (text,) = fails(notebook, "asked.put(0); raise answers.get()").reports("recovery")
+    (text,) = run_failing(notebook, "asked.put(0); raise answers.get()").reports("recovery")
     assert "kept" not in text
-    assert works(notebook, "asked.put(0); answers.get(timeout=600)").result == "1.0"
+    assert run_cells(notebook, "asked.put(0); answers.get(timeout=600)").result == "1.0"
 
 
 def test_a_running_function_pins_only_objects_that_it_needs(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
-        """\
-def main():
-    batch = big()
-    try:
-        with ipygpumem.experiment('a', report='none'): raise MemoryError
-    except MemoryError: batch = None
-    gc.collect()
-    return alive()""",
+        """
+        def main():
+            batch = big()
+            try:
+                with ipygpumem.experiment('a', report='none'): raise MemoryError
+            except MemoryError: batch = None
+            gc.collect()
+            return alive()
+        """,
     )
-    assert works(notebook, "main()").result == "0"
+    assert run_cells(notebook, "main()").result == "0"
 
 
 def test_a_release_does_not_empty_a_registry_class(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
-        """\
-registry = {'old': 1}
-class Meta(type):
-    @classmethod
-    def __prepare__(cls, name, bases): return registry
-def f():
-    class A(metaclass=Meta):
-        x = 7
-        raise MemoryError""",
+        """
+        registry = {'old': 1}
+        class Meta(type):
+            @classmethod
+            def __prepare__(cls, name, bases): return registry
+        def f():
+            class A(metaclass=Meta):
+                x = 7
+                raise MemoryError
+        """,
     )
-    fails(notebook, "f()")
+    run_failing(notebook, "f()")
     assert notebook.value("(registry['old'], registry['x'])") == (1, 7)
 
 
 @pytest.mark.parametrize("error", ["MemoryError", "ValueError"])
 def test_a_release_does_not_empty_the_namespace_of_exec(notebook: Kernel, error: str) -> None:
-    works(notebook, f"ns = {{'__qualname__': 'mine'}}\nsource = 'x = 7\\nraise {error}'")
-    fails(notebook, "%%experiment a\nexec(source, {}, ns)")
+    run_cells(notebook, f"ns = {{'__qualname__': 'mine'}}\nsource = 'x = 7\\nraise {error}'")
+    run_failing(notebook, experiment("exec(source, {}, ns)", name="a"))
     assert notebook.value("(ns['x'], ns['__qualname__'])") == (7, "mine")
 
 
 def test_a_release_does_not_empty_saved_locals_of_a_function(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
-        """\
-kept = []
-def f(rate):
-    kept.append(locals())
-    raise MemoryError""",
+        """
+        kept = []
+        def f(rate):
+            kept.append(locals())
+            raise MemoryError
+        """,
     )
-    fails(notebook, "f(0.1)")
+    run_failing(notebook, "f(0.1)")
     assert notebook.value("kept[0]['rate']") == 0.1
 
 
 def test_an_attribute_errors_object_is_freed(notebook: Kernel) -> None:
-    works(notebook, SHOW_LIBRARIES)
-    fails(
+    run_cells(notebook, SHOW_LIBRARIES)
+    run_failing(
         notebook,
-        """\
-%%experiment a
-class Model: pass
-m = Model(); m.weights = big()
-m.missing""",
+        """
+        %%experiment a
+        class Model: pass
+        m = Model(); m.weights = big()
+        m.missing
+        """,
     )
     assert notebook.value("alive()") == 0
-    reply = fails(
+    reply = run_failing(
         notebook,
-        """\
-%%experiment a
-error = ValueError(); error.batch = big()
-raise error
-""",
+        """
+        %%experiment a
+        error = ValueError(); error.batch = big()
+        raise error
+        """,
     )
     (report,) = reply.survivors()
     assert "held by the last error" in report
-    works(notebook, "import sys; sys.last_value = sys.last_exc = None")
+    run_cells(notebook, "import sys; sys.last_value = sys.last_exc = None")
     assert "import sys; sys.last_value = sys.last_exc = None" in report
     assert notebook.value("alive()") == 0
 

@@ -23,7 +23,7 @@ from ipygpumem.records import RecoveryRecord
 from ipygpumem.report.recovery import recovery_reports
 from ipygpumem.units import MIB
 from tests.recovery.cases import recovers
-from tests.steps import fails, works
+from tests.steps import run_cells, run_failing
 
 PLENTY = 1 << 40
 
@@ -311,11 +311,11 @@ fail()
 
 
 def restored(kernel: Kernel) -> None:
-    works(kernel, "recovery.Allowance = allowance")
+    run_cells(kernel, "recovery.Allowance = allowance")
 
 
 def test_an_oom_is_freed_although_nothing_can_be_listed(notebook: Kernel) -> None:
-    works(notebook, SPEND.format(seconds=100, available=0))
+    run_cells(notebook, SPEND.format(seconds=100, available=0))
     text = recovers(notebook, HEAVY.format(error="MemoryError"))
     restored(notebook)
     assert "held by the traceback, at least" in text
@@ -329,8 +329,10 @@ def test_an_oom_is_freed_although_nothing_can_be_listed(notebook: Kernel) -> Non
 
 
 def test_the_line_of_another_error_says_at_least(notebook: Kernel) -> None:
-    works(notebook, SPEND.format(seconds=100, available=0))
-    line = fails(notebook, HEAVY.replace("16", "40").format(error="ValueError")).reports("cell")[-1]
+    run_cells(notebook, SPEND.format(seconds=100, available=0))
+    line = run_failing(notebook, HEAVY.replace("16", "40").format(error="ValueError")).reports(
+        "cell"
+    )[-1]
     restored(notebook)
     assert "still hold at least 44 MiB" in line
 

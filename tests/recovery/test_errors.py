@@ -14,7 +14,7 @@ from ipygpumem.shell.app import app_of
 from ipygpumem.shell.ending import ExperimentEnd
 from ipygpumem.shell.measured_scope import MeasuredScope
 from tests.recovery.cases import OOM, recovers
-from tests.steps import fails, plain, works
+from tests.steps import experiment, plain, run_cells, run_failing
 
 
 @pytest.mark.parametrize("code", OOM.values(), ids=OOM)
@@ -29,7 +29,8 @@ def test_after_an_oom_nothing_is_pinned_and_one_report_says_so(notebook: Kernel,
 @pytest.mark.parametrize(
     "code",
     [
-        """
+        pytest.param(
+            """
 def f():
     x = big()
     raise MemoryError
@@ -41,7 +42,10 @@ def g():
     raise ExceptionGroup('both', [KeyError(), *found])
 g()
 """,
-        """
+            id="a group",
+        ),
+        pytest.param(
+            """
 def f():
     x = big()
     raise MemoryError
@@ -51,7 +55,10 @@ def g():
         raise BaseExceptionGroup('outer', [group, KeyboardInterrupt()])
 g()
 """,
-        """
+            id="groups in a group",
+        ),
+        pytest.param(
+            """
 async def f():
     x = big()
     await asyncio.sleep(0)
@@ -59,6 +66,8 @@ async def f():
 async with asyncio.TaskGroup() as tasks:
     for _ in range(3): tasks.create_task(f())
 """,
+            id="a group of tasks",
+        ),
     ],
 )
 def test_an_oom_inside_an_exception_group_is_found_and_released(
@@ -85,7 +94,7 @@ def test_an_oom_in_a_script_leaves_only_the_scripts_names(
             """
         )
     )
-    reply = fails(notebook, f"{how} {script}")
+    reply = run_failing(notebook, f"{how} {script}")
     assert reply.error == "MemoryError"
     assert notebook.value("__import__('builtins').script_ref() is None") is True
     assert len(reply.reports("recovery")) == 1
@@ -93,13 +102,13 @@ def test_an_oom_in_a_script_leaves_only_the_scripts_names(
 
 @pytest.mark.parametrize("mode", ["Verbose", "Minimal"])
 def test_no_traceback_style_pins_memory_and_tb_still_works(notebook: Kernel, mode: str) -> None:
-    works(notebook, f"%xmode {mode}")
+    run_cells(notebook, f"%xmode {mode}")
     try:
         recovers(notebook, OOM["raise from"])
         recovers(notebook, OOM["a generator"])
-        fails(notebook, OOM["a plain function"])
+        run_failing(notebook, OOM["a plain function"])
         # Frames whose locals the user's own code has read keep a copy of them before Python 3.13.
-        fails(
+        run_failing(
             notebook,
             """
             def f():
@@ -119,7 +128,7 @@ def test_no_traceback_style_pins_memory_and_tb_still_works(notebook: Kernel, mod
 
 
 def test_the_report_lists_memory_by_frame_largest_first(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         def inner(batch):
@@ -144,7 +153,7 @@ def test_the_report_lists_memory_by_frame_largest_first(notebook: Kernel) -> Non
 
 
 def test_the_notebooks_own_names_are_not_touched_by_a_release(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         mine = big(4)
@@ -154,7 +163,7 @@ def test_the_notebooks_own_names_are_not_touched_by_a_release(notebook: Kernel) 
             raise MemoryError
         """,
     )
-    fails(notebook, "f(mine)")
+    run_failing(notebook, "f(mine)")
     assert notebook.value("alive()") == 1
     assert notebook.value("mine is also['x'] and float(mine[0]) == 1.0") is True
 
@@ -183,7 +192,7 @@ def test_numpys_memory_error_is_shown_with_its_size(notebook: Kernel) -> None:
 
 
 def test_an_interrupt_in_a_training_loop_gives_the_memory_back(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         from tests.waiting import announce
@@ -194,23 +203,23 @@ def test_an_interrupt_in_a_training_loop_gives_the_memory_back(notebook: Kernel)
                 if step == 3: announce()
         """,
     )
-    reply = fails(notebook, "train()", interrupt_when="waits here")
+    reply = run_failing(notebook, "train()", interrupt_when="waits here")
     assert reply.error == "KeyboardInterrupt"
     assert notebook.value("alive()") == 0
     (text,) = reply.reports("recovery")
     assert "interrupted (KeyboardInterrupt)" in text
     assert "weights" in text
-    reply = fails(notebook, "announce()", interrupt_when="waits here")
+    reply = run_failing(notebook, "announce()", interrupt_when="waits here")
     assert reply.reports("recovery") == []
     trainer = "try: train()\nexcept KeyboardInterrupt: sys.exit(1)"  # as Lightning's
-    reply = fails(notebook, trainer, interrupt_when="waits here")
+    reply = run_failing(notebook, trainer, interrupt_when="waits here")
     assert reply.error == "SystemExit"
     assert notebook.value("alive()") == 0
     assert "interrupted (KeyboardInterrupt)" in reply.reports("recovery")[0]
 
 
 def test_an_interrupt_of_an_async_cell_gives_the_memory_back(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         async def train():
@@ -219,9 +228,9 @@ def test_an_interrupt_of_an_async_cell_gives_the_memory_back(notebook: Kernel) -
             while True: await asyncio.sleep(0.01)
         """,
     )
-    reply = fails(notebook, "await train()", interrupt_when="it trains")
+    reply = run_failing(notebook, "await train()", interrupt_when="it trains")
     assert reply.error in ("KeyboardInterrupt", "CancelledError")
-    works(notebook, "pass")
+    run_cells(notebook, "pass")
     assert notebook.value("alive()") == 0
 
 
@@ -240,22 +249,22 @@ f()
 def test_an_option_selects_errors_to_release(
     notebook: Kernel, policy: str, oom: int, interrupt: int, other: int
 ) -> None:
-    works(notebook, f"%config IPyGpuMem.release_frames = '{policy}'")
+    run_cells(notebook, f"%config IPyGpuMem.release_frames = '{policy}'")
     for error, left in (
         ("MemoryError", oom),
         ("KeyboardInterrupt", interrupt),
         ("ValueError", other),
     ):
-        works(notebook, "watched.clear(); gc.collect()")
-        fails(notebook, FAILING.format(error))
+        run_cells(notebook, "watched.clear(); gc.collect()")
+        run_failing(notebook, FAILING.format(error))
         assert notebook.value("alive()") == left, error
         assert notebook.value("len(watched)") == 1
-        works(notebook, "pass")
+        run_cells(notebook, "pass")
 
 
 def test_an_error_from_before_a_scope_keeps_its_frames_after_it(notebook: Kernel) -> None:
-    fails(notebook, FAILING.format("ValueError"))
-    works(notebook, "%%experiment a\nx = 1")
+    run_failing(notebook, FAILING.format("ValueError"))
+    run_cells(notebook, experiment("x = 1", name="a"))
     assert notebook.value("alive()") == 1
     assert notebook.value(
         "str([f.f_locals['secret'][0] for f, _ in "
@@ -266,7 +275,7 @@ def test_an_error_from_before_a_scope_keeps_its_frames_after_it(notebook: Kernel
 
 def test_a_recovery_frees_an_older_cycle_that_a_cell_dropped(notebook: Kernel) -> None:
     """No name shows that the cell did so: the first recovery after it collects all garbage."""
-    works(
+    run_cells(
         notebook,
         """
         class Part: pass
@@ -276,14 +285,14 @@ def test_a_recovery_frees_an_older_cycle_that_a_cell_dropped(notebook: Kernel) -
         del model
         """,
     )
-    fails(notebook, "raise MemoryError")
-    works(notebook, "del trainer.model")
-    fails(notebook, "raise MemoryError")
+    run_failing(notebook, "raise MemoryError")
+    run_cells(notebook, "del trainer.model")
+    run_failing(notebook, "raise MemoryError")
     assert notebook.value("alive()") == 0
 
 
 def test_an_error_caught_in_an_earlier_cell_keeps_its_frames(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         kept = None
@@ -293,14 +302,14 @@ def test_an_error_caught_in_an_earlier_cell_keeps_its_frames(notebook: Kernel) -
             kept = e
         """,
     )
-    fails(notebook, FAILING.format("MemoryError"))
+    run_failing(notebook, FAILING.format("MemoryError"))
     assert notebook.value("alive()") == 1
     assert notebook.value("float(kept.__traceback__.tb_next.tb_frame.f_locals['x'][0])") == 1.0
 
 
 @pytest.mark.parametrize("error", ["ValueError", "MemoryError"])
 def test_debug_reads_locals_but_none_that_an_oom_released(notebook: Kernel, error: str) -> None:
-    fails(
+    run_failing(
         notebook,
         f"""
         def f():
@@ -310,7 +319,7 @@ def test_debug_reads_locals_but_none_that_an_oom_released(notebook: Kernel, erro
         f()
         """,
     )
-    works(notebook, "pass")
+    run_cells(notebook, "pass")
     text = notebook.run("%debug", answers=["p 'still ' + 'here'", "p secret", "q"]).stdout
     kept = error == "ValueError"
     assert "still here" in text
@@ -323,8 +332,14 @@ def test_debug_reads_locals_but_none_that_an_oom_released(notebook: Kernel, erro
 def test_a_recovery_shows_small_locals_and_how_to_keep_all(
     notebook: Kernel, error: str, option: str
 ) -> None:
-    works(notebook, "class Number(int):\n    def __repr__(self): raise SystemError")
-    reply = fails(
+    run_cells(
+        notebook,
+        """
+        class Number(int):
+            def __repr__(self): raise SystemError
+        """,
+    )
+    reply = run_failing(
         notebook,
         f"""
         def f(lr, name, flag=True, none=None):
@@ -346,7 +361,7 @@ def test_a_recovery_shows_small_locals_and_how_to_keep_all(
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        (
+        pytest.param(
             """
 def f():
     x = big(40)
@@ -354,8 +369,9 @@ def f():
 f()
 """,
             True,
+            id="a large local",
         ),
-        (
+        pytest.param(
             """
 def f():
     x = big(30)
@@ -363,16 +379,18 @@ def f():
 f()
 """,
             False,
+            id="a local of 30 MiB",
         ),
-        (
+        pytest.param(
             """
 mine = big(40)
 def f(x): raise ValueError
 f(mine)
 """,
             False,
+            id="an argument with a name",
         ),
-        (
+        pytest.param(
             """
 def f():
     x = big(40)
@@ -380,8 +398,9 @@ def f():
 f()
 """,
             False,
+            id="an out-of-memory error",
         ),
-        (
+        pytest.param(
             """
 %%experiment a
 def f():
@@ -390,26 +409,28 @@ def f():
 f()
 """,
             False,
+            id="an experiment",
         ),
-        (
+        pytest.param(
             "get_ipython().run_cell('def f():\\n    x = big(40)\\n    1 / 0\\nf()').raise_error()",
             True,
+            id="a cell in a cell",
         ),
     ],
 )
 def test_the_line_of_an_error_says_that_its_frames_hold_much(
     notebook: Kernel, code: str, says: bool
 ) -> None:
-    line = fails(notebook, code).reports("cell")[-1]
+    line = run_failing(notebook, code).reports("cell")[-1]
     assert ("the traceback's frames still hold 40 MiB: %gpumem free frees it" in line) == says
     if says:
-        works(notebook, "%gpumem free")
+        run_cells(notebook, "%gpumem free")
         assert notebook.value("alive()") == 0
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="new in Python 3.11")
 def test_free_drops_an_error_shown_before_an_exception_group(notebook: Kernel) -> None:
-    fails(
+    run_failing(
         notebook,
         textwrap.dedent(
             """\
@@ -419,8 +440,8 @@ def test_free_drops_an_error_shown_before_an_exception_group(notebook: Kernel) -
             f()"""
         ),
     )
-    fails(notebook, "raise ExceptionGroup('several', [ValueError(1)])")
-    works(notebook, "%gpumem free")
+    run_failing(notebook, "raise ExceptionGroup('several', [ValueError(1)])")
+    run_cells(notebook, "%gpumem free")
     assert notebook.value("alive()") == 0
 
 
@@ -438,7 +459,10 @@ def test_names_are_deleted_even_if_memory_for_reports_is_short(
 ) -> None:
     loaded.run_cell("x = 'old'")
     loaded.run_cell("%experiment start a")
-    loaded.run_cell("x = 'new'\ny = 1")
+    loaded.run_cell("""
+    x = 'new'
+    y = 1
+    """)
     with monkeypatch.context() as patch:
         if missing == "measuring":
             patch.setattr(Span, "read", _no_memory)

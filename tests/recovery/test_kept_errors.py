@@ -13,7 +13,7 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.reclaim import kept_errors, stored_errors
 from ipygpumem.reclaim.error_references import ErrorReference, line_that_removes, reference_to
 from ipygpumem.records import KeptError, RecoveryRecord
-from tests.steps import recovery, works
+from tests.steps import recovery_report, run_cells
 
 SETUP = """
 class TooLarge(MemoryError):
@@ -371,28 +371,28 @@ def frees(kernel: Kernel, text: str) -> None:
     assert lines, text
     assert kernel.value("alive()") > 0
     for _, line in lines:
-        works(kernel, line)
+        run_cells(kernel, line)
     assert kernel.value("alive()") == 0, lines
 
 
 @pytest.fixture
 def errors(notebook: Kernel) -> Kernel:
-    works(notebook, SETUP)
+    run_cells(notebook, SETUP)
     return notebook
 
 
 @pytest.mark.parametrize("code", LAST.values(), ids=LAST)
 def test_memory_held_by_the_last_error_is_named_and_freed(errors: Kernel, code: str) -> None:
-    works(errors, "watched.clear()")
-    text = recovery(errors, code)
+    run_cells(errors, "watched.clear()")
+    text = recovery_report(errors, code)
     frees(errors, text)
-    works(errors, "errors = None")
+    run_cells(errors, "errors = None")
 
 
 @pytest.mark.parametrize("code", STORED.values(), ids=STORED)
 def test_a_stored_error_is_named_after_a_later_one(errors: Kernel, code: str) -> None:
-    works(errors, "watched.clear()", code, "pass")
-    text = recovery(errors, "fail()")
+    run_cells(errors, "watched.clear()", code, "pass")
+    text = recovery_report(errors, "fail()")
     frees(errors, text)
 
 
@@ -411,18 +411,18 @@ def kept_values():
 def test_a_line_that_removes_other_objects_says_so(
     errors: Kernel, code: str, container: str
 ) -> None:
-    works(errors, "watched.clear()", VALUES, code, "pass")
-    text = recovery(errors, "fail()")
+    run_cells(errors, "watched.clear()", VALUES, code, "pass")
+    text = recovery_report(errors, "fail()")
     assert f"All other items of {container}" in text
     frees(errors, text)
 
 
 @pytest.mark.parametrize("code", EXACT.values(), ids=EXACT)
 def test_a_line_leaves_all_other_objects_alone(errors: Kernel, code: str) -> None:
-    works(errors, "watched.clear()", VALUES, code, "pass")
+    run_cells(errors, "watched.clear()", VALUES, code, "pass")
     count = errors.value("kept_values()")
     assert count > 0
-    text = recovery(errors, "fail()")
+    text = recovery_report(errors, "fail()")
     assert "All other items" not in text
     frees(errors, text)
     assert errors.value("kept_values()") == count
@@ -432,70 +432,82 @@ def test_a_line_leaves_all_other_objects_alone(errors: Kernel, code: str) -> Non
 
 @pytest.mark.parametrize("code", CYCLES.values(), ids=CYCLES)
 def test_errors_that_refer_to_themselves_are_collected(errors: Kernel, code: str) -> None:
-    works(errors, "watched.clear()", "gc.disable()", code, "pass")
-    text = recovery(errors, "fail()")
+    run_cells(errors, "watched.clear()", "gc.disable()", code, "pass")
+    text = recovery_report(errors, "fail()")
     frees(errors, text)
-    works(errors, "gc.enable()")
+    run_cells(errors, "gc.enable()")
 
 
 def test_each_line_is_shown_once_and_the_rest_is_counted(errors: Kernel) -> None:
-    works(
+    run_cells(
         errors,
         """
-kept = [ValueError(big()) for _ in range(3)]
-rest = [1, *[ValueError(big(2)) for _ in range(8)]]
-""",
+        kept = [ValueError(big()) for _ in range(3)]
+        rest = [1, *[ValueError(big(2)) for _ in range(8)]]
+        """,
     )
-    text = recovery(errors, "fail()")
+    text = recovery_report(errors, "fail()")
     assert text.count("kept.clear()") == 1
     assert "the error in kept still holds 12 MiB" in text
     assert "4 more errors hold 8 MiB" in text
 
 
 def test_a_variable_of_the_notebook_is_no_memory_of_an_error(errors: Kernel) -> None:
-    text = recovery(errors, 'mine = big()\nraise TooLarge("out of memory", mine)')
+    text = recovery_report(
+        errors,
+        """
+        mine = big()
+        raise TooLarge("out of memory", mine)
+        """,
+    )
     assert LINE.findall(text) == []
-    text = recovery(errors, 'raise TooLarge("out of memory", big(0))')
+    text = recovery_report(errors, 'raise TooLarge("out of memory", big(0))')
     assert LINE.findall(text) == []
 
 
 def test_names_sizes_and_the_least_size_are_in_the_line(errors: Kernel) -> None:
-    works(errors, "watched.clear()")
-    text = recovery(errors, 'raise TooLarge("out of memory", big(8))')
+    run_cells(errors, "watched.clear()")
+    text = recovery_report(errors, 'raise TooLarge("out of memory", big(8))')
     assert LINE.findall(text) == [
         (
             "the last error still holds 8 MiB (args[1])",
             "import sys; sys.last_value = sys.last_exc = None",
         )
     ]
-    works(errors, "import sys; sys.last_value = sys.last_exc = None")
-    works(errors, "try: fail(16)\nexcept MemoryError as error: kept = [error, 1]")
-    text = recovery(errors, "fail()")
+    run_cells(errors, "import sys; sys.last_value = sys.last_exc = None")
+    run_cells(
+        errors,
+        """
+        try: fail(16)
+        except MemoryError as error: kept = [error, 1]
+        """,
+    )
+    text = recovery_report(errors, "fail()")
     assert LINE.findall(text) == [
         ("the error in kept[0] still holds 16 MiB (local of fail())", "kept[0] = None")
     ]
-    works(errors, "kept = None", "%config IPyGpuMem.min_held_bytes = '64MiB'")
-    assert LINE.findall(recovery(errors, 'raise TooLarge("out of memory", big(8))')) == []
-    works(errors, "%config IPyGpuMem.min_held_bytes = '1MiB'")
+    run_cells(errors, "kept = None", "%config IPyGpuMem.min_held_bytes = '64MiB'")
+    assert LINE.findall(recovery_report(errors, 'raise TooLarge("out of memory", big(8))')) == []
+    run_cells(errors, "%config IPyGpuMem.min_held_bytes = '1MiB'")
 
 
 def test_no_code_of_an_error_runs(errors: Kernel) -> None:
-    works(
+    run_cells(
         errors,
         """
-ran = []
-class Hostile(MemoryError):
-    def __getattribute__(self, name):
-        ran.append(name)
-        return MemoryError.__getattribute__(self, name)
-    def __repr__(self): ran.append("repr"); return ""
-    def __eq__(self, other): ran.append("eq"); return True
-    def __hash__(self): ran.append("hash"); return 1
-kept = [Hostile(big()), Hostile(big()), 1]
-ran.clear()
-""",
+        ran = []
+        class Hostile(MemoryError):
+            def __getattribute__(self, name):
+                ran.append(name)
+                return MemoryError.__getattribute__(self, name)
+            def __repr__(self): ran.append("repr"); return ""
+            def __eq__(self, other): ran.append("eq"); return True
+            def __hash__(self): ran.append("hash"); return 1
+        kept = [Hostile(big()), Hostile(big()), 1]
+        ran.clear()
+        """,
     )
-    text = recovery(errors, "fail()")
+    text = recovery_report(errors, "fail()")
     assert errors.value("ran") == []
     frees(errors, text)
 

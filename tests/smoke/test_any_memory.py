@@ -11,8 +11,9 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests import hostile
+from tests.kernel_records import survivors
 from tests.process_memory import linux
-from tests.steps import SHOW_LIBRARIES, fails, needs, tidied_kernel, works
+from tests.steps import SHOW_LIBRARIES, experiment, needs, run_cells, run_failing, tidied_kernel
 
 RESET = "import gc; gc.enable(); get_ipython().reset()"
 DEFINE = """
@@ -28,16 +29,8 @@ shared_kernel, notebook = tidied_kernel(
 )
 
 
-def survivors(notebook: Kernel) -> list[tuple[str, int, str]]:
-    rows: list[tuple[str, int, str]] = notebook.value(
-        "[(h.type_name, h.size_bytes, h.holder and h.holder.path) "
-        "for h in __import__('ipygpumem').experiments()[-1].survivors]"
-    )
-    return rows
-
-
 def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         from multiprocessing.shared_memory import SharedMemory
@@ -45,38 +38,38 @@ def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -
         segments = []
         """,
     )
-    (text,) = works(
+    (text,) = run_cells(
         notebook,
-        """\
-%%experiment x
-segment = SharedMemory(create=True, size=9 << 20); segment.buf[:] = bytes(9 << 20)
-segments.append(segment)
-""",
+        """
+        %%experiment x
+        segment = SharedMemory(create=True, size=9 << 20); segment.buf[:] = bytes(9 << 20)
+        segments.append(segment)
+        """,
     ).survivors()
     advice = "segments[0].close(); segments[0].unlink()"
     assert f"segments[0] · to free it: {advice}" in text
-    works(notebook, "view = np.ndarray(9 << 20, 'u1', segments[0].buf)")
-    (text,) = works(notebook, "%gpumem why segments").reports("why")
+    run_cells(notebook, "view = np.ndarray(9 << 20, 'u1', segments[0].buf)")
+    (text,) = run_cells(notebook, "%gpumem why segments").reports("why")
     assert re.search(r"RAM 9 MiB · del segments frees \d+ B", text), text
     assert f"del view; {advice}" in text
-    assert advice in works(notebook, "del view\n%gpumem why segments").reports("why")[0]
-    works(notebook, f"name = segments[0].name; {advice}")
-    fails(notebook, "SharedMemory(name)", "FileNotFoundError")
+    assert advice in run_cells(notebook, "del view\n%gpumem why segments").reports("why")[0]
+    run_cells(notebook, f"name = segments[0].name; {advice}")
+    run_failing(notebook, "SharedMemory(name)", "FileNotFoundError")
     make = (
         "lost = SharedMemory(create=True, size=9 << 20); lost.buf[:] = bytes(9 << 20); name = "
         "lost.name"
     )
-    (text,) = works(notebook, f"%%experiment y --keep name\n{make}").reports("experiment")
+    (text,) = run_cells(notebook, f"%%experiment y --keep name\n{make}").reports("experiment")
     stays = r"^ *shared memory: 9 MiB stay until you unlink them: (.+)$"
-    for report in [text, *works(notebook, "%gpumem leaks").leaks()]:
+    for report in [text, *run_cells(notebook, "%gpumem leaks").leaks()]:
         assert re.search(stays, report, re.MULTILINE), report
-    works(notebook, re.search(stays, text, re.MULTILINE)[1])
-    fails(notebook, "SharedMemory(name)", "FileNotFoundError")
+    run_cells(notebook, re.search(stays, text, re.MULTILINE)[1])
+    run_failing(notebook, "SharedMemory(name)", "FileNotFoundError")
 
 
 @linux
 def test_free_heap_pages_hide_no_shared_memory(kernel: Kernel) -> None:
-    works(
+    run_cells(
         kernel,
         "%load_ext ipygpumem",
         """
@@ -87,15 +80,16 @@ def test_free_heap_pages_hide_no_shared_memory(kernel: Kernel) -> None:
         del older
         """,
     )
-    (text,) = works(
+    (text,) = run_cells(
         kernel,
-        """\
-%%experiment x
-segments.append(SharedMemory(create=True, size=9 << 20)); segments[0].buf[:] = bytes(9 << 20)
-""",
+        """
+        %%experiment x
+        segments.append(SharedMemory(create=True, size=9 << 20))
+        segments[0].buf[:] = bytes(9 << 20)
+        """,
     ).survivors()
     assert "to free it: segments[0].close(); segments[0].unlink()" in text
-    works(kernel, "segments[0].close(); segments[0].unlink()")
+    run_cells(kernel, "segments[0].close(); segments[0].unlink()")
 
 
 OLD = """
@@ -115,12 +109,11 @@ results.append(bytes(8 << 20))
 
 
 def test_memory_from_before_an_experiment_is_never_blamed(notebook: Kernel) -> None:
-    works(notebook, OLD)
-    works(notebook, f"%%experiment a\n{AROUND}")
-    rows = survivors(notebook)
-    assert [(kind, size >> 20, path) for kind, size, path in rows] == [
-        ("bytes", 8, "notebook variable results[5]")
-    ]
+    run_cells(notebook, OLD)
+    run_cells(notebook, experiment(AROUND, name="a"))
+    (row,) = survivors(notebook)
+    assert (row.type_name, row.size_bytes >> 20) == ("bytes", 8)
+    assert row.path == "notebook variable results[5]"
 
 
 ELSEWHERE = {
@@ -133,25 +126,24 @@ ELSEWHERE = {
 
 
 def test_new_objects_are_named_in_each_kind_of_holder(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         OLD,
-        """\
-class Registry: items = []
-def make():
-    seen = []
-    def add(x): seen.append(x)
-    return add
-add = make()
-def memo(x, known=[]): known.append(x)
-@functools.lru_cache(None)
-def load(n): return texts(n)""",
+        """
+        class Registry: items = []
+        def make():
+            seen = []
+            def add(x): seen.append(x)
+            return add
+        add = make()
+        def memo(x, known=[]): known.append(x)
+        @functools.lru_cache(None)
+        def load(n): return texts(n)
+        """,
     )
-    works(notebook, "%%experiment a\n" + "\n".join(ELSEWHERE.values()))
-    sizes = {
-        place: sum(size for _, size, path in survivors(notebook) if place in path)
-        for place in ELSEWHERE
-    }
+    run_cells(notebook, "%%experiment a\n" + "\n".join(ELSEWHERE.values()))
+    rows = survivors(notebook)
+    sizes = {place: sum(row.size_bytes for row in rows if place in row.path) for place in ELSEWHERE}
     assert min(sizes.values()) >= 0.95 * 9 * MIB, sizes
 
 
@@ -181,8 +173,8 @@ plain = {"a": texts(3000), "b": [bytes(5 << 20)]}
 
 
 def test_leaks_lists_memory_of_any_kind_that_no_name_leads_to(notebook: Kernel) -> None:
-    works(notebook, LEAKS)
-    (text,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(notebook, LEAKS)
+    (text,) = run_cells(notebook, "%gpumem leaks").leaks()
     lines = text.splitlines()
     assert lines[0].startswith("5 leaks")
     for line, (size, words) in zip(
@@ -198,22 +190,27 @@ def test_leaks_lists_memory_of_any_kind_that_no_name_leads_to(notebook: Kernel) 
     ):
         assert re.match(size, line.strip())
         assert words in line
-    works(notebook, "load.cache_clear(); f = memo = kept_error = error = None; g.close(); g = None")
-    (text,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(
+        notebook, "load.cache_clear(); f = memo = kept_error = error = None; g.close(); g = None"
+    )
+    (text,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert text == "no leak of at least 1 MiB was found"
 
 
 def test_the_locals_of_a_running_thread_are_named_in_each_report(notebook: Kernel) -> None:
-    works(notebook, "import threading, numpy as np")
-    works(notebook, "older, go_on, ready = bytes(9 << 20), threading.Event(), threading.Event()")
-    works(
+    run_cells(notebook, "import threading, numpy as np")
+    run_cells(
+        notebook, "older, go_on, ready = bytes(9 << 20), threading.Event(), threading.Event()"
+    )
+    run_cells(
         notebook,
-        """\
-%%experiment x
-def work(given):
-    text, rows, array = 'ab' * (5 << 20), [texts(7000)], np.ones(1 << 20)
-    ready.set(); go_on.wait()
-threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait()""",
+        """
+        %%experiment x
+        def work(given):
+            text, rows, array = 'ab' * (5 << 20), [texts(7000)], np.ones(1 << 20)
+            ready.set(); go_on.wait()
+        threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait()
+        """,
     )
     where = {
         name: f'thread "worker": running work() line 4, local {name}'
@@ -221,17 +218,17 @@ threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait(
     }
     try:
         sizes_and_paths = sorted(
-            ((size >> 20, path) for _, size, path in survivors(notebook)), reverse=True
+            ((row.size_bytes >> 20, row.path) for row in survivors(notebook)), reverse=True
         )
         assert sizes_and_paths == [(10, where["text"]), (8, where["array"]), (7, where["rows"])]
-        works(notebook, "del older")
-        (text,) = works(notebook, "%gpumem leaks").leaks()
+        run_cells(notebook, "del older")
+        (text,) = run_cells(notebook, "%gpumem leaks").leaks()
         assert [
             path
             for path in (*where.values(), where["text"].replace("text", "given"))
             if path not in text
         ] == []
-        (text,) = works(notebook, "%gpumem top").reports("top")
+        (text,) = run_cells(notebook, "%gpumem top").reports("top")
         for size, name in (
             ("10 MiB", "text"),
             ("9 MiB", "given"),
@@ -241,28 +238,29 @@ threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait(
             assert re.search(rf"{size} .*{name}", text), text
         assert text.count("let the function return") == 4
     finally:
-        works(notebook, "go_on.set()")
+        run_cells(notebook, "go_on.set()")
 
 
 def test_the_content_of_a_cache_is_listed_once(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
-        """\
-@functools.lru_cache
-def parts(n): return [bytes(2 << 20) for _ in range(n)]
-@functools.lru_cache(None)
-def text(n): return 'x' * (n << 20)""",
-        "%%experiment x\nwhole = parts(4); blob = text(5)",
+        """
+        @functools.lru_cache
+        def parts(n): return [bytes(2 << 20) for _ in range(n)]
+        @functools.lru_cache(None)
+        def text(n): return 'x' * (n << 20)
+        """,
+        experiment("whole = parts(4); blob = text(5)", name="x"),
         "part = parts(4)[0]",
     )
-    (report,) = works(notebook, "%gpumem leaks").leaks()
+    (report,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert report.splitlines()[0] == "2 leaks · 11 MiB"  # ``part`` keeps 2 MiB more
     assert report.count("lru_cache of function") == 2
 
 
 def test_an_output_held_only_by_ipython_is_listed_with_a_remedy(notebook: Kernel) -> None:
     number = notebook.value("get_ipython().execution_count")
-    works(
+    run_cells(
         notebook,
         """
         class Quiet(list):
@@ -270,51 +268,69 @@ def test_an_output_held_only_by_ipython_is_listed_with_a_remedy(notebook: Kernel
         Quiet(texts(5000))
         """,
     )
-    (text,) = works(notebook, "%gpumem leaks").leaks()
+    (text,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert f"Out[{number}]: Quiet that only IPython holds" in text
-    works(notebook, f"%xdel _{number}")
-    (text,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(notebook, f"%xdel _{number}")
+    (text,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert text == "no leak of at least 1 MiB was found"
 
 
 def test_an_error_says_how_much_memory_its_frames_hold(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
-        """\
-shared = texts(9000)
-def f(error):
-    own, blob = texts(8000), {'k': bytes(40 << 20)}
-    g(own, shared, error)""",
+        """
+        shared = texts(9000)
+        def f(error):
+            own, blob = texts(8000), {'k': bytes(40 << 20)}
+            g(own, shared, error)
+        """,
     )
-    works(notebook, "def g(a, b, error):\n    raise error")
-    report = fails(notebook, "f(ValueError())", "ValueError").reports("cell")[0]
+    run_cells(
+        notebook,
+        """
+        def g(a, b, error):
+            raise error
+        """,
+    )
+    report = run_failing(notebook, "f(ValueError())", "ValueError").reports("cell")[0]
     assert re.search(
         r"the traceback's frames still hold 48\.[12] MiB: %gpumem free frees it", report
     )
-    (text,) = fails(notebook, "f(MemoryError())", "MemoryError").reports("recovery")
+    (text,) = run_failing(notebook, "f(MemoryError())", "MemoryError").reports("recovery")
     assert re.search(r"40 MiB +f +4 +blob +dict +\[\"k\"\] 40 MiB", text), text
     assert re.search(r"8.[12] MiB +f +4 +own +list +str 8.[12] MiB", text), text
     assert "shared" not in text
 
 
 def test_a_list_with_two_names_counts_once_and_kept_names_do_not(notebook: Kernel) -> None:
-    works(notebook, "a = b = []")
-    works(
+    run_cells(notebook, "a = b = []")
+    run_cells(
         notebook,
-        "%%experiment x --keep c\nc = texts(7000); a.append(c); b += [texts(6000), bytes(3 << 20)]",
+        experiment(
+            "c = texts(7000); a.append(c); b += [texts(6000), bytes(3 << 20)]",
+            name="x",
+            options="--keep c",
+        ),
     )
-    assert [(kind, size >> 20) for kind, size, _ in survivors(notebook)] == [("object", 9)]
+    assert [(row.type_name, row.size_bytes >> 20) for row in survivors(notebook)] == [("object", 9)]
 
 
 @pytest.mark.parametrize("make", ["texts(9000)", "[np.ones(1 << 20)]", "'x' * (9 << 20)"])
 def test_names_bound_by_global_belong_to_the_notebook(notebook: Kernel, make: str) -> None:
-    works(notebook, "import numpy as np")
-    reply = works(notebook, f"%%experiment x\nglobal made, odd\nmade = {make}; odd = 1")
+    run_cells(notebook, "import numpy as np")
+    reply = run_cells(
+        notebook,
+        f"""
+        %%experiment x
+        global made, odd
+        made = {make}; odd = 1
+        """,
+    )
     (text,) = reply.reports("experiment")
     assert "not named" not in text
     assert "kept: made, odd" in text
     assert survivors(notebook) == []
-    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
 @pytest.mark.skipif(
@@ -327,7 +343,7 @@ def test_names_bound_by_global_belong_to_the_notebook(notebook: Kernel, make: st
     strict=False,
 )
 def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         SHOW_LIBRARIES,
         """
@@ -336,15 +352,18 @@ def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
         poller = asyncio.create_task(wait())
         """,
     )
-    (text,) = works(
+    (text,) = run_cells(
         notebook,
-        "%%experiment tasks\ntask = asyncio.create_task(wait(bytearray(b'1') * (9 << 20)))",
+        experiment("task = asyncio.create_task(wait(bytearray(b'1') * (9 << 20)))", name="tasks"),
     ).survivors()
     assert re.search(r'held by the event loop(\["_ready"\])?\[0\]', text), text
     assert "poller" not in text
-    works(
+    run_cells(
         notebook,
-        "for one in asyncio.all_tasks():\n    if 'wait' in repr(one.get_coro()): one.cancel()",
+        """
+        for one in asyncio.all_tasks():
+            if 'wait' in repr(one.get_coro()): one.cancel()
+        """,
     )
 
 
@@ -353,14 +372,21 @@ def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     reason="3.10 does not enter the frame of a coroutine: docs/memory-reference.md",
 )
 def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         SHOW_LIBRARIES,
-        "import asyncio, contextvars, re, weakref\nclass Big(bytearray): pass",
-        "async def sleep(x): await asyncio.sleep(1000)\nasync def wait(x): await "
-        "asyncio.Event().wait()",
-        "def big(name): return made.setdefault(name, Big(9 << 20))\nmade = "
-        "weakref.WeakValueDictionary()",
+        """
+        import asyncio, contextvars, re, weakref
+        class Big(bytearray): pass
+        """,
+        """
+        async def sleep(x): await asyncio.sleep(1000)
+        async def wait(x): await asyncio.Event().wait()
+        """,
+        """
+        def big(name): return made.setdefault(name, Big(9 << 20))
+        made = weakref.WeakValueDictionary()
+        """,
         """
         slept = asyncio.create_task(sleep(big('slept')))
         waits = asyncio.create_task(wait(big('waits')))
@@ -371,7 +397,13 @@ def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -
         inner.set({'k': [big('inner')]});
         """,
     )
-    (top,) = works(notebook, "await asyncio.sleep(0)\n%gpumem top").reports("top")
+    (top,) = run_cells(
+        notebook,
+        """
+        await asyncio.sleep(0)
+        %gpumem top
+        """,
+    ).reports("top")
     rows = notebook.value(
         "{row.name: (row.size_bytes >> 20, row.remedy) for row in "
         "__import__('ipygpumem').top().names}"
@@ -385,58 +417,58 @@ def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -
     ):
         assert rows[name] == (9, remedy)
     assert "token" not in top
-    (why,) = works(notebook, "%gpumem why slept").reports("why")
+    (why,) = run_cells(notebook, "%gpumem why slept").reports("why")
     assert re.search(r"9 MiB +the event loop.* slept.cancel\(\); del slept$", why, re.MULTILINE), (
         why
     )
-    (why,) = works(notebook, "%gpumem why waits").reports("why")
+    (why,) = run_cells(notebook, "%gpumem why waits").reports("why")
     assert re.search("del waits frees (9 MiB|all of it)", why), why
     assert (
         "let its tasks end, or cancel them"
-        in works(notebook, "%gpumem why group").reports("why")[0]
+        in run_cells(notebook, "%gpumem why group").reports("why")[0]
     )
     assert re.search(
-        r"del token frees \d+ B", works(notebook, "%gpumem why token").reports("why")[0]
+        r"del token frees \d+ B", run_cells(notebook, "%gpumem why token").reports("why")[0]
     )
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     for name in ("new", "inner"):
         assert f"held by context variable {name} · to free it: {name}.set(None);" in leaks
-    (why,) = works(notebook, '%gpumem why inner.get()["k"][0]').reports("why")
+    (why,) = run_cells(notebook, '%gpumem why inner.get()["k"][0]').reports("why")
     assert re.search(r'context variable inner\["k"\]\[0\] +del inner.get\(\)\["k"\]\[0\]', why), why
     assert notebook.value("sorted(made)") == ["group", "inner", "new", "slept", "waits"]
-    works(notebook, "slept.cancel(); del slept", "waits.cancel(); del waits", "new.set(None);")
-    works(
+    run_cells(notebook, "slept.cancel(); del slept", "waits.cancel(); del waits", "new.set(None);")
+    run_cells(
         notebook,
         'del inner.get()["k"][0]',
         "for task in group: task.cancel()",
         "await asyncio.sleep(0)",
     )
-    works(notebook, "del group, task; import gc; gc.collect()")
+    run_cells(notebook, "del group, task; import gc; gc.collect()")
     assert notebook.value("sorted(made)") == []
 
 
 def test_an_object_keeps_the_name_that_the_experiment_gave_it(notebook: Kernel) -> None:
     needs("pandas")
-    works(notebook, "import pandas; store = Store()")
-    works(
+    run_cells(notebook, "import pandas; store = Store()")
+    run_cells(
         notebook,
-        """\
-%%experiment x
-frame = pandas.DataFrame({'t': texts(9000), 'n': [.5] * 9000})
-store.f = frame
-""",
+        """
+        %%experiment x
+        frame = pandas.DataFrame({'t': texts(9000), 'n': [.5] * 9000})
+        store.f = frame
+        """,
     )
-    text = works(notebook, "%gpumem leaks").leaks()[0]
+    text = run_cells(notebook, "%gpumem leaks").leaks()[0]
     assert re.search(
         r"frame: DataFrame with t [89].. MiB · cell \d+ · held by notebook variable store.f",
         text,
     )
-    works(notebook, "del store.f")
-    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    run_cells(notebook, "del store.f")
+    assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
 def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         hostile.SOURCE,
         """
@@ -445,7 +477,7 @@ def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel)
         def load(n): return things()
         """,
     )
-    works(
+    run_cells(
         notebook,
         """
         def things():
@@ -454,13 +486,13 @@ def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel)
             return [made(kind, content) for kind, content in zip(kinds, contents)]
         """,
     )
-    works(notebook, "touched.clear()")
-    works(
+    run_cells(notebook, "touched.clear()")
+    run_cells(
         notebook,
-        "%%experiment x\nloaded = load(1); store.things = things(); cache.extend(things())",
+        experiment("loaded = load(1); store.things = things(); cache.extend(things())", name="x"),
     )
-    works(notebook, "%gpumem leaks")
-    fails(
+    run_cells(notebook, "%gpumem leaks")
+    run_failing(
         notebook,
         """
         def f():
@@ -474,7 +506,7 @@ def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel)
 
 
 def test_the_report_says_when_memory_may_be_older(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         import ipygpumem.shell.survivor_search as module
@@ -482,38 +514,42 @@ def test_the_report_says_when_memory_may_be_older(notebook: Kernel) -> None:
         """,
         OLD,
     )
-    works(notebook, "%%experiment a\nresults.append(bytes(8 << 20))")
-    works(notebook, "module._MOST_OLD = most")
-    ((kind, _, path),) = survivors(notebook)
-    assert (kind, path) == (
-        "bytes",
-        "notebook variable results[0], possibly allocated before the experiment",
-    )
+    run_cells(notebook, experiment("results.append(bytes(8 << 20))", name="a"))
+    run_cells(notebook, "module._MOST_OLD = most")
+    (row,) = survivors(notebook)
+    assert row.type_name == "bytes"
+    assert row.path == "notebook variable results[0], possibly allocated before the experiment"
 
 
 def test_dead_frames_are_not_named_if_polars_keeps_their_pages(notebook: Kernel) -> None:
     """As in polars#23128, the allocator keeps pages for a while: nothing of the user's is alive."""
     needs("polars")
-    works(notebook, "import polars; results = []")
-    works(
+    run_cells(notebook, "import polars; results = []")
+    run_cells(
         notebook,
-        """\
-%%experiment x
-frame = polars.DataFrame({'t': texts(16 << 10), 'n': range(16 << 10)})
-results.append(frame.group_by('t').agg(polars.col('n').sum()).sort('n').height)
-""",
+        """
+        %%experiment x
+        frame = polars.DataFrame({'t': texts(16 << 10), 'n': range(16 << 10)})
+        results.append(frame.group_by('t').agg(polars.col('n').sum()).sort('n').height)
+        """,
     )
     assert survivors(notebook) == []
 
 
 def test_text_next_to_an_unnamed_array_is_in_the_arrays_row(notebook: Kernel) -> None:
     pytest.importorskip("numpy")
-    works(notebook, "import numpy\ncache = {}")
+    run_cells(
+        notebook,
+        """
+        import numpy
+        cache = {}
+        """,
+    )
     made = '{"text": ["row %d " % i * 20 for i in range(100_000)], "x": numpy.ones(1 << 22)}'
-    works(notebook, f'%%experiment a\ncache["run"] = {made}')
+    run_cells(notebook, experiment(f'cache["run"] = {made}', name="a"))
     # Two rows would have lines of which the first makes the second fail.
-    ((_, size, _),) = survivors(notebook)
-    assert size > 44 << 20
+    (row,) = survivors(notebook)
+    assert row.size_bytes > 44 << 20
 
 
 KINDS: dict[str, tuple[str, float]] = {
@@ -581,9 +617,10 @@ def test_each_kind_that_outlives_its_experiment_is_named(notebook: Kernel, kind:
     libraries = "".join(
         f"import {name}\n" for name in re.findall(r"__import__\('([\w.]+)'\)", make)
     )
-    works(notebook, f"{libraries}from array import array", before)
-    works(notebook, "%%experiment a\n" + keep.format(make))
+    run_cells(notebook, f"{libraries}from array import array", before)
+    run_cells(notebook, "%%experiment a\n" + keep.format(make))
     rows = survivors(notebook)
-    assert sum(size for _, size, _ in rows) >= 0.95 * mib * MIB, rows
-    assert sum(size for _, size, _ in rows) <= 1.6 * mib * MIB, rows
-    assert all(path and path.startswith("notebook variable ") for _, _, path in rows), rows
+    size_bytes = sum(row.size_bytes for row in rows)
+    assert 0.95 * mib * MIB <= size_bytes <= 1.6 * mib * MIB, rows
+    for row in rows:
+        assert row.path.startswith("notebook variable "), rows

@@ -8,34 +8,44 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.smoke.conftest import HAS_POSIX
-from tests.steps import OWN_PARTS, exist, fails, host_table, ok, plain, sizes, works
+from tests.steps import (
+    OWN_PARTS,
+    existing_names,
+    experiment,
+    host_table,
+    mib_after,
+    plain,
+    run_cells,
+    run_failing,
+    run_quietly,
+)
 
 
 def test_the_line_shows_kept_memory_and_the_peak(notebook: Kernel) -> None:
-    (line,) = ok(notebook, "size = len(b'x' * (256 << 20))").reports("cell")
+    (line,) = run_quietly(notebook, "size = len(b'x' * (256 << 20))").reports("cell")
     if HAS_POSIX:  # else the peak is sampled
-        assert abs(sizes(line, "RAM")) < 16
-        assert abs(sizes(line, "peak") - 256) < 16
-    ok(notebook, "import ipygpumem", "block = bytearray(128 << 20)")
+        assert abs(mib_after(line, "RAM")) < 16
+        assert abs(mib_after(line, "peak") - 256) < 16
+    run_quietly(notebook, "import ipygpumem", "block = bytearray(128 << 20)")
     assert notebook.value("ipygpumem.last().usages[0].delta_bytes >> 20") in (127, 128, 129)
     assert notebook.value("(ipygpumem.last().success, len(ipygpumem.history()) > 1)") == (
         True,
         True,
     )
-    (line,) = ok(notebook, "del block").reports("cell")
-    assert abs(sizes(line, "RAM") + 128) < 16
+    (line,) = run_quietly(notebook, "del block").reports("cell")
+    assert abs(mib_after(line, "RAM") + 128) < 16
 
 
 def test_an_idle_cells_line_is_short_and_hidden_by_quiet(notebook: Kernel) -> None:
-    (line,) = ok(notebook, "y = 1").reports("cell")
+    (line,) = run_quietly(notebook, "y = 1").reports("cell")
     assert re.fullmatch(r"cell \d+ · RAM [\d.]+ MiB", line)
-    ok(notebook, "%config IPyGpuMem.quiet = True")
-    assert ok(notebook, "y = 2").displays == []
-    assert len(ok(notebook, "z = bytearray(9 << 20)").reports("cell")) == 1
-    (line,) = fails(notebook, "1 / 0", "ZeroDivisionError").reports("cell")
+    run_quietly(notebook, "%config IPyGpuMem.quiet = True")
+    assert run_quietly(notebook, "y = 2").displays == []
+    assert len(run_quietly(notebook, "z = bytearray(9 << 20)").reports("cell")) == 1
+    (line,) = run_failing(notebook, "1 / 0", "ZeroDivisionError").reports("cell")
     assert " · ZeroDivisionError · RAM" in line
-    assert "reports on, quiet" in ok(notebook, "%gpumem status").reports("status")[0]
-    ok(notebook, "del z", "%config IPyGpuMem.quiet = False")
+    assert "reports on, quiet" in run_quietly(notebook, "%gpumem status").reports("status")[0]
+    run_quietly(notebook, "del z", "%config IPyGpuMem.quiet = False")
 
 
 @pytest.mark.parametrize(
@@ -43,9 +53,9 @@ def test_an_idle_cells_line_is_short_and_hidden_by_quiet(notebook: Kernel) -> No
 )
 def test_a_cell_magic_changes_nothing_about_the_line(notebook: Kernel, magic: str) -> None:
     """Also where the magic runs its body as a cell of its own, so that events nest."""
-    reply = ok(notebook, f"{magic}\nx = 1")
+    reply = run_quietly(notebook, f"{magic}\nx = 1")
     assert len(reply.reports("cell")) == 1
-    assert len(ok(notebook, "x = 1").reports("cell")) == 1
+    assert len(run_quietly(notebook, "x = 1").reports("cell")) == 1
 
 
 @pytest.mark.skipif(not HAS_POSIX, reason="needs fork")
@@ -56,7 +66,7 @@ import asyncio
 print('out')
 kept = await asyncio.sleep(0, [1])
 kept"""
-    reply = ok(notebook, cell)
+    reply = run_quietly(notebook, cell)
     assert (reply.stdout, reply.stderr, reply.result, notebook.value("kept")) == (
         "out\n",
         "",
@@ -65,50 +75,58 @@ kept"""
     )
     assert re.search(
         r"----> 2 .*1 / 0",
-        plain(fails(notebook, "%%isolate\n1 / 0", "ZeroDivisionError").traceback),
+        plain(run_failing(notebook, "%%isolate\n1 / 0", "ZeroDivisionError").traceback),
     )
-    reply = fails(notebook, "%%isolate\nimport os; os.abort()", "ChildProcessError")
+    reply = run_failing(
+        notebook,
+        """
+        %%isolate
+        import os; os.abort()
+        """,
+        "ChildProcessError",
+    )
     assert reply.message == "the cell's child process was killed by SIGABRT (Aborted)"
 
 
 def test_blank_silent_and_switched_off_cells_have_no_line(notebook: Kernel) -> None:
-    assert ok(notebook, "").displays == ok(notebook, "\n  \n").displays == []
+    assert run_quietly(notebook, "").displays == run_quietly(notebook, "\n  \n").displays == []
     assert notebook.run("silently = 1", silent=True).displays == []
-    assert len(ok(notebook, "x = 1").reports("cell")) == 1
-    assert ok(notebook, "%gpumem off", "x = 1").displays == []
-    assert len(ok(notebook, "%gpumem on", "x = 1").reports("cell")) == 1
+    assert len(run_quietly(notebook, "x = 1").reports("cell")) == 1
+    assert run_quietly(notebook, "%gpumem off", "x = 1").displays == []
+    assert len(run_quietly(notebook, "%gpumem on", "x = 1").reports("cell")) == 1
 
 
 def test_our_own_commands_have_a_line_only_if_memory_changed(notebook: Kernel) -> None:
-    ok(notebook, "%gpumem", "%gpumem free", "block = b'x' * (64 << 20)")
-    assert ok(notebook, "%gpumem").reports("cell") == []
-    assert len(ok(notebook, "%gpumem on\ndel block").reports("cell")) == 1
-    assert ok(notebook, "%gpumem quiet on").reports() == [
+    run_quietly(notebook, "%gpumem", "%gpumem free", "block = b'x' * (64 << 20)")
+    assert run_quietly(notebook, "%gpumem").reports("cell") == []
+    assert len(run_quietly(notebook, "%gpumem on\ndel block").reports("cell")) == 1
+    assert run_quietly(notebook, "%gpumem quiet on").reports() == [
         "lines of cells that changed less than 1 MiB are hidden"
     ]
-    assert ok(notebook, "x = 1").displays == []
-    assert len(ok(notebook, "block = b'x' * (64 << 20)").reports("cell")) == 1
-    assert "shown" in ok(notebook, "%gpumem quiet off").reports()[0]
-    assert len(ok(notebook, "x = 1").reports("cell")) == 1
+    assert run_quietly(notebook, "x = 1").displays == []
+    assert len(run_quietly(notebook, "block = b'x' * (64 << 20)").reports("cell")) == 1
+    assert "shown" in run_quietly(notebook, "%gpumem quiet off").reports()[0]
+    assert len(run_quietly(notebook, "x = 1").reports("cell")) == 1
 
 
 def test_the_last_expression_prints_and_magics_work_in_a_cell(notebook: Kernel) -> None:
-    reply = ok(
+    reply = run_quietly(
         notebook,
-        """\
-%%experiment a
-print('one')
-x = %pwd
-!echo two
-%time y = 3
-print(y)
-y * 14""",
+        """
+        %%experiment a
+        print('one')
+        x = %pwd
+        !echo two
+        %time y = 3
+        print(y)
+        y * 14
+        """,
     )
     assert (reply.result, len(reply.reports("experiment"))) == ("42", 1)
     assert reply.stdout.startswith("one\n")
     assert "two" in reply.stdout
     assert reply.stdout.endswith("3\n")
-    assert exist(notebook, "x", "y") == []
+    assert existing_names(notebook, "x", "y") == []
 
 
 def test_the_traceback_shows_the_right_lines(notebook: Kernel) -> None:
@@ -119,35 +137,46 @@ def half(x):
     return 1 / x
 
 half(0)"""
-    text = plain(fails(notebook, cell, "ZeroDivisionError").traceback)
+    text = plain(run_failing(notebook, cell, "ZeroDivisionError").traceback)
     assert re.search(r"-> *6 half\(0\)", text)
     assert re.search(r"-> *4 +return 1 / x", text)
 
 
 def test_options_are_read_from_the_first_line(notebook: Kernel) -> None:
-    reply = ok(
+    reply = run_quietly(
         notebook,
-        """\
-%%experiment my-run --keep x,y --report compact --seed 7
-import random
-x = random.random()
-""",
+        """
+        %%experiment my-run --keep x,y --report compact --seed 7
+        import random
+        x = random.random()
+        """,
     )
     (text,) = reply.reports("experiment")
     assert "experiment my-run · " in text
     assert "keep: no name matches 'y'" in text
-    ok(notebook, "import random\nrandom.seed(7)")
+    run_quietly(
+        notebook,
+        """
+        import random
+        random.seed(7)
+        """,
+    )
     assert notebook.value("x == random.random()") is True
-    assert ok(notebook, "%%experiment quiet --report none\n1").reports("experiment") == []
+    assert (
+        run_quietly(notebook, experiment("1", name="quiet", options="--report none")).reports(
+            "experiment"
+        )
+        == []
+    )
 
 
 def test_help_and_completion_know_the_magic(notebook: Kernel) -> None:
-    ok(notebook, "%%experiment?", "%experiment?")
+    run_quietly(notebook, "%%experiment?", "%experiment?")
     assert {"%experiment", "%%experiment"} <= {
         match.strip() for match in notebook.complete("%experi")
     }
     assert "--drop-imports" in notebook.complete("%%experiment a --d")
-    ok(notebook, "loss_of_a = loss_of_b = 1")
+    run_quietly(notebook, "loss_of_a = loss_of_b = 1")
     assert "loss_of_b" in notebook.complete("%%experiment a --keep loss_of_a lo")
     assert "--drop-imports" in notebook.complete("%%experiment a --keep loss_of_a --d")
 
@@ -166,29 +195,30 @@ def own(rows: dict[str, int]) -> int:
 
 def test_the_hosts_parts_follow_cells_and_sum_to_its_total(notebook: Kernel) -> None:
     before = own(parts(notebook))
-    ok(notebook, "block = bytearray(b'x') * (512 << 20)")
+    run_quietly(notebook, "block = bytearray(b'x') * (512 << 20)")
     assert abs(own(parts(notebook)) - before - 512 * MIB) < 32 * MIB
-    ok(notebook, "del block")
+    run_quietly(notebook, "del block")
     assert abs(own(parts(notebook)) - before) < 32 * MIB
 
 
 def test_loading_imports_no_framework_and_keeps_nothing_alive(notebook: Kernel) -> None:
-    ok(
+    run_quietly(
         notebook,
-        """\
-import gc, sys, threading, weakref
-class Thing: pass
-thing = Thing()
-thing.block = bytearray(1 << 20)
-died = []
-weakref.finalize(thing, died.append, 1).atexit = False""",
+        """
+        import gc, sys, threading, weakref
+        class Thing: pass
+        thing = Thing()
+        thing.block = bytearray(1 << 20)
+        died = []
+        weakref.finalize(thing, died.append, 1).atexit = False
+        """,
     )
     collector = "gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()"
     look = f"({collector}, threading.active_count(), 'torch' in sys.modules)"
     before = notebook.value(look)
     parts(notebook)
     assert notebook.value(look) == before
-    ok(notebook, "del thing")
+    run_quietly(notebook, "del thing")
     assert notebook.value("died") == [1]
 
 
@@ -236,11 +266,17 @@ def test_kept_memory_is_measured_after_the_cells_own_clean_up(
     a field of its own.
     """
     code, error = ENDINGS[ending]
-    ok(notebook, "import ipygpumem\n%gpumem free")
-    reply = ok(notebook, code) if error is None else fails(notebook, code, error)
+    run_quietly(
+        notebook,
+        """
+        import ipygpumem
+        %gpumem free
+        """,
+    )
+    reply = run_quietly(notebook, code) if error is None else run_failing(notebook, code, error)
     line = reply.reports("cell")[0].splitlines()[0]
-    assert abs(sizes(line, "RAM")) < 16
-    assert abs(sizes(line, "peak") - 256) < 16
+    assert abs(mib_after(line, "RAM")) < 16
+    assert abs(mib_after(line, "peak") - 256) < 16
     before, after, peak, freed = notebook.value(
         f"{LAST}(ipygpumem.last(), ipygpumem.last().usages[0])"
     )
@@ -285,25 +321,31 @@ def test_unloading_takes_every_hook_out_again(bare_kernel: Kernel) -> None:
     """Events, transformers, magics, configurables, completers, threads, open files: all as before.
     No session stays.
     """
-    ok(
+    run_quietly(
         bare_kernel,
         _HOOKS,
         "before = hooks()",
         "%load_ext ipygpumem",
-        "%%experiment a --seed 1\nx = 1",
+        experiment("x = 1", name="a", options="--seed 1"),
     )
-    ok(bare_kernel, "after = hooks()")
+    run_quietly(bare_kernel, "after = hooks()")
     changed = bare_kernel.value("sorted(kind for kind in before if before[kind] != after[kind])")
     assert {"configurables", "completers", "events", "magics", "transformers"} <= set(changed)
-    reply = ok(bare_kernel, "%unload_ext ipygpumem")
+    reply = run_quietly(bare_kernel, "%unload_ext ipygpumem")
     assert (reply.stderr, reply.displays) == ("", [])
-    ok(bare_kernel, "after = hooks()")
+    run_quietly(bare_kernel, "after = hooks()")
     assert bare_kernel.value("[kind for kind in before if before[kind] != after[kind]]") == []
     assert (
         bare_kernel.value("[f for f in files() if '/proc/' in f and ('refs' in f or 'stat' in f)]")
         == []
     )
-    ok(bare_kernel, "del before, after\nleft = gc.collect()")
+    run_quietly(
+        bare_kernel,
+        """
+        del before, after
+        left = gc.collect()
+        """,
+    )
     ours = (
         "type(o).__name__ in ('Session', 'Experiment', 'Meter') and "
         "type(o).__module__.startswith('ipygpumem')"
@@ -312,27 +354,30 @@ def test_unloading_takes_every_hook_out_again(bare_kernel: Kernel) -> None:
 
 
 def test_an_unloaded_extension_is_silent_and_can_be_reloaded(kernel: Kernel) -> None:
-    ok(kernel, "%reload_ext ipygpumem", "%load_ext ipygpumem", "%reload_ext ipygpumem")
-    assert len(ok(kernel, "x = 1").reports("cell")) == 1
-    assert ok(kernel, "%%experiment again\n42").result == "42"
-    assert ok(kernel, "%unload_ext ipygpumem", "x = 1").displays == []
-    fails(kernel, "%%experiment a\nx = 1", None)
-    fails(kernel, "%gpumem status", None)
-    ok(kernel, "%load_ext ipygpumem", "%%experiment a\ny = 1")
-    assert exist(kernel, "x", "y") == ["x"]
+    run_quietly(kernel, "%reload_ext ipygpumem", "%load_ext ipygpumem", "%reload_ext ipygpumem")
+    assert len(run_quietly(kernel, "x = 1").reports("cell")) == 1
+    assert run_quietly(kernel, experiment("42", name="again")).result == "42"
+    assert run_quietly(kernel, "%unload_ext ipygpumem", "x = 1").displays == []
+    run_failing(kernel, experiment("x = 1", name="a"), None)
+    run_failing(kernel, "%gpumem status", None)
+    run_quietly(kernel, "%load_ext ipygpumem", experiment("y = 1", name="a"))
+    assert existing_names(kernel, "x", "y") == ["x"]
 
 
 def test_unloading_abandons_open_scopes_and_keeps_their_names(kernel: Kernel) -> None:
-    ok(
+    run_quietly(
         kernel,
         "old = 1",
         "%experiment start outer",
-        "new = 2\nold = 3",
+        """
+        new = 2
+        old = 3
+        """,
         "%experiment start inner",
         "more = 4",
     )
-    assert "'outer', 'inner'" in works(kernel, "%unload_ext ipygpumem").stderr
+    assert "'outer', 'inner'" in run_cells(kernel, "%unload_ext ipygpumem").stderr
     assert kernel.value("(old, new, more)") == (3, 2, 4)
-    ok(kernel, "%load_ext ipygpumem")
-    fails(kernel, "%experiment end", None)
+    run_quietly(kernel, "%load_ext ipygpumem")
+    run_failing(kernel, "%experiment end", None)
     assert kernel.value("(old, new, more)") == (3, 2, 4)

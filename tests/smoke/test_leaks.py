@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import needs, tidied_kernel, works
+from tests.kernel_records import survivors
+from tests.steps import experiment, needs, run_cells, tidied_kernel
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
@@ -34,91 +35,108 @@ def next_cell(kernel: Kernel) -> int:
 
 
 def leaks(kernel: Kernel, options: str = "") -> str:
-    (report,) = works(kernel, f"%gpumem leaks {options}").leaks()
+    (report,) = run_cells(kernel, f"%gpumem leaks {options}").leaks()
     return report
 
 
 def test_a_leak_is_reported_at_its_experiments_end_and_later(notebook: Kernel) -> None:
-    works(notebook, "cache = {}", "%experiment start a")
+    run_cells(notebook, "cache = {}", "%experiment start a")
     cell = next_cell(notebook)
-    works(notebook, f"x = {BIG}; cache['run3'] = [x]")
-    (report,) = works(notebook, "%experiment end").survivors()
+    run_cells(notebook, f"x = {BIG}; cache['run3'] = [x]")
+    (report,) = run_cells(notebook, "%experiment end").survivors()
     line = (
         f"8 MiB · x: ndarray float64 1048576 · cell {cell} · held by notebook variable "
         'cache["run3"] · to free it: del cache["run3"]'
     )
     assert line in report
     assert leaks(notebook).splitlines() == ["1 leak · 8 MiB", "  " + line]
-    works(notebook, "cache.clear()")
+    run_cells(notebook, "cache.clear()")
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
 def test_the_notes_of_a_search_are_no_leak(notebook: Kernel) -> None:
-    works(notebook, "records = [{'id': i, 'vector': numpy.ones(9)} for i in range(30_000)]")
+    run_cells(notebook, "records = [{'id': i, 'vector': numpy.ones(9)} for i in range(30_000)]")
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
-    works(notebook, "del records")
+    run_cells(notebook, "del records")
 
 
 def test_objects_that_only_kept_names_hold_are_no_leak(notebook: Kernel) -> None:
-    works(notebook, "cache = []")
+    run_cells(notebook, "cache = []")
     make = f"%%experiment a --keep best\nm1 = [{BIG}, {BIG}]\nbest = m1"
-    assert "still alive" not in works(notebook, make).reports("experiment")[0]
+    assert "still alive" not in run_cells(notebook, make).reports("experiment")[0]
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
     for also, ending in (
         (f"{make}\ncache.append(m1)", "  # and delete best when you no longer need it"),
         (f"{make}[0]\ncache.append(m1[1])", ""),
     ):
-        works(notebook, "cache.clear()")
-        (report,) = works(notebook, also).survivors()
+        run_cells(notebook, "cache.clear()")
+        (report,) = run_cells(notebook, also).survivors()
         assert "held by notebook variable cache" in report
         assert re.search(r"to free it: (.*)$", report, re.MULTILINE)[1] == f"del cache[0]{ending}"
 
 
 def test_an_older_name_to_keep_that_a_function_binds_is_no_leak(notebook: Kernel) -> None:
     """The line was ``del best``."""
-    works(notebook, "best = None")
-    experiment = f"""%%experiment a --keep best
-def train():
-    global best
-    best = {BIG}
-train()
-"""
-    assert "still alive" not in works(notebook, experiment).reports("experiment")[0]
+    run_cells(notebook, "best = None")
+    experiment_cell = f"""
+    %%experiment a --keep best
+    def train():
+        global best
+        best = {BIG}
+    train()
+    """
+    assert "still alive" not in run_cells(notebook, experiment_cell).reports("experiment")[0]
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
-    works(notebook, "del best")
+    run_cells(notebook, "del best")
+
+
+_KEEPERS = """
+def f():
+    big = numpy.ones(1 << 23)
+    raise ValueError
+def g():
+    big = numpy.ones(1 << 23)
+    return lambda: big
+class h:
+    def keep():
+        big = numpy.ones(1 << 23); kept.append(big)
+"""
+"""Functions that make an array for a place without a name."""
 
 
 @pytest.mark.parametrize(
     ("code", "path"),
     [
-        (
-            "try: f()\nexcept ValueError as e: kept.append(e)",
+        pytest.param(
+            """
+            try: f()
+            except ValueError as e: kept.append(e)
+            """,
             "kept[0]: saved traceback, f (cell {}) line 4, local big",
+            id="an error",
         ),
-        ("kept.append(g())", "kept[0]: closure of function <lambda> (cell {}), variable big"),
-        ("h.keep()", "kept[0]"),
+        pytest.param(
+            "kept.append(g())",
+            "kept[0]: closure of function <lambda> (cell {}), variable big",
+            id="a closure",
+        ),
+        pytest.param("h.keep()", "kept[0]", id="an attribute of a class"),
     ],
 )
 def test_a_surviving_array_without_a_name_is_reported_once(
     notebook: Kernel, code: str, path: str
 ) -> None:
-    works(notebook, f"kept = []\nold = [{BIG}]\nhidden = (lambda old: lambda: old)(old); del old")
-    # the first is what IPython 7 knows code by after ``reset``
-    numbers = (
-        notebook.value("len(In)"),
-        next_cell(notebook),
+    run_cells(
+        notebook, f"kept = []\nold = [{BIG}]\nhidden = (lambda old: lambda: old)(old); del old"
     )
-    big = "big = numpy.ones(1 << 23)"
-    functions = (
-        f"def f():\n    {big}\n    raise ValueError\ndef g():\n    {big}\n    return lambda: big\n"
-    )
-    functions += f"class h:\n    def keep():\n        {big}; kept.append(big)\n"
-    (report,) = works(notebook, f"%%experiment a\n{functions}{code}").survivors()
+    # The first is what IPython 7 knows code by after ``reset``.
+    numbers = (notebook.value("len(In)"), next_cell(notebook))
+    (report,) = run_cells(notebook, experiment(_KEEPERS, code, name="a")).survivors()
     lines = [line for line in report.splitlines() if "held by" in line]
     assert len(lines) == 1
     start = "64 MiB · ndarray float64 8388608 · held by notebook variable"
     assert any(f"{start} {path.format(number)} · " in lines[0] for number in numbers)
-    (report,) = works(notebook, "%%experiment b\nx = 1").reports("experiment")
+    (report,) = run_cells(notebook, experiment("x = 1", name="b")).reports("experiment")
     assert "held by" not in report
 
 
@@ -138,27 +156,33 @@ def test_the_advice_about_an_output_frees_it(
     """IPython keeps copies of an output in up to seven places, and some of them only for the latest
     ones.
     """
-    works(notebook, "import weakref\nclass Data(numpy.ndarray): pass")
+    run_cells(
+        notebook,
+        """
+        import weakref
+        class Data(numpy.ndarray): pass
+        """,
+    )
     number = next_cell(notebook)
-    works(
+    run_cells(
         notebook,
         "made = [numpy.zeros(1 << 20).view(Data)]; alive = weakref.ref(made[0].base); "
         "made.pop().base",
     )
-    works(notebook, f"{make};", tidy.format(number))
+    run_cells(notebook, f"{make};", tidy.format(number))
     (line,) = [line for line in leaks(notebook).splitlines() if "held by" in line]
     path, advice = line.split("held by ")[1].split(" · to free it: ")
     assert path.startswith(holder.format(number))
     assert notebook.value("alive() is not None")
-    works(notebook, advice.split("; ")[0])
+    run_cells(notebook, advice.split("; ")[0])
     assert notebook.value("alive()") is None
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
 def test_values_to_be_restored_are_explained_during_a_scope(notebook: Kernel) -> None:
-    works(notebook, f"model = {BIG}", "%experiment start a", "model = 1")
+    run_cells(notebook, f"model = {BIG}", "%experiment start a", "model = 1")
     assert "held by experiment a, which restores model at its end" in leaks(notebook)
-    works(notebook, "%experiment end")
+    run_cells(notebook, "%experiment end")
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
@@ -179,19 +203,21 @@ def test_values_to_be_restored_are_explained_during_a_scope(notebook: Kernel) ->
 def test_an_array_of_a_running_function_is_not_blamed_on_cpp(
     notebook: Kernel, work: str, holder: str
 ) -> None:
-    works(notebook, "import threading; go_on, ready = threading.Event(), threading.Event()")
-    works(notebook, "def wait(): ready.set(); go_on.wait()")
-    works(
+    run_cells(notebook, "import threading; go_on, ready = threading.Event(), threading.Event()")
+    run_cells(notebook, "def wait(): ready.set(); go_on.wait()")
+    run_cells(
         notebook,
-        "%%experiment a\n"
-        "def show(z): global sent; sent = [z[:1]]; return z\n"
-        f"def work(): {work}\n"
-        "thread = threading.Thread(target=work, name='worker'); thread.start(); ready.wait()",
+        f"""
+        %%experiment a
+        def show(z): global sent; sent = [z[:1]]; return z
+        def work(): {work}
+        thread = threading.Thread(target=work, name='worker'); thread.start(); ready.wait()
+        """,
     )
     try:
         assert f"sent: list with 1 array float64 · held by {holder}" in leaks(notebook)
     finally:
-        works(notebook, "go_on.set()")
+        run_cells(notebook, "go_on.set()")
 
 
 @pytest.mark.parametrize("name", ["mine.HID[0]", "mine.BOX['a: b'].x[0]", "mine.other.HID[0]"])
@@ -203,11 +229,11 @@ def test_an_attribute_of_a_users_module_is_no_leak(
     (tmp_path / "mine.py").write_text(
         f"import other\n{box}HID = [0]; BOX = {{'a: b': Box()}}; BOX['a: b'].x = [0]"
     )
-    works(
+    run_cells(
         notebook, f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mine\n{name} = {BIG}"
     )
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
-    works(notebook, "del mine")
+    run_cells(notebook, "del mine")
     assert leaks(notebook).startswith("1 leak")
 
 
@@ -242,56 +268,46 @@ something.
 """
 
 
-def survivors(notebook: Kernel) -> list[tuple[int, str]]:
-    """Return the sizes and holders of what the last experiment has left."""
-    rows: list[tuple[int, str]] = notebook.value(
-        "[(row.size_bytes, row.holder.path) for row in "
-        "__import__('ipygpumem').experiments()[-1].survivors]"
-    )
-    return rows
-
-
 def test_arrays_in_two_places_make_two_rows(notebook: Kernel) -> None:
-    works(notebook, "import numpy; first, second = {}, {'runs': []}")
-    works(
+    run_cells(notebook, "import numpy; first, second = {}, {'runs': []}")
+    run_cells(
         notebook,
         """
-%%experiment x
-xs = [numpy.ones(1 << 18) for _ in range(9)]
-first['a'] = xs[0]
-second['runs'].append({'data': xs[1:]})
-""".strip(),
+        %%experiment x
+        xs = [numpy.ones(1 << 18) for _ in range(9)]
+        first['a'] = xs[0]
+        second['runs'].append({'data': xs[1:]})
+        """,
     )
-    expected = [
+    assert [(row.size_bytes, row.path) for row in survivors(notebook)] == [
         (16 << 20, 'notebook variable second["runs"][0]'),
         (2 << 20, 'notebook variable first["a"]'),
     ]
-    assert survivors(notebook) == expected
     lines = leaks(notebook).splitlines()
     assert lines[0] == "2 leaks · 18 MiB"
     assert "16 MiB · xs: list with 8 arrays" in lines[1]
     assert 'held by notebook variable second["runs"][0] ·' in lines[1]
     assert 'held by notebook variable first["a"] ·' in lines[2]
-    works(notebook, 'del second["runs"][0]')
+    run_cells(notebook, 'del second["runs"][0]')
     assert leaks(notebook).splitlines()[0] == "1 leak · 2 MiB"
-    works(notebook, 'del first["a"]')
+    run_cells(notebook, 'del first["a"]')
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
 def test_arrays_under_several_keys_are_held_by_the_dict(notebook: Kernel) -> None:
-    works(notebook, "import numpy; outer = {'older': 1}")
-    works(
+    run_cells(notebook, "import numpy; outer = {'older': 1}")
+    run_cells(
         notebook,
         """
-%%experiment x
-xs = [numpy.ones(1 << 18) for _ in range(3)]
-outer.update(enumerate(xs))
-""".strip(),
+        %%experiment x
+        xs = [numpy.ones(1 << 18) for _ in range(3)]
+        outer.update(enumerate(xs))
+        """,
     )
-    assert [path for _, path in survivors(notebook)] == ["notebook variable outer"]
+    assert [row.path for row in survivors(notebook)] == ["notebook variable outer"]
     line = "for _key in list(outer)[1:]: del outer[_key], _key"
     assert f"held by notebook variable outer · to free it: {line}" in leaks(notebook)
-    works(notebook, "del outer")
+    run_cells(notebook, "del outer")
 
 
 def test_unmeasured_memory_gets_advice_that_can_be_pasted(notebook: Kernel, tmp_path: Path) -> None:
@@ -299,7 +315,7 @@ def test_unmeasured_memory_gets_advice_that_can_be_pasted(notebook: Kernel, tmp_
         (tmp_path / f"{name}.py").write_text(
             "import numpy; KEPT = numpy.ones(1 << 20)" if name == "three" else ""
         )
-    works(
+    run_cells(
         notebook,
         f"import asyncio, functools, os, sys; sys.path.insert(0, {str(tmp_path)!r}); "
         f"os.chdir(sys.path[0])",
@@ -309,17 +325,23 @@ class Files:
     @staticmethod
     @functools.lru_cache
     def load(n): return numpy.zeros(n)"""
-    works(notebook, f"def big(): return {BIG}\ndef fails(x): 1 / 0\n{cached}")
+    run_cells(notebook, f"def big(): return {BIG}\ndef fails(x): 1 / 0\n{cached}")
     cases = dict(PASTED)
     if importlib.util.find_spec("matplotlib") is None:
         cases.popitem()
     else:
-        works(notebook, "%matplotlib agg\nimport matplotlib.pyplot as plt")
-    works(notebook, *cases, "await asyncio.sleep(0)")
+        run_cells(
+            notebook,
+            """
+            %matplotlib agg
+            import matplotlib.pyplot as plt
+            """,
+        )
+    run_cells(notebook, *cases, "await asyncio.sleep(0)")
     told = [line.partition(" · to free it: ")[2] for line in leaks(notebook).splitlines()[1:]]
     expected = {advice.replace("{folder}", str(tmp_path)) for advice in cases.values() if advice}
     assert (expected - set(told), len(told)) == (set(), len(cases)), told
-    works(notebook, *told, "await asyncio.sleep(0)")
+    run_cells(notebook, *told, "await asyncio.sleep(0)")
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
@@ -344,26 +366,26 @@ it.
 
 @pytest.mark.parametrize(("code", "line"), SEVERAL.items())
 def test_the_rows_of_one_container_have_one_line(notebook: Kernel, code: str, line: str) -> None:
-    works(notebook, "outer, second, mixed = {'runs': []}, {}, [1, 2, 3]")
-    works(notebook, "runs = [{'n': n} for n in range(9)]", f"%%experiment a\n{code}")
+    run_cells(notebook, "outer, second, mixed = {'runs': []}, {}, [1, 2, 3]")
+    run_cells(notebook, "runs = [{'n': n} for n in range(9)]", experiment(code, name="a"))
     report = leaks(notebook).splitlines()
     assert report[0].startswith("1 leak")
     assert report[1].endswith(f"to free it: {line}")
-    works(notebook, line)
+    run_cells(notebook, line)
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
     assert notebook.value("mixed") == [1, 2, 3]
 
 
 def test_a_groupby_is_removed_as_a_whole(notebook: Kernel) -> None:
     needs("pandas")
-    works(notebook, "import pandas; outer = {}")
+    run_cells(notebook, "import pandas; outer = {}")
     make = (
         "frame = pandas.DataFrame({'a': numpy.arange(1 << 20), 'b': 1.5}); outer['g'] = "
         "frame.groupby('a')"
     )
-    works(notebook, f"%%experiment a\n{make}")
+    run_cells(notebook, experiment(make, name="a"))
     text = leaks(notebook)
     assert 'held by notebook variable outer["g"]' in text
     assert text.endswith('to free it: del outer["g"]')
-    works(notebook, 'del outer["g"]')
+    run_cells(notebook, 'del outer["g"]')
     assert leaks(notebook) == "no leak of at least 1 MiB was found"

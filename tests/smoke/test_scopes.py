@@ -11,7 +11,17 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import ANNOUNCE, exist, fails, ok, open_now, plain, run
+from tests.steps import (
+    ANNOUNCE,
+    dedented,
+    existing_names,
+    experiment,
+    open_experiments,
+    plain,
+    run,
+    run_failing,
+    run_quietly,
+)
 
 START = "%experiment start a"
 END = "%experiment end"
@@ -37,7 +47,7 @@ def names(kernel: Kernel) -> dict[str, Any]:
 
 def whole_scope(kernel: Kernel, way: str, code: str) -> None:
     """Run ``code`` in a scope from beginning to end."""
-    ok(kernel, *(part.format(code) for part in WAYS[way]))
+    run_quietly(kernel, *(part.format(code) for part in WAYS[way]))
 
 
 BINDING = [
@@ -103,7 +113,13 @@ def test_a_scope_deletes_new_names_and_restores_old_ones(
 ) -> None:
     whole_scope(notebook, way, code)
     assert names(notebook) == {}
-    ok(notebook, "x = saved = object()\ny = 'outer'")
+    run_quietly(
+        notebook,
+        """
+        x = saved = object()
+        y = 'outer'
+        """,
+    )
     whole_scope(notebook, way, code)
     assert notebook.value("(x is saved, y)") == (True, "outer")
 
@@ -186,7 +202,7 @@ for z in range(3): pass""",
 @pytest.mark.parametrize("rule", OTHER_RULES)
 def test_the_other_rules_of_names(notebook: Kernel, rule: str, way: str) -> None:
     before, code, left = OTHER_RULES[rule]
-    ok(notebook, before)
+    run_quietly(notebook, before)
     whole_scope(notebook, way, code)
     assert names(notebook) == left
 
@@ -195,19 +211,40 @@ def test_the_other_rules_of_names(notebook: Kernel, rule: str, way: str) -> None
 @pytest.mark.parametrize(
     "code",
     [
-        "exec('new = 1')",
-        "globals().update(new=1)",
-        "get_ipython().push({'new': 1})",
-        """\
+        pytest.param("exec('new = 1')", id="exec"),
+        pytest.param("globals().update(new=1)", id="globals"),
+        pytest.param("get_ipython().push({'new': 1})", id="push"),
+        pytest.param(
+            """\
 def f():
     global new
     new = 1
 f()""",
-        "from string import *",
-        "%run {script}",
-        "%%capture new\nprint(1)",
-        "%%capture\nnew = 1",
-        "%%prun -q\nnew = 1",
+            id="a global of a function",
+        ),
+        pytest.param("from string import *", id="import star"),
+        pytest.param("%run {script}", id="run"),
+        pytest.param(
+            """
+            %%capture new
+            print(1)
+            """,
+            id="capture",
+        ),
+        pytest.param(
+            """
+            %%capture
+            new = 1
+            """,
+            id="capture of a cell",
+        ),
+        pytest.param(
+            """
+            %%prun -q
+            new = 1
+            """,
+            id="prun",
+        ),
     ],
 )
 def test_a_scope_deletes_names_bound_without_an_assignment(
@@ -215,7 +252,7 @@ def test_a_scope_deletes_names_bound_without_an_assignment(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text("new = 1\n")
-    whole_scope(notebook, way, code.replace("{script}", f"'{script}'"))
+    whole_scope(notebook, way, dedented(code).replace("{script}", f"'{script}'"))
     assert names(notebook) == {}
 
 
@@ -255,10 +292,10 @@ thing = build()""",
 @pytest.mark.parametrize("way", ["cell", "time"])
 @pytest.mark.parametrize("code", FREEING)
 def test_an_old_object_that_is_deleted_dies_at_once(notebook: Kernel, code: str, way: str) -> None:
-    ok(notebook, OBJECT)
+    run_quietly(notebook, OBJECT)
     whole_scope(notebook, way, code)
     assert notebook.value("seen[0]") is True
-    assert exist(notebook, "thing") == []
+    assert existing_names(notebook, "thing") == []
 
 
 @pytest.mark.parametrize("binding", ["x = n", "def x(): pass"])
@@ -286,7 +323,7 @@ for n in (1, 2):
 def test_a_scope_inside_a_loop_restores_shadowed_names(
     notebook: Kernel, sweep: str, binding: str
 ) -> None:
-    ok(
+    run_quietly(
         notebook,
         """
         import ipygpumem
@@ -296,7 +333,7 @@ def test_a_scope_inside_a_loop_restores_shadowed_names(
         sweep.format(binding),
     )
     assert notebook.value("x is saved") is True
-    ok(notebook, START, sweep.format(binding), END)
+    run_quietly(notebook, START, sweep.format(binding), END)
     assert notebook.value("x is saved") is True
 
 
@@ -451,9 +488,9 @@ print(x)""",
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_names_after_the_cells_of_a_notebook(notebook: Kernel, name: str) -> None:
     cells, left = NOTEBOOKS[name]
-    ok(notebook, *cells)
+    run_quietly(notebook, *cells)
     assert names(notebook) == left
-    assert open_now(notebook) == []
+    assert open_experiments(notebook) == []
 
 
 def test_a_scope_owns_private_names_but_none_of_ipythons(notebook: Kernel) -> None:
@@ -473,31 +510,34 @@ def test_a_scope_owns_private_names_but_none_of_ipythons(notebook: Kernel) -> No
         "_ii",
         "_iii",
     )
-    ok(notebook, "_old = 1", "'an output'")
+    run_quietly(notebook, "_old = 1", "'an output'")
     number = notebook.value("len(In) - 1")
-    ok(
+    run_quietly(
         notebook,
         START,
         "1",
         "%cd -q .",
         "!true",
-        """\
-_new = 1
-__both__ = 2
-_old = 3
-_x, _1a = 4, 5""",
+        """
+        _new = 1
+        __both__ = 2
+        _old = 3
+        _x, _1a = 4, 5
+        """,
         END,
     )
-    assert exist(notebook, *own, "_new", "__both__", "_x", "_1a") == list(own)
+    assert existing_names(notebook, *own, "_new", "__both__", "_x", "_1a") == list(own)
     assert notebook.value("In is _ih and Out is _oh and _old") == 1
     assert notebook.value(f"_i{number}") == "'an output'"
-    ok(notebook, "del _old")
+    run_quietly(notebook, "del _old")
 
 
 def test_outputs_of_the_scope_are_gone_and_earlier_ones_are_back(kernel: Kernel) -> None:
-    assert ok(kernel, "%%experiment a\n11", "x = 1").result is None
+    assert run_quietly(kernel, experiment("11", name="a"), "x = 1").result is None
     assert kernel.value("(_, __, ___, dict(Out))") == ("", "", "", {})
-    ok(kernel, "11", "22", "33", "keys = set(Out)", START, "44", "assert _ == 44", "55", END)
+    run_quietly(
+        kernel, "11", "22", "33", "keys = set(Out)", START, "44", "assert _ == 44", "55", END
+    )
     assert kernel.value("(_, __, ___, set(Out) == keys)") == (33, 22, 11, True)
     assert (
         kernel.value(
@@ -506,20 +546,20 @@ def test_outputs_of_the_scope_are_gone_and_earlier_ones_are_back(kernel: Kernel)
         == []
     )
     assert (
-        ok(
+        run_quietly(
             kernel,
-            """\
-%%experiment b
-for _ in range(3): pass
-66
-""",
+            """
+            %%experiment b
+            for _ in range(3): pass
+            66
+            """,
         ).result
         == "66"
     )
     assert kernel.value("(_, __, ___, set(Out) == keys)") == (33, 22, 11, True)
-    ok(kernel, "77")
+    run_quietly(kernel, "77")
     assert kernel.value("(_, __, ___)") == (77, 33, 22)
-    ok(kernel, "_ = 'mine'", "%%experiment a\n22")
+    run_quietly(kernel, "_ = 'mine'", experiment("22", name="a"))
     assert kernel.value("_") == "mine"
 
 
@@ -556,61 +596,83 @@ big()""",
     ],
 )
 def test_an_output_object_dies_with_its_scope(notebook: Kernel, cells: list[str]) -> None:
-    ok(notebook, WEAK, *cells)
+    run_quietly(notebook, WEAK, *cells)
     assert notebook.value("len(alive)") == 0
-    assert ok(notebook, "41", "_").result == "41"
+    assert run_quietly(notebook, "41", "_").result == "41"
 
 
 def test_a_scope_restores_the_last_outputs_after_cache_changes(kernel: Kernel) -> None:
     nested = "get_ipython().run_cell('222', store_history=False); 333"
-    ok(kernel, "111", nested)
+    run_quietly(kernel, "111", nested)
     assert kernel.value("(_, __)") == (333, 222)
-    ok(
+    run_quietly(
         kernel,
-        "%%experiment a\n444",
+        experiment("444", name="a"),
         START,
         "555",
         "get_ipython().run_cell('666', store_history=False)",
         END,
     )
     assert kernel.value("(_, __)") == (333, 222)
-    ok(kernel, START, "del Out[max(Out)]", "777", END)
+    run_quietly(kernel, START, "del Out[max(Out)]", "777", END)
     assert kernel.value("(_, __)") == (333, 222)
 
 
 def test_status_and_report_show_values_to_be_restored(notebook: Kernel) -> None:
-    ok(notebook, "import numpy as np\nbig = np.ones(4 << 20)", START, "big = 1")
-    (text,) = ok(notebook, "%experiment status").reports("note")
+    run_quietly(
+        notebook,
+        """
+        import numpy as np
+        big = np.ones(4 << 20)
+        """,
+        START,
+        "big = 1",
+    )
+    (text,) = run_quietly(notebook, "%experiment status").reports("note")
     assert "restored at the end: big 32 MiB" in text
     assert "names: big" in text
-    (text,) = ok(notebook, END).reports("experiment")
+    (text,) = run_quietly(notebook, END).reports("experiment")
     assert "(big) took 32 MiB while the experiment ran" in text
     assert notebook.value("big.size") == 4 << 20
 
 
 def test_the_earlier_object_of_a_kept_name_is_not_restored(notebook: Kernel) -> None:
-    ok(notebook, "import numpy as np\nbig = np.ones(4 << 20); other = np.ones(2 << 20)")
-    ok(notebook, f"{START} --keep big", "big = 1; other = 2")
-    (text,) = ok(notebook, "%experiment status").reports("note")
+    run_quietly(
+        notebook,
+        """
+        import numpy as np
+        big = np.ones(4 << 20); other = np.ones(2 << 20)
+        """,
+    )
+    run_quietly(notebook, f"{START} --keep big", "big = 1; other = 2")
+    (text,) = run_quietly(notebook, "%experiment status").reports("note")
     assert "restored at the end: other 16 MiB" in text
     assert "kept names, whose earlier objects stay until the end: big 32 MiB" in text
-    (text,) = ok(notebook, END).reports("experiment")
+    (text,) = run_quietly(notebook, END).reports("experiment")
     assert "the restored objects (other) took 16 MiB while the experiment ran" in text
     assert "the earlier objects of kept names (big) took 32 MiB until the experiment's end" in text
     assert notebook.value("(big, other.size)") == (1, 2 << 20)
 
 
 def test_a_name_that_keeps_its_object_is_not_restored(notebook: Kernel) -> None:
-    ok(notebook, "import numpy as np\nlog = []", START, "log += [np.ones(4 << 20)]")
-    (text,) = ok(notebook, "%experiment status").reports("note")
+    run_quietly(
+        notebook,
+        """
+        import numpy as np
+        log = []
+        """,
+        START,
+        "log += [np.ones(4 << 20)]",
+    )
+    (text,) = run_quietly(notebook, "%experiment status").reports("note")
     assert "restored" not in text
-    (text,) = ok(notebook, END).reports("experiment")
+    (text,) = run_quietly(notebook, END).reports("experiment")
     assert "del log[0]" in text
     assert "while the experiment ran" not in text
 
 
 def test_errors_end_an_experiment_cell_but_no_open_scope(notebook: Kernel) -> None:
-    ok(notebook, ANNOUNCE + "old = 1", START, "x = 1")
+    run_quietly(notebook, ANNOUNCE + "old = 1", START, "x = 1")
     odd = "raise type('E', (Exception,), {'__str__': lambda s: 1/0})()"
     errors = {
         "z = = 3": "SyntaxError",
@@ -621,26 +683,27 @@ def test_errors_end_an_experiment_cell_but_no_open_scope(notebook: Kernel) -> No
     }
     for body, error in errors.items():
         for head in ("", "%%experiment inner\n"):
-            reply = fails(notebook, f"{head}old = 2\ny = 2\n{body}", error)
+            reply = run_failing(notebook, f"{head}old = 2\ny = 2\n{body}", error)
             assert "/ipygpumem/" not in reply.traceback
-            assert open_now(notebook) == ["a"]
+            assert open_experiments(notebook) == ["a"]
     assert (
         run(notebook, "z = 3\nannounce()", interrupt_when="waits here").error == "KeyboardInterrupt"
     )
-    fails(
+    run_failing(
         notebook,
-        """\
-%%experiment inner
-x = 2
-inner = 3
-1 / 0""",
+        """
+        %%experiment inner
+        x = 2
+        inner = 3
+        1 / 0
+        """,
         "ZeroDivisionError",
     )
-    assert open_now(notebook) == ["a"]
+    assert open_experiments(notebook) == ["a"]
     assert notebook.value("(x, y, z, old, 'inner' in globals())") == (1, 2, 3, 2, False)
-    ok(notebook, END)
+    run_quietly(notebook, END)
     assert notebook.value("old") == 1
-    assert exist(notebook, "x", "y", "z") == []
+    assert existing_names(notebook, "x", "y", "z") == []
 
 
 def test_the_users_input_transformers_see_the_original_code(notebook: Kernel) -> None:
@@ -649,18 +712,29 @@ class Sees(ast.NodeTransformer):
     def visit(self, node):
         seen.append(ast.unparse(node))
 """
-    ok(
+    run_quietly(
         notebook,
         f"import ast\nseen, x = [], 1\n{sees}        return node\nfound = "
         f"get_ipython().ast_transformers",
     )
-    ok(notebook, "found.append(Sees())", START, "x = int(2)\ndel x")
-    assert notebook.value("seen[-1]") == "x = int(2)\ndel x"
-    ok(
+    run_quietly(
         notebook,
-        "class Fails(ast.NodeTransformer):\n    def visit(self, node): raise ValueError('no')",
+        "found.append(Sees())",
+        START,
+        """
+        x = int(2)
+        del x
+        """,
     )
-    ok(notebook, "found[-1] = Fails()", "1", "x = 2", END)
+    assert notebook.value("seen[-1]") == "x = int(2)\ndel x"
+    run_quietly(
+        notebook,
+        """
+        class Fails(ast.NodeTransformer):
+            def visit(self, node): raise ValueError('no')
+        """,
+    )
+    run_quietly(notebook, "found[-1] = Fails()", "1", "x = 2", END)
     assert notebook.value("x") == 1
 
 
@@ -668,8 +742,8 @@ def test_a_traceback_is_the_same_with_and_without_the_extension(
     kernel: Kernel, bare_kernel: Kernel
 ) -> None:
     define = "def f(n):\n    return 1 / n\nx = 1"
-    ok(kernel, define, START)
-    ok(bare_kernel, "1", define, "2")  # as many cells
+    run_quietly(kernel, define, START)
+    run_quietly(bare_kernel, "1", define, "2")  # as many cells
     for body in (
         "x = f(0)",
         "x = y = 1 + f(0)",
@@ -678,8 +752,8 @@ def test_a_traceback_is_the_same_with_and_without_the_extension(
         "a, x = 5",
     ):
         error = "TypeError" if "5" in body else "ZeroDivisionError"
-        ours = fails(kernel, f"y = 1\n{body}", error)
-        bare = fails(bare_kernel, f"y = 1\n{body}", error)
+        ours = run_failing(kernel, f"y = 1\n{body}", error)
+        bare = run_failing(bare_kernel, f"y = 1\n{body}", error)
         # IPython 7 names a cell after the kernel's process.
         shown = [re.sub(r"kernel_\d+", "", reply.traceback) for reply in (ours, bare)]
         # Without columns in tracebacks, IPython 8 highlights no expression in our code.
@@ -691,49 +765,60 @@ def test_a_traceback_is_the_same_with_and_without_the_extension(
 def test_cells_that_load_or_unload_the_extension_go_on(bare_kernel: Kernel) -> None:
     nested = "get_ipython().run_cell({!r})"
     for load in ("%load_ext ipygpumem", "%reload_ext ipygpumem"):
-        ok(bare_kernel, "x = 1", f"{load}\n{nested.format(START)}\n{nested.format('x = 5')}", END)
+        run_quietly(
+            bare_kernel, "x = 1", f"{load}\n{nested.format(START)}\n{nested.format('x = 5')}", END
+        )
         assert bare_kernel.value("x") == 1
-    ok(bare_kernel, START)
+    run_quietly(bare_kernel, START)
     assert (
-        bare_kernel.run("""\
-%unload_ext ipygpumem
-x = int(2)
-x
-""").result
+        bare_kernel.run("""
+        %unload_ext ipygpumem
+        x = int(2)
+        x
+        """).result
         == "2"
     )
     assert bare_kernel.run("(x, '__ipygpumem_names__' in dir(__builtins__))").result == "(2, False)"
 
 
 def test_a_deletion_in_a_try_that_is_taken_back_is_none(notebook: Kernel) -> None:
-    ok(notebook, "x = saved = object()", START)
-    fails(
+    run_quietly(notebook, "x = saved = object()", START)
+    run_failing(
         notebook,
-        """\
-%%autofit n=2
-del x
-x = 1
-raise MemoryError""",
+        """
+        %%autofit n=2
+        del x
+        x = 1
+        raise MemoryError
+        """,
         None,
     )
     assert notebook.value("x is saved") is True
-    ok(notebook, END)
+    run_quietly(notebook, END)
     assert notebook.value("x is saved") is True
-    ok(
+    run_quietly(
         notebook,
         START,
-        """\
-%%autofit n=2
-del x
-x = n
-if n > 1: raise MemoryError""",
+        """
+        %%autofit n=2
+        del x
+        x = n
+        if n > 1: raise MemoryError
+        """,
         END,
     )
-    assert exist(notebook, "x") == []
+    assert existing_names(notebook, "x") == []
 
 
 def test_timed_code_is_not_made_slower(notebook: Kernel) -> None:
-    ok(notebook, "x = 1\nnames = []", START)
+    run_quietly(
+        notebook,
+        """
+        x = 1
+        names = []
+        """,
+        START,
+    )
     timed = "%timeit -n1 -r1 names.append(__import__('sys')._getframe().f_code.co_names); x = 2"
-    ok(notebook, timed, END, timed)
+    run_quietly(notebook, timed, END, timed)
     assert notebook.value("(names[0] == names[1], x)") == (True, 1)

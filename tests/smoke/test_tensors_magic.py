@@ -3,13 +3,13 @@
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import fails, needs, ok
+from tests.steps import needs, run_failing, run_quietly
 
 pytest.importorskip("numpy")
 
 
 def report(kernel: Kernel, line: str) -> str:
-    (text,) = ok(kernel, line).reports("tensors")
+    (text,) = run_quietly(kernel, line).reports("tensors")
     return text
 
 
@@ -18,7 +18,7 @@ def row(text: str, name: str) -> str:
 
 
 def test_arrays_are_listed_with_the_cell_that_made_them(notebook: Kernel) -> None:
-    ok(
+    run_quietly(
         notebook,
         "import numpy as np",
         "big = np.zeros((512, 1024)); view = big[3:]",
@@ -38,14 +38,21 @@ def test_arrays_are_listed_with_the_cell_that_made_them(notebook: Kernel) -> Non
     "magic", ["%%time\n", "%%capture\n", "%%capture\n%%time\n", "%time ", "%%prun -q\n"]
 )
 def test_an_array_made_inside_a_magic_has_the_cell_too(notebook: Kernel, magic: str) -> None:
-    ok(notebook, "import numpy as np\ninner = np.ones(3)", magic + "inner = np.zeros(1 << 17)")
+    run_quietly(
+        notebook,
+        """
+        import numpy as np
+        inner = np.ones(3)
+        """,
+        magic + "inner = np.zeros(1 << 17)",
+    )
     cell = notebook.value("get_ipython().execution_count") - 1
     assert row(report(notebook, "%gpumem tensors inner"), "inner").split()[-1] == str(cell)
 
 
 def test_frames_and_series_have_their_names(notebook: Kernel) -> None:
     needs("pandas")
-    ok(
+    run_quietly(
         notebook,
         "import numpy as np, pandas as pd",
         "frame = pd.DataFrame({'a': np.zeros(1 << 17), 'b': pd.Categorical(['x'] * (1 << 17))})",
@@ -69,7 +76,7 @@ def test_frames_and_series_have_their_names(notebook: Kernel) -> None:
 
 
 def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
-    ok(
+    run_quietly(
         notebook,
         """
         import numpy as np
@@ -90,36 +97,48 @@ def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
     )
     assert (
         "there is no cuda:99 here"
-        in fails(notebook, "%gpumem tensors x --device cuda:99", None).stderr
+        in run_failing(notebook, "%gpumem tensors x --device cuda:99", None).stderr
     )
-    assert fails(notebook, "%gpumem tensors --device RAMM", None).stderr.startswith(
+    assert run_failing(notebook, "%gpumem tensors --device RAMM", None).stderr.startswith(
         "UsageError: 'RAMM' is not a device"
     )
 
 
 def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -> None:
-    ok(
+    run_quietly(
         notebook,
-        "import numpy as np, ipygpumem\nold = np.ones(1 << 17)",
+        """
+        import numpy as np, ipygpumem
+        old = np.ones(1 << 17)
+        """,
         "first = ipygpumem.tensors()",
     )
-    ok(
+    run_quietly(
         notebook,
-        "del old\nnew = np.ones(1 << 18)",
-        "second = ipygpumem.tensors()\nd = ipygpumem.diff(first, second)",
+        """
+        del old
+        new = np.ones(1 << 18)
+        """,
+        """
+        second = ipygpumem.tensors()
+        d = ipygpumem.diff(first, second)
+        """,
     )
     assert "('new', 2097152)" in notebook.value("str([(r.name, r.size_bytes) for r in d.added])")
     assert "('old', 1048576)" in notebook.value("str([(r.name, r.size_bytes) for r in d.removed])")
     count = notebook.value("get_ipython().execution_count") - 1
     assert notebook.value("(d.before, d.after)") == (f"cell {count - 2}", f"cell {count}")
-    assert "\n  added: 1\n   size   name " in (ok(notebook, "d").result or "")
-    assert ok(notebook, "[d]").result == f"[{notebook.value('str(d)')}]"
+    assert "\n  added: 1\n   size   name " in (run_quietly(notebook, "d").result or "")
+    assert run_quietly(notebook, "[d]").result == f"[{notebook.value('str(d)')}]"
 
 
 def test_the_tensors_magic_works_without_the_extension(bare_kernel: Kernel) -> None:
-    ok(
+    run_quietly(
         bare_kernel,
-        "import numpy as np, ipygpumem\nx = np.ones(1 << 17)",
+        """
+        import numpy as np, ipygpumem
+        x = np.ones(1 << 17)
+        """,
         "found = ipygpumem.tensors('x')",
     )
     assert bare_kernel.value("[(r.name, r.size_bytes, r.cell) for r in found.tensors]") == [

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.live.garbage import young_generations
-from tests.steps import fails, ok
+from tests.steps import experiment, run_failing, run_quietly
 
 pytestmark = pytest.mark.skipif(
     young_generations() != (0, 1), reason="this Python has other generations"
@@ -35,7 +35,7 @@ gc.set_threshold(100_000, 1000, 1000)  # no collection of Python's own makes you
 
 @pytest.fixture
 def counting(notebook: Kernel) -> Kernel:
-    ok(notebook, SETUP)
+    run_quietly(notebook, SETUP)
     return notebook
 
 
@@ -46,7 +46,7 @@ def left_and_full(kernel: Kernel) -> tuple[list[str], bool]:
 
 
 def test_the_first_recovery_frees_older_garbage_too(counting: Kernel) -> None:
-    ok(
+    run_quietly(
         counting,
         """
         def fail(name):
@@ -54,28 +54,30 @@ def test_the_first_recovery_frees_older_garbage_too(counting: Kernel) -> None:
             raise MemoryError(name)
         """,
     )
-    ok(counting, "old = node('old')", "pass", "del old")
-    fails(counting, "fail('first')", "MemoryError")
+    run_quietly(counting, "old = node('old')", "pass", "del old")
+    run_failing(counting, "fail('first')", "MemoryError")
     assert left_and_full(counting) == ([], True)
-    ok(counting, "full.clear()")
-    fails(counting, "fail('second')", "MemoryError")
+    run_quietly(counting, "full.clear()")
+    run_failing(counting, "fail('second')", "MemoryError")
     assert left_and_full(counting) == ([], True)  # a cell has been fine between them
-    fails(counting, "full.clear(); fail('third')", "MemoryError")
+    run_failing(counting, "full.clear(); fail('third')", "MemoryError")
     assert left_and_full(counting) == ([], False)
 
 
 def test_a_recovery_frees_objects_older_than_an_inner_experiment(counting: Kernel) -> None:
     # Seen: the experiment made "n" old, and the recovery looked only at what was made after that.
     inside = "with ipygpumem.experiment('inside', report='none'): pass"
-    ok(counting, f"def fail(name):\n    n = node(name)\n    {inside}\n    raise MemoryError(name)")
-    fails(counting, "raise MemoryError", "MemoryError")
-    fails(counting, "fail('n')", "MemoryError")
+    run_quietly(
+        counting, f"def fail(name):\n    n = node(name)\n    {inside}\n    raise MemoryError(name)"
+    )
+    run_failing(counting, "raise MemoryError", "MemoryError")
+    run_failing(counting, "fail('n')", "MemoryError")
     assert left_and_full(counting)[0] == []
 
 
 def test_a_recovery_searches_everything_when_an_old_holder_dies(counting: Kernel) -> None:
     # Seen: a trainer in no cycle died at once, and nobody looked for its model, which was in one.
-    ok(
+    run_quietly(
         counting,
         """
         class Trainer:
@@ -83,25 +85,27 @@ def test_a_recovery_searches_everything_when_an_old_holder_dies(counting: Kernel
         trainer = None
         """,
     )
-    fails(counting, "trainer = Trainer('first'); raise MemoryError", "MemoryError")
-    fails(counting, "trainer = Trainer('second'); raise MemoryError", "MemoryError")
+    run_failing(counting, "trainer = Trainer('first'); raise MemoryError", "MemoryError")
+    run_failing(counting, "trainer = Trainer('second'); raise MemoryError", "MemoryError")
     assert left_and_full(counting)[0] == ["second"]
 
 
 def test_nothing_is_collected_if_the_user_disabled_collection(counting: Kernel) -> None:
-    ok(counting, "%config IPyGpuMem.collect_garbage = False", "node('n');")
+    run_quietly(counting, "%config IPyGpuMem.collect_garbage = False", "node('n');")
     assert counting.value("left()") == ["n"]
-    ok(counting, "%config IPyGpuMem.collect_garbage = True", "pass", "gc.disable()", "node('m');")
+    run_quietly(
+        counting, "%config IPyGpuMem.collect_garbage = True", "pass", "gc.disable()", "node('m');"
+    )
     assert "m" in counting.value("left()")
-    ok(counting, "gc.enable()")
+    run_quietly(counting, "gc.enable()")
 
 
 def test_objects_referenced_by_an_older_array_are_searched(counting: Kernel) -> None:
     # Seen: the collector does not look into arrays, and so nobody had noticed that it was there.
     pytest.importorskip("numpy")
-    ok(
+    run_quietly(
         counting,
         "import numpy; array = numpy.array([node('old')], dtype=object)",
-        "%%experiment a\ndel array",
+        experiment("del array", name="a"),
     )
     assert left_and_full(counting) == ([], True)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.alone import estimates_of_code_alone
-from tests.steps import HIDE_LIBRARIES, tidied_kernel, works
+from tests.steps import HIDE_LIBRARIES, run_cells, tidied_kernel
 
 SETUP = """
 import gc, sys, weakref
@@ -34,7 +34,7 @@ def small_heap(notebook: Kernel) -> None:
 
     Not for tests of freeing, and some tests of each kind look at everything.
     """
-    works(notebook, "import pandas" + HIDE_LIBRARIES)
+    run_cells(notebook, "import pandas" + HIDE_LIBRARIES)
 
 
 @pytest.fixture

@@ -38,11 +38,12 @@ from torch.utils import _python_dispatch
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import object_states, rollback, storages
-from ipygpumem.estimating.fake_copies import FakeCopies
+from ipygpumem.estimating.isolation import object_states, rollback
+from ipygpumem.estimating.isolation.fake_copies import FakeCopies
 from ipygpumem.estimating.limits import Limits
+from ipygpumem.estimating.memory import storages
 from tests.alone import alone, printed
-from tests.steps import fails, kernel_with, ok, plain, works
+from tests.steps import kernel_with, plain, run_cells, run_failing, run_quietly
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 PARTS_THAT_KNOW_MODULES = [
@@ -160,7 +161,7 @@ shared = kernel_with("%load_ext ipygpumem")
 def estimating(shared: Kernel) -> Kernel:
     """The kernel of this module with these names alone."""
     imports = "import os, sys, time, signal, torch, ipygpumem"
-    works(shared, "%reset -f", f"{imports}\nx = torch.ones(4, 4)")
+    run_cells(shared, "%reset -f", f"{imports}\nx = torch.ones(4, 4)")
     return shared
 
 
@@ -176,11 +177,14 @@ model.eval(), torch.manual_seed(7)
 
 
 def test_a_cell_is_estimated_and_leaves_nothing(estimating: Kernel) -> None:
-    works(
+    run_cells(
         estimating,
-        "model = torch.nn.Linear(4, 4)\noptimizer = torch.optim.Adam(model.parameters())",
+        """
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.Adam(model.parameters())
+        """,
     )
-    works(estimating, "losses, scale = [], 2")
+    run_cells(estimating, "losses, scale = [], 2")
     tensors = "[t.tolist() for t in (x, torch.get_rng_state(), *model.parameters())]"
     before = estimating.value(tensors)
     reply = estimating.run(CELL)
@@ -253,41 +257,63 @@ z = torch.unique(x)
 
 
 def test_a_line_selects_the_share_that_the_user_assumes(estimating: Kernel) -> None:
-    (all_of_it,) = ok(estimating, f"%%estimate{SELECTS}").reports("estimate")
+    (all_of_it,) = run_quietly(estimating, f"%%estimate{SELECTS}").reports("estimate")
     assert " at most " in all_of_it
     cell = f"%%estimate --assume 3=0.25 4=10% 5=0{SELECTS}"
-    (report,) = ok(estimating, cell).reports("estimate")
+    (report,) = run_quietly(estimating, cell).reports("estimate")
     assert " at most " not in report
     assert (
         "+23.2 MiB   still allocated at the end" in report
     )  # x, a quarter of it, and 10 % positions
     assert "assumed to select 0.25 of all that it can: line 3: y = x[x > 0]" in report
-    (report,) = ok(estimating, f"%%estimate --assume 3=0.25{SELECTS}").reports("estimate")
+    (report,) = run_quietly(estimating, f"%%estimate --assume 3=0.25{SELECTS}").reports("estimate")
     assert " at most " in report
     assert "line 4: rows" in report.rpartition("these lines are assumed")[2]
 
 
 def test_lines_of_earlier_cells_are_named_with_their_cell(estimating: Kernel) -> None:
-    ok(estimating, "def selected(x):\n    return x[x > 0]", "import os")
+    run_quietly(
+        estimating,
+        """
+        def selected(x):
+            return x[x > 0]
+        """,
+        "import os",
+    )
     number = estimating.value("len(In) - 2")
     cell = "\nx = torch.randn(1 << 22)\ny = selected(x)"
-    (report,) = ok(estimating, f"%%estimate --assume 2=0.25{cell}").reports("estimate")
+    (report,) = run_quietly(estimating, f"%%estimate --assume 2=0.25{cell}").reports("estimate")
     assert f"cell {number}, line 2: return x[x > 0]" in report
     assert " at most " in report
     assert "the share of line 2 is not used: it selects nothing by values" in report
-    (report,) = ok(estimating, f"%%estimate --assume {number}:2=0.25{cell}").reports("estimate")
+    (report,) = run_quietly(estimating, f"%%estimate --assume {number}:2=0.25{cell}").reports(
+        "estimate"
+    )
     assert f"assumed to select 0.25 of all that it can: cell {number}, line 2" in report
     assert " at most " not in report
 
 
 def test_an_assumption_about_another_line_is_said_to_be_unused(estimating: Kernel) -> None:
-    (report,) = ok(estimating, "%%estimate --assume 2=0.5\nx = torch.ones(4)").reports("estimate")
+    (report,) = run_quietly(
+        estimating,
+        """
+        %%estimate --assume 2=0.5
+        x = torch.ones(4)
+        """,
+    ).reports("estimate")
     assert "the share of line 2 is not used: it selects nothing by values" in report
 
 
 @pytest.mark.parametrize("text", ["3", "3=2", "3=150%", "0=0.5", "3=", "x=0.5", "3=-1", "3=1/2"])
 def test_a_wrong_assumption_is_one_line(estimating: Kernel, text: str) -> None:
-    error = fails(estimating, f"%%estimate --assume {text}\nx = torch.ones(4)", None).stderr
+    error = run_failing(
+        estimating,
+        f"""
+        %%estimate --assume {text}
+        x = torch.ones(4)
+        """,
+        None,
+    ).stderr
     assert f"the assumption '{text}' is not LINE=FRACTION, such as 5=0.25" in error
 
 
@@ -306,16 +332,18 @@ def test_estimates_find_the_largest_batch_for_an_absent_card(estimating: Kernel)
         with torch.no_grad():
             y = layer(torch.zeros(n << 12, 8192))"""
     )
-    reply = works(estimating, cell.format(4, "--device-memory 1600MiB") + code)
+    reply = run_cells(estimating, cell.format(4, "--device-memory 1600MiB") + code)
     assert estimating.value("n, 'layer' in globals()") == (2, False)
     shown, fitted = reply.reports("estimate") + reply.reports("autofit")
     assert "fits: needs" in shown
     assert "n=2 fits" in fitted
-    works(estimating, f"def step(n):\n    {code.replace(chr(10), chr(10) + '    ')}")
+    run_cells(estimating, f"def step(n):\n    {code.replace(chr(10), chr(10) + '    ')}")
     call = "ipygpumem.autofit(lambda n: ipygpumem.estimate(step, n, {}), n=4).value"
     assert estimating.value(call.format("device='cuda', device_memory='1600MiB'")) == 2
     assert (
-        works(estimating, "%%autofit n=2\nipygpumem.estimate(step, n, device_memory='1TiB')").result
+        run_cells(
+            estimating, "%%autofit n=2\nipygpumem.estimate(step, n, device_memory='1TiB')"
+        ).result
         is not None
     )
     reply = estimating.run(cell.format(2, "--device-memory 400MiB") + code)
@@ -332,7 +360,7 @@ def test_estimates_find_the_largest_batch_for_an_absent_card(estimating: Kernel)
 def users(estimating: Kernel, tmp_path: Path) -> Kernel:
     """A kernel with a fresh module of the user's that holds model, optimizer, lists and caches."""
     (tmp_path / "usersmodule.py").write_text(MODULE)
-    works(estimating, "%reset -f", SETUP.format(path=str(tmp_path)))
+    run_cells(estimating, "%reset -f", SETUP.format(path=str(tmp_path)))
     return estimating
 
 
@@ -356,7 +384,7 @@ def test_nothing_of_a_users_module_is_changed(users: Kernel, cell: str, error: s
     """Model, optimizer, class attributes, caches, lists and generators of a module are as they
     were.
     """
-    works(users, FAKES)
+    run_cells(users, FAKES)
     reply = users.run(cell)
     assert reply.error == error, reply.traceback
     assert "ipygpumem" not in reply.traceback
@@ -380,9 +408,12 @@ state = lambda: (Table.cache, hasattr(Table, "extra"), plain.tolist(), closed.se
 
 
 def test_code_in_texts_finds_the_notebooks_names(estimating: Kernel) -> None:
-    works(
+    run_cells(
         estimating,
-        "import torch, ipygpumem\nfirst, second, third = torch.ones(3), torch.ones(5), 7",
+        """
+        import torch, ipygpumem
+        first, second, third = torch.ones(3), torch.ones(5), 7
+        """,
     )
     texts = (
         "eval('first.sum() + third'), exec('global fourth; fourth = second * third'), "
@@ -390,7 +421,7 @@ def test_code_in_texts_finds_the_notebooks_names(estimating: Kernel) -> None:
     )
     check = "assert eval('own + third') == 10 and globals().get('first').shape"
     step = f"def step():\n    {texts}')\n    own = 3\n    {check}"
-    works(
+    run_cells(
         estimating,
         f"{step}\nassert ipygpumem.estimate(step).peak_bytes\nassert 'fourth' not in globals()",
     )
@@ -400,7 +431,7 @@ def test_objects_shared_with_an_estimate_are_restored(users: Kernel) -> None:
     """Class attributes, NumPy's arrays, objects that have no copy; a class of the cell has the
     notebook's module.
     """
-    works(users, NOTEBOOK)
+    run_cells(users, NOTEBOOK)
     before = users.value("state()")
     cell = """\
 Table()(x)
@@ -587,9 +618,9 @@ def scaled(x, scale=torch.tensor(2)):
     )
     (tmp_path / "imported_part.py").write_text("from torch import Tensor\nitem = Tensor.tolist\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("ipygpumem.estimating.patches.is_users", lambda file: False)
+    monkeypatch.setattr("ipygpumem.estimating.isolation.patches.is_users", lambda file: False)
     for name in ("rollback", "object_states"):
-        module = f"ipygpumem.estimating.{name}"
+        module = f"ipygpumem.estimating.isolation.{name}"
         monkeypatch.setattr(f"{module}.is_users_module", lambda module: False)
 
     def step() -> None:
@@ -617,7 +648,7 @@ def test_holders_of_fake_tensors_and_too_large_arrays_are_named(
     monkeypatch.setattr(textwrap, "kept", {}, raising=False)
     estimate = ipygpumem.estimate(lambda: textwrap.kept.update(mask=torch.ones(3)))  # type: ignore[attr-defined]
     assert any("textwrap.kept" in note or "dict" in note for note in estimate.notes), estimate.notes
-    monkeypatch.setattr(object_states, "_LARGEST_ARRAY", 1000)
+    monkeypatch.setattr(object_states, "_LARGEST_ARRAY_BYTES", 1000)
     large = np.zeros(1000)
     assert any(
         "numpy" in note or "ndarray of 7.8 KiB" in note
@@ -740,14 +771,14 @@ def test_an_error_is_not_hidden_by_a_half_made_fake_tensor() -> None:
 
 
 def test_an_error_is_shown_with_the_users_lines_alone(estimating: Kernel) -> None:
-    works(
+    run_cells(
         estimating,
-        """\
-# two
-# lines
-def deeper(x):
-    return x @ x[:, :3].T
-""",
+        """
+        # two
+        # lines
+        def deeper(x):
+            return x @ x[:, :3].T
+        """,
     )
     reply = estimating.run("""\
 %%estimate
@@ -775,10 +806,10 @@ while True:
 """)
     assert reply.stderr.startswith("UsageError: the estimate was stopped after 2 s in line ")
     assert "line 3" in reply.stderr or "line 4" in reply.stderr
-    works(estimating, "import time")
+    run_cells(estimating, "import time")
     slow = estimating.run("%%estimate --timeout 2\ntime.sleep(1000)\n")
     assert "line 2: time.sleep(1000)" in slow.stderr
-    works(estimating, "import queue; q = queue.Queue(); q.put(1)")
+    run_cells(estimating, "import queue; q = queue.Queue(); q.put(1)")
     assert "never return: q.join" in estimating.run("%%estimate --timeout 2\nq.join()").stderr
     caught = "try:\n    while True: x * 2\nexcept BaseException: pass"
     assert "while True: x * 2" in estimating.run(f"%%estimate --timeout 2\n{caught}").stderr

@@ -26,7 +26,7 @@ from ipygpumem.estimating import user_line
 from ipygpumem.estimating.effects import effects_of
 from ipygpumem.estimating.records import Estimate
 from tests.alone import alone
-from tests.steps import works
+from tests.steps import run_cells
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 
@@ -350,7 +350,7 @@ return float(loss.item() + sum(x[0].tolist()))"""
 def test_an_endless_loop_on_values_is_refused_by_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ipygpumem.estimating.guesses._MOST_GUESSES", 100)
+    monkeypatch.setattr("ipygpumem.estimating.operators.guesses._MOST_GUESSES_OF_LINE", 100)
     body = "done = torch.zeros(4, dtype=torch.bool)\nwhile not done.all():\n    done = done | (torch.rand(4) > 0.5)"  # noqa: E501
     with pytest.raises(EstimateError, match=r"users_code.py, line 15: while not done.all\(\):"):
         estimated(body, tmp_path)
@@ -693,11 +693,11 @@ def train(**options):
 def test_a_trainer_that_saves_its_model_is_refused_with_advice(
     bare_kernel: Kernel, tmp_path: Path
 ) -> None:
-    works(bare_kernel, SAVING_TRAINER)
+    run_cells(bare_kernel, SAVING_TRAINER)
     reply = bare_kernel.run(f"ipygpumem.estimate(train, output_dir={str(tmp_path)!r})")
     assert "data_ptr in line" in reply.message
     assert reply.message.endswith("save_strategy='no' for a Trainer")
-    works(
+    run_cells(
         bare_kernel, f"ipygpumem.estimate(train, output_dir={str(tmp_path)!r}, save_strategy='no')"
     )
 

@@ -32,7 +32,10 @@ def test_tensorboard_has_the_peak_of_every_cell(
     accumulator: Any, shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shell.run_cell("%load_ext ipygpumem\nimport ipygpumem")
+    shell.run_cell("""
+    %load_ext ipygpumem
+    import ipygpumem
+    """)
     assert shell.run_cell(recipe("TensorBoard")).success
     peaks = []
     for number in range(3):
@@ -65,7 +68,10 @@ def test_other_recipes_run_against_a_stand_in(
 ) -> None:
     logger = FakeLogger()
     monkeypatch.setitem(sys.modules, module, logger)
-    shell.run_cell("%load_ext ipygpumem\nimport ipygpumem")
+    shell.run_cell("""
+    %load_ext ipygpumem
+    import ipygpumem
+    """)
     assert shell.run_cell(recipe(title)).success
     assert shell.run_cell("x = 1").success
     shell.run_cell("stop()")

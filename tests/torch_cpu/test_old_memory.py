@@ -5,7 +5,8 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import works
+from tests.kernel_records import survivors
+from tests.steps import experiment, run_cells
 
 pytestmark = pytest.mark.usefixtures("small_heap")
 
@@ -37,7 +38,6 @@ cache = []
 """
 
 
-SURVIVORS = "[(h.holder.path, h.holder.advice) for h in ipygpumem.experiments()[-1].survivors]"
 AROUND = """
 sgd = torch.optim.SGD(outer.parameters()); schedule = torch.optim.lr_scheduler.StepLR(sgd, 1)
 adam = torch.optim.Adam(outer.parameters()); outer(torch.ones(2, 512)).sum().backward(); adam.step(); adam.zero_grad()
@@ -57,46 +57,47 @@ same = sparse; values = sparse.coalesce().values()
 
 
 def test_objects_from_before_the_scope_are_no_leak(notebook: Kernel) -> None:
-    (report,) = works(notebook, BEFORE, f"%%experiment a\n{AROUND}").reports("experiment")
+    (report,) = run_cells(notebook, BEFORE, experiment(AROUND, name="a")).reports("experiment")
     assert "still alive" not in report
     assert notebook.value("ipygpumem.experiments()[-1].survivors") == ()
 
 
 def test_a_gradient_made_for_an_outer_model_is_freed_by_its_line(notebook: Kernel) -> None:
-    works(notebook, "outer = nn.Linear(1024, 1024)")
-    (report,) = works(
-        notebook, "%%experiment a\nouter(torch.ones(2, 1024)).sum().backward()"
+    run_cells(notebook, "outer = nn.Linear(1024, 1024)")
+    (report,) = run_cells(
+        notebook, experiment("outer(torch.ones(2, 1024)).sum().backward()", name="a")
     ).survivors()
     (line,) = [line for line in report.splitlines() if "held by" in line]
     assert line.endswith(
         "held by notebook variable outer.weight.grad · to free it: outer.zero_grad()"
     )
-    works(notebook, "outer.zero_grad()")
-    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    run_cells(notebook, "outer.zero_grad()")
+    assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
 def test_leaks_has_the_gradients_of_the_report(notebook: Kernel) -> None:
-    works(notebook, "outer = nn.Linear(1024, 1024)")
-    works(notebook, "%%experiment a\nouter(torch.ones(2, 1024)).sum().backward()")
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(notebook, "outer = nn.Linear(1024, 1024)")
+    run_cells(notebook, experiment("outer(torch.ones(2, 1024)).sum().backward()", name="a"))
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert leaks.startswith("1 leak")
     assert "held by notebook variable outer.weight.grad" in leaks
     assert leaks.endswith("to free it: outer.zero_grad()")
 
 
 def test_a_sparse_gradient_of_an_older_model_is_named(notebook: Kernel) -> None:
-    works(notebook, "outer = nn.Sequential(nn.Embedding(100_000, 16, sparse=True))")
-    works(notebook, "%%experiment a\nouter(torch.arange(100_000)).sum().backward()")
+    run_cells(notebook, "outer = nn.Sequential(nn.Embedding(100_000, 16, sparse=True))")
+    run_cells(notebook, experiment("outer(torch.arange(100_000)).sum().backward()", name="a"))
     path = "notebook variable outer[0].weight.grad"
-    assert notebook.value(SURVIVORS) == [(path, "outer.zero_grad()")]
-    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    (row,) = survivors(notebook)
+    assert (row.path, row.line) == (path, "outer.zero_grad()")
+    (leaks,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert path in leaks
-    works(notebook, "outer.zero_grad()")
-    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    run_cells(notebook, "outer.zero_grad()")
+    assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
 def test_a_sparse_tensor_of_older_values_is_in_no_row(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         places, values = torch.arange(100_000)[None], torch.ones(100_000, 16)
@@ -104,7 +105,7 @@ def test_a_sparse_tensor_of_older_values_is_in_no_row(notebook: Kernel) -> None:
         summed = sparse.coalesce(); outer = []
         """,
     )
-    works(
+    run_cells(
         notebook,
         """
         %%experiment a
@@ -112,49 +113,52 @@ def test_a_sparse_tensor_of_older_values_is_in_no_row(notebook: Kernel) -> None:
         outer.append(summed.detach())
         """,
     )
-    assert notebook.value(SURVIVORS) == []
-    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    assert survivors(notebook) == []
+    assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
 @pytest.mark.parametrize(
     ("makes", "line"),
     [
-        (
+        pytest.param(
             "outer = [nn.Linear(512, 1024) for _ in range(6)]",
             "for _position in range(0, 6): outer[_position].zero_grad(); del _position",
+            id="a list",
         ),
-        (
+        pytest.param(
             "outer = {3 * n: nn.Linear(512, 1024) for n in range(5)}",
             "for _position in 0, 3, 6, 9, 12: outer[_position].zero_grad(); del _position",
+            id="a dict",
         ),
-        (
+        pytest.param(
             "outer = [torch.ones(1024, 512, requires_grad=True) for _ in range(2)]",
             "outer[0].grad = None; outer[1].grad = None",
+            id="two tensors",
         ),
     ],
 )
 def test_one_line_frees_the_gradients_of_modules_in_a_container(
     notebook: Kernel, makes: str, line: str
 ) -> None:
-    works(notebook, makes)
+    run_cells(notebook, makes)
     backward = """
         %%experiment a
         for item in outer.values() if type(outer) is dict else outer:
             (item(torch.ones(2, 512)) if callable(item) else item * 2).sum().backward()
         """
-    works(notebook, backward)
-    assert {advice for _, advice in notebook.value(SURVIVORS)} == {line}
-    works(notebook, line)
+    run_cells(notebook, backward)
+    assert {row.line for row in survivors(notebook)} == {line}
+    run_cells(notebook, line)
     assert notebook.value("'_position' in globals()") is False
-    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
 def test_a_gradient_of_an_outer_tensor_is_freed_by_its_line(notebook: Kernel) -> None:
-    works(notebook, "leaf = torch.ones(1 << 20, requires_grad=True)")
-    (report,) = works(notebook, "%%experiment a\n(2 * leaf).sum().backward()").survivors()
+    run_cells(notebook, "leaf = torch.ones(1 << 20, requires_grad=True)")
+    (report,) = run_cells(notebook, experiment("(2 * leaf).sum().backward()", name="a")).survivors()
     assert "held by notebook variable leaf.grad · to free it: leaf.grad = None" in report
-    works(notebook, "leaf.grad = None")
-    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    run_cells(notebook, "leaf.grad = None")
+    assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
 NEXT_TO_OLDER = {
@@ -225,32 +229,38 @@ def number_of_gradients():
 @pytest.mark.parametrize("case", NEXT_TO_OLDER)
 def test_the_line_for_new_gradients_keeps_older_ones(notebook: Kernel, case: str) -> None:
     before, code, line = NEXT_TO_OLDER[case]
-    works(notebook, TRAIN, before, "older = number_of_gradients()")
-    works(notebook, f"%%experiment a\n{code}")
-    assert {advice for _, advice in notebook.value(SURVIVORS)} == {line}
-    works(notebook, line)
+    run_cells(notebook, TRAIN, before, "older = number_of_gradients()")
+    run_cells(notebook, experiment(code, name="a"))
+    assert {row.line for row in survivors(notebook)} == {line}
+    run_cells(notebook, line)
     assert notebook.value("number_of_gradients() == older")
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        "outer.data = torch.cat([outer.data, torch.ones(1 << 19)])",
-        "outer.set_(torch.ones(1 << 19).untyped_storage());",
-        "outer.data = torch.ones(1 << 19); view = outer[3:]",
-        "outer.resize_(1 << 19).fill_(1);",
+        pytest.param("outer.data = torch.cat([outer.data, torch.ones(1 << 19)])", id="new data"),
+        pytest.param("outer.set_(torch.ones(1 << 19).untyped_storage());", id="a new storage"),
+        pytest.param(
+            """
+            outer.data = torch.ones(1 << 19)
+            view = outer[3:]
+            """,
+            id="new data and a view",
+        ),
+        pytest.param("outer.resize_(1 << 19).fill_(1);", id="a new size"),
     ],
 )
 def test_a_line_says_that_a_tensor_is_older_than_its_memory(notebook: Kernel, code: str) -> None:
-    works(notebook, "outer = torch.ones(1000)", f"%%experiment a\n{code}")
+    run_cells(notebook, "outer = torch.ones(1000)", experiment(code, name="a"))
     line = "del outer  # also drops an older tensor, which has new memory"
-    assert [advice for _, advice in notebook.value(SURVIVORS)] == [line]
-    assert line in works(notebook, "%gpumem leaks").leaks()[0]
+    assert [row.line for row in survivors(notebook)] == [line]
+    assert line in run_cells(notebook, "%gpumem leaks").leaks()[0]
 
 
 def test_a_result_that_torch_has_saved_is_no_older_tensor(notebook: Kernel) -> None:
     """It gets its Python object when the end of the experiment looks for tensors."""
-    works(notebook, "outer = []; model = nn.Linear(512, 512)")
+    run_cells(notebook, "outer = []; model = nn.Linear(512, 512)")
     code = """
         %%experiment a
         state = torch.ones(512, 512)
@@ -258,11 +268,13 @@ def test_a_result_that_torch_has_saved_is_no_older_tensor(notebook: Kernel) -> N
             state = torch.tanh(model(state))
             outer.append(state)
         """
-    works(notebook, code)
-    lines = [advice.partition("  #") for _, advice in notebook.value(SURVIVORS)]
-    assert lines
-    assert {line for line, *_ in lines} == {"outer.clear()"}
-    assert not any("older" in comment for *_, comment in lines)
+    run_cells(notebook, code)
+    rows = survivors(notebook)
+    assert rows
+    for row in rows:
+        line, _, comment = row.line.partition("  #")
+        assert line == "outer.clear()"
+        assert "older" not in comment
 
 
 @pytest.mark.parametrize(
@@ -288,15 +300,21 @@ def test_a_result_that_torch_has_saved_is_no_older_tensor(notebook: Kernel) -> N
 def test_advice_deletes_only_objects_that_the_scope_made(
     notebook: Kernel, code: str, path: str
 ) -> None:
-    works(notebook, "leak = 1\nouter = nn.Sequential(nn.Linear(1024, 2))")
-    works(notebook, "optimizer = torch.optim.SGD(outer.parameters())")
-    works(notebook, f"%%experiment a\n{code}")
-    ((name, advice),) = notebook.value(SURVIVORS)
-    assert name in (
+    run_cells(
+        notebook,
+        """
+        leak = 1
+        outer = nn.Sequential(nn.Linear(1024, 2))
+        """,
+    )
+    run_cells(notebook, "optimizer = torch.optim.SGD(outer.parameters())")
+    run_cells(notebook, experiment(code, name="a"))
+    (row,) = survivors(notebook)
+    assert row.path in (
         f"notebook variable {path}",
         'notebook variable optimizer.param_groups[0]["params"][0]',
     )
-    assert advice in ("", "del leak", 'del list(optimizer.state.values())[0]["mean"]')
+    assert row.line in ("", "del leak", 'del list(optimizer.state.values())[0]["mean"]')
 
 
 PUT = """
@@ -323,12 +341,12 @@ HOLDERS = [
 
 
 def test_new_objects_inside_an_old_container_are_reported(notebook: Kernel) -> None:
-    works(notebook, BEFORE, f"%%experiment a\n{PUT}")
-    assert sorted(notebook.value(SURVIVORS)) == HOLDERS
+    run_cells(notebook, BEFORE, experiment(PUT, name="a"))
+    assert sorted((row.path, row.line) for row in survivors(notebook)) == HOLDERS
 
 
 def test_a_report_of_a_full_notebook_claims_only_known_facts(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         import numpy as np
@@ -336,11 +354,11 @@ def test_a_report_of_a_full_notebook_claims_only_known_facts(notebook: Kernel) -
         baseline.MOST_AT_START = 100
         """,
     )
-    works(notebook, "rows = [[np.zeros(1 << 18)]] + [[i] for i in range(200)]; cache = []")
+    run_cells(notebook, "rows = [[np.zeros(1 << 18)]] + [[i] for i in range(200)]; cache = []")
     new = "y = torch.ones(1 << 19); cache += [y, [z := np.ones(1 << 18)]]"
-    reply = works(notebook, f"%%experiment a\nx = rows[0][0]; {new}")
+    reply = run_cells(notebook, experiment(f"x = rows[0][0]; {new}", name="a"))
     (report,) = reply.survivors()
-    works(notebook, "baseline.MOST_AT_START = 50_000")
+    run_cells(notebook, "baseline.MOST_AT_START = 50_000")
     lines = sorted(
         line.partition("variable ")[2] for line in report.splitlines() if "held by" in line
     )
@@ -348,4 +366,10 @@ def test_a_report_of_a_full_notebook_claims_only_known_facts(notebook: Kernel) -
         "cache · to free it: cache.clear()",
         "rows[0][0], possibly allocated before the experiment",
     ]
-    works(notebook, "cache.clear()\n%gpumem leaks")
+    run_cells(
+        notebook,
+        """
+        cache.clear()
+        %gpumem leaks
+        """,
+    )

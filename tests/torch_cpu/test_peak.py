@@ -34,7 +34,7 @@ from ipygpumem.introspect import is_ours
 from ipygpumem.probes.malloc import trim_heap
 from ipygpumem.units import KIB, MIB, format_bytes
 from tests.alone import printed
-from tests.steps import ok, works
+from tests.steps import run_cells, run_quietly
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
@@ -749,9 +749,15 @@ def test_a_finished_block_keeps_none_of_the_codes_values() -> None:
 
 
 def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
-    works(notebook, "held = torch.ones(1 << 20)")
+    run_cells(notebook, "held = torch.ones(1 << 20)")
     for magics in ("%%peak\n", "%%experiment one\n%%peak --top 1\n", "%%time\n%%peak\n"):
-        (report,) = ok(notebook, f"{magics}more = torch.ones(1 << 21)\ndel more").reports("peak")
+        (report,) = run_quietly(
+            notebook,
+            f"""
+            {magics}more = torch.ones(1 << 21)
+            del more
+            """,
+        ).reports("peak")
         assert report.startswith("peak · RAM of tensors highest with 12")
         assert report.partition("\n")[0].endswith(", faster without %%peak")
         assert "held" in report or "--top 1" in magics
@@ -759,32 +765,45 @@ def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
     assert "did you mean --top" in notebook.run("%%peak --tops\n1").stderr
     assert "first line" in notebook.run("%peak").stderr
     assert "ends in .pickle" in notebook.run("%%peak --save x.txt\n1").stderr
-    ok(notebook, "with open('other.pkl', 'w') as file: file.write('text')")
+    run_quietly(notebook, "with open('other.pkl', 'w') as file: file.write('text')")
     assert "is not a snapshot" in notebook.run("%%peak --save other.pkl\n1").stderr
     assert "is not a folder" in notebook.run("%%peak --save no/where.pkl\n1").stderr
-    (report,) = ok(
-        notebook, "import os; os.remove('other.pkl')", "%%peak --save other.pkl\n1"
+    (report,) = run_quietly(
+        notebook,
+        "import os; os.remove('other.pkl')",
+        """
+        %%peak --save other.pkl
+        1
+        """,
     ).reports("peak")
     assert "nothing was saved" in report
 
 
 def test_a_cell_has_a_picture_if_its_tensors_change(notebook: Kernel) -> None:
-    ok(notebook, "held = torch.ones(1 << 20)")
+    run_quietly(notebook, "held = torch.ones(1 << 20)")
     pictures = []
     for code in ("x = 1", "held.add_(1)", "more = torch.ones(1 << 20)"):
-        reply = ok(notebook, f"%%peak\n{code}")
+        reply = run_quietly(notebook, f"%%peak\n{code}")
         pictures.append(sum("image/png" in display["data"] for display in reply.displays))
     assert pictures == [0, 0, 1]
 
 
 def test_a_displayed_part_keeps_the_name_of_its_variable(notebook: Kernel) -> None:
-    ok(notebook, "layers = torch.nn.ModuleList([torch.nn.Linear(512, 512) for _ in range(2)])")
-    ok(notebook, "layers[0]", "layers", "torch.ones(1 << 18)")
-    ok(notebook, "block = torch.nn.Linear(512, 512)\nblock")
+    run_quietly(
+        notebook, "layers = torch.nn.ModuleList([torch.nn.Linear(512, 512) for _ in range(2)])"
+    )
+    run_quietly(notebook, "layers[0]", "layers", "torch.ones(1 << 18)")
+    run_quietly(
+        notebook,
+        """
+        block = torch.nn.Linear(512, 512)
+        block
+        """,
+    )
     code = "more = torch.ones(1 << 10)"
-    (of_cell,) = ok(notebook, f"%%peak\n{code}").reports("peak")
-    ok(notebook, f"import ipygpumem\nwith ipygpumem.peak() as found:\n    {code}")
-    of_block = ok(notebook, "print(found)").stdout
+    (of_cell,) = run_quietly(notebook, f"%%peak\n{code}").reports("peak")
+    run_quietly(notebook, f"import ipygpumem\nwith ipygpumem.peak() as found:\n    {code}")
+    of_block = run_quietly(notebook, "print(found)").stdout
     for report in (of_cell, of_block):
         assert "layers.0" in report
         assert "layers.1" in report

@@ -6,12 +6,13 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.hostile import SOURCE
-from tests.steps import kernel_with, recovery, works
+from tests.kernel_records import survivors
+from tests.steps import experiment, kernel_with, recovery_report, run_cells
 
 
 @pytest.mark.usefixtures("small_heap")
 def test_leaks_are_objects_with_an_outside_reference(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         leaked = []
@@ -19,18 +20,19 @@ def test_leaks_are_objects_with_an_outside_reference(notebook: Kernel) -> None:
         watched.clear()
         """,
     )
-    reply = works(
+    reply = run_cells(
         notebook,
-        """\
-%%experiment a
-free = torch.ones(1 << 20)
-model = nn.Linear(1024, 1024)
-kept = same = torch.ones(512, 1024)
-box = [kept, kept[1:]]
-view = outer[10:20]
-hooks = [lambda: 0]
-wide = torch.ones(1 << 20)
-leaked.append(model); leaked.append({'x': [kept]}); leaked.append(wide[:1])""",
+        """
+        %%experiment a
+        free = torch.ones(1 << 20)
+        model = nn.Linear(1024, 1024)
+        kept = same = torch.ones(512, 1024)
+        box = [kept, kept[1:]]
+        view = outer[10:20]
+        hooks = [lambda: 0]
+        wide = torch.ones(1 << 20)
+        leaked.append(model); leaked.append({'x': [kept]}); leaked.append(wide[:1])
+        """,
     )
     survivors = notebook.value(
         "[(h.name, h.type_name, h.shape, h.dtype, h.device, h.size_bytes, h.arrays) for h in "
@@ -54,11 +56,14 @@ DRAW = (
 
 def test_our_notes_on_many_tensors_are_in_no_row(notebook: Kernel) -> None:
     """A leak was ``module ipygpumem.heap.kinds.tensors, global ENDS_OF_STORAGES[140...]``."""
-    works(
+    run_cells(
         notebook,
         "leaked = []",
-        "%%experiment a\ntensors = [torch.empty(1) for _ in range(60_000)]\n"
-        "leaked.append([str(number) * 9 for number in range(60_000)])",
+        """
+        %%experiment a
+        tensors = [torch.empty(1) for _ in range(60_000)]
+        leaked.append([str(number) * 9 for number in range(60_000)])
+        """,
     )
     rows = notebook.value(
         "[(row.holder.path, row.type_name) for row in ipygpumem.experiments()[-1].survivors]"
@@ -67,13 +72,19 @@ def test_our_notes_on_many_tensors_are_in_no_row(notebook: Kernel) -> None:
 
 
 def test_a_seeded_scope_gives_the_same_numbers_on_each_run(notebook: Kernel) -> None:
-    works(notebook, "import random, numpy as np\nnumbers = []")
+    run_cells(
+        notebook,
+        """
+        import random, numpy as np
+        numbers = []
+        """,
+    )
     for _ in range(2):
-        works(notebook, "%experiment start a --seed 7\n" + DRAW, DRAW, "%experiment end")
-        works(notebook, f"%%experiment b --seed 7\n{DRAW}")
-    works(notebook, f"with ipygpumem.experiment('c', seed=7):\n    {DRAW}")
+        run_cells(notebook, "%experiment start a --seed 7\n" + DRAW, DRAW, "%experiment end")
+        run_cells(notebook, f"%%experiment b --seed 7\n{DRAW}")
+    run_cells(notebook, f"with ipygpumem.experiment('c', seed=7):\n    {DRAW}")
     assert notebook.value("len(numbers), len(set(map(str, numbers)))") == (7, 1)
-    works(notebook, f"%%experiment b --seed 8\n{DRAW}", DRAW, DRAW)
+    run_cells(notebook, f"%%experiment b --seed 8\n{DRAW}", DRAW, DRAW)
     assert notebook.value("len(set(map(str, numbers)))") == 4
 
 
@@ -85,9 +96,9 @@ def test_a_seed_works_if_the_cell_is_first_to_import_torch() -> None:
         "2).weight.sum().item())"
     )
     with Kernel() as kernel:
-        works(kernel, "%load_ext ipygpumem")
+        run_cells(kernel, "%load_ext ipygpumem")
         assert kernel.value("__import__('sys').modules.get('torch') is None") is True
-        works(kernel, cell.format(1), cell.format(2))
+        run_cells(kernel, cell.format(1), cell.format(2))
         assert kernel.value("result1 == result2") is True
         assert (
             kernel.value(
@@ -95,7 +106,7 @@ def test_a_seed_works_if_the_cell_is_first_to_import_torch() -> None:
             )
             == []
         )
-        works(
+        run_cells(
             kernel,
             """
             import importlib, numpy
@@ -107,85 +118,100 @@ def test_a_seed_works_if_the_cell_is_first_to_import_torch() -> None:
 
 def test_results_saved_by_a_graph_name_their_experiment(notebook: Kernel) -> None:
     notebook.run(
-        "rows, losses = torch.ones(1 << 20, requires_grad=True), []\n"
-        "losses.append(rows.sigmoid().sum())"
+        """
+        rows, losses = torch.ones(1 << 20, requires_grad=True), []
+        losses.append(rows.sigmoid().sum())
+        """
     )
-    notebook.run("%%experiment saves\nlosses.append(rows.exp().tanh().sum())")
-    told = "[(h.size_bytes, h.holder.path) for h in ipygpumem.experiments()[-1].survivors]"
+    notebook.run(experiment("losses.append(rows.exp().tanh().sum())", name="saves"))
     # What two of the graph's nodes have saved has the same line, and so one row.
-    ((size_bytes, path),) = notebook.value(told)
-    assert size_bytes == 8 << 20
-    assert path.startswith("notebook variable losses[1]: its autograd graph (")
+    (row,) = survivors(notebook)
+    assert row.size_bytes == 8 << 20
+    assert row.path.startswith("notebook variable losses[1]: its autograd graph (")
     notebook.run("del rows, losses")
 
 
 def test_no_line_frees_weights_that_a_model_and_graphs_have(notebook: Kernel) -> None:
     """It was ``losses.clear()  # and ; and keep ...``, which freed nothing."""
-    works(
+    run_cells(
         notebook,
         """
         model, losses = nn.Linear(1000, 1000), []
         losses.append(model(torch.ones(5, 1000)).sum())
         """,
-        "%%experiment half\n_ = model.half()",
+        experiment("_ = model.half()", name="half"),
     )
-    rows = notebook.value(
-        "[(row.holder.path, row.holder.advice) for row in ipygpumem.experiments()[-1].survivors]"
-    )
-    ((path, line),) = rows
-    assert path.startswith("notebook variable model.weight, notebook variable losses[0]: its")
-    assert line == ""
-    works(notebook, "del model, losses, _")
+    (row,) = survivors(notebook)
+    assert row.path.startswith("notebook variable model.weight, notebook variable losses[0]: its")
+    assert row.line == ""
+    run_cells(notebook, "del model, losses, _")
 
 
 @pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize(
     "code",
     [
-        "runs.append({'batch': x, 'pred': model(x)})",
-        "model.last = x; runs.append(model(x).sum())",
-        "runs.append((x, model(x))); runs.append(model(x).sum())",
-        "runs.append(x.requires_grad_()); runs.append(x.exp().sum())",
+        pytest.param("runs.append({'batch': x, 'pred': model(x)})", id="a dict"),
+        pytest.param(
+            """
+            model.last = x
+            runs.append(model(x).sum())
+            """,
+            id="an attribute and a loss",
+        ),
+        pytest.param(
+            """
+            runs.append((x, model(x)))
+            runs.append(model(x).sum())
+            """,
+            id="a pair and a loss",
+        ),
+        pytest.param(
+            """
+            runs.append(x.requires_grad_())
+            runs.append(x.exp().sum())
+            """,
+            id="a batch with a gradient",
+        ),
     ],
 )
 def test_a_line_also_frees_data_that_a_graph_has_saved(notebook: Kernel, code: str) -> None:
-    works(notebook, "model, runs = nn.Linear(1 << 18, 4), []")
-    works(notebook, f"%%experiment saves\nx = torch.ones(4, 1 << 18)\nwatch(x=x)\n{code}")
-    lines = "[row.holder.advice for row in ipygpumem.experiments()[-1].survivors]"
-    works(notebook, *notebook.value(lines))
+    run_cells(notebook, "model, runs = nn.Linear(1 << 18, 4), []")
+    run_cells(notebook, experiment("x = torch.ones(4, 1 << 18)", "watch(x=x)", code, name="saves"))
+    run_cells(notebook, *[row.line for row in survivors(notebook)])
     assert notebook.value("alive()") == []
 
 
 @pytest.mark.usefixtures("small_heap")
 def test_only_the_optimizer_state_of_a_leaked_model_is_a_leak(notebook: Kernel) -> None:
     step = "{0}(torch.ones(1, 1024)).sum().backward(); {1}.step()"
-    works(
+    run_cells(
         notebook,
         "ours = nn.Linear(1024, 1024); adam = torch.optim.Adam(ours.parameters()); adams = []",
     )
-    (text,) = works(notebook, f"%%experiment own\n{step.format('ours', 'adam')}").survivors()
+    (text,) = run_cells(notebook, experiment(step.format("ours", "adam"), name="own")).survivors()
     assert (
         "8 MiB · 2 × Tensor float32 1024 × 1024 · held by notebook variable adam.state "
         "(under" in text
     )
-    headline, of_gradient = works(notebook, "%gpumem leaks").leaks()[0].splitlines()
+    headline, of_gradient = run_cells(notebook, "%gpumem leaks").leaks()[0].splitlines()
     assert headline == "1 leak · 4 MiB"
     assert of_gradient in text.splitlines()
-    works(notebook, of_gradient.rpartition("to free it: ")[2])
-    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    run_cells(notebook, of_gradient.rpartition("to free it: ")[2])
+    assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
     make = (
         "model = nn.Linear(1024, 1024); other = torch.optim.Adam(model.parameters()); "
         "adams.append(other)"
     )
-    works(notebook, f"%%experiment leaky\n{make}\n{step.format('model', 'other')}")
-    (text,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(notebook, f"%%experiment leaky\n{make}\n{step.format('model', 'other')}")
+    (text,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert text.startswith("1 leak · 16 MiB")
     assert all(word in text for word in (" other, model: ", "Adam 8 MiB", "Linear 4 MiB"))
     assert not any(word in text for word in ("ours", " adam."))
     assert text.endswith("to free it: del adams[0]")  # its gradients die with it
-    works(notebook, "del adams[0]")
-    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
-    works(notebook, "del ours, adam, adams")
+    run_cells(notebook, "del adams[0]")
+    assert run_cells(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+    run_cells(notebook, "del ours, adam, adams")
 
 
 shared = kernel_with(
@@ -205,56 +231,67 @@ COMPILED = "sum(name.startswith('__compiled_fn') for name in globals())"
 
 
 def test_a_function_compiled_in_an_experiment_stays_compiled(shared: Kernel) -> None:
-    works(shared, "@torch.compile(backend='eager')\ndef double(x): return x * 2")
-    (text,) = works(shared, "%%experiment a\ndouble(torch.ones(3))").reports("experiment")
+    run_cells(
+        shared,
+        """
+        @torch.compile(backend='eager')
+        def double(x): return x * 2
+        """,
+    )
+    (text,) = run_cells(shared, experiment("double(torch.ones(3))", name="a")).reports("experiment")
     assert "deleted" not in text
     compiled = shared.value(COMPILED)
     assert compiled > 0
-    works(shared, "double(torch.ones(3))")
+    run_cells(shared, "double(torch.ones(3))")
     assert shared.value(COMPILED) == compiled
 
 
 def test_a_model_compiled_in_an_experiment_dies_with_it(shared: Kernel) -> None:
-    works(
+    run_cells(
         shared,
-        """\
-%%experiment a --keep gone
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(512, 512)
-    def forward(self, x):
-        y = self.layer(x)
-        torch._dynamo.graph_break()
-        return y.relu().sum()
-net = Net()
-torch.compile(net, backend='eager')(torch.ones(2, 512)).backward()
-gone = weakref.ref(net.layer.weight)
-__mine = 1""",
+        """
+        %%experiment a --keep gone
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(512, 512)
+            def forward(self, x):
+                y = self.layer(x)
+                torch._dynamo.graph_break()
+                return y.relu().sum()
+        net = Net()
+        torch.compile(net, backend='eager')(torch.ones(2, 512)).backward()
+        gone = weakref.ref(net.layer.weight)
+        __mine = 1
+        """,
     )
     assert shared.value("gone() is None, '__mine' in globals()") == (True, False)
-    assert works(shared, "gc.collect(); torch._dynamo.reset(); gc.collect();").stderr == ""
+    assert run_cells(shared, "gc.collect(); torch._dynamo.reset(); gc.collect();").stderr == ""
 
 
 @pytest.mark.usefixtures("small_heap")
 def test_no_code_of_a_tensor_subclass_runs_in_our_work(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         SOURCE + "\nwatched.clear()",
-        "old = [*tensors().values()]\nleaked = []",
+        """
+        old = [*tensors().values()]
+        leaked = []
+        """,
         "%experiment start a",
     )
-    works(notebook, "mine = tensors(); one, *box = mine.values(); old = 1; leaked.append(mine)")
-    works(notebook, "%experiment status", "%gpumem status", "%experiment end")
+    run_cells(notebook, "mine = tensors(); one, *box = mine.values(); old = 1; leaked.append(mine)")
+    run_cells(notebook, "%experiment status", "%gpumem status", "%experiment end")
     assert notebook.value("touched") == []
     assert notebook.value("'mine' in globals() or 'box' in globals() or type(old) is int") is False
-    recovery(
+    recovery_report(
         notebook,
-        """\
-def f():
-    mine = tensors(); watch(**mine)
-    raise MemoryError('no')
-f()""",
+        """
+        def f():
+            mine = tensors(); watch(**mine)
+            raise MemoryError('no')
+        f()
+        """,
     )
     assert notebook.value("touched") == []
     assert notebook.value("alive()") == []
@@ -291,9 +328,16 @@ zoo["freed"].untyped_storage().resize_(0)
 
 @pytest.mark.usefixtures("small_heap")
 def test_every_kind_of_tensor_can_be_in_a_scope_that_ends(notebook: Kernel) -> None:
-    works(notebook, "x = 'old'\nleaked = []", "%experiment start a")
-    works(notebook, "x = 'new'\n" + ZOO, timeout=600)
-    reply = works(
+    run_cells(
+        notebook,
+        """
+        x = 'old'
+        leaked = []
+        """,
+        "%experiment start a",
+    )
+    run_cells(notebook, "x = 'new'\n" + ZOO, timeout=600)
+    reply = run_cells(
         notebook,
         "locals().update(zoo); leaked.append(zoo)",
         "%experiment status",
@@ -302,4 +346,4 @@ def test_every_kind_of_tensor_can_be_in_a_scope_that_ends(notebook: Kernel) -> N
     assert len(reply.reports("experiment")) == 1
     assert notebook.value("x") == "old"
     assert notebook.value("[name for name in leaked[0] if name in globals()]") == []
-    works(notebook, "leaked.clear()")
+    run_cells(notebook, "leaked.clear()")

@@ -117,13 +117,17 @@ def test_a_tracker_works_before_loading_and_after_unloading(bare_kernel: Kernel)
         """)
     assert "tracker 1 · cell 1, line 3 · " in reply.stdout
     bare_kernel.run("%load_ext ipygpumem")
-    (shown,) = bare_kernel.run("import torch; x = torch.ones(2**18)\nr = t.track()").reports(
-        "tracker"
-    )
+    (shown,) = bare_kernel.run("""
+    import torch; x = torch.ones(2**18)
+    r = t.track()
+    """).reports("tracker")
     assert "RAM +1 MiB" in shown
     assert "peaks count from this call only" in shown
     bare_kernel.run("%unload_ext ipygpumem")
-    reply = bare_kernel.run("del x\nr = t.track()")
+    reply = bare_kernel.run("""
+    del x
+    r = t.track()
+    """)
     assert "RAM -1 MiB" in reply.stdout, reply
 
 

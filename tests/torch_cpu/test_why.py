@@ -20,7 +20,7 @@ from ipygpumem.heap.sizes.folding import Folder
 from ipygpumem.heap.sizes.region import Region
 from ipygpumem.units import MIB
 from tests import hostile
-from tests.steps import works
+from tests.steps import experiment, run_cells
 
 GRAPH = """\
 x = torch.ones(2**18)
@@ -205,21 +205,21 @@ SEVERAL = {
 @pytest.mark.parametrize("expression", SEVERAL)
 @pytest.mark.usefixtures("small_heap")
 def test_following_all_lines_frees_the_memory(notebook: Kernel, expression: str) -> None:
-    works(notebook, f"import numpy as np, pandas\n{SEVERAL[expression]}")
-    (report,) = works(notebook, f"%gpumem why {expression}").reports("why")
+    run_cells(notebook, f"import numpy as np, pandas\n{SEVERAL[expression]}")
+    (report,) = run_cells(notebook, f"%gpumem why {expression}").reports("why")
     assert notebook.value("alive()") == ["memory"]
     rows = re.findall(r"(?:iB|shared)   notebook variable (.+?)  +(\S.*)", report)
     lines = [
         f"del {path.partition(',')[0]}" if line.startswith("remove it") else line.strip()
         for path, line in rows
     ]
-    works(notebook, "\n".join([*lines, f"globals().pop({expression!r}, None);"]))
+    run_cells(notebook, "\n".join([*lines, f"globals().pop({expression!r}, None);"]))
     assert notebook.value("alive()") == [], report
 
 
 @pytest.mark.usefixtures("small_heap")
 def test_lines_that_delete_items_work_in_the_order_of_the_rows(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         import torch, weakref, ipygpumem
@@ -234,14 +234,14 @@ def test_lines_that_delete_items_work_in_the_order_of_the_rows(notebook: Kernel)
         """,
     )
     assert notebook.value("len(deletions)") == 8
-    works(notebook, "for line in deletions: exec(line)")
+    run_cells(notebook, "for line in deletions: exec(line)")
     assert notebook.value("[reference() is None for reference in references]") == [True] * 8
 
 
 @pytest.mark.usefixtures("small_heap")
 def test_no_line_takes_a_part_out_of_a_model_or_optimizer(notebook: Kernel) -> None:
-    works(notebook, f"import numpy as np\n{SEVERAL['body']}")
-    (report,) = works(notebook, "%gpumem why body").reports("why")
+    run_cells(notebook, f"import numpy as np\n{SEVERAL['body']}")
+    (report,) = run_cells(notebook, "%gpumem why body").reports("why")
     lines = re.findall(r"del (jobs\S+|nets\S+)", report)
     assert sorted(lines) == ['jobs["a"][1]["opt"]', "nets[0]"]
 
@@ -249,37 +249,37 @@ def test_no_line_takes_a_part_out_of_a_model_or_optimizer(notebook: Kernel) -> N
 @pytest.mark.usefixtures("small_heap")
 def test_a_view_of_texts_is_a_holder_apart_from_the_whole_frame(notebook: Kernel) -> None:
     allocated = "pyarrow.total_allocated_bytes() >> 20"
-    works(notebook, "import pandas, pyarrow")
+    run_cells(notebook, "import pandas, pyarrow")
     before = notebook.value(allocated)
-    works(
+    run_cells(
         notebook,
         "frame = pandas.DataFrame({'x': ['12345678'] * 2**18}); shelf = [frame]",
         "frame.head()",
     )
     assert notebook.value(allocated) >= before + 3
-    (report,) = works(notebook, "%gpumem why frame").reports("why")
+    (report,) = run_cells(notebook, "%gpumem why frame").reports("why")
     _, _, cell = report.partition("in one cell:\n")
     assert "shelf" in cell
     assert "%xdel _" in cell
-    works(notebook, cell)
+    run_cells(notebook, cell)
     assert notebook.value(allocated) == before
 
 
 @pytest.mark.usefixtures("small_heap")
 def test_leaks_have_a_line_for_the_gradients_of_an_output(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         "net = torch.nn.Linear(512, 1024, bias=False); net",
         "net(torch.ones(1, 512)).sum().backward()",
     )
     number = notebook.value("max(Out)")
-    works(notebook, "watch(gradient=net.weight.grad); del net")
-    (report,) = works(notebook, "%gpumem leaks --min 1MiB").reports("leaks")
+    run_cells(notebook, "watch(gradient=net.weight.grad); del net")
+    (report,) = run_cells(notebook, "%gpumem leaks --min 1MiB").reports("leaks")
     line = f"Out[{number}].zero_grad()"
     assert re.search(rf"Out\[{number}\]\.weight\.grad +{re.escape(line)}", report), report
-    works(notebook, line)
+    run_cells(notebook, line)
     assert notebook.value("alive()") == []
-    works(notebook, f"%xdel _{number}")
+    run_cells(notebook, f"%xdel _{number}")
 
 
 def test_a_detached_value_keeps_no_graph(notebook: Kernel) -> None:
@@ -289,10 +289,10 @@ weights = torch.ones(1 << 20, requires_grad=True)
 losses = [weights.exp().sum()]
 history = [losses[0].detach()]
 """
-    works(notebook, make)
-    (report,) = works(notebook, "%gpumem why losses").reports("why")
+    run_cells(notebook, make)
+    (report,) = run_cells(notebook, "%gpumem why losses").reports("why")
     assert "del losses frees 4 MiB" in report
-    (top,) = works(notebook, "%gpumem top losses").reports("top")
+    (top,) = run_cells(notebook, "%gpumem top losses").reports("top")
     assert re.search(r"4 MiB +\d*%? +4 MiB +losses", top), top
 
 
@@ -304,22 +304,22 @@ y = w.exp()
 z = y.detach()
 u = (v * z).sum()
 """
-    works(notebook, make)
-    (report,) = works(notebook, "%gpumem why y").reports("why")
+    run_cells(notebook, make)
+    (report,) = run_cells(notebook, "%gpumem why y").reports("why")
     assert "u shares parts of it" in report
 
 
 def test_a_series_consists_of_its_values_and_index(notebook: Kernel) -> None:
     index = "pandas.date_range('2026', periods=2**18, freq='s')"
     make = f"prices = pandas.Series(numpy.ones(2**18, 'f4'), {index})"
-    works(notebook, "import numpy, pandas", make)
-    (report,) = works(notebook, "%gpumem why prices").reports("why")
+    run_cells(notebook, "import numpy, pandas", make)
+    (report,) = run_cells(notebook, "%gpumem why prices").reports("why")
     assert "consists of .index 2 MiB, .values 1 MiB" in report
 
 
 def test_a_view_is_no_graph_of_another_tensor(notebook: Kernel) -> None:
-    works(notebook, "import torch", "x = torch.ones(1 << 20); rows = x.view(1024, -1)[:10]")
-    (report,) = works(notebook, "%gpumem why x").reports("why")
+    run_cells(notebook, "import torch", "x = torch.ones(1 << 20); rows = x.view(1024, -1)[:10]")
+    (report,) = run_cells(notebook, "%gpumem why x").reports("why")
     assert "graph" not in report
     assert re.search(r"4 MiB +notebook variable rows +del rows", report)
     assert re.search(r"in one line: del rows; del x", report)
@@ -327,8 +327,8 @@ def test_a_view_is_no_graph_of_another_tensor(notebook: Kernel) -> None:
 
 def test_a_holder_of_a_views_storage_has_one_row(notebook: Kernel) -> None:
     make = "x = torch.ones(1 << 20); data, rows = x.data, x.view(1024, -1)[:10]"
-    works(notebook, "import torch", make)
-    (report,) = works(notebook, "%gpumem why rows").reports("why")
+    run_cells(notebook, "import torch", make)
+    (report,) = run_cells(notebook, "%gpumem why rows").reports("why")
     assert re.findall(r"notebook variable (\w+) +(.*)", report) == [
         ("x", "del x"),
         ("data", "del data"),
@@ -337,8 +337,8 @@ def test_a_holder_of_a_views_storage_has_one_row(notebook: Kernel) -> None:
 
 def test_a_view_with_a_graph_has_one_row(notebook: Kernel) -> None:
     make = "w = torch.ones(1 << 20, requires_grad=True); rows = w.view(1024, -1)[:10]"
-    works(notebook, "import torch", make)
-    (report,) = works(notebook, "%gpumem why w").reports("why")
+    run_cells(notebook, "import torch", make)
+    (report,) = run_cells(notebook, "%gpumem why w").reports("why")
     assert re.findall(r"notebook variable (\w+) +(.*)", report) == [("rows", "del rows")]
     assert "graph" not in report
 
@@ -349,29 +349,29 @@ rows, model = torch.ones(256, 1024), nn.Linear(1024, 1024)
 losses = [model(rows).exp().sum()]
 values = [losses[0].detach(), torch.ones(2**18)]
 """
-    works(notebook, "import torch; from torch import nn", make)
+    run_cells(notebook, "import torch; from torch import nn", make)
     kept = "autograd graphs keep {} of it for backward(); detach() leaves them out"
-    (report,) = works(notebook, "%gpumem why losses").reports("why")
+    (report,) = run_cells(notebook, "%gpumem why losses").reports("why")
     assert kept.format("1 MiB") in report  # what exp() returned; names have the rest
-    works(notebook, "rows = None; losses[0].backward()")
+    run_cells(notebook, "rows = None; losses[0].backward()")
     for name in ("losses", "model", "values"):
-        (report,) = works(notebook, f"%gpumem why {name}").reports("why")
+        (report,) = run_cells(notebook, f"%gpumem why {name}").reports("why")
         assert "for backward()" not in report
 
 
 def test_deleting_a_name_frees_objects_without_another_holder(notebook: Kernel) -> None:
-    works(notebook, RUN)
+    run_cells(notebook, RUN)
     codes = [code for code, *_ in CASES]
     sizes_by_code = dict(
         zip(codes, notebook.value(f"[of_case(code) for code in {codes}]"), strict=True)
     )
-    works(notebook, "gc.unfreeze()")
+    run_cells(notebook, "gc.unfreeze()")
     assert sizes_by_code == {code: [freed, size, size - freed] for code, freed, size in CASES}
 
 
 @pytest.mark.usefixtures("small_heap")
 def test_a_module_consists_of_its_hooks_and_other_attributes_too(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         from torch import nn
@@ -387,45 +387,52 @@ def test_a_module_consists_of_its_hooks_and_other_attributes_too(notebook: Kerne
 def test_top_says_the_same_of_memory_that_libraries_share(notebook: Kernel) -> None:
     """``top`` compares addresses inside, ``why`` also those outside."""
     libraries = re.compile(r"\b(pyarrow|polars|torch\.from\w+|frombuffer|ctypes|BytesIO)\b")
-    works(notebook, TOP)
+    run_cells(notebook, TOP)
     codes = {code: freed for code, freed, _ in CASES if libraries.search(code)}
     said = notebook.value(f"[freed_in_top(code) for code in {list(codes)}]")
     assert dict(zip(codes, said, strict=True)) == codes
 
 
 def test_the_printed_predictions_of_why_come_true(notebook: Kernel) -> None:
-    works(notebook, "def step(m, o):\n    m(torch.ones(8, 1024)).sum().backward(); o.step()")
-    works(
+    run_cells(
         notebook,
-        """\
-model = nn.Linear(1024, 1024)
-optimizer = torch.optim.Adam(model.parameters())
-step(model, optimizer)
-watch(weight=model.weight, moment=optimizer.state[model.weight]['exp_avg'])
-losses = [model(torch.ones(2, 1024)).sum()]""",
+        """
+        def step(m, o):
+            m(torch.ones(8, 1024)).sum().backward(); o.step()
+        """,
     )
-    (report,) = works(notebook, "%gpumem why model").reports("why")
+    run_cells(
+        notebook,
+        """
+        model = nn.Linear(1024, 1024)
+        optimizer = torch.optim.Adam(model.parameters())
+        step(model, optimizer)
+        watch(weight=model.weight, moment=optimizer.state[model.weight]['exp_avg'])
+        losses = [model(torch.ones(2, 1024)).sum()]
+        """,
+    )
+    (report,) = run_cells(notebook, "%gpumem why model").reports("why")
     assert "model · Linear · RAM 8 MiB · del model frees" in report
     assert "still held" in report
     assert "del optimizer" in report
-    works(notebook, "del model")
+    run_cells(notebook, "del model")
     assert "weight" in notebook.value("alive()")
-    (report,) = works(notebook, "%gpumem why optimizer").reports("why")
+    (report,) = run_cells(notebook, "%gpumem why optimizer").reports("why")
     assert "del optimizer frees 8 MiB" in report
     assert "losses[0]" in report
-    works(notebook, "del optimizer, losses")
+    run_cells(notebook, "del optimizer, losses")
     assert notebook.value("alive()") == []
 
 
 def why(notebook: Kernel, expression: str) -> str:
     """Return the report of ``%gpumem why``."""
-    (report,) = works(notebook, f"%gpumem why {expression}").reports("why")
+    (report,) = run_cells(notebook, f"%gpumem why {expression}").reports("why")
     return report
 
 
 @pytest.mark.usefixtures("small_heap")
 def test_an_output_is_a_holder_with_its_own_line(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         import pandas
@@ -441,37 +448,38 @@ def test_an_output_is_a_holder_with_its_own_line(notebook: Kernel) -> None:
 @pytest.mark.usefixtures("small_heap")
 def test_the_last_object_of_a_deleted_name_is_named(notebook: Kernel) -> None:
     """An experiment has left an older one."""
-    works(
+    run_cells(
         notebook,
         "import numpy as np; lefts, kept = [], []",
-        "%%experiment e\nblock = np.ones(2**19); lefts.append(block)",
+        experiment("block = np.ones(2**19); lefts.append(block)"),
         "block = np.ones(2**18); kept.append([block])",
         "del block",
     )
     report = why(notebook, "block")
     assert "del kept[0][0]" in report
     assert "lefts" not in report
-    works(notebook, "kept.clear()")
+    run_cells(notebook, "kept.clear()")
     assert "lefts" in why(notebook, "block")
 
 
 @pytest.mark.usefixtures("small_heap")
 def test_a_name_deleted_by_an_experiment_has_its_cell_and_holder(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
-        """\
-cache = []
-def keep(x):
-    cache.append(x)
-    return lambda: x""",
+        """
+        cache = []
+        def keep(x):
+            cache.append(x)
+            return lambda: x
+        """,
     )
-    works(
+    run_cells(
         notebook,
-        """\
-%%experiment gone
-block = torch.ones(2**20)
-hook = keep(block)
-""",
+        """
+        %%experiment gone
+        block = torch.ones(2**20)
+        hook = keep(block)
+        """,
     )
     report = why(notebook, "block")
     assert "block is not defined; cell" in report
@@ -482,7 +490,7 @@ hook = keep(block)
 
 @pytest.mark.usefixtures("small_heap")
 def test_no_line_deletes_a_container_with_other_objects(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         first = second = [0] * 2**20
@@ -490,17 +498,17 @@ def test_no_line_deletes_a_container_with_other_objects(notebook: Kernel) -> Non
         """,
     )
     assert "del second, third" in why(notebook, "first")
-    works(notebook, "shelf = {'a': third, 'b': torch.ones(3)}")
+    run_cells(notebook, "shelf = {'a': third, 'b': torch.ones(3)}")
     for name in ("first", 'shelf["a"]'):
         assert not re.search(r"del shelf\b(?!\[)", why(notebook, name))  # it holds more
 
 
 @pytest.mark.usefixtures("small_heap")
 def test_a_part_of_a_variable_has_the_line_that_deletes_the_part(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook, "pair = {'a': torch.ones(2**19), 'b': 1}; row = [*pair.values()]; del pair['a']"
     )
-    works(
+    run_cells(
         notebook, "import numpy, pandas; frame = pandas.DataFrame({'x': numpy.ones(2**17), 'y': 1})"
     )
     for expression, advice in (("row[0]", "del row[0]"), ("frame['x']", 'del frame["x"]')):
@@ -512,10 +520,10 @@ def test_a_part_of_a_variable_has_the_line_that_deletes_the_part(notebook: Kerne
 
 @pytest.mark.usefixtures("small_heap")
 def test_objects_of_python_and_ipython_have_no_line(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook, "import numpy, pandas; frame = pandas.DataFrame({'x': numpy.ones(2**17), 'y': 1})"
     )
-    works(notebook, "few = pandas.Series(['a', numpy.nan] * 10, dtype=object)")
+    run_cells(notebook, "few = pandas.Series(['a', numpy.nan] * 10, dtype=object)")
     assert "del frame" not in why(notebook, "few")  # the whole process shares this number
     assert "del _ih" not in why(notebook, "In")
     assert "is not defined" not in why(notebook, "print")
@@ -534,7 +542,7 @@ def test_wrong_lines_of_why_show_no_traceback(notebook: Kernel) -> None:
 
 @pytest.mark.usefixtures("small_heap")
 def test_a_deleted_name_reports_the_holders_of_its_object(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
         import numpy, weakref
@@ -553,16 +561,16 @@ def test_a_deleted_name_reports_the_holders_of_its_object(notebook: Kernel) -> N
         ("rows", "2 MiB", "row"),
         ("net", "1 MiB", 'models["n"]'),
     ):
-        (report,) = works(notebook, f"%gpumem why {name}").survivors()
+        (report,) = run_cells(notebook, f"%gpumem why {name}").survivors()
         assert re.search(rf"{size} .* held by notebook variable {re.escape(holder)}", report), (
             report
         )
         assert f"{name} is not defined; cell " in report
     assert (
         "none of its memory is known to be alive"
-        in works(notebook, "%gpumem why gone").reports("why")[0]
+        in run_cells(notebook, "%gpumem why gone").reports("why")[0]
     )
-    works(
+    run_cells(
         notebook,
         "row = 1; del row",
         """
@@ -576,13 +584,13 @@ def test_a_deleted_name_reports_the_holders_of_its_object(notebook: Kernel) -> N
     for name in ("row", "part"):  # other objects than those that an earlier cell might have deleted
         assert (
             "none of its memory is known to be alive"
-            in works(notebook, f"%gpumem why {name}").reports("why")[0]
+            in run_cells(notebook, f"%gpumem why {name}").reports("why")[0]
         )
-    works(notebook, "del kept, models; small.resize(2)")
+    run_cells(notebook, "del kept, models; small.resize(2)")
     for name in ("block", "net"):
         assert (
             "none of its memory is known to be alive"
-            in works(notebook, f"%gpumem why {name}").reports("why")[0]
+            in run_cells(notebook, f"%gpumem why {name}").reports("why")[0]
         )
 
 
@@ -612,16 +620,16 @@ def test_objects_with_one_holder_cost_next_to_nothing() -> None:
 def test_a_script_that_has_run_holds_its_names_too(notebook: Kernel, tmp_path: Path) -> None:
     script = tmp_path / "made.py"
     script.write_text("rows = [bytearray(2**20) for _ in range(8)]\n")
-    works(notebook, f"%run {script}")
-    (report,) = works(notebook, "%gpumem why rows").reports("why")
+    run_cells(notebook, f"%run {script}")
+    (report,) = run_cells(notebook, "%gpumem why rows").reports("why")
     assert "module of %run made.py, global rows" in report
-    (report,) = works(notebook, "%gpumem top rows").reports("top")
+    (report,) = run_cells(notebook, "%gpumem top rows").reports("top")
     assert re.search(r"del rows;\s+get_ipython\(\)\._main_mod_cache", report), report
-    works(notebook, "del rows")
-    (report,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(notebook, "del rows")
+    (report,) = run_cells(notebook, "%gpumem leaks").leaks()
     (leak,) = [line for line in report.splitlines() if "made.py" in line]
-    works(notebook, leak.rpartition("to free it: ")[2])
-    (report,) = works(notebook, "%gpumem leaks").leaks()
+    run_cells(notebook, leak.rpartition("to free it: ")[2])
+    (report,) = run_cells(notebook, "%gpumem leaks").leaks()
     assert "made.py" not in report
 
 
@@ -662,10 +670,22 @@ def test_an_object_has_no_holder_for_memory_shared_by_its_type() -> None:
 
 @pytest.mark.usefixtures("small_heap")
 def test_a_holder_that_is_too_far_away_is_not_called_invisible(notebook: Kernel) -> None:
-    works(notebook, "big = bytearray(2**20); chain = (big,)\nfor _ in range(1000): chain = [chain]")
-    (report,) = works(notebook, "%gpumem why big").reports("why")
+    run_cells(
+        notebook,
+        """
+        big = bytearray(2**20); chain = (big,)
+        for _ in range(1000): chain = [chain]
+        """,
+    )
+    (report,) = run_cells(notebook, "%gpumem why big").reports("why")
     assert "something that the search did not reach within its limits" in report
-    works(notebook, "while type(chain) is list: chain = chain[0]\ndel chain, big")
+    run_cells(
+        notebook,
+        """
+        while type(chain) is list: chain = chain[0]
+        del chain, big
+        """,
+    )
 
 
 def test_rows_in_two_lists_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -689,21 +709,21 @@ def test_rows_in_two_lists_are_read_together(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("small_heap")
 def test_text_in_another_frames_array_is_held_by_that_frame(notebook: Kernel) -> None:
-    works(
+    run_cells(
         notebook,
         """
-texts = [f"text {number}" * 2000 for number in range(200)]
-whole = pandas.DataFrame({"text": pandas.Series(texts, dtype=object)})
-part = whole[whole.index % 2 == 0]
-del texts
-""",
+        texts = [f"text {number}" * 2000 for number in range(200)]
+        whole = pandas.DataFrame({"text": pandas.Series(texts, dtype=object)})
+        part = whole[whole.index % 2 == 0]
+        del texts
+        """,
     )
-    (report,) = works(notebook, "%gpumem why part").reports("why")
+    (report,) = run_cells(notebook, "%gpumem why part").reports("why")
     assert re.search(
         r"notebook variable whole \(in a column\), and \d+ more objects +del whole",
         report,
     )
-    works(notebook, "del whole, part")
+    run_cells(notebook, "del whole, part")
 
 
 def test_a_container_too_long_to_search_holds_all_its_objects() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import works
+from tests.steps import experiment, run_cells
 
 COUNT = """
 import ipygpumem.heap.live.garbage as garbage, ipygpumem.probes.host as host
@@ -97,15 +97,15 @@ def ends(kernel: Kernel, code: str) -> tuple[Any, int, int]:
     """Run an experiment; return what it reports, and how many full collections and walks over the
     heap it took.
     """
-    works(
+    run_cells(
         kernel,
         SETUP,
-        "%%experiment warm\npass",
+        experiment("pass", name="warm"),
         "full.clear(); walks.clear()",
         "%%experiment a\n" + code,
     )
     seen, full, walks = kernel.value("(seen(ipygpumem.experiments()[-1]), len(full), len(walks))")
-    works(kernel, _TIDY)
+    run_cells(kernel, _TIDY)
     return seen, full, walks
 
 
@@ -117,7 +117,7 @@ try says nothing.
 
 @pytest.fixture
 def counting(notebook: Kernel) -> Kernel:
-    works(notebook, "gc.callbacks.clear()\n" + COUNT)
+    run_cells(notebook, "gc.callbacks.clear()\n" + COUNT)
     return notebook
 
 
@@ -136,17 +136,17 @@ def test_searching_young_objects_finds_the_same_as_a_full_search(
     counting: Kernel, name: str
 ) -> None:
     code = {**YOUNG, **FULL}[name]
-    works(counting, SETUP)
+    run_cells(counting, SETUP)
     # the first time torch loads what it loads lazily
-    works(counting, f"exec({code!r}, dict(globals()))")
-    works(counting, _TIDY)
+    run_cells(counting, f"exec({code!r}, dict(globals()))")
+    run_cells(counting, _TIDY)
     for _ in range(_TRIES):
         of_young, full, walks = ends(counting, code)
         if name in FULL or (full, walks) == (0, 0):
             break
-    works(counting, "garbage._YOUNG = ()")
+    run_cells(counting, "garbage._YOUNG = ()")
     expected, *_ = ends(counting, code)
-    works(counting, "garbage._YOUNG = (0, 1)")
+    run_cells(counting, "garbage._YOUNG = (0, 1)")
     assert of_young == expected
     if name in YOUNG:
         assert (full, walks) == (0, 0)
@@ -156,37 +156,40 @@ def test_searching_young_objects_finds_the_same_as_a_full_search(
 
 def test_torch_can_swap_tensors_after_an_experiment(counting: Kernel) -> None:
     # Seen: "Cannot swap t1 because it has weakref associated with it", from m.double() too.
-    works(
+    run_cells(
         counting,
         "m, tensors, swap = nn.Linear(2, 2), [torch.ones(3), torch.zeros(3)], "
         "torch.utils.swap_tensors",
     )
-    works(
+    run_cells(
         counting,
         "first, second = torch.ones(3), torch.zeros(3)",
-        "%%experiment a --report none\na = torch.ones(3)",
+        experiment("a = torch.ones(3)", name="a", options="--report none"),
     )
     assert counting.value(
         "[len(torch.utils.weakref.getweakrefs(item)) for item in (*tensors, first)]"
     ) == [0, 0, 0]
-    works(counting, "swap(*tensors); swap(first, second)")
+    run_cells(counting, "swap(*tensors); swap(first, second)")
     assert counting.value("(tensors[0].sum().item(), first.sum().item())") == (0, 0)
-    works(counting, "torch.__future__.set_swap_module_params_on_conversion(True); m.double();")
-    works(
+    run_cells(counting, "torch.__future__.set_swap_module_params_on_conversion(True); m.double();")
+    run_cells(
         counting,
         "torch.__future__.set_swap_module_params_on_conversion(False)",
         "mine = weakref.ref(first)",
     )
     assert counting.run("swap(first, second)").status == "error"
-    works(counting, "%%experiment a --report none\ntensors.append(torch.ones(1 << 19))")
+    run_cells(
+        counting,
+        experiment("tensors.append(torch.ones(1 << 19))", name="a", options="--report none"),
+    )
     assert counting.value("[s.size_bytes for s in ipygpumem.experiments()[-1].survivors]") == [
         4 << 19
     ]
 
 
 def test_torch_has_its_own_module_back_after_unloading(counting: Kernel) -> None:
-    works(counting, "%%experiment a\nw = torch.ones(3)")
+    run_cells(counting, experiment("w = torch.ones(3)", name="a"))
     assert counting.value("torch.utils.weakref is weakref") is False
-    works(counting, "%unload_ext ipygpumem")
+    run_cells(counting, "%unload_ext ipygpumem")
     assert counting.value("torch.utils.weakref is weakref") is True
-    works(counting, "%load_ext ipygpumem")
+    run_cells(counting, "%load_ext ipygpumem")

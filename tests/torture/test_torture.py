@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.harness.runner import CELL, PLAIN, SPAN, Runner, TortureKernel, Way
 from benchmarks.harness.scenarios import SCENARIOS, Scenario
-from tests.steps import fails, ok
+from tests.steps import run_failing, run_quietly
 
 _CASES = [
     pytest.param(
@@ -92,31 +92,37 @@ def test_stored_run_and_debugged_code_works_after_an_experiment() -> None:
     changes.
     """
     with TortureKernel() as kernel:
-        ok(
+        run_quietly(
             kernel,
             "%load_ext ipygpumem",
-            "kept = [1]\n%store kept",
+            """
+            kept = [1]
+            %store kept
+            """,
             "%cd -q {__import__('tempfile').mkdtemp()}",
         )
-        ok(
+        run_quietly(
             kernel,
             "with open('script.py', 'w') as file:\n    file.write('data = [2]\\ndef f(): return "
             "data')",
         )
-        ok(kernel, "%run script.py")
-        ok(
+        run_quietly(kernel, "%run script.py")
+        run_quietly(
             kernel,
             "%store -r kept",
-            "stored = kept\ndel kept",
-            """\
-%%experiment a
-x = [3]
-%store x
-""",
+            """
+            stored = kept
+            del kept
+            """,
+            """
+            %%experiment a
+            x = [3]
+            %store x
+            """,
         )
-        ok(kernel, "%store -r kept", "%store -r x")
+        run_quietly(kernel, "%store -r kept", "%store -r x")
         assert kernel.value("kept is stored, x, f()") == (True, [3], [2])
-        fails(
+        run_failing(
             kernel,
             """
             def g():

@@ -70,7 +70,7 @@ def prepare(app: App, line: str) -> dict[str, Any]:
     The client runs the cell only on engines that return their place.
     """
     _, options = parse(app.commands, "%experiment", f"start {line}")
-    experiment.new(app, options)  # raises an error for a wrong option, and opens nothing
+    experiment.new_experiment(app, options)  # raises an error for a wrong option, and opens nothing
     return place()
 
 

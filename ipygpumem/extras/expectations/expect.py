@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ipygpumem.api.inventories import diff, tensors
-from ipygpumem.api.traces import Trace, can_decorate, decorated, run_inside
+from ipygpumem.api.traces import Trace, apply_decorator, can_decorate, run_inside
 from ipygpumem.errors import MemoryExpectationError, TraceError
 from ipygpumem.failures import GuardedBlock, failures_told
 from ipygpumem.records import OUTSIDE, TraceRecord
@@ -73,7 +73,7 @@ class Expectation(GuardedBlock):
 
     def __call__(self, function: F) -> F:
         """Return ``function`` with each call in a block of its own."""
-        return decorated(function, lambda: self._decorate(function), "expect")
+        return apply_decorator(function, lambda: self._decorate(function), "expect")
 
     def _decorate(self, function: F) -> F:
         """Return ``function`` with each call in a block of its own; TraceError if that fails."""

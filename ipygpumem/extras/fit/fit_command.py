@@ -455,7 +455,7 @@ def _device_and_memory(options: Options) -> tuple[str | None, int | None]:
     if options.device_memory is not None:
         raise EstimateError("--fit says how much memory there is: leave out --device-memory")
     try:
-        return options.device, checked_bytes(options.fit, least=MIB)
+        return options.device, checked_bytes(options.fit, minimum=MIB)
     except UnitError as error:
         if options.fit[:1].isdigit():
             raise EstimateError(f"--fit: {error}") from None

@@ -17,8 +17,8 @@ import torch
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.effects import closure_of, names_in
-from ipygpumem.estimating.storages import tensors_in
-from ipygpumem.estimating.transients import operator_name
+from ipygpumem.estimating.memory.storages import tensors_in
+from ipygpumem.estimating.operators.transients import operator_name
 from ipygpumem.extras.fit.applying import ChangedRun, code_of_path, is_tensor
 from ipygpumem.extras.fit.reduction import Loss, LossGraph, sequence_number
 from ipygpumem.heap.kinds.arrays import is_of_library
@@ -265,7 +265,7 @@ class _FirstRunHooks:
         self._roots[number] = weakref.ref(root)
         parameters = list(root.parameters())
         findings.note_parameters(parameters)
-        model.device_type = torch.device(self._run.place_of(parameters[0])).type
+        model.device_type = torch.device(self._run.assumed_device_of(parameters[0])).type
         count = sum(parameter.numel() for parameter in parameters)
         if count > model.parameters:
             model.parameters, model.number = count, number

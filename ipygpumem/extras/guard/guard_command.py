@@ -25,7 +25,7 @@ from ipygpumem.shell.commands.declarations import (
 )
 from ipygpumem.units import MIB, format_bytes
 
-_LIMIT = byte_size(least=64 * MIB)
+_LIMIT = byte_size(minimum=64 * MIB)
 """Converter of the limit."""
 
 

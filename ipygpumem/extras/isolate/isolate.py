@@ -59,7 +59,7 @@ _PAUSE_SECONDS = 0.1
         "--memory",
         "SIZE",
         "raise MemoryError when the cell needs more than this in addition",
-        to=byte_size(least=64 * MIB),
+        to=byte_size(minimum=64 * MIB),
     ),
     option("--time", "SECONDS", "end the cell after this time", to=duration),
     details=(

@@ -27,7 +27,7 @@ _SEPARATING_LINE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
 
 _RUNS = option(
-    "-r", "RUNS", "measured runs, after one warm-up run", to=integer(most=10_000), default=5
+    "-r", "RUNS", "measured runs, after one warm-up run", to=integer(maximum=10_000), default=5
 )
 _SETUP = option("-s", "'SETUP'", "code to run before each run, not measured", default="")
 

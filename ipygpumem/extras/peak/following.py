@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ipygpumem.errors import describe_error
 from ipygpumem.estimating import users_part
-from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_compiler
-from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLife, tensors_in
+from ipygpumem.estimating.memory.storage_follower import StorageFollower, hide_from_compiler
+from ipygpumem.estimating.memory.storages import GRADIENTS, PARAMETERS, StorageLife, tensors_in
 from ipygpumem.extras.peak.cuda import BackwardOperation, CudaRecording, now_us
 from ipygpumem.extras.peak.graph import WITHOUT_MEMORY, FollowedGraph
 from ipygpumem.extras.peak.origins import (
@@ -354,7 +354,7 @@ class Follower(StorageFollower):
         if not isinstance(func, _OPERATOR):
             return func(*args, **kwargs)
         # If the operation consists of smaller ones, it has run by now, and those have come here.
-        result = self.decomposed(func, args, kwargs)
+        result = self.run_decomposed(func, args, kwargs)
         if result is NotImplemented:
             return _MAY_HAVE_MEMORY
         return result
@@ -480,7 +480,7 @@ class Follower(StorageFollower):
         if device == "meta":
             return None
         # Before the storage is logged: it is allocated after the backward pass has begun.
-        in_backward = not existed_before and self.backward_is_running()
+        in_backward = not existed_before and self.note_backward_pass()
         if not is_strided:  # sparse: it has several storages, and no address
             return self.log.log_tensor(
                 tensor, device, existed_before=existed_before, in_backward=in_backward

@@ -1,4 +1,4 @@
-"""``%%peak``."""
+"""``%%peak``: the magic, which measures the cell below it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from ipygpumem.report.history import numbered
 from ipygpumem.report.layout import SEPARATOR
 from ipygpumem.report.matplotlib_picture import LEGEND, Picture, put_ticks_at_bytes, style
 from ipygpumem.report.words import clean, count, shorten
-from ipygpumem.units import format_bytes, format_change, format_seconds, whole
+from ipygpumem.units import checked_integer, format_bytes, format_change, format_seconds
 
 try:
     from matplotlib import colormaps, rc_context
@@ -501,7 +501,7 @@ def _last_records(
         PlotError: there are no records, or ``last`` is no number of them.
     """
     try:
-        wanted = default if last is None else whole(last)
+        wanted = default if last is None else checked_integer(last)
     except UnitError as error:
         raise PlotError(f"last (-n): {error}") from None
     if not records:

@@ -25,7 +25,7 @@ from ipygpumem.report.devices import device_label, sizes
 from ipygpumem.report.layout import Report, note
 from ipygpumem.report.tensors import changed_tables
 from ipygpumem.report.words import clean, count
-from ipygpumem.units import format_bytes, format_change, whole
+from ipygpumem.units import checked_integer, format_bytes, format_change
 
 
 def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracker:
@@ -53,7 +53,7 @@ def tracker(to: object = None, *, top: int = 10, silent: bool = False) -> Tracke
     'image'
     """
     try:
-        rows = whole(top, least=0)
+        rows = checked_integer(top, minimum=0)
     except UnitError as error:
         raise TraceError(f"top: {error}") from None
     return Tracker(_function_that_writes(to), rows, silent=silent)

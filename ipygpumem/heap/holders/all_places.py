@@ -1,7 +1,7 @@
-"""Finds all places that hold an object, with the line for each: the object dies only if all of its
-places are emptied.
+"""Finds all places that hold an object, with the line for each: the object dies only if it is
+removed from all of them.
 
-After ``runs.append(x); cache["x"] = x``, these are ``del runs[0]`` and ``del cache["x"]``.
+After ``runs.append(x); cache["x"] = x``, the lines are ``del runs[0]`` and ``del cache["x"]``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ipygpumem.heap.paths.statements import statement_of
 from ipygpumem.heap.paths.ways import Way
 
 _FEW_CHAINS = 20
-"""Maximum number of chains that are all written. If there are more, only the chains that the line
-of the nearest place does not end are written.
+"""Maximum number of chains of one row that are all written. If there are more, the chains that the
+line of the nearest place ends are left out.
 """
 _MOST_HOLDERS = 1000
 """Maximum number of holders of one row for each of which a line is written: a second of work."""
@@ -42,7 +42,7 @@ class Places(NamedTuple):
 
     ways: list[Way]
     """The ways to these places, one for each line."""
-    unwritten: int
+    number_unwritten: int
     """The number of further places, which are too many to write."""
 
 
@@ -58,7 +58,7 @@ class AllPlaces:
         figures: the open figures.
         rows: the rows; None if each object is freed by itself.
         row_removals: decides what to remove for a row; None without rows.
-        of_graphs: True if the objects are tensors whose graphs are unwanted, not the tensors.
+        of_graphs: True if the objects are tensors whose graphs are to be freed, not the tensors.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AllPlaces:
         self._row_removals = row_removals
         self._of_graphs = of_graphs
 
-    def of_removals(
+    def places_of(
         self, removals: Mapping[StorageKey, Removal], max_visits: int
     ) -> dict[StorageKey, Places]:
         """Return all places that hold the objects of each storage.
@@ -92,6 +92,7 @@ class AllPlaces:
             removals: how to remove the objects of each storage from the nearest place.
             max_visits: maximum number of objects to examine.
         """
+        # First the holders of the objects to remove, then those of their parts.
         all_targets = list[object]()
         for removal in removals.values():
             all_targets += removal.targets
@@ -118,8 +119,8 @@ class AllPlaces:
         """Return further objects that must die, because they lead to the arrays: the objects that
         the line removes, and parts of these.
 
-        An example is ``del runs[0]`` for an array in ``runs[0]["x"]``: the dict must die, too, and
-        ``best = runs[0]`` holds it.
+        If the line is ``del runs[0]`` for the array ``runs[0]["x"]``, the dict is such an object.
+        After ``best = runs[0]``, the variable ``best`` still holds it, and so the array.
 
         Args:
             removal: the objects that the line removes.
@@ -128,10 +129,11 @@ class AllPlaces:
         ids_above = removal.way.ids_above()
 
         def stays(item: object) -> bool:
+            """Return True for an object that the line keeps, so that it is no part."""
             figure = figure_of(item)
             if figure is not None and not self._figures.is_new(figure, object_id):
-                return True
-            return id(item) in ids_above  # an older object around it, such as its parent
+                return True  # an older figure loses an artist only
+            return id(item) in ids_above  # an object around it, such as its parent
 
         graph = self._search.graph
         parts = list[object]()
@@ -146,7 +148,7 @@ class AllPlaces:
         """Return all places that hold the objects that must die.
 
         Args:
-            targets: these objects, the one to remove first.
+            targets: these objects, the one that is removed as a whole first.
             nearest: the nearest way to one of them.
             object_id: identity of the object of their row; 0 if there is none.
         """
@@ -156,15 +158,16 @@ class AllPlaces:
         chains = self._chains_left_by(nearest, targets)
         holders = [self._holder_with_ways(chain, object_id) for chain in chains[:_MOST_HOLDERS]]
         ways_to_close = self._figures.ways_to_close(targets, nearest, object_id, self._rows)
-        holders += [HolderWays(None, [way], []) for way in ways_to_close]
+        holders += [HolderWays.of_one(way) for way in ways_to_close]  # plt.close(1)
         ways = _one_way_for_each_line(nearest_first(holders, nearest))
         return Places(ways, max(0, len(chains) - _MOST_HOLDERS))
 
     def _chains_left_by(self, nearest: Way, targets: Sequence[object]) -> list[FoundChain]:
-        """Return the chains through the holders of the targets, without the chains inside a target.
+        """Return the chains through the holders of the targets, without holders inside a target,
+        which die with it.
 
-        Of many chains, only the chains that the line of ``nearest`` does not end are returned,
-        because it takes long to write each.
+        If there are many, the chains that the line of ``nearest`` ends are left out, too: it takes
+        long to write each.
         """
         target_ids = set(map(id, targets))
         chains = list[FoundChain]()
@@ -187,33 +190,42 @@ class AllPlaces:
             found_chain: the chain through the holder.
             object_id: identity of the object of the row; 0 if there is none.
         """
-        root, steps, left_out = self._figures.inside_older(
-            found_chain.roots[0], found_chain.steps, object_id
-        )
-        to_holder = steps[: max(0, found_chain.holder_at + 1 - left_out)]
+        in_figure = self._figures.inside_older(found_chain.roots[0], found_chain.steps, object_id)
+        root, steps = in_figure.root, in_figure.steps
+        # The holder may be before the figure, as pyplot's dict of figures is: then the root holds.
+        number_to_holder = found_chain.holder_at + 1 - in_figure.number_left_out
+        to_holder = steps[: max(0, number_to_holder)]
         record = self._records.removal(root, steps, steps[-1:])
         if record is not None and record.way.step_ids[-1] in map(id, to_holder):
-            # The list in ``history["epoch 1"]["losses"]`` is in the record, which goes as a whole.
-            return HolderWays(None, [record.way], [])
-        ways = [self._way_through_item(root, steps, record)]
-        if not to_holder or found_chain.references == 1:  # runs[3]
-            return HolderWays(None, ways, [])
+            # The holder is the list in ``history["epoch 1"]["losses"]``: it is a part of the record
+            # ``history["epoch 1"]``, which is removed as a whole.
+            return HolderWays.of_one(record.way)
+        first_way = self._way_to_item(root, steps, record)
+        if not to_holder or found_chain.number_of_references == 1:  # runs[3]
+            return HolderWays.of_one(first_way)
         if found_chain.many_items:  # 1,000 views of one array: runs[0] to runs[999]
             way = self._way_to_many(root, to_holder, found_chain.many_items)
-            return HolderWays(None, [way], [])
-        items = [steps[len(to_holder)]]  # runs[3], and runs[7] as a further one
+            return HolderWays.of_one(way)
+        # runs[3], and runs[7] as a further one
+        ways = [first_way]
+        items = [steps[len(to_holder)]]
         for chain_down in found_chain.further_down:
-            chain = (*to_holder, *chain_down)
-            record = self._records.removal(root, chain, chain[-1:])
-            ways.append(self._way_through_item(root, chain, record))
+            ways.append(self._way_to_further_item(root, (*to_holder, *chain_down)))
             items.append(chain_down[0])
         return HolderWays(to_holder[-1], ways, items)
 
-    def _way_through_item(self, root: Root, steps: Steps, record: Removal | None) -> Way:
-        """Return the way to the last object of a chain, or to the record around it.
+    def _way_to_further_item(self, root: Root, steps: Steps) -> Way:
+        """Return the way along a chain, as ``_way_to_item`` does, to the record around its last
+        object if there is one.
+        """
+        return self._way_to_item(root, steps, self._records.removal(root, steps, steps[-1:]))
 
-        If no line removes the object, it is the way to the new module around it: a parameter stays
-        in its module, which leaves as a whole if all of it is unwanted.
+    def _way_to_item(self, root: Root, steps: Steps, record: Removal | None) -> Way:
+        """Return the way to the record around the last object of a chain; without a record, the way
+        to the object itself.
+
+        If no line removes the object, it is the way to the new module around it: a weight stays in
+        its layer, which is removed as a whole if all of it is to be freed.
         """
         if record is not None:
             return record.way
@@ -221,7 +233,7 @@ class AllPlaces:
         if self._row_removals is None:
             return way
         module = self._row_removals.new_module(root, steps, way)
-        return way if module is None else module[1]
+        return way if module is None else module.way
 
     def _way_to_many(self, root: Root, steps: Steps, items: Sequence[object]) -> Way:
         """Return one way to many items of the last object of a chain: the path of the first item,
@@ -230,6 +242,7 @@ class AllPlaces:
         holder = steps[-1]
         remedy = REMOVE_THEM
         cuts = self._writer.cuts_of_items(root, steps, items)
+        # The owner may be another object, such as the dict that a module has for its parameters.
         if all(cut.owner_id == id(holder) for cut in cuts):
             line = statement_of(cuts)
             if line:
@@ -243,27 +256,32 @@ class AllPlaces:
 
 
 def _one_way_for_each_line(holders: Sequence[HolderWays]) -> list[Way]:
-    """Return the ways through holders, one for each line. Ways which the line of an earlier holder
-    ends are left out.
+    """Return the ways through holders, one for each line that is needed.
+
+    A way is left out if the line of an earlier holder ends it, or if an earlier way has the same
+    line: ``plt.close("all")`` closes two figures.
     """
     removed_references = set[tuple[int, int]]()
     way_by_advice = dict[Remedy | str, Way]()
     for holder in holders:
-        remaining = holder.without(removed_references)
+        remaining = holder.without_ended_ways(removed_references)
         for way in remaining.ways:
             removed_references.update(way.removed_references)
-        for way in remaining.together():
+        for way in remaining.one_way_if_possible():
             advice: Remedy | str = way.holder.remedy
-            if advice == REMOVE_THEM:
-                advice = way.holder.path  # the same words for each place
+            if advice == REMOVE_THEM:  # these words are the same for each place
+                advice = way.holder.path
             first_way = way_by_advice.setdefault(advice, way)
-            if first_way.words and not way.words:  # a model has the parameter of an optimizer, too
+            # The optimizer's way to a parameter has words, but a model may have it, too: then the
+            # words would not free it.
+            if first_way.words and not way.words:
                 way_by_advice[advice] = replace(first_way, words="")
     return list(way_by_advice.values())
 
 
 def _is_removed(found_chain: FoundChain, removed: Set[tuple[int, int]]) -> bool:
-    """Return True if a line removes a reference on the chain through each item of its holder.
+    """Return True if a line ends a chain: it removes a reference on the way through each item of
+    its holder that leads to the object.
 
     Args:
         found_chain: the chain.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.holder_finder import Holders
-from ipygpumem.heap.holders.referrer_graph import Chain, Steps, order_of_root
+from ipygpumem.heap.holders.referrer_graph import Chain, Steps, sort_key_of_root
 from ipygpumem.heap.kinds.arrays import elements, flat_elements, is_array
 from ipygpumem.heap.knowledge.text_keys import referents_with_keys
 from ipygpumem.heap.paths.data_frame_steps import are_blocks
@@ -27,15 +27,22 @@ _MOST_ITEMS = 200
 
 
 class FoundChain(NamedTuple):
-    """A chain of references from roots to an object, with its holder, and further chains from the
-    same holder, if several of its items lead to the object: ``runs[0]`` and ``runs[7]``.
+    """A chain of references from a root to an object, through one holder.
+
+    If several items of the holder lead to the object, such as ``runs[0]`` and ``runs[7]``, the
+    chain leads through the first item; ``further_down`` has the end of the chain through each other
+    one.
     """
 
     roots: list[Root]
-    """The roots that one statement removes; the first of them begins the chain."""
+    """The root at which the chain begins, and further roots of the same object that one statement
+    removes with it: ``del x, y``.
+    """
     steps: Steps
-    references: int
-    """Number of references with which the holder holds the objects that were asked about."""
+    number_of_references: int
+    """Number of references with which the holder holds the objects that were asked about: 2 for
+    ``runs[0]`` and ``runs[7]``.
+    """
     holder_at: int = -1
     """Position of the holder among the steps; -1 if the root is the holder."""
     further_down: tuple[Steps, ...] = ()
@@ -59,7 +66,7 @@ class FoundChain(NamedTuple):
 
     def has_all_steps(self) -> bool:
         """Return True if ``steps_through_items`` has a chain for each reference of the holder."""
-        return self.references == 1 + len(self.further_down)
+        return self.number_of_references == 1 + len(self.further_down)
 
 
 class HolderChains:
@@ -83,6 +90,8 @@ class HolderChains:
         """
         holders = self._search.holders.holders_of(list(map(id, targets)))
         chains = self._chains_without_holder(holders)
+        # Chains to a holder through an object that dies with the targets: this object has holders,
+        # too. Once it is removed from them, such a chain leads nowhere.
         inner_chains = list[FoundChain]()
         for key in holders.items:
             found_chain = self._chain_through(key, holders)
@@ -99,14 +108,16 @@ class HolderChains:
         return of_users or chains
 
     def _chains_without_holder(self, holders: Holders) -> list[FoundChain]:
-        """Return the chains from roots that refer to a target, or to an object that must die with
-        one.
+        """Return the chains from roots that refer to a target directly, as a variable does, or to
+        an object that must die with a target, such as a tuple around it.
         """
         chains = list[FoundChain]()
         for key in holders.next_down:
-            if key in self._search.roots_at:
-                for steps in self._chains_of_elements(key, holders):
-                    chains += [FoundChain(roots, steps, 1) for roots in self._roots_together(steps)]
+            if key not in self._search.roots_at:
+                continue
+            for steps in self._chains_of_elements(key, holders):
+                for roots in self._roots_together(steps):
+                    chains.append(FoundChain(roots, steps, number_of_references=1))
         return chains
 
     def _chain_through(self, key: int, holders: Holders) -> FoundChain | None:
@@ -122,19 +133,20 @@ class HolderChains:
         if chain is None:
             return None
         root, steps = chain
-        item_ids = holders.items[key]
+        item_ids = holders.items[key]  # one for each reference, but many for 1,000 views
         first_down, *further_down = self._chains_down(item_ids[:_MOST_ITEMS], holders)
         many_items = list[object]()
         if len(item_ids) > _MOST_ITEMS:
             many_items = list(map(self._graph.objects.__getitem__, item_ids))
-        # Another thread may have removed the reference by now, as the end of a thread does. And the
-        # dict of a holder's attributes is one reference, which has several.
+        # The holder is asked now, so it may have fewer references than chains: another thread may
+        # have removed one. And several chains lead through the dict of a holder's attributes, which
+        # is only one reference.
         number = self._number_of_references(holder, holders.next_down.keys())
         number = max(1 + len(further_down), number)
         return FoundChain(
             self._names_of(root, steps),
             (*steps, *first_down),
-            references=number,
+            number_of_references=number,
             holder_at=len(steps) - 1,
             further_down=tuple(further_down),
             many_items=many_items,
@@ -151,15 +163,16 @@ class HolderChains:
             holders: all holders of the targets, and the objects that must die.
         """
         dying = holders.next_down
-        chain = self._graph.chain(self._graph.objects[key], self._search.up_to_roots)
+        chain = self._graph.chain(self._graph.objects[key], self._search.ways_from_roots)
         if chain is None or dying.keys().isdisjoint(map(id, chain[1])):
             return chain
         # Go up from the holder, past the objects that die, to the nearest root.
         next_down: dict[int, int | None] = {key: None}
         waiting = [key]
         for upper in waiting:  # the list grows
-            for root in sorted(self._search.roots_at.get(upper, ()), key=order_of_root):
-                return root, self._steps_down(upper, next_down)
+            roots = self._search.roots_at.get(upper)
+            if roots:
+                return min(roots, key=sort_key_of_root), self._steps_down(upper, next_down)
             for referrer in self._graph.referrers.get(upper, ()):
                 if referrer not in next_down and referrer not in dying:
                     next_down[referrer] = upper
@@ -179,6 +192,7 @@ class HolderChains:
         for key in item_ids:
             item = self._graph.objects[key]
             key_below = holders.next_down[key]
+            # The item is the dict of the holder's attributes: one chain for each attribute.
             if type(item) is dict and key_below is not None:
                 to_attribute: Steps = (item, self._graph.objects[key_below])
                 yield from self._chains_of_attributes(to_attribute, holders)
@@ -187,8 +201,10 @@ class HolderChains:
                 yield from self._chains_of_attributes(steps, holders)
 
     def _chains_of_attributes(self, steps: Steps, holders: Holders) -> Iterator[Steps]:
-        """Yield a chain; if it leads through a dict, one chain for each value of the dict that
-        leads to a target: a library's object may have several of them as attributes.
+        """Yield the chains that differ from a chain only in the value of its first dict: one for
+        each value that leads to a target. Yield the chain itself if it leads through no dict.
+
+        The dict has the attributes of a library's object, several of which may have the target.
         """
         for position, step in enumerate(steps[:-1]):
             if type(step) is dict:
@@ -198,8 +214,10 @@ class HolderChains:
         yield from self._chains_of_blocks(steps, holders)
 
     def _chains_of_blocks(self, steps: Steps, holders: Holders) -> Iterator[Steps]:
-        """Yield a chain; if it leads through the blocks of a data frame, one chain for each block
-        that leads to a target: a column leaves with its own block only.
+        """Yield the chains that differ from a chain only in the block of its data frame: one for
+        each block that leads to a target. Yield the chain itself if it leads through no blocks.
+
+        A column is removed with its own block only.
         """
         for position, step in enumerate(steps[:-1]):
             if are_blocks(step):
@@ -223,8 +241,10 @@ class HolderChains:
                 yield (*steps[: position + 1], *self._steps_down(child, holders.next_down))
 
     def _chains_to_whole_arrays(self, key: int, holders: Holders) -> list[Steps]:
-        """Return the chains from an object to targets; only the object itself if it is an array of
-        objects, all of which lead to targets: it is removed as a whole.
+        """Return the chains from an object to targets.
+
+        If it is an array of objects, all of which lead to targets, that is a chain of the array
+        alone: the line removes it as a whole, ``del runs[0]``.
         """
         item = self._graph.objects[key]
         chains = self._chains_of_elements(key, holders)
@@ -233,15 +253,16 @@ class HolderChains:
         return chains
 
     def _chains_of_elements(self, key: int, holders: Holders) -> list[Steps]:
-        """Return the chain from an object to a target; from an array of objects, one chain for each
-        element that leads to a target, because the target dies only without all of them.
+        """Return the chain from an object to a target. From an array of objects, return one chain
+        for each element that leads to a target: the target dies only without all of them.
         """
         next_down = holders.next_down
         item = self._graph.objects[key]
         leading = list[int]()
         if is_array(item) and elements(item) is not None:
             leading = [child for child in self._graph.children.get(key, ()) if child in next_down]
-        if not 1 < len(leading) <= _MOST_ITEMS:
+        has_several_chains = 1 < len(leading) <= _MOST_ITEMS
+        if not has_several_chains:
             return [self._steps_down(key, next_down)]
         return [(item, *self._steps_down(child, next_down)) for child in dict.fromkeys(leading)]
 
@@ -256,12 +277,14 @@ class HolderChains:
     # -- roots and references ---------------------------------------------------------------------
 
     def _roots_together(self, steps: Steps) -> list[list[Root]]:
-        """Return the roots that refer to the first step, in groups that one statement removes."""
+        """Return the roots that refer to the first step, in groups that one statement removes: the
+        variables ``x`` and ``y`` with ``del x, y``.
+        """
         groups: dict[str, list[Root]] = {}
         is_target = len(steps) == 1
         roots = self._search.roots_of(steps[0])
         for root in sorted(roots, key=lambda root: (root.rank, root.text)):
-            if root.is_output:
+            if root.is_output:  # ``%xdel _5`` removes ``Out[5]``, too
                 group = "%xdel"
             elif root.is_freed_by_command:
                 group = "%gpumem"
@@ -308,8 +331,9 @@ def _leads_through_dying(
 
 
 def _dies_without_item(item: object, targets: Sequence[object]) -> bool:
-    """Return True for an object that is removed as a whole if one of its items is, such as a tuple;
-    False for a dict, and for an array of objects that is none of the targets.
+    """Return True for an object that is removed as a whole if one of its items is to be removed,
+    such as a tuple. False for a dict, and for an array of objects unless it is itself a target: an
+    item can be taken out of these.
     """
     if type(item) is dict:
         return False
@@ -322,7 +346,7 @@ def _number_of_elements(array: object) -> int:
 
 
 def _is_of_ipython(found_chain: FoundChain) -> bool:
-    """Return True for a chain from IPython's own objects."""
+    """Return True for a chain from IPython's own objects, such as its caches of outputs."""
     if found_chain.roots[0].rank in (Rank.IPYTHON, Rank.OURS, Rank.NOWHERE):
         return True
     return module_of(found_chain.steps[0]).partition(".")[0] in ("IPython", "ipykernel")

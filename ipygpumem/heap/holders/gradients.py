@@ -16,7 +16,7 @@ from ipygpumem.heap.knowledge.graphs import gradient_of
 from ipygpumem.heap.paths.ages import Ages
 from ipygpumem.introspect import instance_dict, is_instance
 
-_LITTLE = 0.1
+_FURTHER_SHARE = 0.1
 """Maximum share of further gradients that a line clears if their age is unknown, by their bytes:
 biases are too small for rows.
 """
@@ -63,17 +63,17 @@ class ClearableGradients:
         for gradient, array in described(gradients):
             if array.storage in self._wanted:
                 wanted_bytes += array.size_bytes
-            elif self._is_older(gradient, array):
+            elif self._learn_if_older(gradient, array):
                 must_stay = True
             else:
                 other_bytes += array.size_bytes
-        if not self._ages.are_known and other_bytes > _LITTLE * wanted_bytes:
+        if not self._ages.are_known and other_bytes > _FURTHER_SHARE * wanted_bytes:
             must_stay = True
         return frozenset() if must_stay else frozenset(map(id, parameters))
 
-    def _is_older(self, gradient: object, array: Array) -> bool:
-        """Return True if a gradient is older than the memory to free, and note such a gradient for
-        later searches, to which its age is unknown.
+    def _learn_if_older(self, gradient: object, array: Array) -> bool:
+        """Note a gradient that is older than the memory to free, for later searches, to which its
+        age is unknown; return True if it is older.
         """
         if id(gradient) in self._older:
             return True

@@ -1,7 +1,7 @@
 """Finds all tensors whose autograd graphs keep some storages, in one walk through the graphs.
 
-A sum of losses has the graph of each: what a batch has saved dies only without the loss and the
-sum.
+After ``losses.append(loss); total = total + loss``, the graph of ``total`` contains that of the
+loss. What the batch has saved is freed only if both tensors are removed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ipygpumem.heap.knowledge.graphs import gradient_of, saved_by
 from ipygpumem.heap.knowledge.nodes import Nodes, is_leaf
 
 _MOST_BITS = 1 << 28
-"""Maximum number of nodes times storages: 32 MiB."""
+"""Maximum number of nodes times storages, each of which takes a bit: 32 MiB."""
 _MOST_PAIRS = 100_000
 """Maximum number of pairs of a storage and a tensor that keeps it."""
 
@@ -32,7 +32,7 @@ def all_keepers(
     with sys.modules["torch"]._C.DisableTorchFunction():
         nodes = Nodes()
         for tensor in tensors:
-            for _ in nodes.of(tensor):
+            for _ in nodes.of(tensor):  # reads each node of its graph into ``nodes.finished``
                 pass
         if nodes.is_full or len(nodes.finished) * len(bits) > _MOST_BITS:
             return None
@@ -55,8 +55,9 @@ def all_keepers(
 def tensors_with_gradients(
     tensors: Iterable[Any], keys: Container[StorageKey]
 ) -> dict[StorageKey, list[Any]]:
-    """Return the tensors whose gradients are on each storage, by storage: the gradients of a whole
-    model may be parts of one.
+    """Return the tensors whose gradients are on each storage, by storage.
+
+    They may be several: distributed training keeps all gradients of a model in one storage.
     """
     tensors_of = dict[StorageKey, list[Any]]()
     with sys.modules["torch"]._C.DisableTorchFunction():
@@ -83,10 +84,12 @@ def _kept_behind(nodes: Nodes, bits: Mapping[StorageKey, int]) -> dict[int, int]
         following[id(node)] = list(nodes.following(node))
         for item in saved_by(node):
             bits_by_node[id(node)] |= bits.get(memory_key(item), 0)
-            if is_leaf(node):  # its gradient may have a graph
+            if is_leaf(node):  # the gradient of its tensor may have a graph: create_graph=True
                 following[id(node)].append(nodes.first(item))
+    # Nodes come after those behind them, so one turn is enough, and a second one finds no change.
+    # More are needed only if the graph of a gradient leads to the leaf that has this gradient.
     has_changed = True
-    while has_changed:  # twice, unless a gradient's graph leads to its own leaf
+    while has_changed:
         has_changed = False
         for node in nodes.finished:
             before = bits_by_node[id(node)]

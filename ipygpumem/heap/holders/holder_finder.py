@@ -37,7 +37,7 @@ class Holders(NamedTuple):
     target; None for a target itself.
     """
     items: dict[int, list[int]]
-    """For each holder, the objects to remove from it: those that must die to which it refers."""
+    """For each holder, the objects to remove from it: the dying objects to which it refers."""
 
 
 class HolderFinder:
@@ -84,15 +84,16 @@ class HolderFinder:
         return self._are_holders[key]
 
     def _is_holding_dict(self, key: int, item: dict[str, object]) -> bool:
-        """Return True for a dict from which a user can remove an item; False for the dict of an
-        object's attributes, which dies with the object, and for a dict whose referrers the search
-        has not read yet: it may be that of an object.
+        """Return True for a dict from which a user can remove an item.
+
+        That of an object's attributes dies with the object. A dict whose referrers the search has
+        not read yet may be such a dict, so it is no holder either.
         """
         if key not in self._graph.referrers:
             return False
         owners = [self._graph.objects[referrer] for referrer in self._graph.referrers[key]]
         if owners and all(type(owner) in _OF_FIXED_DICTS for owner in owners):
-            return False  # only a name of the dict itself could remove an item
+            return False  # such as keyword arguments: no code reaches the dict but by its own name
         return not any(owns(owner, item) for owner in owners)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.holders.backward import MOST_VISITS
 from ipygpumem.heap.holders.explanation import (
     NOT_REACHED,
     HolderSearch,
-    order_of_holder,
+    sort_key_of_holder,
 )
 from ipygpumem.heap.holders.gradients import ClearableGradients
 from ipygpumem.heap.holders.graph_keepers import all_keepers, tensors_with_gradients
@@ -73,11 +73,18 @@ class GraphKeeper:
         return self.how == GRADIENT
 
 
-def keepers(
-    tensors: Iterable[Any], wanted: set[StorageKey]
-) -> tuple[dict[StorageKey, GraphKeeper], bool]:
+class FoundKeepers(NamedTuple):
+    """The tensors that keep some storages alive by their graphs or gradients."""
+
+    by_storage: dict[StorageKey, GraphKeeper]
+    """One tensor for each storage that has any."""
+    are_all_graphs_read: bool
+    """True if all graphs were read; False if they have too many nodes."""
+
+
+def keepers(tensors: Iterable[Any], wanted: set[StorageKey]) -> FoundKeepers:
     """Return one tensor that keeps each of the ``wanted`` storages alive by its graph or gradient,
-    if there is one; and True if all graphs were read.
+    if there is one.
     """
     torch: Any = sys.modules["torch"]
     is_leaf = torch.Tensor.is_leaf.__get__
@@ -94,22 +101,33 @@ def keepers(
                 key = memory_key(kept_tensor)
                 if key not in wanted or key in by_storage:
                     continue
-                if key == own_key:  # it holds it itself: a view, or ``exp`` has saved its result
+                if (
+                    key == own_key
+                ):  # the tensor holds it itself, also if ``exp`` has saved its result
                     continue
                 if node is None:
                     by_storage[key] = GraphKeeper(tensor, GRADIENT, "")
                 else:
                     how = f": its autograd graph ({type_name(node)})"
                     by_storage[key] = GraphKeeper(tensor, how, DETACH)
-    return by_storage, not nodes_read.is_full
+    return FoundKeepers(by_storage, are_all_graphs_read=not nodes_read.is_full)
 
 
 def graph_holders(keys: set[StorageKey], heap: Heap, roots: Roots) -> dict[StorageKey, Holder]:
     """Return the holder of each storage that autograd keeps, a tensor with its graph or gradient;
     without the storages for which there is no advice.
     """
-    holders, _ = search_graph_holders(keys, heap, roots, MOST_VISITS, is_limited=False)
-    return {key: holder for key, holder in holders.items() if holder.remedy.text}
+    result = search_graph_holders(keys, heap, roots, MOST_VISITS, is_limited=False)
+    return {key: holder for key, holder in result.holders.items() if holder.remedy.text}
+
+
+class GraphHolders(NamedTuple):
+    """The holders of storages that autograd keeps."""
+
+    holders: dict[StorageKey, Holder]
+    """The tensor whose graph or gradient keeps each storage, with the line that frees it."""
+    is_limited: bool
+    """True if some holders may not have been reached, by this search or by the one before it."""
 
 
 def search_graph_holders(
@@ -120,12 +138,11 @@ def search_graph_holders(
     *,
     is_limited: bool,
     holders_that_free: Mapping[StorageKey, Holder] | None = None,
-) -> tuple[dict[StorageKey, Holder], bool]:
-    """Return the holders of the ``missing`` storages that autograd keeps, and True if some holders
-    may not have been reached: by an earlier search (``is_limited``), or by this one.
+) -> GraphHolders:
+    """Return the holders of the ``missing`` storages that autograd keeps.
 
     Args:
-        missing: the storages.
+        missing: storages to which no root leads.
         heap: the live objects.
         roots: the names and objects from which the user can reach objects.
         max_visits: maximum number of objects to examine.
@@ -134,17 +151,43 @@ def search_graph_holders(
             storages: the gradients of these tensors die with them.
     """
     tensors = _TensorsWithHolders(heap, roots, max_visits)
-    keeper_by_storage, are_all_read = keepers(tensors.named, missing)
+    found = keepers(tensors.with_holder, missing)
+    holders = _holders_of_kept(found.by_storage, tensors, missing, roots, holders_that_free or {})
+    if tensors.is_limited or not found.are_all_graphs_read:
+        is_limited = True
+    for key in _storages_in_cycles(heap, missing - found.by_storage.keys()):
+        # If a search was cut short, the holder may be a tensor that it has not reached.
+        holders[key] = NOT_REACHED if is_limited else _CYCLE
+    return GraphHolders(holders, is_limited)
+
+
+def _holders_of_kept(
+    keeper_by_storage: Mapping[StorageKey, GraphKeeper],
+    tensors: _TensorsWithHolders,
+    missing: Set[StorageKey],
+    roots: Roots,
+    holders_that_free: Mapping[StorageKey, Holder],
+) -> dict[StorageKey, Holder]:
+    """Return the holder of each storage that a tensor keeps: all places of all tensors whose graphs
+    keep it, because the storage is only freed if none of these graphs is left.
+
+    Args:
+        keeper_by_storage: one tensor that keeps each storage.
+        tensors: all tensors that may keep one, with their holders.
+        missing: as in ``search_graph_holders``, like the remaining arguments.
+        roots: the names and objects from which the user can reach objects.
+        holders_that_free: holders whose lines remove tensors from all places.
+    """
     in_graphs = [key for key, keeper in keeper_by_storage.items() if not keeper.is_by_gradient]
-    all_keepers_of = all_keepers(tensors.named, in_graphs)
+    all_keepers_of = all_keepers(tensors.with_holder, in_graphs)  # None: too many to name all
     owner_keys = _keys_of_owners(keeper_by_storage, all_keepers_of or {})
     kept_storages = _KeptStorages(
         tensors.search,
         tensors.holders_with_all_places_of(owner_keys),
         ClearableGradients(missing, roots.lines.ages),
-        holders_that_free or {},
+        holders_that_free,
     )
-    tensors_by_gradient = tensors_with_gradients(tensors.named, keeper_by_storage)
+    tensors_by_gradient = tensors_with_gradients(tensors.with_holder, keeper_by_storage)
     holders = dict[StorageKey, Holder]()
     for key, keeper in keeper_by_storage.items():
         if keeper.is_by_gradient:
@@ -152,18 +195,15 @@ def search_graph_holders(
         else:
             all_of_storage = None if all_keepers_of is None else all_keepers_of[key]
             holders[key] = kept_storages.holder_by_graph(keeper, all_of_storage)
-    if tensors.is_limited or not are_all_read:
-        is_limited = True
-    for key in _storages_in_cycles(heap, missing - keeper_by_storage.keys()):
-        holders[key] = NOT_REACHED if is_limited else _CYCLE
-    return holders, is_limited
+    return holders
 
 
 class _TensorsWithHolders:
     """The tensors that have a graph or may have a gradient, and their holders.
 
-    A tensor that a graph has saved may also be a Python object to which only the graph refers: it
-    has no holder of its own, and is none.
+    After ``losses.append(model(x).sum())``, the loss is such a tensor, and its holder is the list.
+    A result inside the model, which the graph has saved, may be a Python object, too; but no list
+    or variable refers to it. It has no holder, so it is not one of ``with_holder``.
 
     Args:
         heap: the live objects.
@@ -172,7 +212,7 @@ class _TensorsWithHolders:
 
     Attributes:
         search: the search for the holders.
-        named: the tensors with a holder, the tensor with the best holder first.
+        with_holder: the tensors with a holder, the tensor with the best holder first.
         is_limited: True if some tensors or holders may be missing.
     """
 
@@ -181,9 +221,9 @@ class _TensorsWithHolders:
         tensors_by_key = {object_key(tensor): [tensor] for tensor in candidates[:_MOST_OWNERS]}
         self.search = HolderSearch(tensors_by_key, heap, roots, max_visits, of_graphs=True)
         self._explanation = self.search.explain()
-        holders = self._explanation.named
-        ordered_keys = sorted(holders, key=lambda key: order_of_holder(holders[key]))
-        self.named = [tensors_by_key[key][0] for key in ordered_keys]
+        holders = self._explanation.from_roots
+        ordered_keys = sorted(holders, key=lambda key: sort_key_of_holder(holders[key]))
+        self.with_holder = [tensors_by_key[key][0] for key in ordered_keys]
         self.is_limited = self._explanation.is_limited or len(candidates) > _MOST_OWNERS
 
     def holders_with_all_places_of(self, keys: Set[StorageKey]) -> dict[StorageKey, Holder]:
@@ -192,10 +232,36 @@ class _TensorsWithHolders:
         """
         removals = self._explanation.removals
         wanted = {key: removal for key, removal in removals.items() if key in keys}
-        return {**self._explanation.named, **self.search.holders_in_all_places(wanted)}
+        return {**self._explanation.from_roots, **self.search.holders_in_all_places(wanted)}
 
 
-def holders_of_saving_graphs(
+def with_saving_graphs(
+    holders: Mapping[StorageKey, Holder],
+    keys: set[StorageKey],
+    heap: Heap,
+    roots: Roots,
+    max_visits: int,
+) -> dict[StorageKey, Holder]:
+    """Return the holders of storages that graphs have saved, too, with the line that also removes
+    the graphs: ``del batch, loss`` after ``loss = model(batch).sum()``.
+
+    Storages that no graph has saved are left out.
+
+    Args:
+        holders: the holder of each storage, to which a root leads.
+        keys: the storages.
+        heap: the live objects.
+        roots: the names and objects from which the user can reach objects.
+        max_visits: maximum number of objects to examine.
+    """
+    of_graphs = _holders_of_saving_graphs(keys, heap, roots, max_visits)
+    return {
+        key: _with_graph_holders(holders[key], graph_holders)
+        for key, graph_holders in of_graphs.items()
+    }
+
+
+def _holders_of_saving_graphs(
     keys: set[StorageKey], heap: Heap, roots: Roots, max_visits: int
 ) -> dict[StorageKey, list[Holder]]:
     """Return the holders of the tensors whose graphs have saved storages, by storage; none if there
@@ -211,36 +277,38 @@ def holders_of_saving_graphs(
     for tensors in tensors_by_storage.values():
         tensors_by_key.update((object_key(tensor), [tensor]) for tensor in tensors)
     search = HolderSearch(tensors_by_key, heap, roots, max_visits, of_graphs=True)
-    named = search.explain().named
+    holder_by_tensor = search.explain().from_roots
     holders = dict[StorageKey, list[Holder]]()
     for key, tensors in tensors_by_storage.items():
-        tensor_keys = map(object_key, tensors)
-        holders[key] = [named[tensor_key] for tensor_key in tensor_keys if tensor_key in named]
+        holders_of_tensors = map(holder_by_tensor.get, map(object_key, tensors))
+        holders[key] = [holder for holder in holders_of_tensors if holder is not None]
     return holders
 
 
 def _tensors_whose_graphs_saved(
     keys: set[StorageKey], tensors: Sequence[object]
 ) -> dict[StorageKey, list[object]]:
-    """Return the tensors whose graphs have saved each of some storages, but not the tensors on the
-    storage itself: ``exp`` saves its result.
+    """Return the tensors whose graphs have saved each of some storages.
+
+    A tensor on the storage itself is left out, although its graph may have saved it, as that of
+    ``y = x.exp()`` has saved ``y``: it is one of the storage's holders without its graph, too.
     """
     tensors_by_storage = dict[StorageKey, list[object]]()
     for tensor in tensors:
-        keeper_by_storage, _ = keepers([tensor], keys - {storage_key(tensor)})
-        for key, keeper in keeper_by_storage.items():
+        found = keepers([tensor], keys - {storage_key(tensor)})
+        for key, keeper in found.by_storage.items():
             if not keeper.is_by_gradient:
                 tensors_by_storage.setdefault(key, []).append(tensor)
     return tensors_by_storage
 
 
-def with_graph_holders(holder: Holder, of_graphs: Sequence[Holder]) -> Holder:
+def _with_graph_holders(holder: Holder, of_graphs: Sequence[Holder]) -> Holder:
     """Return the holder of a storage that graphs have saved, with the line that also removes the
-    graphs.
+    graphs: ``del batch, loss`` after ``loss = model(batch).sum()``.
 
     Args:
-        holder: the holder.
-        of_graphs: the holders of tensors with such graphs.
+        holder: the holder, such as the variable ``batch``.
+        of_graphs: the holders of tensors with such graphs, such as the variable ``loss``.
     """
     if not of_graphs:
         return holder
@@ -258,10 +326,12 @@ def _remedy_of_all(remedies: Sequence[Remedy]) -> Remedy:
     An example is ``del runs[0]["pred"], x  # and call tensor.detach()``.
     """
     by_line = {remedy.line: remedy for remedy in remedies}
-    if "" in by_line:  # a model needs it: the other lines would free nothing
+    is_kept_anyway = "" in by_line  # by a model that needs it: the other lines would free nothing
+    if is_kept_anyway:
         return NO_REMEDY
     statements = [remedy for remedy in by_line.values() if remedy.is_simple]
     words = [line for line, remedy in by_line.items() if not remedy.is_code]
+    # What is neither a statement nor words is a magic or a loop: no statement can follow it.
     has_magic_or_loop = len(statements) + len(words) < len(by_line)
     if not statements or has_magic_or_loop:
         return Remedy("remove it from all of these")
@@ -317,6 +387,7 @@ class _KeptStorages:
         """
         tensor_key = storage_key(keeper.tensor)
         if tensor_key is not None and tensor_key in self._holders_that_free:
+            # The line removes the tensor anyway, and the gradient dies with it.
             return self._holders_that_free[tensor_key]
         owners = [self._tensor_holders[object_key(tensor)] for tensor in tensors]
         path = owners[0].path + GRADIENT
@@ -332,7 +403,7 @@ class _KeptStorages:
             tensors: the tensors.
             owners: their holders, in the same order.
         """
-        # One step makes all gradients of a module or optimizer.
+        # One training step makes all gradients of a model, so one call may clear all of them.
         path_to_trained = self._search.path_of_trained(tensors, self._gradients)
         line = _statement_on(path_to_trained, ".zero_grad()")
         if line:
@@ -351,7 +422,8 @@ def _storages_in_cycles(heap: Heap, keys: set[StorageKey]) -> Iterable[StorageKe
         heap: the live objects, with all tensors.
         keys: the storages that no tensor with a holder keeps.
     """
-    keeper_by_storage, _ = keepers(heap.tensors, keys)
+    keeper_by_storage = keepers(heap.tensors, keys).by_storage
+    # A graph without a gradient forms no cycle: something out of sight keeps its tensor.
     if any(keeper.is_by_gradient for keeper in keeper_by_storage.values()):
         return keeper_by_storage
     return ()
@@ -386,7 +458,9 @@ def _with_other_keepers(holder: Holder, owner: Holder, owners: Sequence[Holder])
         owners: the holders of all tensors.
     """
     remedies = list({each.remedy.line: each.remedy for each in owners}.values())
-    if len(remedies) < 2 or holder.remedy != owner.remedy:
+    is_one_line_enough = len(remedies) < 2  # all tensors are in one list: ``losses.clear()``
+    removes_no_tensor = holder.remedy != owner.remedy  # its advice is to detach
+    if is_one_line_enough or removes_no_tensor:
         return holder
     path = f"{holder.path}, and {len(remedies) - 1} more"
     if not all(remedy.is_simple for remedy in remedies):
@@ -419,7 +493,9 @@ def _statement_on(path: str, ending: str) -> str:
     path is no code. An example is ``model.zero_grad()`` for "notebook variable model".
     """
     code = path.removeprefix(NOTEBOOK)
-    is_code = code != path or OUTPUT.match(code) is not None
-    if is_code and ": " not in code and " (" not in code and "…" not in code:
-        return f"{code}{ending}"
-    return ""
+    begins_with_code = code != path or OUTPUT.match(code) is not None
+    if not begins_with_code:
+        return ""
+    # ": closure of ...", " (in a set)", and the end of a path that was too long
+    has_words = ": " in code or " (" in code or "…" in code
+    return "" if has_words else f"{code}{ending}"

@@ -15,7 +15,7 @@ from ipygpumem.heap.bulk import by_identity, chunks, of_types, types_of, without
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 
-_MOST_VISITED = 2_000_000
+_MOST_VISITS = 2_000_000
 """Maximum number of objects to look at for all rows of a report: a second of work."""
 _MOST_PARTS = 10_000
 """Maximum number of objects in an item that is removed as a whole."""
@@ -45,7 +45,7 @@ class LimitedWalk:
 
     def __init__(self, namespaces: Iterable[int], objects_of_rows: Sequence[object]) -> None:
         self._references = ReferenceReader(Barriers(namespaces), has_text_keys=False)
-        self._visits_left = _MOST_VISITED
+        self._visits_left = _MOST_VISITS
         self._noted_types = _DATA & types_of(objects_of_rows)
         """Types of the numbers and texts that are objects of rows."""
         self._noted_ids = set(map(id, of_types(self._noted_types, objects_of_rows)))
@@ -53,10 +53,10 @@ class LimitedWalk:
 
     @property
     def is_at_limit(self) -> bool:
-        """True if the limit was reached: answers since then are incomplete."""
+        """True if the limit was reached: results since then are incomplete."""
         return self._visits_left <= 0
 
-    def all_reached(self, item: object) -> set[int]:
+    def ids_reached_from(self, item: object) -> set[int]:
         """Return the identities of an object and of all objects to which it leads."""
         reached_ids = set[int]()
         self.reach(item, reached_ids)
@@ -70,13 +70,15 @@ class LimitedWalk:
 
         Args:
             item: the object.
-            reached_ids: identities of objects that are not entered again.
+            reached_ids: the identities that earlier walks have added: their objects are not entered
+                again.
             wanted: identities of objects; the walk stops once all of these are reached. None to
                 reach all objects.
         """
         waiting: list[Sequence[object]] = [[item]]
         while waiting and self._visits_left > 0:
             by_key = by_identity(waiting.pop())
+            # In C, because a walk may pass millions of objects: those that are not in reached_ids.
             is_new = map(not_, map(reached_ids.__contains__, by_key))
             new_objects = list(compress(by_key.values(), is_new))
             reached_ids.update(by_key)
@@ -85,6 +87,7 @@ class LimitedWalk:
                 continue
             references = self._references.of(new_objects)
             waiting += chunks(without_types(_DATA, references.of_python))
+            # Numbers and texts are not entered; those that are objects of rows are noted at once.
             data = of_types(self._noted_types, references.of_python)
             reached_ids.update(self._noted_ids.intersection(map(id, data)))
             if references.of_torch:

@@ -4,8 +4,8 @@ takes artists out, such as the image of ``ax.imshow(array)``.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ipygpumem.heap.holders.referrer_graph import Steps
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
@@ -15,6 +15,18 @@ from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.roots import Root, Roots
 from ipygpumem.heap.paths.ways import Way
 from ipygpumem.introspect import instance_dict
+
+
+class ChainInFigure(NamedTuple):
+    """A chain of which the beginning may be left out: from an older figure on, or a whole chain."""
+
+    root: Root
+    """The root of the whole chain, or that of objects inside the figure, whose code is that of the
+    figure: ``plt.figure(1)``.
+    """
+    steps: Steps
+    number_left_out: int
+    """The number of objects before the figure; 0 for a whole chain."""
 
 
 class OpenFigures:
@@ -31,29 +43,24 @@ class OpenFigures:
         self._figures = roots_of_figures(roots.names)
         self._names = roots.names
         self._ages = roots.lines.ages
-        self._removed_as_whole = roots.lines.removed.modules_and_figures
+        self._removed = roots.lines.removed
         self._writer = writer
 
     def is_new(self, figure: object, object_id: int) -> bool:
         """Return True if a figure is no older than the row to free."""
         return id(figure) == object_id or id(figure) in self._ages.new()
 
-    def stays_open(self, figure: object, object_id: int) -> bool:
-        """Return True if an open figure is older than the row to free. A figure that is not is
-        noted as removed, for later searches, which do not know its age.
-        """
-        if self.is_new(figure, object_id):
-            self.note_removed(figure)
-            return False
-        return self._ages.is_older(figure)
-
     def note_removed(self, figure: object) -> None:
-        """Note for later searches that a line removes a figure as a whole."""
-        self._removed_as_whole.append(weakref.ref(figure))
+        """Note that a line removes a figure as a whole, for later searches, which do not know if it
+        is new.
+        """
+        self._removed.add_module_or_figure(figure)
 
-    def inside_older(self, root: Root, steps: Steps, object_id: int) -> tuple[Root, Steps, int]:
-        """Return a chain with the number of its steps that are left out. A chain from pyplot
-        through a figure that stays open is returned from the figure on; any other chain as it is.
+    def inside_older(self, root: Root, steps: Steps, object_id: int) -> ChainInFigure:
+        """Return a chain from pyplot through an older figure, from that figure on, because the line
+        is about an object in the figure. Any other chain is returned as it is.
+
+        A new figure on the chain is closed as a whole, which is noted for later searches.
 
         Args:
             root: the root of the chain.
@@ -64,9 +71,11 @@ class OpenFigures:
             roots = self._figures.get(id(item))
             if roots is None or roots.closing != root:
                 continue
-            if self.stays_open(item, object_id):
-                return roots.inside, steps[position:], position
-        return root, steps, 0
+            if self.is_new(item, object_id):
+                self.note_removed(item)
+            elif self._ages.learn_if_older(item):
+                return ChainInFigure(roots.inside, steps[position:], position)
+        return ChainInFigure(root, steps, 0)
 
     def ways_to_close(
         self,
@@ -77,9 +86,9 @@ class OpenFigures:
     ) -> list[Way]:
         """Return the ways to the open figures that must be closed so that objects die.
 
-        Pyplot keeps these figures, with the axes in them, also if the objects are axes in a user's
-        list. A figure stays if it is older, if it has much else or a name, or if ``nearest`` leads
-        through it: then an artist is taken out of it.
+        After ``axes.append(plt.subplots()[1])``, the user's list is not the only place of the axes:
+        pyplot keeps the figure around them. A figure stays open if it is older, if it has much else
+        or a name, or if ``nearest`` leads through it: then an artist is taken out of it.
 
         Args:
             targets: the objects.
@@ -90,7 +99,7 @@ class OpenFigures:
         if not self._figures:
             return []
         figures = self._figures_to_close(targets, nearest, object_id)
-        if figures:
+        if figures:  # without those that have a name
             for value in list(self._names.values()):
                 figures.pop(id(figure_of(value)), None)
         ways = list[Way]()
@@ -102,14 +111,15 @@ class OpenFigures:
     def _figures_to_close(
         self, targets: Sequence[object], nearest: Way, object_id: int
     ) -> dict[int, object]:
-        """Return the open figures around the targets that may be closed so that these die, by
-        identity: figures that need not stay open, and through which the nearest way does not lead.
+        """Return the open figures, by identity, that have to be closed so that the targets in them
+        die. Older figures stay open, and so do those through which the nearest way leads.
 
         Args:
             targets: the targets: figures, axes, other artists, and objects of other kinds.
             nearest: the nearest way to one of them.
             object_id: identity of the object of their row.
         """
+        # A figure on the nearest way stays open: its line takes an artist out of it.
         ids_on_the_way = set(nearest.step_ids)
         ids_on_the_way.update(owner_id for owner_id, _ in nearest.removed_references)
         ids_on_the_way.difference_update(map(id, targets))
@@ -119,9 +129,13 @@ class OpenFigures:
             if id(figure) not in self._figures:
                 continue
             if target is not figure:
-                # Another artist, such as a line, may have been drawn in an older figure.
-                may_close = are_axes(target) or id(figure) == object_id
-                if not may_close or self.stays_open(figure, object_id):
+                # A line or an image may have been drawn in an older figure; only axes, or what
+                # stands for the whole figure, are closed with it.
+                if not are_axes(target) and id(figure) != object_id:
+                    continue
+                if self.is_new(figure, object_id):
+                    self.note_removed(figure)
+                elif self._ages.learn_if_older(figure):
                     continue
             if ids_on_the_way.isdisjoint(_around(target, figure)):
                 figures[id(figure)] = figure

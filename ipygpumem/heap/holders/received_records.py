@@ -1,4 +1,4 @@
-"""Removes the records that older objects have received, each as a whole.
+"""Writes the lines that remove the records which older objects have received, each as a whole.
 
 A record is an object that an experiment has put into an older one: ``checkpoints["epoch 1"] =
 model.state_dict()``, or ``app.trainer = Trainer()``. Users remove these, not the arrays inside.
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import FunctionType, ModuleType
 
-from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.holders.referrer_graph import Steps
 from ipygpumem.heap.holders.removal import Removal
@@ -52,12 +51,14 @@ class ReceivedRecords:
 
     def __init__(self, roots: Roots, writer: PathWriter) -> None:
         self._received = roots.lines.received
-        self._removed = roots.lines.removed.records
+        self._removed = roots.lines.removed
         self._writer = writer
 
     def removal(self, root: Root, steps: Steps, targets: Sequence[object]) -> Removal | None:
-        """Return how to remove the first record on a chain as a whole, also with arrays in it that
-        are too small for a row; note that it is removed. None if there is no record to remove.
+        """Return how to remove the first record on a chain as a whole, with all that is in it, also
+        arrays that are too small for a row. Note that it is removed.
+
+        None if there is no record on the chain, or no line for it.
 
         Args:
             root: the root of the chain.
@@ -67,18 +68,19 @@ class ReceivedRecords:
         target_ids = set(map(id, targets))
         received_ids = self._received()
         for position, item in enumerate(steps):
-            if position == 0 or id(item) not in received_ids:
+            if position == 0 or id(item) not in received_ids:  # a root's own object is no record
                 continue
             if id(item) in target_ids:  # the record is itself an object to free
                 return None
             to_item = steps[: position + 1]
             way = self._writer.way(root, to_item)
-            if not _may_be_record(item) or way.cut is None or not way.is_direct or way.cut.ending:
+            has_plain_line = way.cut is not None and way.is_direct and not way.cut.ending
+            if not _may_be_record(item) or way.cut is None or not has_plain_line:
                 return None
             if way.cut.kind in _OF_CONTAINERS or not is_exactly(item, *_EMPTIED):
-                self._removed[id(item)] = item
+                self._removed.add_record(item)
                 return Removal.of(item, targets, way)
-            # Code may need an attribute with a container.
+            # app.records: code may need the container, so it is emptied, not removed.
             emptied = self._way_that_empties(root, to_item, way)
             return None if emptied is None else Removal(None, targets, emptied)
         return None
@@ -98,9 +100,11 @@ class ReceivedRecords:
         return bool(self._records_of(row, rows.leading_items(row, items_of(holder))))
 
     def way_to_all(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
-        """Return the line that removes all records with arrays of a row, and all arrays of the row,
-        from a container; note that these records are removed. A way without a line if the object is
-        no container, or leads to arrays of the row by items of other kinds, too.
+        """Return the line that removes all records with arrays of a row from a container, and also
+        the arrays of the row that are its items. Note that these records are removed.
+
+        The way has no line if the object is no container, or if it leads to arrays of the row by
+        items that are neither.
 
         Args:
             root: the root of the chain to the container.
@@ -119,7 +123,8 @@ class ReceivedRecords:
         statement = statement_of(cuts)
         if not statement:
             return Way(Holder("", NO_REMEDY))
-        self._removed.update(by_identity(records))
+        for record in records:
+            self._removed.add_record(record)
         references = frozenset((id(container), id(item)) for item in leading)
         remedy = Remedy(statement, cuts=tuple(cuts))
         return Way(Holder("", remedy), removed_references=references)
@@ -132,7 +137,8 @@ class ReceivedRecords:
 
     def _way_that_empties(self, root: Root, steps: Steps, way: Way) -> Way | None:
         """Return the way to the container at the end of a chain, with the line that removes all of
-        its items, such as ``app.records.clear()``; note that it is removed. None without a line.
+        its items, such as ``app.records.clear()``; None if there is no such line. Note that the
+        container is removed as a record.
 
         Args:
             root: the root of the chain.
@@ -145,7 +151,7 @@ class ReceivedRecords:
         statement = statement_of(cuts)
         if not statement:
             return None
-        self._removed[id(container)] = container
+        self._removed.add_record(container)
         remedy = Remedy(statement, cuts=tuple(cuts))
         references = frozenset((id(container), id(item)) for item in items)
         holder = replace(way.holder, remedy=remedy)
@@ -153,8 +159,8 @@ class ReceivedRecords:
 
 
 def _may_be_record(item: object) -> bool:
-    """Return True for a container, an array of objects, a class of the user, or an instance of a
-    class that is no part of a figure and of no model.
+    """Return True for an object that users remove as a whole: a container, an array of objects, a
+    class of the user, or an instance, except models, tensors, artists of a figure and mocks.
     """
     if is_exactly(item, *CONTAINERS, OrderedDict):
         return True

@@ -24,7 +24,7 @@ NextUp = dict[int, tuple[Root, int | None]]
 """For each object to which a way leads from a root: the root, and the object before it on the way;
 None if the root itself refers to the object.
 """
-_MOST_SORTED = 200
+_LARGEST_SORTED_LEVEL = 200
 """Maximum number of objects of a level that are put in the same order in all reports."""
 
 
@@ -53,8 +53,13 @@ class ReferrerGraph:
             self.referrers[key].append(id(referrer))
 
     def leading_to(self, keys: Iterable[int], without: Iterable[int] = ()) -> list[int]:
-        """Return the objects ``keys``, and all objects that lead to them. The objects ``without``
-        are left out, and so are objects that lead there only through them.
+        """Return some objects, and all objects that lead to them, as far as the search has read the
+        references.
+
+        Args:
+            keys: the objects.
+            without: objects that are left out, and so are those that lead to ``keys`` only through
+                them.
         """
         leading = list(keys)
         visited = {*leading, *without}
@@ -72,7 +77,8 @@ class ReferrerGraph:
     # -- ways from roots --------------------------------------------------------------------------
 
     def next_up(self, references: list[tuple[Root, int]], without: Collection[int] = ()) -> NextUp:
-        """Return the shortest ways from roots to all objects to which they lead.
+        """Return the shortest way from a root to each object to which one leads, of those that the
+        search has seen.
 
         A way through a mappingproxy is only taken if there is no other one: nothing can be removed
         through it.
@@ -82,12 +88,12 @@ class ReferrerGraph:
             without: objects to which, and through which, no way leads.
         """
         next_up: NextUp = {}
-        for root, key in sorted(references, key=lambda pair: order_of_root(pair[0])):
+        for root, key in sorted(references, key=lambda pair: sort_key_of_root(pair[0])):
             if key not in without:
                 next_up.setdefault(key, (root, None))
         proxies = list[int]()
-        self._extend(next_up, list(next_up), without, proxies)
-        self._extend(next_up, proxies, without, None)
+        self._extend(next_up, list(next_up), without, proxies)  # around the proxies
+        self._extend(next_up, proxies, without, None)  # through them
         return next_up
 
     def _extend(
@@ -117,16 +123,16 @@ class ReferrerGraph:
                     if child not in next_up and child not in without:
                         next_up[child] = next_up[parent][0], parent
                         next_level.append(child)
-            if len(next_level) <= _MOST_SORTED:
-                # Of two ways of one length, the same one in all reports: the order in which the
-                # collector lists objects changes.
-                next_level.sort(key=functools.partial(self._order_in_level, next_up))
+            if len(next_level) <= _LARGEST_SORTED_LEVEL:
+                # Of two ways with the same length, all reports should take the same one, but the
+                # order in which the collector lists objects changes.
+                next_level.sort(key=functools.partial(self._sort_key_in_level, next_up))
             level = next_level
 
-    def _order_in_level(self, next_up: NextUp, key: int) -> tuple[object, ...]:
+    def _sort_key_in_level(self, next_up: NextUp, key: int) -> tuple[object, ...]:
         """Return the sort key of an object: the order of its root, and its type."""
         root, _ = next_up[key]
-        return order_of_root(root), type_name(self.objects[key])
+        return sort_key_of_root(root), type_name(self.objects[key])
 
     def chain(self, target: object, next_up: NextUp) -> Chain | None:
         """Return a root and the chain of objects from it to ``target``; None without a way."""
@@ -145,7 +151,8 @@ class ReferrerGraph:
     def parts_of(
         self, item: object, target_ids: Set[int], stays: Callable[[object], bool]
     ) -> list[object]:
-        """Return the parts of an object through which it leads to the targets.
+        """Return the objects through which an object leads to the targets, and which die with it:
+        the list ``losses`` in ``{"losses": [a, b]}`` for the targets ``a`` and ``b``.
 
         Objects that lead back to the object itself are no parts of it, such as its parent.
 
@@ -154,13 +161,13 @@ class ReferrerGraph:
             target_ids: identities of the targets.
             stays: returns True for an object that is no part, because it stays.
         """
-        behind_item = self._behind(item, stays)
+        behind_item = self._objects_behind(item, stays)
         if not behind_item:  # such as each of 20,000 arrays that a line removes
             return []
         # Only objects behind the item are on a way from it to a target, or back to it.
         targets = target_ids & behind_item.keys()
-        lead_to_targets = self._reached(self.referrers, targets, behind_item)
-        lead_back = self._reached(self.referrers, [id(item)], behind_item)
+        lead_to_targets = self._ids_reached(self.referrers, targets, behind_item)
+        lead_back = self._ids_reached(self.referrers, [id(item)], behind_item)
         parts = list[object]()
         for key in behind_item:
             if key in lead_to_targets and key not in lead_back:
@@ -189,8 +196,10 @@ class ReferrerGraph:
         item = self.objects[item_id]
         return [item, *self.parts_of(item, target_ids, stays)]
 
-    def _behind(self, item: object, stays: Callable[[object], bool]) -> dict[int, None]:
-        """Return the objects to which an object leads, but not through an object that stays."""
+    def _objects_behind(self, item: object, stays: Callable[[object], bool]) -> dict[int, None]:
+        """Return all objects to which an object leads without passing through an object that stays:
+        their identities, the nearest first.
+        """
         waiting = [id(item)]
         behind = dict[int, None]()
         for key in waiting:  # the list grows
@@ -201,10 +210,11 @@ class ReferrerGraph:
         return behind
 
     @staticmethod
-    def _reached(
+    def _ids_reached(
         edges: Mapping[int, Sequence[int]], starts: Iterable[int], within: Container[int]
     ) -> dict[int, None]:
-        """Return the objects to which edges lead from some start objects.
+        """Return the objects to which edges lead from some start objects; a start object only if an
+        edge leads back to it.
 
         Args:
             edges: the objects to which an edge leads from each object.
@@ -221,8 +231,8 @@ class ReferrerGraph:
         return reached
 
 
-def order_of_root(root: Root) -> tuple[int, bool, bool, str]:
-    """Return the sort key of roots: a module's name that users write comes before that of C code,
-    such as ``warnings.filters`` before ``_warnings.filters``.
+def sort_key_of_root(root: Root) -> tuple[int, bool, bool, str]:
+    """Return the sort key of roots, the one to show first: variables before modules, and a module
+    that users know, ``warnings.filters``, before that of C code, ``_warnings.filters``.
     """
     return (root.rank, root.is_of_library, root.text.startswith("module _"), root.text)

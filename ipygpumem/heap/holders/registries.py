@@ -1,6 +1,7 @@
 """Reads the registries in which Python and libraries keep the user's objects, each with its remedy.
 
-An object in a registry stays alive without a name: loggers, signal handlers, widgets, figures.
+An object in a registry stays alive without a name: after ``plt.plot(x)``, pyplot keeps the figure
+until ``plt.close(1)``. Loggers, signal handlers, timers and widgets are kept in the same way.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ from ipygpumem.introspect import (
 
 
 class Registered(NamedTuple):
-    """Objects that a registry keeps alive until a call removes them."""
+    """Objects that a registry keeps alive until a call removes them, all at once: a figure, or the
+    widgets of a box.
+    """
 
     root: Root
-    """The root of the objects, whose reference the call removes."""
+    """Their root, with the call that removes them."""
     objects: list[object]
     also_in_use: tuple[int, ...] = ()
     """Identities of further objects by which the user refers to them, such as the figure of a
@@ -44,8 +47,9 @@ class Registered(NamedTuple):
 
 
 def kept_by_registries(names: Mapping[str, object]) -> list[list[Registered]]:
-    """Return the objects that registries keep alive without a name, in groups that have one row:
-    each handler and filter of a logger, the figures of pyplot, the widgets.
+    """Return the objects that registries keep alive without a name, in groups for one row of a
+    report: one group for all figures, one for all widgets, and one for each handler and filter of a
+    logger.
 
     Args:
         names: the user's names, to write code.
@@ -76,7 +80,7 @@ def figures_and_widgets(names: Mapping[str, object]) -> list[object]:
 
 @dataclass
 class Registries:
-    """The objects in registries.
+    """The objects in registries, for ``Roots``: a search for holders ends at them.
 
     Attributes:
         registered: their roots, by the identity of each object.
@@ -113,7 +117,7 @@ class Registries:
         for number in signal.Signals:
             handler = original_handler(signal.getsignal(number))
             if not is_users_callable(handler):
-                continue  # a library's handler does its work until the library removes it
+                continue  # the library that has set it still needs it
             call = f"import signal; signal.signal(signal.{number.name}, signal.SIG_DFL);"
             cut = Cut(Kind.CALL, 0, "", call)
             root = Root(f"handler of {number.name}", Rank.PLACE, call, cut=cut, is_only_place=True)
@@ -161,6 +165,7 @@ class Registries:
             self.hidden.add(id(scheduled_on(loop)))
         times = [timer.when() for timer in timers]
         for timer in timers:
+            # The line finds the timer again by its time, unless several timers have the same one.
             condition = f"if timer.when() == {timer.when()!r}"
             if times.count(timer.when()) > 1 or not math.isfinite(timer.when()):
                 condition = f"if id(timer) == {id(timer)}"
@@ -233,7 +238,9 @@ def open_figures(names: Mapping[str, object]) -> OpenFigures | None:
 
 
 class RootsOfFigure(NamedTuple):
-    """The two roots of a figure that pyplot keeps open."""
+    """The two roots of a figure that pyplot keeps open: a line either closes it, or only takes an
+    artist out of it.
+    """
 
     closing: Root
     """Its line closes the figure."""
@@ -323,7 +330,7 @@ class _Figures:
             call,
             position,
             len(self.managers),
-            all_of=self.closing_all(),
+            removal_of_all=self.closing_all(),
         )
         return Root(
             f"matplotlib figure {number}",
@@ -335,7 +342,9 @@ class _Figures:
         )
 
     def root_inside(self, number: object) -> Root:
-        """Return the root of a figure that stays open, for paths to objects in it."""
+        """Return the root of a figure that stays open, for paths to objects in it such as
+        ``plt.figure(1).axes[0]``.
+        """
         code = f"{self._plt}.figure({number})"
         return Root(f"matplotlib figure {number}", Rank.MODULE, "", code, plural=_FIGURES)
 
@@ -352,7 +361,7 @@ class _Figures:
         closing = f'{self._plt}.close("all")'
         if not self._all_widgets or self._registry is None:
             return closing
-        if self._registry.has_no_more_than(self._all_widgets):
+        if self._registry.has_only(self._all_widgets):
             return f"{self._registry.closing_all}; {closing}"
         return (
             f"[{self._plt}.figure(number).canvas.toolbar.close() "
@@ -360,8 +369,8 @@ class _Figures:
         )
 
     def roots_of_widgets(self) -> dict[int, Root]:
-        """Return the roots of the widgets of figures, by the widgets' identities. These are the
-        roots of the figures, whose lines close the widgets.
+        """Return the root of each widget that belongs to a figure, by the widget's identity: that
+        of the figure, because closing the figure closes its widgets.
         """
         roots = dict[int, Root]()
         for number, manager in self.managers.items():

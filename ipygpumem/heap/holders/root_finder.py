@@ -19,9 +19,9 @@ class RootFinder:
     """Finds the roots by which an object is held: names in namespaces, threads, running functions.
 
     Attributes:
-        values: the roots of objects that no other object need refer to, by identity: the
-            objects of registries, the values of context variables, and those of the local names of
-            running functions.
+        invisible_roots: the roots whose references the collector does not show, by the identity of
+            the object to which they refer. These are registries, context variables, and the local
+            names of running functions.
     """
 
     def __init__(self, roots: Roots) -> None:
@@ -32,37 +32,37 @@ class RootFinder:
         """For each namespace, the keys of its values by the values' identities."""
         self._codes: dict[str, str] = {}
         """The user's expression for each module, by the module's name."""
-        self.values: dict[int, Root] = {}
+        self.invisible_roots: dict[int, Root] = {}
         self._threads = set(map(id, threading.enumerate()))
         """The threads that have not ended."""
 
-    def read_values(self) -> None:
-        """Fill ``values``: with the roots of registries, and of context variables and running
+    def read_invisible_roots(self) -> None:
+        """Fill ``invisible_roots`` with the registries, and with the context variables and running
         functions as they are now.
         """
-        self.values = dict(self._roots.registered)
+        self.invisible_roots = dict(self._roots.registered)
         for variable in context_values(self._roots.names):
-            self.values[id(variable.value)] = Root.of_context(variable)
+            self.invisible_roots[id(variable.value)] = Root.of_context(variable)
         for frame, thread in running_frames():
             for name, value in peek(frame).items():
                 if is_waiting_thread_timer(value):
-                    continue  # it has a line that ends it
+                    continue  # a registry has it, with the line that ends it
                 if id(value) in self._threads:
-                    self.values[id(value)] = _of_thread(value)
+                    self.invisible_roots[id(value)] = _of_thread(value)
                 else:
-                    self.values[id(value)] = Root.of_running(frame, thread, name)
+                    self.invisible_roots[id(value)] = Root.of_running(frame, thread, name)
 
     def is_namespace(self, item: object) -> bool:
-        """Return True for a dict of a notebook's or a module's names: each name is a root, so the
-        dict is no holder.
+        """Return True for the dict of a notebook's or a module's names. Each name is a root, so the
+        search ends there: nothing above such a dict matters.
         """
         return id(item) in self._roots.namespaces or id(item) in self._modules
 
     def roots_in(self, referrer: object, child: object) -> list[Root]:
-        """Return the roots by which ``referrer`` holds ``child``; none if it is an ordinary object,
-        which has holders of its own.
+        """Return the roots by which ``referrer`` holds ``child``.
 
-        In a namespace, each name of the child is a root.
+        In a namespace, there is one for each name of the child, such as the variables ``x`` and
+        ``y`` after ``x = y = []``. An ordinary object is no root: it has holders of its own.
         """
         key = id(referrer)
         if key in self._roots.namespaces:
@@ -80,7 +80,7 @@ class RootFinder:
         if id(referrer) in self._threads and not is_waiting_thread_timer(referrer):
             return [_of_thread(referrer)]
         if is_of_library(referrer, "asyncio", "AbstractEventLoop"):
-            # Every task refers to the loop, and owns no other one.
+            # Every task refers to the loop: above it, each would count as a holder of all of them.
             return [Root(EVENT_LOOP, Rank.PLACE, "let its tasks end, or cancel them")]
         return []
 

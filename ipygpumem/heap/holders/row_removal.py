@@ -1,10 +1,12 @@
 """Finds the object to remove so that all arrays of a row are freed: their holder, a new object of a
 library around them, or each array by itself.
+
+After ``results["group"] = zarr.group()``, the arrays of the group are a row. No line is about these
+arrays, because users write no names for the parts of a group: the line is ``del results["group"]``.
 """
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,6 +37,14 @@ _NO_WAY = Way(Holder("", NO_REMEDY))
 """Stands for a way without a line."""
 
 
+class ObjectWithWay(NamedTuple):
+    """An object that a line removes as a whole, such as a new model."""
+
+    item: object
+    way: Way
+    """The way to it, with the line."""
+
+
 class _HeldRow(NamedTuple):
     r"""A row with its holder, the nearest object that has all of its arrays.
 
@@ -54,7 +64,7 @@ class _HeldRow(NamedTuple):
     to_holder: Steps
     """The first of them, up to the holder; all of them if the holder is the array itself."""
     is_inside_item: bool
-    """True if the item is a part for which users write no name, such as a block of a data frame."""
+    """True if users write no name for the array inside the item, as for that of a data frame."""
     way: Way
     """The way along the whole chain, to the array."""
 
@@ -88,7 +98,7 @@ class RowRemovals:
         self._records = records
         self._figures = figures
         self._ages = roots.lines.ages
-        self._removed_as_whole = roots.lines.removed.modules_and_figures
+        self._removed = roots.lines.removed
 
     def removal(self, row: Row, holder: HolderOfRow, chain: Chain, way: Way) -> Removal:
         """Return how to remove a row.
@@ -99,31 +109,38 @@ class RowRemovals:
             chain: the nearest chain to one of the row's arrays.
             way: the way along this chain.
         """
+        root, steps = chain
         held_row = _HeldRow(
-            row, row.held_objects(), *chain, holder.to_holder, holder.is_inside_item, way
+            row=row,
+            objects=row.held_objects(),
+            root=root,
+            steps=steps,
+            to_holder=holder.to_holder,
+            is_inside_item=holder.is_inside_item,
+            way=way,
         )
         return self._first_removal(held_row)
 
     def with_new_module(self, removal: Removal, root: Root, steps: Steps) -> Removal:
-        """Return a removal, or that of the new module around its objects (``new_module``).
+        """Return a removal; if there is a new module around its objects that is to be removed as a
+        whole (``new_module``), return the removal of this module instead.
 
         Args:
             removal: the removal.
             root: the root of the chain to one of its objects.
             steps: the steps of the chain.
         """
-        module_and_way = self.new_module(root, steps, removal.way)
-        if module_and_way is None:
+        module = self.new_module(root, steps, removal.way)
+        if module is None:
             return removal
-        module, way = module_and_way
-        return Removal.of(module, removal.objects, way)
+        return Removal.of(module.item, removal.objects, module.way)
 
-    def new_module(self, root: Root, steps: Steps, way: Way) -> tuple[object, Way] | None:
-        """Find the outermost module of torch that is new and has nothing but rows' arrays: note
-        that it is removed as a whole, and return it with its way.
+    def new_module(self, root: Root, steps: Steps, way: Way) -> ObjectWithWay | None:
+        """Return the outermost module of torch on a chain that is new and has nothing but rows'
+        arrays, with the way to it; note that it is removed as a whole.
 
-        An example is ``layers.append(nn.Linear(9, 9))``: no line removes the weight from its layer.
-        Returns None if there is no such module, or if a line removes the last object itself.
+        After ``layers.append(nn.Linear(9, 9))`` it is the layer, because no line may remove the
+        weight from it. None if there is no such module, or if a line removes the weight itself.
 
         Args:
             root: the root of a chain.
@@ -133,13 +150,14 @@ class RowRemovals:
         if way.holder.remedy.is_simple:
             return None
         for position, item in enumerate(steps[:-1]):
-            if not is_of_library(item, "torch.nn", "Module") or id(item) not in self._ages.new():
+            is_module = is_of_library(item, "torch.nn", "Module")
+            if not is_module or id(item) not in self._ages.new():
                 continue
             way_to_module = self._writer.way(root, steps[: position + 1])
             has_line = way_to_module.holder.remedy.is_simple
             if has_line and self._rows.has_little_else(item):
-                self._removed_as_whole.append(weakref.ref(item))
-                return item, way_to_module
+                self._removed.add_module_or_figure(item)
+                return ObjectWithWay(item, way_to_module)
         return None
 
     # -- the cases, the first of which counts ------------------------------------------------------
@@ -163,9 +181,10 @@ class RowRemovals:
         )
 
     def _removal_with_holder(self, held_row: _HeldRow) -> Removal | None:
-        """Return how to remove the arrays of a row by one line about their holder: that of the
-        first case in this list which applies; None without one. Each comment has the line of the
-        user, and the line that frees the arrays.
+        """Return how to remove the arrays of a row by one line about their holder: the first case
+        in this list which applies, or None.
+
+        Each comment has the line of the user, and then the line that frees the arrays.
         """
         way_to_holder = self._writer.way(held_row.root, held_row.to_holder)
         # Such as ``df.at[3, "image"] = image``: the older images in the column stay.
@@ -187,7 +206,7 @@ class RowRemovals:
 
     def _removal_of_named_object(self, held_row: _HeldRow) -> Removal | None:
         """Return how to remove the object to which a name of the experiment referred, if it is the
-        holder: ``model`` was the name, and ``history[3]`` is the object's place.
+        holder: after ``model = Net(); history.append(model)``, the line is ``del history[3]``.
         """
         if id(held_row.holder) != held_row.row.object_id:
             return None
@@ -196,15 +215,14 @@ class RowRemovals:
 
     def _removal_of_library_object(self, held_row: _HeldRow) -> Removal | None:
         """Return how to remove the object of a library that has nothing but rows' arrays."""
-        item_and_way = self._library_object(held_row.root, held_row.to_holder, held_row.row)
-        if item_and_way is None:
+        found = self._library_object(held_row.root, held_row.to_holder, held_row.row)
+        if found is None:
             return None
-        item, way_to_item = item_and_way
-        return Removal.of(item, held_row.objects, way_to_item)
+        return Removal.of(found.item, held_row.objects, found.way)
 
     def _removal_of_data_frame(self, held_row: _HeldRow) -> Removal | None:
-        """Return how to remove the value of a dict whose arrays have no names of their own: the
-        data frame, not its blocks.
+        """Return how to remove a value of a dict as a whole, if users write no names for the arrays
+        inside: after ``results["df"] = df``, the data frame, not its blocks.
         """
         if not held_row.is_inside_item or not is_instance(held_row.holder, dict):
             return None
@@ -215,23 +233,28 @@ class RowRemovals:
     def _removal_from_holder(
         self, held_row: _HeldRow, way_to_holder: Way, *, is_in_older_cells: bool
     ) -> Removal | None:
-        """Return how to take the arrays of a row out of their holder, ``runs[2:] = []``; the
-        removal of the whole holder if a call removes it, ``plt.close(fig)``, because users type
-        nothing that is inside a figure. None if there is no such line.
+        """Return how to take the arrays of a row out of their holder by one line, ``del runs[2:]``.
+
+        Without such a line, return how to remove the whole holder if a call does that, such as
+        ``plt.close(fig)``: users type no names of what is inside a figure. None otherwise.
         """
         cut = way_to_holder.cut
         way_inside = _NO_WAY
+        # Columns of a data frame are removed as a whole, unless older cells in them must stay.
         if is_in_older_cells or not _is_of_columns(way_to_holder):
             way_inside = self._way_inside(held_row.root, held_row.to_holder, held_row.row)
+        # An older container has got records with the arrays: these are removed as a whole instead.
         has_records = self._records.are_behind(held_row.holder, held_row.row, self._rows)
         if has_records:
             way_inside = self._records.way_to_all(
                 held_row.root, held_row.to_holder, held_row.row, self._rows
             )
         if way_inside.cuts:
+            # The report shows the path to the holder, with the line for what is inside.
             shown_holder = replace(way_to_holder.holder, remedy=way_inside.holder.remedy)
             return Removal(None, held_row.objects, replace(way_inside, holder=shown_holder))
-        if cut is not None and cut.kind in _REGISTRATIONS and not has_records:
+        is_removed_by_call = cut is not None and cut.kind in _REGISTRATIONS
+        if is_removed_by_call and not has_records:  # plt.close(fig)
             return Removal.of(held_row.holder, held_row.objects, way_to_holder)
         return None
 
@@ -254,11 +277,12 @@ class RowRemovals:
             to_holder: the objects of that chain.
             row: the row.
         """
+        # First try to remove the arrays alone, as items or parts of items: runs[3]["a"].
         inside = self._writer.cuts_inside(root, to_holder, row.storage_by_object_id)
         cuts, removed_references = inside.cuts, inside.removed_references
         reached_storages = set(map(row.storage_by_object_id.__getitem__, inside.object_ids))
         if not row.held_storages <= reached_storages:
-            # Some are deeper in the items, as in ``runs[3]["a"]["b"]``: the items leave as a whole.
+            # Some are deeper in the items, as in ``runs[3]["a"]["b"]``: remove whole items instead.
             holder = to_holder[-1]
             leading = self._rows.removable_items(row, items_of(holder))
             if any(is_of_library(item, "matplotlib.artist", "Artist") for item in leading):
@@ -273,12 +297,13 @@ class RowRemovals:
 
     # -- objects of libraries ---------------------------------------------------------------------
 
-    def _library_object(self, root: Root, steps: Steps, row: Row) -> tuple[object, Way] | None:
+    def _library_object(self, root: Root, steps: Steps, row: Row) -> ObjectWithWay | None:
         """Return the outermost object of a library on a chain that has nothing but rows' arrays,
-        or an array of such objects, and the way to it; None without one.
+        with the way to it; None if there is none.
 
-        Users remove it as a whole, because they write no names of its parts. IPython's own objects
-        stay: it needs them.
+        Users remove it as a whole, because they write no names of its parts. For axes it is their
+        figure, or the array of all axes that ``plt.subplots(2, 2)`` returns. IPython's own objects
+        stay, because it needs them.
 
         Args:
             root: the root of the chain.
@@ -291,20 +316,21 @@ class RowRemovals:
             item = steps[position]
             if is_of_library(item, "unittest.mock", "NonCallableMock"):
                 return None  # it stays, and forgets its calls
-            if not is_opaque(item) or not is_private(item, steps[position + 1]):
-                continue
+            is_part_private = is_private(item, steps[position + 1])
+            if not is_opaque(item) or not is_part_private:
+                continue  # users can name the part that leads to the arrays
             to_item = steps[: position + 1]
             if are_axes(item):  # figures["loss"] = ax
                 return self._figure_around(root, to_item, row)
-            if self._ages.is_older(item):
+            if self._ages.learn_if_older(item):
                 continue
             to_owner = steps[:position]
             if self._is_array_of_row(to_owner[-1], row):  # results["axes"] = plt.subplots(2, 2)[1]
-                return to_owner[-1], self._writer.way(root, to_owner)
+                return ObjectWithWay(to_owner[-1], self._writer.way(root, to_owner))
             way = self._writer.way(root, to_item)
             is_removable = way.cut is not None and way.is_direct and way.cut.kind is not Kind.NAME
             if is_removable and self._rows.has_little_else(item):  # results["group"] = zarr.group()
-                return item, way
+                return ObjectWithWay(item, way)
         return None
 
     def _is_array_of_row(self, item: object, row: Row) -> bool:
@@ -316,13 +342,13 @@ class RowRemovals:
         leading = self._rows.leading_items(row, list(elements.values()))
         return len(elements) > 1 and len(leading) == len(elements)
 
-    def _figure_around(self, root: Root, steps: Steps, row: Row) -> tuple[object, Way] | None:
-        """Note that the figure around some axes is removed as a whole, and return it with the way
-        to the axes. An example is ``figures["loss"] = ax``.
+    def _figure_around(self, root: Root, steps: Steps, row: Row) -> ObjectWithWay | None:
+        """Return the figure around some axes, with the way to the axes; note that it is removed as
+        a whole.
 
-        Returns None if the figure is older than the row or has much else: then artists are taken
-        out of it. All axes of a figure lead to the whole figure, so it dies only without all of
-        them.
+        After ``figures["loss"] = ax``, the line is ``del figures["loss"]``, and the whole figure is
+        to die, because axes lead to all of it. None if the figure is older than the row or has much
+        else: then artists are taken out of it.
 
         Args:
             root: the root of the chain to the axes.
@@ -340,12 +366,12 @@ class RowRemovals:
         if way.cut is None or not way.is_direct:
             return None
         self._figures.note_removed(figure)
-        return figure, way
+        return ObjectWithWay(figure, way)
 
 
 def _removal_by_copy(held_row: _HeldRow) -> Removal | None:
-    """Return how to remove a row with the object whose place a copy takes, such as an estimator:
-    ``clf = sklearn.base.clone(clf)``. None if no such object has the whole row.
+    """Return how to remove a row with the fitted estimator that has it, if the line puts a copy in
+    the place of the estimator: ``clf = sklearn.base.clone(clf)``. None otherwise.
     """
     cut = held_row.way.cut
     if cut is None or not cut.copied_by:
@@ -357,14 +383,16 @@ def _removal_by_copy(held_row: _HeldRow) -> Removal | None:
 
 
 def _removal_of_array(held_row: _HeldRow) -> Removal | None:
-    """Return how to remove the holder if it is the array itself."""
+    """Return how to remove the row's only array, which is its own holder; None otherwise."""
     if len(held_row.to_holder) < len(held_row.steps):
         return None
     return Removal.of(held_row.holder, held_row.objects, held_row.way)
 
 
 def _removal_of_closed_root(held_row: _HeldRow, way_to_holder: Way) -> Removal | None:
-    """Return how to remove the holder with its root, if that is removed as a whole."""
+    """Return how to remove the holder together with its root, such as a figure by
+    ``plt.close(1)``; None if the root is not removed as a whole.
+    """
     if not held_row.root.is_removed_as_whole or way_to_holder.cut is None:
         return None
     return Removal.of(held_row.holder, held_row.objects, way_to_holder)
@@ -373,23 +401,29 @@ def _removal_of_closed_root(held_row: _HeldRow, way_to_holder: Way) -> Removal |
 def _removal_by_advice(
     held_row: _HeldRow, way_to_holder: Way, *, is_in_older_cells: bool
 ) -> Removal | None:
-    """Return how to remove a row by the advice for its holder, if that frees all arrays in it."""
-    is_for_all = way_to_holder.cut is None or (way_to_holder.is_advised and not is_in_older_cells)
+    """Return how to remove a row by the advice for its holder, such as ``load.cache_clear()``, if
+    it frees all arrays in the holder; None otherwise.
+    """
+    # Without a reference that a line can remove, the advice ends the holder: a call, or words.
+    ends_holder = way_to_holder.cut is None
+    is_advised = way_to_holder.is_advised and not is_in_older_cells
+    is_for_all = ends_holder or is_advised
     if not is_for_all or way_to_holder.holder.remedy in (NO_REMEDY, REMOVE):
         return None
     return Removal(None, held_row.objects, way_to_holder)
 
 
 def _is_of_columns(way: Way) -> bool:
-    """Return True if a way leads to columns of a data frame, which its line removes."""
+    """Return True if the line of a way removes columns of a data frame: ``del df["image"]``."""
     return way.cut is not None and way.cut.kind is Kind.COLUMN
 
 
 def _are_in_older_cells(held_row: _HeldRow, way_to_holder: Way) -> bool:
-    """Return True if a row's objects are in some cells of older columns of a data frame:
-    ``df.at[3, "image"] = image``. The way to such columns has advice.
+    """Return True if a row's objects are in some cells of older columns of a data frame, as after
+    ``df.at[3, "image"] = image``. The other cells of the column must stay.
     """
-    if not _is_of_columns(way_to_holder) or not way_to_holder.is_advised:
+    has_older_columns = _is_of_columns(way_to_holder) and way_to_holder.is_advised
+    if not has_older_columns:
         return False
     elements = flat_elements(held_row.holder) or ()
     return not set(map(id, elements)) <= held_row.row.storage_by_object_id.keys()

@@ -27,23 +27,24 @@ from ipygpumem.heap.live.heap import Heap
 from ipygpumem.heap.paths.items_and_attributes import items_of
 from ipygpumem.introspect import instance_dict, is_atom, is_exactly, is_instance, type_name
 
-_LITTLE = 0.1
+_OTHER_SHARE = 0.1
 """Maximum share of other arrays in an object that is removed as a whole, by their bytes."""
-_SMALL = 0.01
-"""Share of a row's bytes that may stay alive in other places."""
+_SMALL_SHARE = 0.01
+"""Share of a row's bytes that may stay alive, because other places hold these arrays, too."""
 _OF_PANDAS = {"DataFrame", "Series", "Index"}
-"""Names of pandas' classes that users know; a name ends in ``Index`` for the rest."""
+"""Names of pandas' classes that users know, besides all that end in ``Index``."""
 
 
 class Row:
-    """The objects that a report lists in one row, such as all arrays of a list: the first of them
-    gets the holder of all.
+    """The objects that a report lists in one row, such as the 40 arrays of a list.
+
+    A search explains the row by one of their storages, which stands for all.
 
     Args:
         storages: the storages of the objects; that of an object that is no array is "object" and
             its identity.
-        object_id: identity of the object that a name of the experiment referred to; 0 if there was
-            none.
+        object_id: identity of the object that a name of the experiment referred to, such as a
+            model, if its arrays are the row; 0 if there was none.
     """
 
     def __init__(self, storages: Iterable[StorageKey], object_id: int = 0) -> None:
@@ -74,7 +75,7 @@ class Row:
         return self.held_storages == self.storages
 
     def part(self, storages: Iterable[StorageKey]) -> Row:
-        """Return another row, of a part of the storages and of the objects on that part."""
+        """Return a new row with some of the storages, and with the objects on these."""
         part = Row(storages)
         for key, storage in self.storage_by_object_id.items():
             if storage in part.storages:
@@ -83,9 +84,8 @@ class Row:
         return part
 
     def held_objects(self) -> list[object]:
-        """Return the objects on ``held_storages``, without small arrays.
-
-        Small arrays of a figure are constants of matplotlib, to which other figures lead, too.
+        """Return the objects to which the holder of the row leads, without small arrays: these may
+        be constants of a library, such as those of matplotlib, to which all figures lead.
         """
         held = [
             self.objects[key]
@@ -95,8 +95,10 @@ class Row:
         return _without_small(held)
 
     def removed_storages(self) -> set[StorageKey]:
-        """Return the storages of ``held_objects``: a line may leave a small one, such as a loss,
-        although its graph may be large.
+        """Return the storages that the line of the row frees: those of ``held_objects``.
+
+        A small one is not counted among them, because the line may leave it, such as a loss: its
+        graph may keep large memory.
         """
         return {self.storage_by_object_id[id(item)] for item in self.held_objects()}
 
@@ -118,7 +120,7 @@ def objects_of_storages(
     heap: Heap, wanted: Container[StorageKey]
 ) -> Iterator[tuple[StorageKey, object]]:
     """Yield the objects that keep ``wanted`` storages, each with its storage: tensors, arrays, and
-    the objects whose memory arrays show.
+    the objects whose memory arrays show, such as the ``bytearray`` of ``numpy.frombuffer``.
     """
     for item in [*heap.tensors, *heap.ndarrays] if wanted else ():
         key = memory_key(item)
@@ -171,18 +173,21 @@ class RowHolders:
         self._rows[key] = row
 
     def nearest_holder(self, row: Row, chain: Steps) -> HolderOfRow:
-        """Return the nearest object on a chain that leads to all arrays of a row, or to most of
-        them.
+        """Return the nearest object on a chain that leads to all arrays of a row; if none does, the
+        one that leads to the most of them.
+
+        Of the chain to one array of ``runs = {"losses": [...]}``, it is the list.
 
         Args:
             row: the row.
             chain: the objects from a root to one of the row's arrays.
         """
-        position, held_storages = self._nearest_on(chain, row)
+        position, held_storages = self._nearest_on_chain(chain, row)
         is_inside_item = False
         for number, item in enumerate(chain[:position]):
             if id(item) == row.object_id and not is_instance(item, BaseException):
-                # All of the name's object is alive.
+                # The object of the experiment's name is still alive, so it is the holder, although
+                # a part of it may also lead to all arrays: ``model``, not ``model.layers``.
                 return HolderOfRow(chain[: number + 1], held_storages, is_inside_item)
         if _are_parts_of_module(chain[: position + 1]):
             position -= 1
@@ -191,13 +196,15 @@ class RowHolders:
             is_inside_item = True
         to_holder = chain[: position + 1]
         if is_instance(to_holder[-1], BaseException):
-            # The advice for what an exception holds names its attribute or local name.
+            # The advice names the attribute, or the local name of a frame, that has the array.
             to_holder = chain
         return HolderOfRow(to_holder, held_storages, is_inside_item)
 
     def has_little_else(self, item: object) -> bool:
-        """Return True if nearly all arrays to which an object leads belong to rows."""
-        reached_ids = self._walk.all_reached(item)
+        """Return True if an object may be removed as a whole, because nearly all arrays to which it
+        leads belong to rows.
+        """
+        reached_ids = self._walk.ids_reached_from(item)
         if self._walk.is_at_limit:
             return False
         sizes = dict[StorageKey, int]()
@@ -208,16 +215,17 @@ class RowHolders:
         for storage, size_bytes in sizes.items():
             if storage in self._storages_of_rows:
                 bytes_of_rows += size_bytes
-        if not bytes_of_rows:  # a row of objects that are no arrays: it may have any of these
+        if not bytes_of_rows:  # a row of lists: nothing tells if further ones must stay
             return False
         other_bytes = sum(sizes.values()) - bytes_of_rows
-        return other_bytes <= _LITTLE * bytes_of_rows
+        return other_bytes <= _OTHER_SHARE * bytes_of_rows
 
     def removable_items(self, row: Row, items: Sequence[object]) -> list[object]:
-        """Return the items of a container that lead to arrays of a row and may be removed with
-        them; none if one of these items has other objects of the user, which must stay.
+        """Return the items of a container that lead to arrays of a row, to remove these items as a
+        whole; none if one of them has further data of the user: ``{"loss": loss, "epoch": 3}``.
         """
         wanted = row.storage_by_object_id.keys()
+        # What is inside the arrays themselves, such as elements of an array of objects, is theirs.
         ids_in_row = set[int]()
         for array in row.objects.values():
             self._walk.reach(array, ids_in_row)
@@ -235,17 +243,19 @@ class RowHolders:
         for item in items:
             if self._walk.is_at_limit:
                 break
-            if not wanted.isdisjoint(self._walk.all_reached(item)):
+            if not wanted.isdisjoint(self._walk.ids_reached_from(item)):
                 leading.append(item)
         return leading
 
     def _leads_only_to(
         self, item: object, wanted: Container[int], ids_in_row: Container[int]
     ) -> bool:
-        """Return True if all objects of an item lead to ``wanted`` ones.
+        """Return True if an item has no data of the user except ``wanted`` arrays: all objects in
+        it lead to them.
 
-        Numbers, text and empty containers need not, such as those of a module of torch. But in a
-        list or dict they are data of the user, which must stay: ``{"loss": loss, "epoch": 3}``.
+        Numbers, text and empty containers need not, such as those of a module of torch. But if the
+        item is a list or dict, they are data of the user, which must stay: the ``3`` in ``{"loss":
+        loss, "epoch": 3}``.
 
         Args:
             item: the item.
@@ -265,12 +275,14 @@ class RowHolders:
             for key, value in inside.objects.items()
         )
 
-    def _nearest_on(self, chain: Steps, row: Row) -> tuple[int, set[StorageKey]]:
+    def _nearest_on_chain(self, chain: Steps, row: Row) -> tuple[int, set[StorageKey]]:
         """Return the position of the nearest holder of a row on a chain, and the row's storages to
         which it leads: most of them if no object on the chain leads to all.
 
-        It need not lead to all arrays on a storage: further holders are found one by one.
+        One array of each storage is enough. The other places of its arrays, such as those of a
+        view, are searched later (``all_places.py``).
         """
+        # Go up the chain from its end, until the objects below lead to all storages.
         storage_of = row.storage_by_object_id
         nearest = len(chain) - 1
         missing = set(storage_of.values())
@@ -290,7 +302,7 @@ class RowHolders:
 
 
 def _ids_leading_to(wanted: Container[int], owners_of: Mapping[int, Sequence[int]]) -> set[int]:
-    """Return the identities of the objects that lead to ``wanted`` ones.
+    """Return the identities of the objects that lead to ``wanted`` ones, directly or not.
 
     Args:
         wanted: the identities of these.
@@ -306,26 +318,28 @@ def _ids_leading_to(wanted: Container[int], owners_of: Mapping[int, Sequence[int
 
 
 def _without_small(objects: Sequence[object]) -> list[object]:
-    """Return objects without the arrays on the smallest storages, which together have at most a
-    small share of the bytes of all arrays. All objects that are no arrays stay.
+    """Return objects without the smallest arrays: those on storages that together have at most
+    ``_SMALL_SHARE`` of the bytes of all. Objects that are no arrays are all returned.
     """
     storage_of = dict[int, StorageKey]()
     sizes = dict[StorageKey, int]()
     for item, array in described(objects):
         storage_of[id(item)] = array.storage
         sizes[array.storage] = array.size_bytes
-    dispensable_bytes = _SMALL * sum(sizes.values())
+    dispensable_bytes = _SMALL_SHARE * sum(sizes.values())
     small_storages = set[StorageKey]()
     for storage in sorted(sizes, key=sizes.__getitem__):
         dispensable_bytes -= sizes[storage]
-        if dispensable_bytes < 0:
+        if dispensable_bytes < 0:  # this storage is too large
             break
         small_storages.add(storage)
     return [item for item in objects if storage_of.get(id(item)) not in small_storages]
 
 
 def _is_empty(value: object) -> bool:
-    """Return True for an empty container of a type whose length no user's code tells."""
+    """Return True for an empty built-in container; False for one of a user's class, because its
+    code may compute the length.
+    """
     return is_exactly(value, *CONTAINERS, OrderedDict) and not value
 
 

@@ -17,9 +17,9 @@ from ipygpumem.heap.holders.explanation import (
     HolderSearch,
 )
 from ipygpumem.heap.holders.kept_by_graphs import (
-    holders_of_saving_graphs,
+    GraphHolders,
     search_graph_holders,
-    with_graph_holders,
+    with_saving_graphs,
 )
 from ipygpumem.heap.holders.rows import Row, RowHolders, objects_of_storages
 from ipygpumem.heap.kinds.arrays import StorageKey, object_key
@@ -66,27 +66,27 @@ def explain(
     row_holders = RowHolders(rows or {}, heap, roots.namespaces)
     search = HolderSearch(items_by_key, heap, roots, max_visits, rows=row_holders)
     explanation = search.explain(all_places=all_places)
-    from_roots = explanation.named
-    by_graphs = dict[StorageKey, Holder]()
-    is_limited = explanation.is_limited
+    from_roots = explanation.from_roots
     without_root = wanted - from_roots.keys()
+    by_graphs = GraphHolders({}, explanation.is_limited)
     if without_root and heap.tensors:
-        by_graphs, is_limited = search_graph_holders(
+        # A gradient dies with its tensor. If a line already removes the tensor from all places, the
+        # holder of the tensor is that of the gradient, too.
+        holders_that_free = _holders_that_free(from_roots, rows or {}) if all_places else {}
+        by_graphs = search_graph_holders(
             without_root,
             heap,
             roots,
             max_visits,
-            is_limited=is_limited,
-            holders_that_free=_holders_that_free(from_roots, rows or {}) if all_places else {},
+            is_limited=explanation.is_limited,
+            holders_that_free=holders_that_free,
         )
-    saving_graphs = holders_of_saving_graphs(wanted - without_root, heap, roots, max_visits)
-    by_both = {
-        key: with_graph_holders(from_roots[key], graph_holders)
-        for key, graph_holders in saving_graphs.items()
-    }
-    in_words = _holders_in_words(wanted, items_by_key.keys() - wanted, is_limited=is_limited)
-    # Of several holders of a key, the last one counts.
-    return {**in_words, **explanation.unnamed, **by_graphs, **from_roots, **by_both}
+    by_both = with_saving_graphs(from_roots, wanted - without_root, heap, roots, max_visits)
+    in_words = _holders_in_words(
+        wanted, items_by_key.keys() - wanted, is_limited=by_graphs.is_limited
+    )
+    # In the reverse order of the docstring: of several holders of a key, the last one counts.
+    return {**in_words, **explanation.without_root, **by_graphs.holders, **from_roots, **by_both}
 
 
 def _items_by_key(
@@ -121,16 +121,18 @@ def _holders_in_words(
 def _holders_that_free(
     holders: Mapping[StorageKey, Holder], rows: Mapping[StorageKey, Row]
 ) -> dict[StorageKey, Holder]:
-    """Return the holder of each storage that one line frees, by the storage.
+    """Return each storage that the line of a holder frees, with this holder.
+
+    These are more storages than ``holders`` has. A row of 40 tensors is searched by its first one,
+    and the line ``runs.clear()`` frees all of them.
 
     Args:
         holders: the holder of each storage that was searched.
-        rows: the rows by the storage that was searched for each: the line of its holder frees all
-            storages of the row to which the holder leads.
+        rows: the rows, each by the storage that was searched for it.
     """
     holders_that_free = dict[StorageKey, Holder]()
     for key, holder in holders.items():
-        if not holder.remedy.is_simple:
+        if not holder.remedy.is_simple:  # words, which free nothing by themselves
             continue
         freed_storages = rows[key].removed_storages() if key in rows else {key}
         holders_that_free.update(dict.fromkeys(freed_storages, holder))

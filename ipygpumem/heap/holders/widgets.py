@@ -19,7 +19,7 @@ from ipygpumem.introspect import (
 )
 
 _PARTS = {"Layout"}
-"""Names of the types of widgets that only style another one."""
+"""Names of types of widgets that only style another one; further names end in ``Style``."""
 
 
 class WidgetRegistry:
@@ -67,9 +67,9 @@ class WidgetRegistry:
         """Return True for an open widget."""
         return id(item) in self._models
 
-    def has_no_more_than(self, widgets: Collection[int]) -> bool:
-        """Return True if each open widget is among ``widgets``, given by identity, or only styles
-        another one: a line that closes all widgets then closes no further one.
+    def has_only(self, widgets: Collection[int]) -> bool:
+        """Return True if there are no open widgets but ``widgets``, given by identity, and styles
+        of widgets: then ``Widget.close_all()`` closes no further one.
         """
         for widget in list(self.by_model.values()):
             if id(widget) not in widgets and not _is_style(widget):
@@ -92,6 +92,8 @@ class WidgetRegistry:
 
     def _families(self) -> list[list[object]]:
         """Return the families of open widgets, the outermost widget of each family first."""
+        # At first, each widget is a family of its own. If it shows another one, their families
+        # become one: the list of the widget around, so that the outermost widget stays the first.
         family_of = dict[int, list[object]]()
         for widget in list(self.by_model.values()):
             family = family_of.setdefault(id(widget), [widget])
@@ -102,7 +104,7 @@ class WidgetRegistry:
                     continue
                 family_of_part = family_of.setdefault(id(part), [part])
                 if family_of_part is not family:
-                    family += family_of_part  # the widget around comes first
+                    family += family_of_part
                     for member in family_of_part:
                         family_of[id(member)] = family
         unique = {id(family): family for family in family_of.values()}
@@ -120,44 +122,38 @@ class WidgetRegistry:
         model = str(self._models[id(outermost)])
         text = f"the registry of widgets, {type_name(outermost)} {model[:8]}"
         code = f'{self._code}["{model}"]'
-        registry_id = id(self.by_model)
         root = Root(text, Rank.PLACE, "", is_removed_as_whole=True)
+        registration = Cut(
+            Kind.CALL,
+            id(self.by_model),
+            "",
+            self.closing_all,
+            position,
+            number_of_families,
+            removal_of_all=self.closing_all,
+        )
         if len(family) == 1:  # widgets.IntSlider()
-            cut = Cut(
-                Kind.CLOSED,
-                registry_id,
-                "",
-                code,
-                position,
-                number_of_families,
-                all_of=self.closing_all,
-                ending="close()",
-            )
+            cut = replace(registration, kind=Kind.CLOSED, target=code, ending="close()")
             return replace(root, code=code, cut=cut)
         if number_of_families == 1:  # the line may close all widgets
-            return replace(root, cut=Cut(Kind.CALL, registry_id, "", self.closing_all))
-        child_ids = set(map(id, _children_of(outermost)))
-        is_box_of_all = all(id(widget) in child_ids for widget in family[1:])
-        if not is_box_of_all:  # such as a box in a box
+            return replace(root, cut=registration)
+        if not _is_box_of_all(family):  # such as a box in a box
             return replace(root, advice="close() each of its widgets")
         imports, target = split(code)  # widgets.HBox([slider, label])
         call = f"{imports}[widget.close() for widget in [*{target}.children, {target}]];"
-        cut = Cut(
-            Kind.CALL,
-            registry_id,
-            "",
-            call,
-            position,
-            number_of_families,
-            all_of=self.closing_all,
-        )
-        return replace(root, cut=cut)
+        return replace(root, cut=replace(registration, target=call))
 
 
 def _is_style(widget: object) -> bool:
     """Return True for a widget that only styles another one; ipywidgets never closes it."""
     name = type_name(widget)
     return name in _PARTS or name.endswith("Style")
+
+
+def _is_box_of_all(family: list[object]) -> bool:
+    """Return True if the first widget of a family is a box with all of the remaining ones."""
+    child_ids = set(map(id, _children_of(family[0])))
+    return all(id(widget) in child_ids for widget in family[1:])
 
 
 def _children_of(widget: object) -> tuple[object, ...]:
@@ -167,7 +163,9 @@ def _children_of(widget: object) -> tuple[object, ...]:
 
 
 def _shown_by(widget: object) -> Iterator[object]:
-    """Yield the objects to which a widget's traits refer, directly or in a tuple or list."""
+    """Yield the objects to which a widget's traits refer, directly or in a tuple or list: the
+    children of a box, or the layout of a button.
+    """
     for value in list(_traits(widget).values()):
         if type(value) is tuple or type(value) is list:
             yield from value

@@ -54,7 +54,8 @@ class Ages:
     """Tells which objects are older than the memory to free.
 
     The search at the end of an experiment knows all ages, because it has the baseline of the start.
-    It adds the older objects about which it asks to ``learned``: a later search has no other ages.
+    A later search, such as that of ``%gpumem leaks``, only has what earlier ones have ``learned``.
+    So a search that uses the age of an object calls a ``learn`` method, which also notes the age.
 
     Attributes:
         are_known: True if every object that is not ``new`` is older than the memory to free; False
@@ -77,9 +78,11 @@ class Ages:
     columns_before: Callable[[object], Sequence[str]] = lambda frame: ()
     learned: LearnedAges = field(default_factory=LearnedAges)
 
-    def is_older(self, item: object) -> bool:
-        """Return True if an object is older than the memory to free, and add it to ``learned``;
-        False if it is no older, or if its age is unknown.
+    def learn_if_older(self, item: object) -> bool:
+        """Add an object to ``learned`` if it is older than the memory to free.
+
+        Returns:
+            True if it is older; False if it is no older, or if its age is unknown.
         """
         if self.learned.has(item):
             return True
@@ -88,9 +91,11 @@ class Ages:
         self.learned.add(item)
         return True
 
-    def columns_of_older(self, frame: object) -> Sequence[str]:
-        """Return the code of the label of each column that an older data frame had before, and add
-        them to ``learned``; none for any other frame.
+    def learn_columns(self, frame: object) -> Sequence[str]:
+        """Add the columns that an older data frame had before the experiment to ``learned``.
+
+        Returns:
+            The code of the label of each of these columns; none for any other frame.
         """
         if self._is_known_to_be_old(frame):
             columns = self.columns_before(frame)
@@ -100,16 +105,19 @@ class Ages:
             self.learned.columns.pop(id(frame), None)
         return self.learned.columns.get(id(frame), ())
 
-    def is_as_long_as_before(self, items: list[Any]) -> bool:
-        """Return True if an older list has the length that it had before, and add that to
-        ``learned``: its new items have taken the places of older ones, as by ``rows[3] = x``.
+    def learn_length(self, items: list[Any]) -> bool:
+        """Add the length of a list to ``learned`` if it is older and still has the length that it
+        had before: its new items have taken the places of older ones, as by ``rows[3] = x``.
+
+        Returns:
+            True if it has that length; False if it is another one, or unknown.
         """
         length = list.__len__(items)
         if self.are_known:
-            self._learn_length(items, length)
+            self._update_length(items, length)
         return self.learned.lengths.get(id(items)) == length
 
-    def _learn_length(self, items: list[Any], length: int) -> None:
+    def _update_length(self, items: list[Any], length: int) -> None:
         """Add the length of an older list that still has it to ``learned``, and forget that of a
         dead list with the same identity.
         """

@@ -49,41 +49,71 @@ def append_attribute_step(path: Path, steps: Sequence[object]) -> int:
 def _append_attribute(path: Path, parent: object, child: object) -> None:
     """Append the attribute by which an object refers to another one: ``run.model``."""
     attribute = attribute_text(parent, child)
-    name = attribute[1:]
-    target = ""
-    if path.code and attribute.startswith("."):
-        target = f"{path.code}{attribute}"
-    library = library_that_keeps(parent, name, child)
+    code = _code_with(path.code, attribute)
+    library = library_that_keeps(parent, attribute[1:], child)
     if library:  # model._hf_hook
         path.advise("", f"let {library} remove it from there")
-        path.append_fixed(attribute, target)
+        path.append_fixed(attribute, code)
         return
-    shown = attribute or f" ({type_name(parent)})"
-    if path.code and not target:
-        in_vars = _code_of_odd_attribute(parent, child, path.code)
-        if in_vars:  # vars(run)["a b"]
-            path.append_removable(shown, in_vars, Cut(Kind.KEY, id(parent), path.code, in_vars))
-            return
+    # Of these cases, the first one that applies counts.
+    is_appended = (
+        _append_odd_attribute(path, parent, child, attribute)  # vars(run)["a b"]
+        or _append_removable_attribute(path, parent, child, attribute)  # run.model
+        or _append_guarded_attribute(path, parent, child, attribute)  # of a frozen data class
+    )
+    if not is_appended:  # ax.xaxis: without it, the library's object would break
+        path.append_fixed(_shown(parent, attribute), code)
+
+
+def _code_with(code: str, attribute: str) -> str:
+    """Return the code of an attribute, ``run.model``; empty if it cannot be typed."""
+    return f"{code}{attribute}" if code and attribute.startswith(".") else ""
+
+
+def _shown(owner: object, attribute: str) -> str:
+    """Return the text of a step through an attribute; without one, the type of its owner."""
+    return attribute or f" ({type_name(owner)})"
+
+
+def _append_odd_attribute(path: Path, parent: object, child: object, attribute: str) -> bool:
+    """Append an attribute whose name cannot follow a dot, ``vars(run)["a b"]``; return False for
+    any other attribute.
+    """
+    if not path.code or attribute.startswith("."):
+        return False
+    code = _code_of_odd_attribute(parent, child, path.code)
+    if not code:
+        return False
+    cut = Cut(Kind.KEY, id(parent), path.code, code)
+    path.append_removable(_shown(parent, attribute), code, cut)
+    return True
+
+
+def _append_removable_attribute(path: Path, parent: object, child: object, attribute: str) -> bool:
+    """Append an attribute that a line may remove, ``run.model = None``; return False for any other
+    attribute.
+    """
+    name = attribute[1:]
     kind = kind_of_attribute(parent, name, child)
-    # The user may have added an attribute to a library's object: model.my_cache = ...
     if (kind is None or path.is_of_library) and is_added(parent, name, child):
+        # The user has added the attribute to a library's object: model.my_cache = ...
         path.is_of_library = False
         kind = Kind.DELETED_ATTRIBUTE
-    if kind is not None:  # run.model
-        cut = None
-        if target:
-            cut = _cut_of_attributes(parent, child, path.code)
-        path.append_removable(shown, _code_to_read(parent, child, path.code, attribute), cut)
-        return
-    if _append_guarded_attribute(path, parent, child, attribute):  # of a frozen data class
-        return
-    path.append_fixed(shown, target)
+    if kind is None:
+        return False
+    cut = None
+    if _code_with(path.code, attribute):
+        cut = _cut_of_attributes(parent, child, path.code)
+    code = _code_to_read(parent, child, path.code, attribute)
+    path.append_removable(_shown(parent, attribute), code, cut)
+    return True
 
 
 def _append_guarded_attribute(path: Path, parent: object, child: object, name: str) -> bool:
-    """Append an attribute of a variable's object that an assignment cannot set, such as that of a
-    frozen data class: ``object.__setattr__(run, "model", None)`` does. Return False for anything
-    else.
+    """Append an attribute that an assignment cannot set, such as that of a frozen data class; the
+    line is ``object.__setattr__(run, "model", None)``. Return False for any other attribute.
+
+    Only for the object of a variable: one in a list is removed from the list as a whole.
     """
     is_variable = path.cut is not None and path.cut.kind is Kind.NAME and path.code != ""
     if not is_variable or not is_users_class(type(parent)) or not name.startswith("."):
@@ -105,15 +135,16 @@ def _code_of_odd_attribute(owner: object, child: object, code: str) -> str:
     if not names or is_name(names[0]) or not is_users_class(type(owner)):
         return ""
     key = literal(names[0])
-    if not key or names[0] not in (instance_dict(owner) or {}):
+    if not key or names[0] not in (instance_dict(owner) or {}):  # ``vars(run)`` has no slots
         return ""
     imports, expression = split(code)
     return f"{imports}vars({expression})[{key}]"
 
 
 def _cut_of_attributes(owner: object, child: object, code: str) -> Cut | None:
-    """Return the reference of an object's attribute to another object, with those of its other
-    attributes to the same object, but without attributes that a library's code may need.
+    """Return the reference of an object's attribute to another object, with those of its further
+    attributes to the same object: ``run.model`` and ``run.best``. Attributes that a library's code
+    may need are left out.
 
     Args:
         owner: the object.

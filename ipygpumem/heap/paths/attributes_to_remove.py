@@ -53,11 +53,11 @@ def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
     if is_instance(owner, type):
         return Kind.DELETED_ATTRIBUTE if is_descriptor(child) else Kind.ATTRIBUTE
     kind = type(owner)
-    if type(_class_attribute(kind, name)) is functools.cached_property:
+    if type(_class_attribute(kind, name)) is functools.cached_property:  # made again when read
         return Kind.DELETED_ATTRIBUTE
-    if is_exactly(owner, SimpleNamespace):
+    if is_exactly(owner, SimpleNamespace):  # no class expects its attributes
         return Kind.DELETED_ATTRIBUTE
-    if not sets_attributes(owner):
+    if not sets_attributes(owner):  # ``run.model = None`` may fail, or do something else
         return None
     if is_users_class(kind):
         return Kind.ATTRIBUTE
@@ -71,7 +71,7 @@ def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
 
 def is_shadowed(owner: object, name: str) -> bool:
     """Return True if a property, or another descriptor of an object's class, handles assignments to
-    an attribute, so that ``run.model = None`` may do something else.
+    an attribute, so that ``run.model = None`` may not set it.
     """
     if is_instance(owner, type):
         return False
@@ -83,9 +83,9 @@ def is_shadowed(owner: object, name: str) -> bool:
 
 def sets_attributes(owner: object) -> bool:
     """Return True if assignments to an object's attributes store the values; False if its class may
-    refuse them, such as a frozen data class.
+    refuse them, as a frozen data class does.
     """
-    if is_exactly(owner, SimpleNamespace):  # has one of its own, which does the same
+    if is_exactly(owner, SimpleNamespace):  # its own ``__setattr__`` does what that of object does
         return True
     setter = _class_attribute(type(owner), "__setattr__")
     if is_instance(owner, type):
@@ -120,7 +120,7 @@ def is_added(owner: object, name: str, child: object) -> bool:
         modules = {text_of(class_dict(base).get("__module__")) for base in mro_of(kind)}
     modules -= {"", "builtins"}
     if not is_name(name) or name.startswith("__") or not modules:
-        return False
+        return False  # Python's own, such as ``__dict__``, or an object of a built-in class
     if library_that_keeps(owner, name, child):
         return False
     for module in map(sys.modules.get, modules):
@@ -138,8 +138,8 @@ def is_users_callable(item: object) -> bool:
 
 
 def library_that_keeps(owner: object, name: str, child: object) -> str:
-    """Return the library that has put its own object into a private attribute of another object,
-    which breaks without it; empty for any other attribute.
+    """Return the library that has put an object of its own into a private attribute of another
+    object, and needs it there; empty for any other attribute.
 
     An example is ``model._hf_hook``, in which accelerate keeps the hook that moves the weights: its
     code has the name. A user's ``model._cache`` with a tensor is the user's, although torch uses
@@ -151,11 +151,11 @@ def library_that_keeps(owner: object, name: str, child: object) -> str:
         child: its value.
     """
     if not name.startswith("_") or is_array(child) or is_of_pandas(child):
-        return ""
+        return ""  # data, which only the user can have put there
     kind = child if is_instance(child, type) else type(child)
     package = text_of(class_dict(kind).get("__module__")).partition(".")[0]
     if package in sys.stdlib_module_names or package == "__main__" or is_users_class(kind):
-        return ""
+        return ""  # no object of a library
     kind_of_owner = owner if is_instance(owner, type) else type(owner)
     for base in mro_of(kind_of_owner):
         if text_of(class_dict(base).get("__module__")).partition(".")[0] == package:
@@ -202,9 +202,10 @@ def _codes_of_functions(module: ModuleType) -> list[CodeType]:
 
 
 def is_needed_by_methods(kind: type, name: str) -> bool:
-    """Return True if methods of a class read an attribute, and none of them tests it for None.
+    """Return True if methods of a class need an attribute: they read it, and none of them tests it
+    for None.
 
-    An example is ``self.mask`` in ``forward``: the next call would fail if it were None. A method
+    If ``forward`` reads ``self.mask``, its next call would fail if that were None. But a method
     with ``if self.cache is None`` fills the cache again.
     """
     is_read = False
@@ -228,8 +229,8 @@ _READING = {"LOAD_ATTR", "LOAD_METHOD"}
 
 
 def _are_test_for_none(instructions: Sequence[dis.Instruction]) -> bool:
-    """Return True if two instructions test the last value for None. Python 3.11 and later need one
-    for it, such as ``POP_JUMP_IF_NOT_NONE``.
+    """Return True if two instructions test the last value for None: ``LOAD_CONST`` and ``IS_OP``,
+    or a single one such as ``POP_JUMP_IF_NOT_NONE``, which Python 3.11 and later have.
     """
     if instructions[0].opname.endswith("_NONE"):
         return True
@@ -238,7 +239,10 @@ def _are_test_for_none(instructions: Sequence[dis.Instruction]) -> bool:
 
 
 def _codes_of_methods(kind: type) -> Iterator[CodeType]:
-    """Yield the code of a class's methods but for ``__init__``, and of the functions in them."""
+    """Yield the code of a class's methods, except ``__init__``, and of the functions inside them.
+
+    ``__init__`` runs only once, before the attribute was set to None.
+    """
     for base in mro_of(kind):
         for method_name, method in list(class_dict(base).items()):
             function = method.fget if type(method) is property else method
@@ -261,7 +265,7 @@ def is_in_source(module: ModuleType, name: str) -> bool:
 def _is_in_file(file: str, name: str) -> bool:
     """Return True if a file of Python code has a name, or may have it.
 
-    Each path through a library's object asks again, and its files are long.
+    The result is cached: each path through a library's object asks again, and its files are long.
     """
     if not file.endswith(".py"):
         return True
@@ -272,6 +276,6 @@ def _is_in_file(file: str, name: str) -> bool:
     # Most names stand near the beginning; ``in`` passes over a long file faster than an expression.
     if name in source and re.search(rf"\b{re.escape(name)}\b", source):
         return True
-    if "*" not in source:
+    if "*" not in source:  # fast, and true of most files
         return False
     return re.search(r"^\s*from\s+\S+\s+import\s+\*", source, re.MULTILINE) is not None

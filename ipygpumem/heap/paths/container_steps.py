@@ -46,7 +46,7 @@ def append_item(path: Path, parent: Any, child: object) -> bool:
     """
     if not _has_item(parent, child):
         return False
-    if _refuses_removal(parent):
+    if _refuses_removal(parent):  # the line removes the container itself
         path.set_fallback(_REFUSAL, f"remove the {type_name(parent)}: {_REFUSAL}")
     if is_instance(parent, dict):
         _append_dict_item(path, parent, child)
@@ -67,8 +67,8 @@ def append_item(path: Path, parent: Any, child: object) -> bool:
 
 
 def _has_item(container: Any, child: object) -> bool:
-    """Return True if a container has an item; False for an attribute of an object whose class
-    derives from a container's: ``class Runs(list)``, then ``runs.last``.
+    """Return True if an object is an item of a container; False if it is only an attribute of the
+    container, such as ``runs.last`` of a ``class Runs(list)``.
     """
     if is_instance(container, dict):
         return _is_among(child, dict.values(container)) or _is_among(child, dict.keys(container))
@@ -88,6 +88,7 @@ def _is_among(child: object, items: Iterable[object]) -> bool:
 
 
 _REFUSAL = "it deletes no items"
+"""The reason for removing a whole container."""
 
 
 def _refuses_removal(container: object) -> bool:
@@ -105,8 +106,8 @@ def _refuses_removal(container: object) -> bool:
 
 
 def has_plain_assignment(container: object) -> bool:
-    """Return True for a list in which ``rows[3] = None`` replaces an item: no subclass of ``list``
-    has an assignment of its own.
+    """Return True for a list in which ``rows[3] = None`` replaces an item: its class has no
+    ``__setitem__`` of its own.
     """
     if not is_instance(container, list):
         return False
@@ -120,7 +121,7 @@ def _may_delete(method: object) -> bool:
     """Return True if a ``__delitem__`` may delete an item: its code has ``del``, or the name of a
     method that removes items.
     """
-    if type(method) is not FunctionType:  # a method in C deletes; None forbids it
+    if type(method) is not FunctionType:  # a method in C, or ``__delitem__ = None``
         return method is not None
     if not _REMOVING.isdisjoint(method.__code__.co_names):
         return True
@@ -132,8 +133,8 @@ _REMOVING = {"super", "__delitem__", "__setitem__", "pop", "popitem", "remove", 
 
 
 def _with_ending(cut: Cut | None, item: object) -> Cut | None:
-    """Return the reference to an item, with the call that ends the item, such as ``cancel()`` of a
-    task, if deleting it is not enough.
+    """Return the reference to an item. If deleting the item is not enough, such as for a task, the
+    reference has the call that ends it first: ``tasks[0].cancel(); del tasks[0]``.
     """
     ending = ending_of(item)
     if cut is None or not ending:
@@ -164,8 +165,8 @@ def _append_list_item(path: Path, parent: Any, child: object) -> None:
 
 
 def _append_dict_item(path: Path, parent: Any, child: object) -> None:
-    """Append a value of a dict, or a key."""
-    pairs = list(dict.items(parent))  # one copy: a thread may change it
+    """Append a value of a dict, ``runs["x"]``, or a key."""
+    pairs = list(dict.items(parent))  # one copy: a thread may change the dict
     listing = listing_of(parent)
     position = index_of(child, map(itemgetter(1), pairs))
     is_value = position >= 0
@@ -195,7 +196,7 @@ def _append_dict_item(path: Path, parent: Any, child: object) -> None:
 
 
 class _Entry(NamedTuple):
-    """A value or key of a dict, as a path shows it."""
+    """A value or key of a dict, as a path shows it and as code reads it."""
 
     shown: str
     """The text of the step, such as ``["x"]``."""
@@ -222,6 +223,7 @@ def _entry_of_value(owner: str, key: object, size: int, listing: Listing) -> _En
             shown = f"[{key_text(key)}]"
         code = owner and f"{owner}[{written}]"
         return _Entry(shown, code, code)
+    # The key is an object, which the code finds again by its identity.
     shown = f" (under a key of type {type_name(key)})"
     if not owner:
         return _Entry(shown, "", "")
@@ -247,8 +249,8 @@ def _expression_for_key(owner: str, key: object, size: int, listing: Listing) ->
     ``next(key for key in list(runs) if id(key) == 140...)``; the arguments are those of
     ``_entry_of_value``.
 
-    It names a position only if the dict has no other key: a position would be that of another key
-    once a line has removed an earlier one.
+    It is ``list(runs)[0]`` only if the dict has no other key: a position would be that of another
+    key once a line has removed an earlier one.
     """
     keys = listing.keys_of(owner)
     return f"{keys}[0]" if size == 1 else f"next(key for key in {keys} if id(key) == {id(key)})"
@@ -276,7 +278,9 @@ def cuts_of_repeated(cut: Cut, parent: Any, child: object) -> list[Cut]:
 
 
 def _cuts_of_repeated_value(cut: Cut, parent: Any, child: object) -> list[Cut]:
-    """Return the reference of each key of a dict that is an object, or has it as its value."""
+    """Return the references of a dict to an object: that of each key which is the object, or has it
+    as its value.
+    """
     listing = listing_of(parent)
     pairs = list(dict.items(parent))
     cuts = list[Cut]()
@@ -291,7 +295,7 @@ def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
     """Return the statement that removes all references from a container to one object; empty if
     there is none.
 
-    Of references too many to list, it compares the items:
+    If they are too many to list, the statement compares the items:
     ``runs[:] = [item for item in runs if item is not runs[0]]``.
 
     Args:
@@ -300,7 +304,8 @@ def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
     """
     statement = statement_of(cuts)
     first = cuts[0]
-    if statement or first.ending or first.is_detached or first.copied_by:
+    does_more_than_delete = first.ending or first.is_detached or first.copied_by
+    if statement or does_more_than_delete:
         return statement
     imports, owner = split(first.owner)
     _, item = split(first.target)
@@ -319,7 +324,8 @@ def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
 def cuts_of_elements(
     cut: Cut, array: Any, wanted: Container[int], places_in_frame: Sequence[int] | None
 ) -> list[Cut]:
-    """Return all references from an array of objects to the wanted elements.
+    """Return all references from an array of objects to the wanted elements: ``box[3]`` and
+    ``box[7]``, or ``frame.iat[3, 0]`` if the array belongs to a data frame.
 
     Args:
         cut: the reference to one of them.
@@ -341,7 +347,9 @@ def cuts_of_elements(
 
 
 def _indexed_elements(array: Any) -> Iterator[tuple[str, tuple[int, ...], object]]:
-    """Yield the field, ``['f']`` or empty, the index and the object of each element of an array."""
+    """Yield the index and the object of each element of an array, and before them the field of a
+    structured array, ``['f']``; else it is empty.
+    """
     names = read_array("dtype", array).names
     base: Any = library_type("numpy", "ndarray")
     plain = base.view(array, base)  # no code of a subclass runs
@@ -382,7 +390,7 @@ def _append_set_item(path: Path, parent: Any, child: object) -> None:
 
 
 def _append_array_item(path: Path, parent: Any, child: object) -> None:
-    """Append an element of an array of objects, or a field of a structured array."""
+    """Append an element of an array of objects, ``box[3]``, or a field of a structured array."""
     cut = None
     target = ""
     dimensions = len(read_array("shape", parent))
@@ -398,8 +406,10 @@ def _append_array_item(path: Path, parent: Any, child: object) -> None:
 
 
 def _cut_of_elements(code: str, array_id: int, places: Sequence[str]) -> Cut | None:
-    """Return the reference to an object that one or more elements of an array have: that of the
-    first element, with the remaining ones.
+    """Return the reference of an array to an object that one or more of its elements are: that of
+    the first element, with the remaining ones as its ``repeated``.
+
+    If they are too many to name, one statement finds all of them (``_code_of_same``).
 
     Args:
         code: the code of the array.
@@ -450,18 +460,19 @@ def _places_in_array(
         dimensions: the number of axes.
     """
     places = list[str]()
+    # Each list that waits has the index that leads to it: ``(1,)`` for the row 1.
     waiting: list[tuple[tuple[int, ...], Any]] = [((), items)]
     while waiting:
         index, item = waiting.pop()
         if names is None and item is child:
             places.append(_code_of_index(index))
-        if names is not None and type(item) is tuple:
+        if names is not None and type(item) is tuple:  # one value for each field
             for name, value in zip(names, item, strict=True):
                 if value is child:
                     places.append(f"[{literal(name)}]{_code_of_index(index)}")
         if len(index) < max(1, dimensions) and type(item) is list:
             waiting += [((*index, position), part) for position, part in enumerate(item)]
-    return places[::-1]
+    return places[::-1]  # the last one was found first
 
 
 def _code_of_index(index: tuple[int, ...]) -> str:
@@ -470,11 +481,12 @@ def _code_of_index(index: tuple[int, ...]) -> str:
 
 
 def listing_of(items: object) -> Listing:
-    """Return how code lists the keys of a dict in the order in which ``dict.items`` has them.
+    """Return how code lists the keys of a dict in the order in which ``dict.items`` has them, from
+    which positions come.
 
-    ``list(ordered)`` of an OrderedDict has another order after ``move_to_end``, and a subclass may
-    list its keys by code of its own. We never iterate over either: an OrderedDict looks each key
-    up, which runs the ``__hash__`` of a user's key.
+    For an OrderedDict after ``move_to_end``, ``list(ordered)`` has another order, and a subclass
+    may list its keys by code of its own. We cannot use either order ourselves: an OrderedDict looks
+    up each key, which runs the ``__hash__`` of a user's key.
     """
     for kind in mro_of(type(items)):
         if "__iter__" in class_dict(kind):

@@ -16,7 +16,9 @@ _IMPORTS = re.compile(r"(?:import [\w.]+(?: as \w+)?; )*")
 
 
 class Kind(Enum):
-    """The kind of a reference, which decides how it is removed."""
+    """The kind of a reference, which decides how a line removes it: ``del`` for an item, ``=
+    None`` for an attribute.
+    """
 
     NAME = "a variable"
     ITEM = "an item of a list or deque: later items move up"
@@ -32,7 +34,7 @@ class Kind(Enum):
 
 
 class Listing(Enum):
-    """The code that lists a dict in the order of its own entries."""
+    """The code that lists the keys and values of a dict in the order of its own entries."""
 
     PLAIN = "list(items)"
     OF_DICT = "list(dict.keys(items))"
@@ -59,8 +61,9 @@ WITH_POSITIONS = {Kind.ITEM, Kind.QUEUED}
 class Protocol:
     """The calls by which an owner of a container removes items, which nothing else may remove.
 
-    Each statement is a template: ``{0}`` is the code of the owner, ``{items}`` that of the
-    container.
+    An example is a ``queue.Queue``, which counts its items: ``del q.queue[1]`` would break it.
+    Each statement is a template: ``{0}`` is the code of the owner, ``q``, and ``{items}`` that of
+    the container, ``q.queue``.
 
     Attributes:
         removing_all: the statement that removes all items; empty if there is none. In it,
@@ -69,6 +72,7 @@ class Protocol:
             ``{deleting}`` deletes the ``{number}`` items at ``{positions}``, which have ``{keys}``.
         is_compound: True if a statement begins a block, so that none can stand in front of it.
         words: the advice if there is no statement.
+        container: the code of the container; empty in the constants, which are for any container.
         keys: for each position, the number by which the owner knows the item.
     """
 
@@ -76,7 +80,12 @@ class Protocol:
     removing_some: str
     is_compound: bool = False
     words: str = ""
+    container: str = ""
     keys: tuple[object, ...] = ()
+
+    def of_container(self, code: str) -> Protocol:
+        """Return the same calls for the container with the given code."""
+        return replace(self, container=code)
 
     def with_keys(self, keys: Sequence[object]) -> Protocol:
         """Return the same calls for a container whose items have the given keys."""
@@ -90,12 +99,12 @@ class Protocol:
             positions: the positions in ascending order.
         """
         imports, owner = split(cut.owner)
-        items = split(cut.items)[1]
-        if self.is_compound:  # no block can follow an import
-            imports, owner, items = "", without_import(cut.owner), without_import(cut.items)
+        items = split(self.container)[1]
+        if self.is_compound:  # ``with q.mutex: ...``, which cannot follow an import
+            imports, owner, items = "", without_import(cut.owner), without_import(self.container)
         if len(positions) == cut.size:
             if cut.ending and "{ending}" not in self.removing_all:
-                return ""
+                return ""  # it would not end the items
             ending = f".{cut.ending}" if cut.ending else ""
             statement = self.removing_all.format(owner, items=items, ending=ending)
         else:
@@ -141,35 +150,39 @@ class Cut:
     That of ``runs[3]["x"]`` to an array has the dict as its owner, with the code ``runs[3]``; its
     target is ``runs[3]["x"]``, and its outer reference is that of the list to the dict.
 
+    Most cuts only have the first four attributes, the reference itself. ``position`` to
+    ``protocol`` tell where it is among the references of a container, so that one statement can
+    remove several. ``ending`` to ``is_replaced`` tell if the line does anything else than deleting
+    it. The last three are identities and findings for the search, which the line does not show.
+
     Attributes:
         kind: its kind.
         owner_id: identity of the owner, the object that refers.
         owner: code of the owner; empty for a variable.
         target: code of the object to which the owner refers, or the call that removes the
             reference.
-        position: position among the references of a container.
-        size: number of references of the container; 0 if its object has other references.
         outer: the reference to the owner itself, if that is an item of a container.
-        all_of: the statement that removes all references of a registry; empty if there is none.
-        ending: the call of a method that ends the object first, such as ``cancel()`` of a task.
+        repeated: the owner's further references to the same object, such as those of its other
+            attributes: the object dies only without all of them.
+        position: position among the references of a container.
+        size: number of references of the container; 0 if the owner is no container.
         columns: the code of the label of each column.
         listing: how code lists the keys of a dict by their positions.
         has_slices: False for a deque, whose items are deleted one at a time.
-        repeated: the owner's other references to the same object, such as those of its other
-            attributes: the object dies only without all of them.
-        items: the code of the container, if another object owns it.
-        protocol: the calls by which that owner removes items.
+        removal_of_all: the statement that removes all references of a registry; empty if there is
+            none.
+        protocol: the calls by which the owner of a container removes items, if nothing else may.
+        ending: the call of a method that ends the object first, such as ``cancel()`` of a task.
         is_detached: True if the line replaces a tensor by one without its graph instead of removing
             it.
         copied_by: the code of a function whose copy of the object takes its place, such as
             ``sklearn.base.clone``; empty if the reference is removed.
-        also_removed: other references that a call removes, as the identities of both objects.
-        is_only_there: True if all other items of the list around the owner have none in this
-            place.
-        removed_id: identity of the object to which the reference leads; 0 if it is unknown, or if
-            a call ends the owner, which then refers to nothing.
         is_replaced: True for an item of a list that is as long as it was before: it has the place
             of an older item, and later ones would move up if it were deleted.
+        also_removed: further references that a call removes, as the identities of both objects.
+        removed_id: identity of the object to which the reference leads; 0 if it is unknown, or if
+            a call ends the owner, which then refers to nothing.
+        is_only_there: True if all other items of the list around the owner have no such reference.
     """
 
     kind: Kind
@@ -179,20 +192,19 @@ class Cut:
     position: int = 0
     size: int = 0
     outer: Cut | None = None
-    all_of: str = ""
-    ending: str = ""
+    repeated: tuple[Cut, ...] = ()
     columns: tuple[str, ...] = ()
     listing: Listing = Listing.PLAIN
     has_slices: bool = True
-    repeated: tuple[Cut, ...] = ()
-    items: str = ""
+    removal_of_all: str = ""
     protocol: Protocol | None = None
+    ending: str = ""
     is_detached: bool = False
     copied_by: str = ""
-    also_removed: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False)
-    is_only_there: bool = field(default=False, compare=False)
-    removed_id: int = field(default=0, compare=False)
     is_replaced: bool = field(default=False, compare=False)
+    also_removed: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False)
+    removed_id: int = field(default=0, compare=False)
+    is_only_there: bool = field(default=False, compare=False)
 
     def __hash__(self) -> int:
         """Return a hash of few attributes: a set of a million references takes half the time."""
@@ -208,6 +220,7 @@ class Cut:
             item: the item.
             target: the code of the item; empty if it is not needed.
         """
+        # A copy of this object's attributes, without the checks of the class.
         cut = object.__new__(Cut)
         attributes = vars(self) | {"position": position, "target": target, "removed_id": id(item)}
         vars(cut).update(attributes)
@@ -219,7 +232,8 @@ class Cut:
         """Return the same reference of another item of a list: if this is that of
         ``runs[0]["model"]`` to a model, that of ``runs[7]["model"]`` to another one.
 
-        It has the code of this one, because it is removed by a loop over the list.
+        It keeps the code of this one, ``runs[0]["model"]``: a loop over the list removes all of
+        these references, ``for _item in runs: del _item["model"]``.
 
         Args:
             position: the position of the item in the list.
@@ -240,16 +254,17 @@ class Cut:
     def statement(self) -> str:
         """The statement that removes it, and the owner's other references to the same object."""
         if self.copied_by:
-            return statement_with_copy(self.each())
-        return in_sequence([cut._statement_of_one() for cut in self.each()])
+            return statement_with_copy(self.single_references())
+        return in_sequence([cut._statement_of_one() for cut in self.single_references()])
 
     @property
     def statement_if_there(self) -> str:
-        """The statement that removes a key or attribute of an owner that may have none,
+        """The statement that removes a key or attribute if the owner has it,
         ``_item.pop("tokens", None)``; empty if there is no such statement.
         """
-        name = self.target.removeprefix(self.owner)
-        if self.repeated or self.ending or self.copied_by or name == self.target:
+        name = self.target.removeprefix(self.owner)  # ``["tokens"]``, or ``.tokens``
+        does_more_than_delete = self.repeated or self.ending or self.copied_by
+        if does_more_than_delete or name == self.target:
             return ""
         if self.kind is Kind.KEY and self.listing is Listing.PLAIN:
             return f"{self.owner}.pop({name[1:-1]}, None)"
@@ -257,8 +272,10 @@ class Cut:
             return f'vars({self.owner}).pop("{name[1:]}", None)'
         return ""
 
-    def each(self) -> list[Cut]:
-        """Return the reference, and the owner's other references to the same object."""
+    def single_references(self) -> list[Cut]:
+        """Return the reference, and the owner's further references to the same object, as cuts
+        without ``repeated``: those of ``run.model`` and ``run.best``.
+        """
         if not self.repeated:
             return [self]
         further_references = list[Cut]()
@@ -283,8 +300,8 @@ class Cut:
         imports, code = split(self.target)
         if self.is_detached:
             return f"{imports}{code} = {code}.detach()"
-        if self.kind is Kind.CLOSED:
-            return self.all_of if self.size == 1 else f"{imports}{code}.{self.ending}"
+        if self.kind is Kind.CLOSED:  # a widget: ``Widget.close_all()`` needs no identifier
+            return self.removal_of_all if self.size == 1 else f"{imports}{code}.{self.ending}"
         if self.ending:
             imports += f"{code}.{self.ending}; "
         match self.kind:
@@ -319,7 +336,7 @@ def statement_with_copy(cuts: Sequence[Cut]) -> str:
 
 
 def condition_of(item: object, items: Sequence[object], variable: str) -> str:
-    """Return the expression that is true for one of the objects in a registry,
+    """Return the expression that is true for only one of the objects in a registry,
     ``type(item).__name__ == "Handler"``.
 
     A position would be that of another object once a line has removed an earlier one.
@@ -336,8 +353,8 @@ def condition_of(item: object, items: Sequence[object], variable: str) -> str:
 
 
 def with_repeated(cuts: Sequence[Cut]) -> Cut | None:
-    """Return all of an owner's references to one object as one: the first, which has the remaining
-    ones in ``repeated``. None if there are none.
+    """Return all of an owner's references to one object as one cut: the first, with the remaining
+    ones as its ``repeated``. None if there are none.
     """
     if not cuts:
         return None
@@ -354,14 +371,15 @@ def split(code: str) -> tuple[str, str]:
     """Return the imports with which code begins, and the code after them: ``import m; `` and
     ``m.x`` of ``import m; m.x``.
     """
-    # A key may have a semicolon, too: ``outer["a; b"]``.
+    # Not at a semicolon, which a key may have, too: ``outer["a; b"]``.
     imports = _IMPORTS.match(code).group()  # type: ignore[union-attr]  # it matches any text
     return imports, code[len(imports) :]
 
 
 def without_import(code: str) -> str:
-    """Return code without the import with which it begins, ``__import__("m").x`` instead of
-    ``import m; m.x``: a loop cannot follow an import.
+    """Return code as one expression, ``__import__("m").x`` instead of ``import m; m.x``.
+
+    A loop needs one, because ``import m; for ...`` is a syntax error.
     """
     match = _IMPORT.match(code)
     if match is None:
@@ -377,7 +395,7 @@ def without_import(code: str) -> str:
 
 def in_sequence(statements: Sequence[str]) -> str:
     """Return statements as one line, with each import once: ``import m; del m.x; del m.y``."""
-    imported = set[str]()
+    imported = set[str]()  # the texts of imports that earlier statements begin with
     parts = list[str]()
     for statement in filter(None, statements):
         imports, code = split(statement)

@@ -33,7 +33,7 @@ _MOST_COLUMNS = 20_000
 """Maximum number of columns of a frame whose labels are read."""
 _MOST_LABELS = 1000
 """Maximum number of columns of a frame whose labels are recorded."""
-_MOST_NAMED = 40
+_MOST_NAMED_COLUMNS = 40
 """Maximum number of columns that one array may have to be removed by their names."""
 _OLDER_COLUMN = "the column was there before"
 _FRAMES = {"DataFrame", "Series"}
@@ -43,8 +43,8 @@ _MOST_CELLS = 10
 
 
 def append_frame_step(path: Path, steps: Sequence[object], ages: Ages) -> int:
-    """Append the way through a data frame or series, for whose inner objects users write no names;
-    return the number of references, 0 if the first object is neither.
+    """Append the way through a data frame or series as one step, because users write no names for
+    the objects inside; return the number of references, 0 if the first object is neither.
 
     Args:
         path: the path.
@@ -59,7 +59,7 @@ def append_frame_step(path: Path, steps: Sequence[object], ages: Ages) -> int:
     number = _number_of_steps_inside(steps)
     inside = steps[: number + 1]
     way = _WayInside.of(inside)
-    if way is None:  # such as a cached column
+    if way is None:  # such as a cached column: the frame is removed
         path.append_removable("", "", None)
     elif way.block is None:  # frame.index
         _append_index(path, frame)
@@ -90,18 +90,19 @@ def _append_attribute_of_user(path: Path, frame: object, child: object) -> bool:
 
 
 def _advise_if_columns_are_older(path: Path, frame: object, way: _WayInside, ages: Ages) -> None:
-    """Advise the line that removes columns with a comment if they are older, ``image was there
-    before``.
+    """If columns are older than the memory to free, advise the line that removes them with a
+    comment, ``"image" was there before``: new cells in them are to be freed.
 
-    A new column makes new labels of all columns: if these are older, so are all columns.
+    Adding a column makes a new object with the labels of all columns. If that object is older, so
+    are all columns.
     """
-    has_old_labels = ages.is_older(way.manager.items)  # learned for later searches in any case
+    has_old_labels = ages.learn_if_older(way.manager.items)  # for later searches in any case
     if not path.removal:
         return
     if has_old_labels:
         path.advise(path.removal, "", _OLDER_COLUMN)
     elif path.cut is not None and path.cut.owner_id == id(frame):
-        older = sorted(set(ages.columns_of_older(frame)).intersection(path.cut.columns))
+        older = sorted(set(ages.learn_columns(frame)).intersection(path.cut.columns))
         if older:
             verb = "was" if len(older) == 1 else "were"
             path.advise(path.removal, "", f"{', '.join(older)} {verb} there before")
@@ -127,9 +128,9 @@ def arrays_of_cells(frame: object) -> list[Any]:
 
 
 def places_in_frame(chain: Sequence[object]) -> Sequence[int] | None:
-    """Return the position of each column of an array in the data frame to which it belongs.
+    """Return the position in the data frame of each column that an array has.
 
-    It is empty for the array of a series, and None for an array of no frame.
+    There are none for the array of a series. The result is None for an array of no frame.
 
     Args:
         chain: the objects up to the array, one of which may be the frame.
@@ -150,10 +151,10 @@ def is_removable_from(frame: object) -> bool:
 
 
 def without_old_blocks(items: Sequence[object], new: Container[int]) -> list[object]:
-    """Return objects, but instead of a frame's manager, or of its tuple of blocks, only the arrays
-    of new blocks.
+    """Return objects, in which new blocks stand for their frame: instead of a frame's manager, or
+    of its tuple of blocks, the arrays of the new blocks.
 
-    A frame gets a new tuple of blocks with its next column, and the blocks of the columns before
+    After ``df["image"] = images``, the tuple of blocks is new, but the blocks of the columns before
     are old. A series gets a new manager when it is copied on write.
 
     Args:
@@ -199,10 +200,11 @@ def _is_block(item: object) -> bool:
 
 
 def _number_of_steps_inside(steps: Sequence[object]) -> int:
-    """Return the number of references from a frame to the first object that is not pandas' own.
+    """Return the number of references from a frame to the first object that is not pandas' own: the
+    array of a block, or the object in a cell.
 
-    An array counts as pandas' own if it has objects. The next object is in a cell, even if it is of
-    a type that pandas has inside, too: a list, or another frame.
+    An array of objects counts as pandas' own. The object after it is in a cell, even if it is of a
+    type that pandas has inside, too, such as a list or another frame.
     """
     is_after_array = False
     for number, item in enumerate(steps[:-1]):
@@ -224,7 +226,7 @@ def _is_inside(item: object) -> bool:
 
 @dataclass(frozen=True)
 class _WayInside:
-    """A way through the manager of a data frame or series.
+    """The way of a chain through the manager of a data frame or series.
 
     Attributes:
         manager: the manager of the blocks and axes.
@@ -252,13 +254,16 @@ class _WayInside:
 def _manager_of(frame: object) -> Any:
     """Return the manager of a frame; None if it is not pandas' own."""
     manager: Any = (instance_dict(frame) or {}).get("_mgr")
+    # It may be the object of another library, whose attributes may run code.
     if library_of(type(manager)) != "pandas" or library_of(type(manager.items)) != "pandas":
         return None
     return manager
 
 
 def _append_index(path: Path, frame: object) -> None:
-    """Append the index of a frame."""
+    """Append the index of a frame, which a line replaces by positions: ``df.index =
+    range(len(df))``.
+    """
     call = path.statement("{0}.index = range(len({0}))")
     cut = Cut(Kind.CALL, id(frame), path.code, call) if call else None
     path.append_removable(".index", path.code and f"{path.code}.index", cut)
@@ -292,7 +297,8 @@ def _append_cell(path: Path, *, array: Any, child: object, way: _WayInside) -> N
 
 
 def _append_columns(path: Path, frame: object, way: _WayInside, target: object) -> None:
-    """Append the columns whose blocks share the memory of an array: ``[["a", "b"]]``.
+    """Append the columns of a frame that have the memory of an array: ``["a"]``, or ``[["a",
+    "b"]]`` for several in one block, and for blocks that share their memory.
 
     Args:
         path: the path to the frame.
@@ -305,7 +311,7 @@ def _append_columns(path: Path, frame: object, way: _WayInside, target: object) 
     if len(places) == len(way.manager.items):
         path.append_fixed("")  # all of the frame's data
         return
-    if not labels or len(places) > _MOST_NAMED:
+    if not labels or len(places) > _MOST_NAMED_COLUMNS:  # the frame is removed
         path.append_removable("", "", None)
         return
     names = tuple(labels[place] for place in places)

@@ -23,8 +23,8 @@ _INSIDE = ("pandas", "xarray")
 
 
 def append_dataset_step(path: Path, steps: Sequence[object]) -> int:
-    """Append the step into one of xarray's objects, ``dataset["x"]``; return the number of
-    references, 0 if the object is none of xarray's, or if the step is an attribute like any other.
+    """Append the step into an object of xarray, ``dataset["x"]``; return the number of references,
+    0 if the object is of another library, or if the step is an attribute like any other.
     """
     parent, child = steps[0], steps[1]
     if module_of(parent).partition(".")[0] != "xarray":
@@ -38,7 +38,7 @@ def append_dataset_step(path: Path, steps: Sequence[object]) -> int:
         return 1
     is_dataset = is_of_library(parent, "xarray", "Dataset")
     if not is_dataset and not is_of_library(parent, "xarray", "DataArray"):
-        return _append_data(path, steps)
+        return _append_data(path, steps)  # from a variable or an index
     if name in ("._variables", "._coords", "._indexes") and len(steps) > 2:
         return _append_variable(path, steps, is_dataset=is_dataset)
     if name == "._variable":
@@ -59,7 +59,7 @@ def _append_variable(path: Path, steps: Sequence[object], *, is_dataset: bool) -
     """
     owner = steps[0]
     label = _code_of_label(owner, steps[1], steps[2])
-    if not label:
+    if not label:  # the whole data set is removed
         path.append_removable(" (in a coordinate)", "", None)
         return 2
     removed_from = path.code
@@ -79,8 +79,10 @@ def _append_variable(path: Path, steps: Sequence[object], *, is_dataset: bool) -
 
 
 def _code_of_label(owner: object, items: object, item: object) -> str:
-    """Return the code of the name of a variable, coordinate or index, ``"x"``; empty if ``del``
-    would remove more than it, as for one level of an index with several.
+    """Return the code of the name of a variable, coordinate or index, ``"x"``.
+
+    It is empty if ``del`` would remove more than this one: an index of several levels has several
+    coordinates.
 
     Args:
         owner: the data set or labelled array.
@@ -105,7 +107,9 @@ def _keys_of(items: Any, value: object) -> list[object]:
 
 
 def _append_data(path: Path, steps: Sequence[object]) -> int:
-    """Append the steps from a variable or an index to its data; return the number of references."""
+    """Append the way from a variable or an index to its data as one step; return the number of
+    references.
+    """
     if is_array(steps[1]) and attribute_text(steps[0], steps[1]) == "._data":
         path.append_fixed("", path.code and f"{path.code}.data")
         return 1

@@ -31,8 +31,10 @@ def is_estimator(item: object) -> bool:
 
 
 def is_forgotten_by_clone(steps: Sequence[object]) -> bool:
-    """Return True if a clone of an estimator does not lead to a chain's last object: the chain
-    leads through an attribute that fitting has set, or ends at the list of a pipeline's steps.
+    """Return True if a clone of an estimator does not lead to a chain's last object.
+
+    The chain leads through an attribute that fitting has set, such as ``model.coef_``. Or it ends
+    at the list of a pipeline's steps, which the clone has as clones, too.
 
     Args:
         steps: the estimator, and the objects after it.

@@ -43,7 +43,7 @@ def _append_axes(path: Path, steps: Sequence[object]) -> int:
             imports, owner = split(path.code)
             code = f"{owner}.axes[{position}]"
             if any(_colorbar_in(axes) is not None for axes in all_axes[:position]):
-                # The line for an earlier colorbar would move these axes.
+                # The line for an earlier colorbar removes its axes, so the position would change.
                 code = f"next(axes for axes in {owner}.axes if id(axes) == {id(item)})"
             call = f"{imports}{code}.remove()"
             if _colorbar_in(item) is not None:
@@ -74,9 +74,9 @@ def _append_artist(path: Path, steps: Sequence[object]) -> int:
     """Append an artist of axes, such as a line or an image; return the number of references, 0 if
     the chain leads to none.
 
-    The axes have several lists of the artist, and its ``remove()`` takes it out of all of them. One
-    of several artists in a container, such as those of error bars, is removed with the container,
-    which refers to it.
+    Axes have an artist in several lists, and its ``remove()`` takes it out of all of them. A
+    container of several artists, such as that of error bars, refers to them, so each of them is
+    removed with the container.
     """
     axes = steps[0]
     artists = _list_in(axes, "_children")
@@ -102,7 +102,8 @@ def _append_artist_of_colorbar(path: Path, steps: Sequence[object]) -> int:
     colorbar, artist = steps[1:3]
     axes = attribute_of(artist, "axes")
     is_shown = any(item is artist for item in _list_in(axes, "_children"))
-    if attribute_of(colorbar, "mappable") is not artist or not is_shown:
+    is_of_colorbar = attribute_of(colorbar, "mappable") is artist
+    if not is_of_colorbar or not is_shown:
         return 0
     imports, owner = split(path.code)
     code = f"{owner}._colorbar.mappable"
@@ -159,7 +160,8 @@ def _append_from_list(path: Path, axes: object, name: str, artist: object) -> No
 
 
 def _removal_of(artist: object, axes: object, loop: str) -> str:
-    """Return the statement that removes an artist from its axes, with all that ``remove()`` leaves.
+    """Return the statement that removes an artist from its axes, also from places where its
+    ``remove()`` would leave it.
 
     Args:
         artist: the artist.
@@ -173,9 +175,10 @@ def _removal_of(artist: object, axes: object, loop: str) -> str:
 
 
 def _calls_before_removal(artist: object, axes: object) -> list[str]:
-    """Return the calls that remove an artist from the attributes of its axes, and its colorbar.
+    """Return the calls that remove an artist from attributes of its axes, and its colorbar.
 
-    ``remove()`` leaves both: ``plt.imshow`` sets ``_current_image`` of the axes.
+    Its ``remove()`` does neither. The axes' attribute ``_current_image``, for instance, refers to
+    the image of ``plt.imshow``.
     """
     calls = list[str]()
     for name in attribute_names(axes, artist):
@@ -203,7 +206,7 @@ def _axes_of_colorbar(artist: object) -> object:
 
 
 def _references_to_artist(artist: object, axes: object) -> frozenset[tuple[int, int]]:
-    """Return the references that the removal of an artist removes, as the identities of both
+    """Return the references that the statement for an artist removes, as the identities of both
     objects: those to the artist, and those to the axes of its colorbar.
     """
     references = {(id(axes), id(artist)), (id(_list_in(axes, "_children")), id(artist))}
@@ -214,8 +217,10 @@ def _references_to_artist(artist: object, axes: object) -> frozenset[tuple[int, 
 
 
 def _references_to_axes(axes: object) -> frozenset[tuple[int, int]]:
-    """Return the references that the removal of axes removes, as the identities of both objects:
-    those from the figure, and from axes to which the axes of a colorbar belong.
+    """Return the references that ``remove()`` of axes removes, as the identities of both objects.
+
+    These are those from the figure. The axes of a colorbar are also in a list of the axes to which
+    the colorbar belongs.
     """
     references = set[tuple[int, int]]()
     figure = attribute_of(axes, "_parent_figure") or attribute_of(axes, "figure")

@@ -36,8 +36,8 @@ _UNBOUND = object()
 
 
 def append_function_step(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
-    """Append the step through a function, a method or an ``lru_cache``; return the number of its
-    references, 0 for any other object.
+    """Append the step through a function, a method or an ``lru_cache``, ``: closure of function f,
+    variable x``; return the number of its references, 0 for any other object.
 
     Args:
         path: the path to the function.
@@ -50,7 +50,7 @@ def append_function_step(path: Path, steps: Sequence[object], cell_of: CellOf) -
         return _append_function(path, steps, cell_of)
     if kind is functools._lru_cache_wrapper:
         return _append_cache(path, steps, cell_of)
-    if kind is MethodType:
+    if kind is MethodType:  # without its object it cannot be called, so the method is removed
         path.advise(path.removal, "")
         name = _name_of_function(function.__func__, cell_of)
         path.append_words(f": bound method {name}, its object")
@@ -86,6 +86,7 @@ def _append_function(path: Path, steps: Sequence[object], cell_of: CellOf) -> in
     assert type(function) is FunctionType
     name = _name_of_function(function, cell_of)
     following = steps[2] if len(steps) > 2 else None
+    # Unless the closure or an attribute can be emptied, the line deletes the function.
     path.set_fallback("when you no longer need the function", _OR_FUNCTION)
     if child is function.__closure__ and child is not None:
         return _append_closure(path, function, steps[2:], name)
@@ -98,7 +99,7 @@ def _append_function(path: Path, steps: Sequence[object], cell_of: CellOf) -> in
     if following is not None and child is instance_dict(function):
         _append_attribute(path, code, function, following)
         return 2
-    _append_attribute(path, code, function, child)
+    _append_attribute(path, code, function, child)  # without the dict
     return 1
 
 
@@ -135,8 +136,11 @@ def _append_closure(
 
 
 def _cut_of_variable(function: FunctionType, cell: CellType, code: str) -> Cut | None:
-    """Return the reference of a closure's variable, with those of its other variables to the same
-    object; None if the function does not assign all of them: it may need their objects.
+    """Return the reference of a closure's variable, with those of its further variables to the same
+    object; None if the function may need the object.
+
+    It does unless it assigns all of these variables itself: with ``nonlocal cache``, it can cope
+    with another value.
 
     Args:
         function: the function.
@@ -189,11 +193,11 @@ def _code_of_default(code: str, function: FunctionType, value: object) -> str:
 
 
 def _append_attribute(path: Path, code: str, function: FunctionType, value: object) -> None:
-    """Append an attribute of a function. Users can remove attributes of their own functions, and
-    those that they have added to a library's.
+    """Append an attribute of a function: ``load.cache``. Users can remove attributes of their own
+    functions, and those that they have added to a library's.
 
     Args:
-        path: the path to the function, whose code it no longer has.
+        path: the path to the function. It has words about the function already, and no code.
         code: the code of the function.
         function: the function.
         value: the object of the attribute.
@@ -221,7 +225,7 @@ def _append_attribute(path: Path, code: str, function: FunctionType, value: obje
 
 def _append_cache(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
     """Append the step from an ``lru_cache`` to a result, an argument or its function; return the
-    number of its references, 0 if it leads to any other attribute.
+    number of its references, 0 if it leads to an attribute that was added to the cache.
     """
     cache, child = steps[0], steps[1]
     names = attribute_names(cache, child)

@@ -20,9 +20,9 @@ from ipygpumem.heap.paths.items_and_attributes import items_of
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, is_name
 
-_MOST_PASSED = 1000
+_MOST_PASSED_OBJECTS = 1000
 """Maximum number of objects to pass through on the way from an attribute to an array."""
-_MOST_FOLLOWED = 20_000
+_MOST_FOLLOWED_OBJECTS = 20_000
 """Maximum number of objects behind an array to follow, to find out if its cycle is ended."""
 _MOST_ITEMS = 100
 """Maximum number of items of a list or dict whose attributes are examined."""
@@ -32,7 +32,7 @@ def lines_that_end_cycles(
     objects: Iterable[tuple[str, object]], arrays: Sequence[Any], barriers: Barriers
 ) -> list[str]:
     """Return the lines that end cycles before objects are deleted, ``x.rows = None`` before
-    ``del x``; none if these lines do not end all of the cycles.
+    ``del x``; no lines if they would not end all of the cycles.
 
     Args:
         objects: the code of each object, such as its name, and the object. The lines may change the
@@ -71,9 +71,10 @@ def _items_with_code(code: str, container: object) -> Iterator[tuple[str, object
 
 
 class _Changes(NamedTuple):
-    """Lines that remove references of objects and arrays, and these references."""
+    """Lines that remove references of objects and arrays, and the references that they remove."""
 
     lines: dict[str, None]
+    """The lines, each once, in the order in which they run."""
     attributes: dict[int, set[str]]
     """The names of the attributes that the lines set to None, by the identity of their object; an
     empty set for an array that a line fills.
@@ -93,14 +94,17 @@ class _Changes(NamedTuple):
             self.attributes.setdefault(id(owner), set()).add(name)
 
     def ends_cycle_of(self, array: Any, barriers: Barriers) -> bool:
-        """Return True if an array no longer leads to itself once the lines have run."""
+        """Return True if an array no longer leads to itself once the lines have run: follow all
+        references from it that remain, level by level.
+        """
         references = ReferenceReader(barriers, has_text_keys=False)
         level = by_identity(self._remaining_references(array))
         followed = set[int]()
         while level:
             followed.update(level)
-            if id(array) in level or len(followed) > _MOST_FOLLOWED:
+            if id(array) in level or len(followed) > _MOST_FOLLOWED_OBJECTS:
                 return False
+            # The lines change some objects; of the remaining ones, all references are followed.
             unchanged = [level[key] for key in level.keys() - self.attributes.keys()]
             below = by_identity(references.of(unchanged).of_python)
             for key in level.keys() & self.attributes.keys():
@@ -173,7 +177,7 @@ def _contains(value: object, array: Any) -> bool:
         is_entered = container_base(type(item)) is not None or is_of_pandas(item)
         if not is_entered or id(item) in passed:
             continue
-        if len(passed) == _MOST_PASSED:
+        if len(passed) == _MOST_PASSED_OBJECTS:
             return False
         passed.add(id(item))
         waiting += gc.get_referents(item)

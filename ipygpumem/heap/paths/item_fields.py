@@ -1,5 +1,8 @@
-"""Fields of a list's items: keys or attributes that many items have, such as ``"tokens"`` in
-``docs[0]["tokens"]``, ``docs[1]["tokens"]`` and so on. The line of one item stands for all.
+"""Recognises fields of a list's items: keys or attributes that many items have, such as
+``"tokens"`` in ``docs[0]["tokens"]``, ``docs[1]["tokens"]`` and so on.
+
+A path is written for the first item only. The references of all further items are recognised by
+their field, which is faster: ``for _item in docs: del _item["tokens"]; del _item`` removes them.
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ _OF_ATTRIBUTES = {Kind.ATTRIBUTE, Kind.DELETED_ATTRIBUTE}
 
 class ItemField:
     """A key of dicts, or an attribute of instances, by which the items of a list refer to objects
-    of one type.
+    of one type, such as ``["tokens"]`` to lists.
 
     Args:
         cut: the reference of the first item in which it was found, with the code for all.
         item_type: the type of the items.
         part_type: the type of the objects to which they refer.
         read: returns the object in the field of an item; ``MISSING`` if the item has none.
-        is_in_slot: True for an attribute that is in no dict.
+        is_in_slot: True for an attribute in ``__slots__``, which ``vars(_item).pop`` cannot remove.
 
     Attributes:
         number_found: the number of items in which it was found.
@@ -52,7 +55,8 @@ class ItemField:
 
     @classmethod
     def at_end(cls, way: Way, items: object, item: Any, part: object) -> ItemField | None:
-        """Return the field with which a way ends; None if each of its references has to be written.
+        """Return the field with which a way ends; None if further items cannot be recognised by it,
+        so that the path of each has to be written.
 
         Args:
             way: the way through the list and its item to ``part``.
@@ -62,7 +66,7 @@ class ItemField:
         """
         cut = way.cut
         if cut is None or cut.outer is None or cut.repeated or cut.protocol is not None:
-            return None
+            return None  # its line does more than to delete one key or attribute of an item
         is_in_list = cut.outer.kind is Kind.ITEM and cut.outer.owner_id == id(items)
         if not is_in_list or way.removed_references != {(id(item), id(part))}:
             return None
@@ -78,9 +82,9 @@ class ItemField:
                 return cls(cut, type(item), type(part), read, is_in_slot=is_in_slot)
         return None
 
-    def cut_of(self, position: int, item: Any, part: object) -> Cut | None:
-        """Return the reference from a further item to an object, without code of its own; None if
-        it is not by this field.
+    def recognise(self, position: int, item: Any, part: object) -> Cut | None:
+        """Count a further item with this field, and return its reference to an object, with the
+        code of the first item; None if the reference is not by this field.
 
         Args:
             position: the position of the item.
@@ -111,8 +115,8 @@ class ItemField:
 
 
 def _reader_of_key(item: dict[Any, object], part: object) -> Callable[[Any], object] | None:
-    """Return the function that reads the only key of a dict with an object, from any dict; None if
-    several keys have the object, or if the key is neither a text nor a number.
+    """Return the function that reads, from any dict, the key that has an object in one dict; None
+    if several keys have it, or if the key is neither a text nor a number.
     """
     keys = [key for key, value in item.items() if value is part]
     if len(keys) != 1 or type(keys[0]) not in (str, int):
@@ -124,10 +128,10 @@ def cut_by_field(
     fields: Iterable[ItemField], position: int, item: object, part: object
 ) -> Cut | None:
     """Return the reference from a list's item to an object, if it is by one of the fields that
-    earlier items have; None otherwise.
+    earlier items have, and count the item for this field; None otherwise.
     """
     for field in fields:
-        cut = field.cut_of(position, item, part)
+        cut = field.recognise(position, item, part)
         if cut is not None:
             return cut
     return None
@@ -136,8 +140,11 @@ def cut_by_field(
 def with_only_places_marked(
     cuts: list[Cut], fields: Sequence[ItemField], items: Sequence[object]
 ) -> list[Cut]:
-    """Return references of a list's items, marked ``is_only_there`` if no further item has one of
-    their fields: then ``for _item in docs: _item.pop("tokens", None)`` removes no other object.
+    """Return references of a list's items, marked ``is_only_there`` if no further item of the list
+    has one of their fields.
+
+    Then a loop over the whole list may remove the field where an item has it, ``for _item in docs:
+    _item.pop("tokens", None)``. Otherwise that would also remove objects that must stay.
 
     Args:
         cuts: the references of some of the items.

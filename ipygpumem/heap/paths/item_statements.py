@@ -7,14 +7,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, split, tuple_of, without_import
 from ipygpumem.heap.paths.loop_variables import variable_for
 
-MOST_ONE_BY_ONE = 4
-"""Maximum number of items that a statement names one by one."""
+MOST_ITEMS_ONE_BY_ONE = 4
+"""Maximum number of items, or of runs of items, that a statement names one by one:
+``del rows[9]; del rows[4]``.
+"""
 _MOST_POSITIONS = 40
-"""Maximum number of positions that a statement lists."""
+"""Maximum number of positions that a loop lists: ``for _position in 9, 7, 4, 2, 1: ...``."""
 _SLOT = re.compile(r"(?P<array>.*)\[(?P<index>\d+(?:, \d+)*)\]", re.DOTALL)
 """An element of an array, such as ``box[3, 4]``, or a cell, ``frame.iat[3, 4]``."""
 _Span = tuple[int, int]
@@ -26,7 +29,10 @@ _Span = tuple[int, int]
 
 def removal_at_positions(cut: Cut, positions: Sequence[int], *, is_alone: bool) -> str:
     """Return the statement that removes the items of a list, deque, dict or set at given positions,
-    ``del rows[3:7]``; empty if there is none, because they are few or too many.
+    ``del rows[3:7]``.
+
+    It is empty if there is none: the positions may be too many to list, or so few that the caller
+    names the items one by one.
 
     Args:
         cut: the reference to one of the items, which are all alike.
@@ -40,7 +46,7 @@ def removal_at_positions(cut: Cut, positions: Sequence[int], *, is_alone: bool) 
     start, end = positions[0], positions[-1] + 1
     if end - start == len(positions):
         return _removal_of_span(cut, start, end, is_alone=is_alone)
-    is_listed = MOST_ONE_BY_ONE < len(positions) <= _MOST_POSITIONS
+    is_listed = MOST_ITEMS_ONE_BY_ONE < len(positions) <= _MOST_POSITIONS
     if cut.kind is Kind.ITEM and is_listed and not cut.ending:
         return _removal_of_listed(cut, positions, is_alone=is_alone)
     return _removal_of_spans(cut, positions)
@@ -49,14 +55,16 @@ def removal_at_positions(cut: Cut, positions: Sequence[int], *, is_alone: bool) 
 def _replacement_by_none(cut: Cut, positions: Sequence[int]) -> str:
     """Return the statement that sets items of a list to None, ``rows[3:5] = [None] * 2``; empty if
     they are too many or too few for it.
+
+    These items have taken the places of older ones. Deleting them would move the items after them.
     """
     imports, owner = split(cut.owner)
     spans = _spans(positions)
     if len(positions) == cut.size:
         return f"{imports}{owner}[:] = [None] * len({owner})"
-    if len(spans) > 1 and len(positions) <= MOST_ONE_BY_ONE:
-        return ""
-    if len(spans) <= MOST_ONE_BY_ONE:
+    if len(spans) > 1 and len(positions) <= MOST_ITEMS_ONE_BY_ONE:
+        return ""  # the caller names them one by one
+    if len(spans) <= MOST_ITEMS_ONE_BY_ONE:
         statements = list[str]()
         for start, end in spans:
             assignment = f"[{start}:{end}] = [None] * {end - start}"
@@ -105,7 +113,7 @@ def _removal_of_spans(cut: Cut, positions: Sequence[int]) -> str:
     ``del rows[20:30]; del rows[:10]``; empty if the runs are too many, or the items too few.
     """
     spans = _spans(positions)
-    if len(spans) > MOST_ONE_BY_ONE or len(positions) <= MOST_ONE_BY_ONE:
+    if len(spans) > MOST_ITEMS_ONE_BY_ONE or len(positions) <= MOST_ITEMS_ONE_BY_ONE:
         return ""
     if cut.kind is Kind.ELEMENT:
         return _removal_from_set(cut, spans)
@@ -201,34 +209,60 @@ def detachment_of_values(cuts: Sequence[Cut]) -> str:
 # -- arrays of objects and data frames ------------------------------------------------------------
 
 
+class _Elements(NamedTuple):
+    """Elements of an array of objects, or cells of a data frame."""
+
+    array: str
+    """The code before the indices: ``box``, or ``frame.iat`` for cells."""
+    places: list[tuple[int, ...]]
+    """Their indices in ascending order, such as ``(3, 0)``."""
+
+    @classmethod
+    def of(cls, cuts: Sequence[Cut]) -> _Elements | None:
+        """Return the elements to which references lead; None if they are in different fields of a
+        structured array, or if one is no single element.
+        """
+        arrays = set[str]()
+        indices = set[tuple[int, ...]]()
+        for cut in cuts:
+            match = _SLOT.fullmatch(cut.target)
+            if match is None:
+                return None
+            arrays.add(match["array"])
+            indices.add(tuple(map(int, match["index"].split(", "))))
+        return cls(arrays.pop(), sorted(indices)) if len(arrays) == 1 else None
+
+    @property
+    def axes(self) -> list[list[int]]:
+        """The positions on each axis, in ascending order."""
+        return [sorted(set(axis)) for axis in zip(*self.places, strict=True)]
+
+    @property
+    def is_block(self) -> bool:
+        """True if they are all elements of one slice, such as ``[3:7, 0:2]``."""
+        size_of_slice = math.prod(axis[-1] + 1 - axis[0] for axis in self.axes)
+        return size_of_slice == len(self.places)
+
+
 def emptying_of_elements(cuts: Sequence[Cut]) -> str:
     """Return the statement that sets elements of an array of objects, or cells of a data frame, to
     None; empty if they are too many or too few for it.
     """
-    arrays = set[str]()
-    indices = set[tuple[int, ...]]()
-    for cut in cuts:
-        match = _SLOT.fullmatch(cut.target)
-        if match is None:
-            return ""
-        arrays.add(match["array"])
-        indices.add(tuple(map(int, match["index"].split(", "))))
-    if len(arrays) > 1:  # two fields
+    elements = _Elements.of(cuts)
+    if elements is None:
         return ""
-    array = arrays.pop()
-    places = sorted(indices)
-    axes = [sorted(set(axis)) for axis in zip(*places, strict=True)]
-    is_block = math.prod(axis[-1] + 1 - axis[0] for axis in axes) == len(places)
-    if array.endswith(".iat"):
-        return _emptying_of_cells(array, places, axes, is_block=is_block)
-    imports, owner = split(array)
-    if is_block:  # box[3:7, 0:2] = None
+    if elements.array.endswith(".iat"):
+        return _emptying_of_cells(elements)
+    imports, owner = split(elements.array)
+    axes = elements.axes
+    if elements.is_block:  # box[3:7, 0:2] = None
         return f"{imports}{owner}[{', '.join(map(_index_of_span, axes))}] = None"
     if len(axes) == 1:
-        return _emptying_of_one_axis(array, axes[0])
-    if len(places) > _MOST_POSITIONS:
+        return _emptying_of_one_axis(elements.array, axes[0])
+    if len(elements.places) > _MOST_POSITIONS:
         return ""
-    return f"[{without_import(array)}.__setitem__(place, None) for place in {tuple_of(places)}];"
+    places = tuple_of(elements.places)
+    return f"[{without_import(elements.array)}.__setitem__(place, None) for place in {places}];"
 
 
 def _emptying_of_one_axis(array: str, positions: Sequence[int]) -> str:
@@ -237,7 +271,7 @@ def _emptying_of_one_axis(array: str, positions: Sequence[int]) -> str:
     """
     imports, owner = split(array)
     spans = _spans(positions)
-    if len(spans) <= MOST_ONE_BY_ONE:
+    if len(spans) <= MOST_ITEMS_ONE_BY_ONE:
         places = [_index_of_span(range(*span)) for span in spans]
         return imports + in_sequence([f"{owner}[{place}] = None" for place in places])
     every = _equally_spaced(positions)
@@ -248,28 +282,17 @@ def _emptying_of_one_axis(array: str, positions: Sequence[int]) -> str:
     return f"{imports}{owner}[{list(positions)}] = None"
 
 
-def _emptying_of_cells(
-    cells: str,
-    places: Sequence[tuple[int, ...]],
-    axes: Sequence[Sequence[int]],
-    *,
-    is_block: bool,
-) -> str:
+def _emptying_of_cells(cells: _Elements) -> str:
     """Return the statement that sets cells of a data frame or series to None; empty if they are too
     many for it.
 
     It is a loop, because pandas may copy the values that a slice assigns::
 
         [frame.iat.__setitem__((row, 2), None) for row in range(3, 7)];
-
-    Args:
-        cells: the code of the frame's cells, ``frame.iat``.
-        places: the positions of the cells.
-        axes: the positions on each axis: rows, and columns of a data frame.
-        is_block: True if all cells at these rows and columns are among the places.
     """
-    setter = f"{without_import(cells)}.__setitem__"
-    if is_block and len(axes[0]) > 1:
+    setter = f"{without_import(cells.array)}.__setitem__"
+    axes = cells.axes  # rows, and columns of a data frame
+    if cells.is_block and len(axes[0]) > 1:
         rows = f"range({axes[0][0]}, {axes[0][-1] + 1})"
         if len(axes) == 1:
             return f"[{setter}(row, None) for row in {rows}];"
@@ -277,9 +300,9 @@ def _emptying_of_cells(
             return f"[{setter}((row, {axes[1][0]}), None) for row in {rows}];"
         columns = f"range({axes[1][0]}, {axes[1][-1] + 1})"
         return f"[{setter}((row, column), None) for row in {rows} for column in {columns}];"
-    if len(places) > _MOST_POSITIONS:
+    if len(cells.places) > _MOST_POSITIONS:
         return ""
-    listed = places if len(axes) > 1 else axes[0]
+    listed = cells.places if len(axes) > 1 else axes[0]
     return f"[{setter}(place, None) for place in {tuple_of(listed)}];"
 
 
@@ -302,7 +325,7 @@ def _spans(positions: Sequence[int]) -> list[_Span]:
 
 
 def _equally_spaced(positions: Sequence[int]) -> range | None:
-    """Return two or more positions as a range; None if their distances differ.
+    """Return two or more positions in ascending order as a range; None if their distances differ.
 
     >>> _equally_spaced([1, 3, 5]), _equally_spaced([1, 3, 4])
     (range(1, 6, 2), None)

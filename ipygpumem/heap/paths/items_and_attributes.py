@@ -45,8 +45,8 @@ def items_of(holder: Any) -> list[object]:
 
 
 def first_in(holder: Any, items: Sequence[object]) -> object:
-    """Return the one of some items that comes first in their container, or among the attributes of
-    their object.
+    """Return the one of some items that comes first in their holder: a container, or an object with
+    them as attributes.
     """
     wanted = set(map(id, items))
     for item in items_of(holder):
@@ -56,9 +56,9 @@ def first_in(holder: Any, items: Sequence[object]) -> object:
 
 
 def is_opaque(item: object) -> bool:
-    """Return True for a library's object, whose parts users do not name.
-
-    An example is a ``ColumnDataSource`` of bokeh, which has its data in ``_property_values``.
+    """Return True for an object of a library that users remove as a whole, because they do not name
+    its parts. An example is a ``ColumnDataSource`` of bokeh, which has its data in
+    ``_property_values``.
     """
     if is_users_class(type(item)) or is_array(item) or is_instance(item, BaseException):
         return False
@@ -78,7 +78,7 @@ def is_private(owner: object, item: object) -> bool:
 
 
 _FILLED_TYPES = (*CONTAINERS, type, ModuleType, FunctionType, MethodType)
-"""Types whose items or attributes users name."""
+"""Types to which users add items or attributes, so that they can name and remove these."""
 
 
 _FILLED_MODULES = {
@@ -91,7 +91,7 @@ _FILLED_MODULES = {
     "types",
     "weakref",
 }
-"""Modules of types that users fill step by step."""
+"""Modules with further types of this kind, such as ``queue.Queue``."""
 
 
 def position_of(items: Iterable[object], child: object) -> int:
@@ -103,7 +103,7 @@ def position_of(items: Iterable[object], child: object) -> int:
 def index_of(child: object, items: Iterable[object]) -> int:
     """Return the position of an object among items; -1 if it is none of them.
 
-    In C: a list of 25,000 is asked for each of 2,000 rows.
+    It runs in C, because a list of 25,000 items may be searched for each of 2,000 rows.
     """
     try:
         return indexOf(map(id, items), id(child))
@@ -130,6 +130,7 @@ def attribute_text(owner: object, child: object) -> str:
 
 def owns(owner: object, names: dict[str, object]) -> bool:
     """Return True if a dict is that of the attributes of an object or class."""
-    if is_instance(owner, type):
+    if is_instance(owner, type):  # the dict is behind a mappingproxy
         return any(item is names for item in gc.get_referents(class_dict(owner)))
+    # The dict of a function's attributes has a step of its own (``function_steps.py``).
     return type(owner) is not FunctionType and instance_dict(owner) is names

@@ -116,12 +116,12 @@ def _handlers_or_filters(
 
 def _list_of(owner: object, name: str) -> Sequence[object]:
     """Return the handlers or filters of a logger or handler; none if reading them would run the
-    user's code.
+    user's code, such as a property of a subclass, or the iterator of a subclass of ``list``.
     """
     if any(name in class_dict(kind) for kind in mro_of(type(owner))):
-        return ()  # a property of a subclass would run the user's code
+        return ()
     items = attribute_of(owner, name)
-    if is_exactly(items, list):  # the iterator of a subclass would run it, too
+    if is_exactly(items, list):
         return items  # type: ignore[no-any-return]  # a list
     return ()
 
@@ -129,7 +129,8 @@ def _list_of(owner: object, name: str) -> Sequence[object]:
 def _removal(code: str, name: str, items: Sequence[object], item: object) -> str:
     """Return the statement that removes a handler or filter.
 
-    It names no position if there are several: a line of another one may have run before.
+    It names no position if there are several: the line of another one, which runs before, would
+    change the position.
 
     Args:
         code: the code of the logger or handler.
@@ -170,8 +171,9 @@ def _root_of_logger(logger: object, name: str, code: str) -> Root:
 
 
 def _names_of_instances(names: Mapping[str, object], kind: type) -> dict[int, str]:
-    """Return the code of the user's names for a class's instances, by the identity of the instance;
-    in C, because there may be 100,000 names.
+    """Return the user's names for instances of a class as code, by the identity of the instance.
+
+    The loops are in C, because there may be 100,000 names.
     """
     names_now = dict(names)  # a thread may change them
     kinds = kinds_of(list(names_now.values()), kind)

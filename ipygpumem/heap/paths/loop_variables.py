@@ -14,8 +14,8 @@ _LOOP = re.compile(r"for (\w+) in ")
 
 
 def variable_for(code: str, name: str) -> str:
-    """Return the variable for a loop: ``name``, or one with a number if the loop's code has that
-    name already.
+    """Return the variable for a loop over ``code``: the given name, or one with a number if the
+    code has that name already.
 
     >>> variable_for("runs[0]", "_item"), variable_for("_item", "_item")
     ('_item', '_item2')
@@ -33,6 +33,7 @@ def with_free_variable(line: str, names: Container[str]) -> str:
     if loop is None or loop[1] not in names:
         return line
     variable = _free_name(loop[1], names, set(re.findall(r"\w+", line)))
+    # Rename the variable, but neither an attribute nor a text with the same letters.
     written = list[str]()
     end = 0
     for token in tokenize.generate_tokens(io.StringIO(line).readline):

@@ -1,4 +1,6 @@
-"""Writes the steps of paths through the mocks of ``unittest.mock``."""
+"""Writes the steps of paths through the mocks of ``unittest.mock``, which keep the arguments of
+their calls: after ``mock.fit(data)``, the line is ``mock.reset_mock()``.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ def append_mock_step(path: Path, steps: Sequence[object]) -> int:
     """Append the steps from a mock to an object that it keeps, such as an argument of a call;
     return the number of references, 0 if the first object is no mock, or for any other step.
 
-    A mock notes its calls also in the mocks around it: ``reset_mock()`` of the outermost one
-    forgets all of them.
+    ``mock.fit(data)`` is noted in ``mock.fit`` and in ``mock``. So the advice is ``reset_mock()``
+    of the outermost mock, which forgets all calls.
     """
     if not _is_mock(steps[0]):
         return 0

@@ -59,8 +59,8 @@ def line_that_stops(patch: object) -> str:
 
 
 def _condition_for_patch(patch: object, patches: Sequence[object]) -> str:
-    """Return the expression that is true for a patch, and for each other one of the same attribute:
-    ``getattr(patch, "attribute", None) == "load"``.
+    """Return the expression that is true for a patch, and for each further one of the same
+    attribute: ``getattr(patch, "attribute", None) == "load"``.
 
     Args:
         patch: the patch.
@@ -70,6 +70,7 @@ def _condition_for_patch(patch: object, patches: Sequence[object]) -> str:
     target = attribute_of(patch, "target")
     if type(attribute) is str:  # ``patch.dict`` has none
         condition = f'getattr(patch, "attribute", None) == {literal(attribute)}'
+        # The name is enough unless patches of further objects have it, too.
         same_name = [other for other in patches if attribute_of(other, "attribute") == attribute]
         targets = [attribute_of(other, "target") for other in same_name]
         further_targets = [other for other in targets if other is not target]

@@ -1,4 +1,8 @@
-"""A path to an object while it is written, step by step."""
+"""A path to an object while ``PathWriter`` writes it, step by step.
+
+Each step tells a ``Path`` the text and the code that it adds, and the reference that a line could
+remove. At the end, ``Path.way`` decides which of these references the line is about.
+"""
 
 from __future__ import annotations
 
@@ -75,14 +79,15 @@ class Advice:
 
     def cuts(self, ended_id: int) -> tuple[Cut, ...]:
         """Return the reference that the advised line removes, or the call by which it ends an
-        object; none if it does anything else.
+        object, so that the line can be joined with further ones; none if it does anything else.
 
         Args:
             ended_id: the identity of the object that the line ends; 0 if it ends none.
         """
         line = self.remedy.line
-        if self.is_ending and not self.remedy.comment:
+        if self.is_ending and not self.remedy.comment:  # gen.close()
             return (Cut(Kind.CALL, ended_id, self.code, line, outer=self.cut),)
+        # A variable may lead to much else; any other line does more than to remove the reference.
         if self.cut is None or self.cut.kind is Kind.NAME or line != self.cut.statement:
             return ()
         return (self.cut,)
@@ -119,18 +124,18 @@ class Path:
         self.is_in_model = False
         self.is_of_library = root.is_of_library
         self.advice = Advice()
-        if not root.is_of_library and not root.code:
+        if not root.is_of_library and not root.code:  # no step can be typed: thread "loader"
             self.advice = Advice(Remedy(root.advice))
         self._is_removed_as_whole = root.is_removed_as_whole
         """True if ``cut`` removes all objects to which later steps lead."""
         self._fallback = NO_REMEDY
-        """The remedy if no reference after an object can be removed: the object itself is, such as
-        a function with a closure.
+        """The remedy if no later step has a reference that can be removed: to remove an earlier
+        object, such as the function with the closure that has the target.
         """
 
     def replace_by_copy(self, function: str, other_names: Sequence[Cut]) -> None:
         """Record that the line puts a copy in the place of the current target, ``model =
-        sklearn.base.clone(model)``: all objects to which later steps lead go with the target.
+        sklearn.base.clone(model)``. All objects to which later steps lead die with the target.
 
         Args:
             function: the code of the function that makes the copy.
@@ -166,19 +171,22 @@ class Path:
         if self._is_removed_as_whole:
             return  # the line removes an earlier object with all that it leads to
         if cut is None and (self._fallback.line or is_owner_out_of_reach):
-            return  # the line removes an earlier object
+            return  # ``self.cut`` stays: the line removes an earlier object
         if self.is_of_library and cut is not None and cut.kind not in _CALLS:
             cut = None  # the library's code may need it
         if cut is not None:
+            # After a fixed step, ``self.cut`` is not the reference to the owner of this one.
             outer = None if self.is_fixed else self.cut
             cut = replace(cut, outer=outer)
             self._fallback = NO_REMEDY
+        # Without a cut, the path has none: it leads out of the object that an earlier one removes.
         self.cut = cut
         self.is_fixed = False
 
     def append_words(self, words: str, code: str = "") -> None:
-        """Append a reference that only words can describe, ``: closure of function f``. They also
-        follow a text that is lost, and steps may follow them.
+        """Append a reference that only words can describe, ``: closure of function f``.
+
+        They are shown even after a step that cannot be typed, and later steps are shown again.
         """
         self.text.shown += words
         self.text.is_lost = self._is_removed_as_whole
@@ -212,7 +220,8 @@ class Path:
     def advise(
         self, statement: str, words: str, comment: str = "", *, ended_object: object = None
     ) -> None:
-        """Record how to free the current target, unless an earlier step has advised a remedy.
+        """Record how to free the current target, unless an earlier step has advised a remedy: the
+        outermost object that has to be ended counts.
 
         Args:
             statement: the statement that frees it; empty if there is none.
@@ -231,8 +240,8 @@ class Path:
         self.advice = replace(self.advice, remedy=remedy)
 
     def set_fallback(self, comment: str, words: str) -> None:
-        """Record that removing the current target is the remedy, if no reference further along the
-        path can be removed.
+        """Record that the remedy is to remove the current target, if no later step has a reference
+        that can be removed: a function, if nothing can be taken out of its closure.
 
         Args:
             comment: the comment on the line that removes it.
@@ -242,7 +251,7 @@ class Path:
             return
         line = self.removal
         if self.cut is not None and self.cut.kind is Kind.NAME and "." not in self.cut.target:
-            line = self.cut.statement  # as ``why`` deletes a variable of the notebook
+            line = self.cut.statement  # ``del f`` instead of ``f = None``, as in %gpumem why
         cuts = () if self.cut is None else (self.cut,)
         self._fallback = Remedy(line, comment, cuts) if line else Remedy(words, cuts=cuts)
 
@@ -262,7 +271,8 @@ class Path:
         if self._fallback.line:
             return Way(self.holder(self._fallback))
         if self.cut is not None:
-            # A name may lead to much that is older: only the caller knows if all of it is unwanted.
+            # A name may lead to much that is older. Only the caller knows if all of it may be
+            # freed, so a name has no statement here.
             is_name = self.cut.kind is Kind.NAME and not self.is_fixed and not self.cut.copied_by
             is_direct = not self.is_fixed and (is_root_itself or not self._is_removed_as_whole)
             statement = "" if is_name else self.cut.statement
@@ -272,10 +282,10 @@ class Path:
     def holder(self, remedy: Remedy) -> Holder:
         """Return the path with a remedy."""
         root = self.root if self.text.begins_at_root else NO_ROOT
-        return Holder(shortened(self.text.shown), remedy, (root,))
+        return Holder(shorten_path(self.text.shown), remedy, (root,))
 
 
-def shortened(path: str) -> str:
+def shorten_path(path: str) -> str:
     """Return a path, cut off after a name or item if it is too long to read."""
     if len(path) <= LONGEST_PATH:
         return path

@@ -94,15 +94,15 @@ from ipygpumem.introspect import (
 _UNLESS_NEEDED = "if nothing needs it"
 _NAMED = {Kind.NAME, Kind.KEY, Kind.ATTRIBUTE, Kind.DELETED_ATTRIBUTE}
 """Kinds of references from a root that lead to the root's own object."""
-_MOST_REMOVED = 300_000
+_MOST_REMOVED_ITEMS = 300_000
 """Maximum number of items of one container to record as objects that a line removes."""
-_MOST_INSIDE = 1000
+_MOST_WRITTEN_PARTS = 1000
 """Maximum number of parts of a container's items for each of which a line is written: a second
 of work.
 """
 _MOST_FIELDS = 20
 """Maximum number of fields of a container's items to recognise in further items."""
-_MOST_WRITTEN = 10
+_MOST_WRITTEN_ITEMS = 10
 """Maximum number of items of one container whose code is written; of more, only the positions are
 needed.
 """
@@ -165,7 +165,7 @@ class PathWriter:
         self._cell_of = roots.cell_of
         self._names = roots.names
         self._root_of_name = roots.namespaces.get(id(roots.names))
-        self._removed_objects = roots.lines.removed.objects
+        self._removed = roots.lines.removed
         self._ages = roots.lines.ages
         self._of_leaks = of_leaks
 
@@ -175,6 +175,8 @@ class PathWriter:
 
     def way(self, root: Root, chain: Sequence[object], *, of_graph: bool = False) -> Way:
         """Return the path from a root along a chain of objects, and how to free the last one.
+
+        Objects that the line removes are added to ``roots.lines.removed``.
 
         Args:
             root: the root, such as the variable ``cache``.
@@ -189,10 +191,11 @@ class PathWriter:
             advised = path.advice.remedy
             return Way(path.holder(advised if advised.line else remedy_for_graph(steps, path)))
         if root.is_freed_by_command and is_instance(steps[-1], BaseException):
-            # %gpumem free clears frames, not the objects to which the error itself refers.
+            # The root's advice, ``%gpumem free``, clears the frames of a traceback. It does not
+            # free the error itself.
             path.replace_advised(Remedy(FORGET_LAST_ERROR))
         way = path.way(is_root_itself=len(steps) == 1, ended_id=ended_id)
-        removed_cut = way.cut
+        removed_cut = way.cut  # the reference that the line removes
         if not path.advice.remedy.line:
             remedy = self._remedy_unless_needed(steps, path, way.holder.remedy)
             if remedy.line != way.holder.remedy.line:
@@ -217,24 +220,28 @@ class PathWriter:
         return path
 
     def _remedy_unless_needed(self, steps: Sequence[object], path: Path, remedy: Remedy) -> Remedy:
-        """Return the remedy of a path, unless a model or an optimizer needs the last object of its
-        chain: then words, or no remedy.
+        """Return the remedy of a path. If a model or an optimizer needs the last object of its
+        chain, return words instead, ``assign something smaller to model.mask``, or no remedy.
         """
         words = words_for_needed(steps, path)
         if not path.is_in_model:
             return Remedy(words) if words else remedy
-        # A parameter may be older than its new memory, and optimizers need their state.
+        # A parameter may be older than its memory, as after ``model.half()``; optimizers need their
+        # state.
         is_parameter = is_of_library(steps[-1], "torch.nn", "Parameter")
         is_needed = is_parameter or is_needed_by_optimizer(steps)
         if not self._of_leaks or is_needed or remedy in (NO_REMEDY, REMOVE):
-            return NO_REMEDY
+            return NO_REMEDY  # users do not take parts out of a model, unless these are a leak
         if words:
             return Remedy(words)
         return Remedy(remedy.line, comments_of([remedy], last=_UNLESS_NEEDED))
 
     def _append_steps(self, path: Path, steps: Sequence[object]) -> int:
-        """Append the steps through all objects of a chain; return the identity of the object that
-        the advice ends, such as a generator by ``close()``; 0 if it ends none.
+        """Append the steps through all objects of a chain.
+
+        Returns:
+            The identity of the object that the advice ends, such as a generator by ``close()``; 0
+            if it ends none.
         """
         if path.cut is not None and path.cut.kind in _NAMED:
             self._record_removed(path, steps[0])
@@ -250,7 +257,7 @@ class PathWriter:
             if not is_last:  # the step on to the next object
                 cut_before = path.cut
                 position += self._append_step(path, steps[position:])
-                if path.cut is not cut_before:
+                if path.cut is not cut_before:  # the line is now about this step
                     self._mark_if_replaced(path, parent)
                     self._record_removed(path, steps[position])
             if path.advice.is_ending and ended_id == 0:  # the first advice counts
@@ -258,19 +265,26 @@ class PathWriter:
                 if ended_object is None:
                     ended_object = parent
                 ended_id = id(ended_object)
-                self._removed_objects[ended_id] = ended_object
+                self._removed.add_object(ended_object)
             if is_last:
                 return ended_id
 
     def _is_replaced_by_clone(self, steps: Sequence[object]) -> bool:
-        """Return True if the line for an object replaces an older estimator by a clone, which has
-        no fit.
+        """Return True if the line for the last object of a chain replaces the estimator at its
+        beginning by a clone, which has no fit: ``clf = sklearn.base.clone(clf)``.
+
+        Only an older estimator is replaced. A new one is deleted with its fit.
 
         Args:
-            steps: the estimator, and the objects from it to the object.
+            steps: the estimator, and the objects from it to the last one.
         """
-        is_fit = is_forgotten_by_clone(steps) or (self._of_leaks and is_estimator(steps[-1]))
-        return is_fit and has_only_parameters_and_fit(steps[0]) and self._ages.is_older(steps[0])
+        estimator = steps[0]
+        is_lost_by_clone = is_forgotten_by_clone(steps)
+        # In a search for leaks, a fitted estimator is itself what is to be freed.
+        is_unwanted_estimator = self._of_leaks and is_estimator(steps[-1])
+        if not is_lost_by_clone and not is_unwanted_estimator:
+            return False
+        return has_only_parameters_and_fit(estimator) and self._ages.learn_if_older(estimator)
 
     def _other_names(self, path: Path, item: object) -> list[Cut]:
         """Return the references of further variables to the object of a variable, which is the
@@ -286,24 +300,26 @@ class PathWriter:
         return cuts
 
     def _mark_if_replaced(self, path: Path, parent: Any) -> None:
-        """Mark the reference of a list if its item has the place of an older one, as after
-        ``rows[3] = x``, unless a call ends the item: the line is ``rows[3] = None``.
+        """Mark the path's reference if it is that of a list to an item in the place of an older
+        one, as after ``rows[3] = x``.
+
+        The line is ``rows[3] = None`` then, because ``del rows[3]`` would move later rows. An item
+        that a call ends, such as a task, is deleted nevertheless.
         """
         cut = path.cut
-        if (
-            cut is None
-            or cut.kind is not Kind.ITEM
-            or cut.ending
-            or not has_plain_assignment(parent)
-        ):
+        if cut is None or cut.kind is not Kind.ITEM or cut.owner_id != id(parent):
             return
-        if cut.owner_id == id(parent) and self._ages.is_as_long_as_before(parent):
+        if cut.ending or not has_plain_assignment(parent):
+            return
+        if self._ages.learn_length(parent):
             path.cut = replace(cut, is_replaced=True)
 
     def _record_removed(self, path: Path, item: object) -> None:
-        """Record an object as removed by the path's line, if the line has a reference to remove."""
+        """Record an object as removed by the path's line, if the line has a reference to remove:
+        that to the object.
+        """
         if path.cut is not None:
-            self._removed_objects[id(item)] = item
+            self._removed.add_object(item)
             path.cut = replace(path.cut, removed_id=id(item))
 
     def _advise_to_end(self, path: Path, item: object) -> None:
@@ -314,14 +330,16 @@ class PathWriter:
             path.advise(path.statement("{0}.close(); {0}.unlink()"), "close() and unlink() it")
         if is_started_patch(item) and path.code:
             path.advise(in_sequence([path.statement("{}.stop()"), path.removal]), "")
-        if (is_uncancelled_asyncio_timer(item) or is_waiting_thread_timer(item)) and path.code:
+        is_timer = is_uncancelled_asyncio_timer(item) or is_waiting_thread_timer(item)
+        if is_timer and path.code:
             path.advise(line_that_removes(item, path), "")
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> Holder:
         """Return the path from a notebook's name along ``chain``, which begins with the name's
         object.
 
-        The path of a loaded module does not depend on its name in the notebook.
+        If that is a loaded module, the path is that of the module's global, ``module settings,
+        global cache``. The name, ``s`` after ``import settings as s``, is not what keeps it alive.
         """
         return self.holder(*self._root_and_steps(name, chain))
 
@@ -337,7 +355,7 @@ class PathWriter:
         if steps and steps[0] is names:
             steps = steps[1:]
         module_name = text_of(names.get("__name__"))
-        if not steps or sys.modules.get(module_name) is not module:
+        if not steps or sys.modules.get(module_name) is not module:  # itself, or not loaded
             return Root.of_variable(name), chain
         key = next((key for key, value in list(names.items()) if value is steps[0]), None)
         code = module_code(module_name, self._names)
@@ -388,20 +406,23 @@ class PathWriter:
         """Return the references from items of a chain's last object, such as a list, to wanted
         objects: ``runs[3].model``.
 
-        The code of the first ones is written: ``runs[0].model``. Of later ones in the same field of
-        their items, it is the same code with another position: ``runs[7].model``.
+        The code of the first references is written: ``runs[0].model``. A later item with the same
+        attribute gets the same code with another position, ``runs[7].model``, without a new path:
+        there may be 200,000 of them.
         """
         inside = CutsInside.empty()
         fields = list[ItemField]()
         number_written = 0
         for position, item, part in _wanted_parts(items, wanted):
             cut = cut_by_field(fields, position, item, part)
-            if cut is not None and number_written >= _MOST_WRITTEN:  # runs[10].model and later ones
-                self._removed_objects[id(part)] = part
+            needs_no_code = number_written >= _MOST_WRITTEN_ITEMS
+            if cut is not None and needs_no_code:  # runs[10].model and later ones
+                self._removed.add_object(part)
                 inside.add([cut], part, {(id(item), id(part))})
                 continue
+            # The first parts, and those that are by no field of earlier items.
             number_written += 1
-            if number_written > _MOST_INSIDE:  # too many that are by no common field
+            if number_written > _MOST_WRITTEN_PARTS:  # too many that are by no common field
                 return CutsInside.empty()
             way = self.way(root, (*chain, item, part))
             inside.add_way(way, item, part)
@@ -415,8 +436,8 @@ class PathWriter:
     def cuts_of_items(
         self, root: Root, chain: Sequence[object], items: Sequence[object]
     ) -> list[Cut]:
-        """Return the references from a container to items, which may be very many; none if an item
-        cannot be removed by itself.
+        """Return the references from a container to items, of which there may be very many: those
+        of ``runs[3]`` and ``runs[5]``. None if an item cannot be removed by itself.
 
         Args:
             root: the root of the chain.
@@ -428,16 +449,17 @@ class PathWriter:
         if len(unique) > 1 and has_objects(container):
             return self._cuts_of_elements(root, chain, unique)
         cuts = list[Cut]()
-        # Of very many items, the code of the first few shows if they can be removed.
-        for item in list(unique.values())[:_MOST_WRITTEN]:
+        # If there are very many items, the code of the first few shows if they can be removed.
+        for item in list(unique.values())[:_MOST_WRITTEN_ITEMS]:
             way = self.way(root, (*chain, item))
             if way.cut is None or not way.is_direct:
                 return []
             cuts += cuts_of_repeated(way.cut, container, item)
-        if len(unique) <= _MOST_WRITTEN:
+        if len(unique) <= _MOST_WRITTEN_ITEMS:
             return cuts
-        if len(unique) <= _MOST_REMOVED:
-            self._removed_objects.update(unique)
+        if len(unique) <= _MOST_REMOVED_ITEMS:
+            self._removed.objects.update(unique)
+        # The statement for all of them needs only their positions.
         cuts_without_code = list[Cut]()
         for position, item in enumerate(items_of(container)):
             if id(item) in unique:
@@ -455,12 +477,12 @@ class PathWriter:
             chain: the objects up to the array.
             wanted: the elements by identity.
         """
-        if len(wanted) > _MOST_REMOVED:
+        if len(wanted) > _MOST_REMOVED_ITEMS:
             return []
         way = self.way(root, (*chain, next(iter(wanted.values()))))
         if way.cut is None or not way.is_direct or way.cut.owner_id != id(chain[-1]):
             return []
-        self._removed_objects.update(wanted)
+        self._removed.objects.update(wanted)
         return cuts_of_elements(way.cut, chain[-1], wanted, places_in_frame(chain))
 
     def removal_of_items(
@@ -478,11 +500,12 @@ class PathWriter:
         holder = self.way(root, steps).holder
         cuts = self.cuts_of_items(root, steps, items)
         number_of_items = len(by_identity(items))
+        # The items cannot be removed one by one, but a call may remove all of them.
         if not cuts and number_of_items >= len(by_identity(items_of(steps[-1]))):
             to_item = self.way(root, (*steps, items[0]))
             if to_item.is_advised:  # such as ``load.cache_clear()``
                 return replace(holder, remedy=to_item.holder.remedy)
-        if number_of_items == 1 and cuts:
+        if number_of_items == 1 and cuts:  # one object, which may be there 1,000 times
             line = removal_of_repeated(cuts, steps[-1])
         else:
             line = statement_of(cuts)
@@ -540,7 +563,9 @@ class _WantedPart(NamedTuple):
 
 
 def _wanted_parts(items: Sequence[object], wanted: Container[int]) -> list[_WantedPart]:
-    """Return the wanted objects, given by identity, among the parts of a container's items."""
+    """Return the wanted objects, given by identity, among the parts of a container's items: the
+    models in ``runs[0].model`` and ``runs[1].model``.
+    """
     wanted_parts = list[_WantedPart]()
     for position, item in _items_once(items):
         for part_id, part in by_identity(items_of(item)).items():
@@ -586,7 +611,8 @@ def without_own_dicts(chain: Sequence[object]) -> list[object]:
     """Return a chain without the dicts of attributes in it: ``a.b`` is one step."""
     steps = [chain[0]]
     for owner, item in itertools.pairwise(chain):
-        if type(item) is dict and item is not chain[-1] and owns(owner, item):
+        is_last = item is chain[-1]  # the dict itself is the target: ``vars(run)``
+        if type(item) is dict and not is_last and owns(owner, item):
             continue
         steps.append(item)
     return steps

@@ -65,8 +65,8 @@ _BEHIND_SEMAPHORE = Protocol(
 
 
 def append_protocol_step(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
-    """Append an item that only its owner's calls remove; return the number of references from the
-    owner to the item, 0 if the next object is no such item.
+    """Append an item that only its owner's calls remove, such as ``q.queue[1]``; return the number
+    of references from the owner to the item, 0 if the next object is no such item.
 
     Args:
         path: the path to the owner.
@@ -93,8 +93,8 @@ def append_protocol_step(path: Path, steps: Sequence[object], names: Mapping[str
 
 
 def _protocol_of(owner: object, items: object) -> Protocol | None:
-    """Return the calls by which an owner removes the items of its list or deque; None if any code
-    may remove them.
+    """Return the calls by which an owner removes the items of its list or deque; None if ``del``
+    may remove them, too.
     """
     name = attribute_text(owner, items)
     if is_of_library(owner, "queue", "Queue") and name == ".queue":
@@ -131,6 +131,8 @@ def _protocol_of_queue(queue: object, size: int, *, is_heap: bool) -> Protocol:
         size: the number of its items.
         is_heap: True for a ``PriorityQueue``.
     """
+    # Delete the items under the queue's lock, and do what ``get()`` does besides: keep the order,
+    # count down, and wake a thread that waits for space.
     edits = ["{deleting}"]
     if is_heap:
         edits.append(_HEAPIFYING)
@@ -157,9 +159,11 @@ def _protocol_of_asyncio_queue(*, is_heap: bool) -> Protocol:
 
 def _protocol_of_users_object(owner: object) -> Protocol | None:
     """Return the calls that remove items from a list or deque that an object of the user shares
-    between threads; None if the object has neither a condition nor a semaphore.
+    between threads, ``with buffer.condition: ...``; None if the object has neither a condition nor
+    a semaphore.
 
-    A thread that waits on the condition checks again when it is notified.
+    A thread that waits on the condition checks again when it is notified. A semaphore counts the
+    items, so no line may remove one.
     """
     for name, value in (instance_dict(owner) or {}).items():
         if is_exactly(value, threading.Semaphore, threading.BoundedSemaphore):
@@ -192,8 +196,10 @@ def _append_queued_item(path: Path, steps: Sequence[object], protocol: Protocol)
 
 
 def _append_learning_rate(path: Path, steps: Sequence[object], name: str) -> int:
-    """Append an item of a list of a learning rate's scheduler, which has one function for each
-    group of the optimizer: the scheduler is removed as a whole. Return the number of references.
+    """Append an item of a list of a learning rate's scheduler; return the number of references.
+
+    Such a list has one item for each group of the optimizer, so the scheduler is removed as a
+    whole.
 
     Args:
         path: the path to the scheduler.
@@ -208,7 +214,7 @@ def _append_learning_rate(path: Path, steps: Sequence[object], name: str) -> int
 
 
 def _append_all_items(path: Path, items: Any, name: str, protocol: Protocol) -> None:
-    """Append the list or deque of an owner, whose calls remove all items.
+    """Append the list or deque of an owner itself, whose calls remove all items.
 
     Args:
         path: the path to the owner.
@@ -218,8 +224,9 @@ def _append_all_items(path: Path, items: Any, name: str, protocol: Protocol) -> 
     """
     code = f"{path.code}{name}"
     size = len(items)
-    cut = Cut(Kind.QUEUED, id(items), path.code, code, 0, size, items=code, protocol=protocol)
-    emptying = protocol.statement(cut, range(size))
+    calls = protocol.of_container(code)
+    cut = Cut(Kind.QUEUED, id(items), path.code, code, 0, size, protocol=calls)
+    emptying = calls.statement(cut, range(size))
     if emptying:
         path.append_removable(name, code, Cut(Kind.CALL, id(items), path.code, emptying))
         return
@@ -254,8 +261,7 @@ def _append_one_item(
         target,
         position,
         len(items),
-        items=code,
-        protocol=protocol,
+        protocol=protocol.of_container(code),
     )
     shown = " (in a queue)" if protocol is _SIMPLE_QUEUE else f"[{position}]"
     if cut.statement:
@@ -283,8 +289,11 @@ def _append_simple_queue_item(path: Path, steps: Sequence[object]) -> int:
 
 
 def _append_pool_item(path: Path, steps: Sequence[object]) -> int:
-    """Append the queue of a pool of threads with a call that waits; return the number of
-    references, 0 if the next object is none.
+    """Append the queue of a ``ThreadPoolExecutor``, in which calls wait that hold an object; return
+    1, the number of references, or 0 for any other step.
+
+    If only one call waits, the line cancels it. If several do, nothing tells which of them holds
+    the object.
     """
     queue: Any = steps[1]
     if attribute_text(steps[0], queue) != "._work_queue" or len(steps) == 2:
@@ -301,9 +310,10 @@ def _append_pool_item(path: Path, steps: Sequence[object]) -> int:
 
 
 def _append_argument_of_partial(path: Path, steps: Sequence[object]) -> int:
-    """Append an argument of a partial; return the number of references, 0 if it is none.
+    """Append a keyword argument of a ``functools.partial``, ``f.keywords["data"]``; return 2, the
+    number of references, or 0 for any other step.
 
-    The argument stays, because the partial fails without it: the partial itself is removed.
+    The partial fails without the argument, so the line removes the partial.
     """
     partial, arguments, value = steps[:3]
     name = attribute_text(partial, arguments)
@@ -321,9 +331,11 @@ def _append_argument_of_partial(path: Path, steps: Sequence[object]) -> int:
 
 
 def _is_heap(items: Any, names: Mapping[str, object]) -> bool:
-    """Return True for a list that the user's code keeps as a heap, and that is not sorted.
+    """Return True for a list that the user's code keeps as a heap with ``heapq``: deleting one of
+    its items would break the order.
 
-    Only plain numbers and texts are compared, because no code of a user's object may run.
+    A sorted list does not count: it is a heap, too, but it may be sorted for another reason. Only
+    plain numbers and texts are compared, because no code of a user's object may run.
     """
     if len(items) < 3 or not _uses_heaps(names):
         return False
@@ -345,7 +357,9 @@ def _uses_heaps(names: Mapping[str, object]) -> bool:
 
 
 def _plain_key(item: Any) -> Any:
-    """Return the number or text by which a heap orders an item; None if it is another object."""
+    """Return the number or text by which a heap orders an item, ``2`` for ``(2, job)``; None if it
+    is another object.
+    """
     key = item[0] if is_exactly(item, tuple) and item else item
     return key if is_exactly(key, int, float, str) else None
 

@@ -23,8 +23,8 @@ from ipygpumem.introspect import (
 
 
 def append_registry_step(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
-    """Append an object that a library's registry keeps; return the number of references, 0 if the
-    first object is no registry.
+    """Append an object that a registry of Python or a library keeps, such as a handler of a logger;
+    return the number of references, 0 if the first object is no registry.
 
     Args:
         path: the path to the registry.
@@ -55,7 +55,7 @@ def append_registry_step(path: Path, steps: Sequence[object], names: Mapping[str
 
 def _append_attribute_of_thread(path: Path, steps: Sequence[object]) -> int:
     """Append an attribute that this thread has in a ``threading.local``; return the number of
-    references, 0 if another thread has it.
+    references, 0 if another thread has it, whose attributes code cannot reach here.
     """
     names = vars(steps[0])
     for taken, item in enumerate(steps[1:], start=1):

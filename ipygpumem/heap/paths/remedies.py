@@ -46,7 +46,8 @@ class Remedy:
         line: a line of code, a magic, or words; empty if there is no advice.
         comment: the comment on the line; empty if there is none.
         cuts: the references that the line removes, if it does nothing else. Without a line they are
-            those that could be removed: only a caller knows whether a name leads to nothing else.
+            those that could be removed, such as that of a variable: only the caller knows if all
+            that the variable leads to may be freed.
     """
 
     line: str
@@ -83,7 +84,7 @@ class Remedy:
 
     @property
     def is_simple(self) -> bool:
-        """True for code to which other statements can be appended: no words, magic or loop."""
+        """True for code to which further statements can be appended: no words, magic or loop."""
         return bool(self._statements) and not any(
             isinstance(statement, _BLOCKS) for statement in self._statements
         )
@@ -107,7 +108,7 @@ class Remedy:
 
     @property
     def works_once(self) -> bool:
-        """True if the line would fail or free nothing when it is run again."""
+        """True if the line would fail or free nothing when it is run again, such as ``del x``."""
         return self.deletes or bool(self.deleted_output) or self.line.endswith(".zero_grad()")
 
     @property
@@ -138,7 +139,7 @@ class Remedy:
 
     @property
     def as_code(self) -> str:
-        """The line with a call instead of a magic."""
+        """The line as Python code: a magic becomes a call of ``run_line_magic``."""
         return call_of_magic(self.line) if self.is_magic else self.line
 
     @cached_property
@@ -150,7 +151,7 @@ class Remedy:
             return []
 
     def with_comment(self, comment: str) -> Remedy:
-        """Return the remedy with a further comment; as it is for words, and for a magic, which
+        """Return the remedy with a further comment. Words get none, and neither does a magic, which
         would take the comment for its argument.
         """
         if not comment or not self._statements:
@@ -185,8 +186,8 @@ class Holder:
     """A path to an object, as reports show it, and how to free the object.
 
     Attributes:
-        path: the shortest chain of references from a root; several if the object has several
-            holders.
+        path: the path from a root, ``notebook variable runs[0]``; several if the object is in
+            several places, ``notebook variable runs[0], notebook variable best``.
         remedy: the line that frees the object, or words.
         roots: the root at which each path begins; ``NO_ROOT`` if that is unknown.
     """
@@ -219,15 +220,15 @@ class Holder:
 
     @property
     def module(self) -> str:
-        """The module to a global of which its path leads by items and attributes only; empty for
-        other paths.
+        """The module whose global has the object, by items and attributes only: ``settings`` for
+        ``module settings, global cache["x"]``. Empty for any other path.
         """
         root = self.roots[0]
         return "" if ":" in without_keys(self.path) else root.module
 
     @property
     def has_kept_name(self) -> bool:
-        """True if another one of its paths begins at a name that is kept on purpose."""
+        """True if one of its further paths begins at a name that is kept on purpose."""
         return any(root.rank is Rank.KEPT for root in self.roots[1:])
 
     def with_more(self, number: str) -> Holder:

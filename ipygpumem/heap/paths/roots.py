@@ -34,7 +34,7 @@ KEPT = "kept variable "
 
 
 class Rank(IntEnum):
-    """The kinds of roots; of several roots that lead to an object, the lowest is shown."""
+    """The kinds of roots. If several lead to an object, the one with the lowest rank is shown."""
 
     VARIABLE = 0
     PLACE = 1
@@ -55,7 +55,8 @@ class Rank(IntEnum):
 class Root:
     """The place at which a path begins, such as a variable.
 
-    No advice deletes more than the leak: a name may lead to much else, and be older than the leak.
+    Its own ``advice`` is only used if no reference on the path can be removed: a line about the
+    root may delete much that is older than the memory to free.
     """
 
     text: str
@@ -67,20 +68,26 @@ class Root:
     code: str = ""
     """The code to type for its object, after the imports; empty if it cannot be typed."""
     is_removed_as_whole: bool = False
-    """True if its line removes all objects to which it leads: steps after it get no code."""
+    """True if its line removes all objects to which it leads, such as ``plt.close(1)``: steps after
+    it get no code.
+    """
     cut: Cut | None = None
     """The root's reference to its object, if that can be removed."""
     is_only_place: bool = False
-    """True if no other place that holds its object has to be searched."""
+    """True if no further place that holds its object has to be searched: its line frees the object,
+    as a call that ends a timer does.
+    """
     is_permanent: bool = False
-    """True if its object stays alive without all names: no other holder of it matters."""
+    """True if its object always stays alive, such as a logger with a name: no further holder of it
+    matters, because the line only empties it.
+    """
     name: str = ""
     """The name of a variable, a local or a global, or ``Out``; empty for any other root."""
     module: str = ""
     """The module of which it is a global; empty for any other root."""
     plural: str = ""
-    """The noun for several roots of its kind; empty to name the first and the number of further
-    ones.
+    """The noun for several roots of its kind, ``matplotlib figures``; empty if a report names the
+    first one and the number of further ones instead.
     """
     is_variable: bool = False
     """True for a variable of the notebook."""
@@ -129,11 +136,11 @@ class Root:
         if not code or not is_name(name):
             return replace(root, is_of_library=True)
         patch = patch_of(sys.modules.get(module), name)
-        if patch is not None:
+        if patch is not None:  # stopping it puts the original back
             return cls.of_patch(patch)
         root = replace(root, code=f"{code}.{name}")
         if (module, name) in _FILLED_BY_USERS or _is_of_hooks(module, name):
-            return root  # a line removes items from it
+            return root  # no cut: a line removes items from it, not the container
         cut = _cut_of_global(module, name, code)
         if cut is None:
             return replace(root, is_of_library=True)
@@ -172,8 +179,8 @@ NO_ROOT = Root("", Rank.NOWHERE, "")
 
 
 def _cut_of_global(module: str, name: str, code: str) -> Cut | None:
-    """Return the reference of a module's global name, which a line can remove; None if a library's
-    code may need it.
+    """Return the reference of a module's global name to its value, which a line can remove; None if
+    a library's code may need it.
 
     Args:
         module: the name of the module.
@@ -188,14 +195,14 @@ def _cut_of_global(module: str, name: str, code: str) -> Cut | None:
     target = f"{code}.{name}"
     if (module, name) in _REPLACED_FUNCTIONS and not is_users_function:
         return None  # that of a debugger, or of another library
-    if (module, name) in _RESETTING_CALLS:
+    if (module, name) in _RESETTING_CALLS:  # re.purge()
         return Cut(Kind.CALL, id(owner), code, _RESETTING_CALLS[module, name])
-    if is_users_module(owner):
+    if is_users_module(owner):  # settings.cache = None
         return Cut(Kind.ATTRIBUTE, id(owner), code, target)
-    if _is_added_by_user(owner, name):
+    if _is_added_by_user(owner, name):  # del builtins.dataset
         return Cut(Kind.DELETED_ATTRIBUTE, id(owner), code, target)
-    original = f"__{name}__"  # such as sys.__excepthook__
-    if original in names and is_users_function:
+    original = f"__{name}__"
+    if original in names and is_users_function:  # sys.excepthook = sys.__excepthook__
         call = f"{target} = {split(code)[1]}.{original}"
         return Cut(Kind.CALL, id(owner), code, call)
     return None
@@ -241,20 +248,19 @@ _FILLED_BY_USERS = {
 
 
 def _is_of_hooks(module: str, name: str) -> bool:
-    """Return True for a dict with the hooks of all modules of torch; ``remove()`` of a handle
-    deletes one from it.
+    """Return True for a dict with hooks that torch calls for all modules: the line deletes a hook
+    from it, as ``remove()`` of the hook's handle does, and keeps the dict.
     """
     is_global = name.startswith("_global_") and name.endswith("_hooks")
     return module == "torch.nn.modules.module" and is_global
 
 
 def _is_added_by_user(module: Any, name: str) -> bool:
-    """Return True for a global of a library's module that the library's own code does not have: the
-    user has added it.
+    """Return True for a global that the user has added to a library's module, such as
+    ``builtins.dataset``: the library's own code does not have the name.
 
-    An example is ``builtins.dataset``. Names such as ``numpy.nan`` occur in the module's source,
-    and ``re._cache`` in the code of functions. Without its source, a module's names are all its
-    own.
+    A name of the library occurs in the module's source, as ``numpy.nan`` does, or in the code of
+    its functions, as ``re._cache`` does. If there is no source, no name counts as added.
     """
     if not is_instance(module, ModuleType):
         return False
@@ -274,12 +280,18 @@ _NAMES_IN_C = {"builtins": frozenset(vars(builtins)), "sys": frozenset(vars(sys)
 
 
 RootOf = Callable[[object], Root | None]
-"""A function that returns the root of a key of a namespace; None to ignore the key."""
+"""A function that returns the root of a key of a namespace, such as the name of a variable; None to
+ignore the key.
+"""
 
 
 @dataclass(frozen=True)
 class RemovedByLines:
-    """The objects that lines of a report may remove."""
+    """Collects the objects that the lines of a report may remove, while these are written.
+
+    The report reads them when all lines are written. It has to know which other data the lines
+    drop, and which cycles they end. A later report recognises the records, modules and figures.
+    """
 
     objects: dict[int, object] = field(default_factory=dict)
     """The objects to which the removed references lead, and objects that a call ends, by identity.
@@ -289,17 +301,30 @@ class RemovedByLines:
     modules_and_figures: list[weakref.ref[Any]] = field(default_factory=list)
     """The new modules of torch and figures that lines remove as a whole."""
 
+    def add_object(self, item: object) -> None:
+        """Add an object to which a removed reference leads, or which a call ends."""
+        self.objects[id(item)] = item
+
+    def add_record(self, record: object) -> None:
+        """Add a record that a line removes as a whole."""
+        self.records[id(record)] = record
+
+    def add_module_or_figure(self, item: object) -> None:
+        """Add a new module of torch, or figure, that a line removes as a whole."""
+        self.modules_and_figures.append(weakref.ref(item))
+
 
 @dataclass(frozen=True)
 class LinesOfReport:
-    """The objects that the lines of one report must keep, and those that they remove.
+    """The objects that the lines of one report must keep, and a collector for those that they
+    remove.
 
     Attributes:
         ages: tells which objects are older than the memory to free: a line keeps them.
         received: returns the identities of the records that older objects have received since, such
             as ``checkpoints["epoch 1"]``: a line removes each as a whole.
-        removed: the result. Each search for holders, and each ``PathWriter``, adds the objects that
-            its lines may remove.
+        removed: collects the objects of all lines. The caller passes an empty one, and
+            reads it at the end.
     """
 
     ages: Ages = field(default_factory=Ages)
@@ -319,7 +344,8 @@ class Roots:
             the object.
         registered: the root of each object that a registry keeps, such as a logger, by the identity
             of the object: no other object need refer to it.
-        hidden: identities of objects to skip, which refer to their contents only temporarily.
+        hidden: identities of objects that searches skip, because they are no holders: registries of
+            which ``registered`` has all objects, and objects that a caller adds.
         cell_of: returns the number of the cell with a code's file name.
         names: the user's names, to write the statement that frees an object.
         lines: the objects that lines about these roots keep and remove.
@@ -355,7 +381,7 @@ def module_code(name: str, names: Mapping[str, object]) -> str:
     """
     modules: dict[str, object] = dict(sys.modules)
     aliases = [key for key, value in list(names.items()) if value is modules[name]]
-    if aliases:
+    if aliases:  # np
         return aliases[0]
     if not all(map(str.isidentifier, name.split("."))):
         return ""

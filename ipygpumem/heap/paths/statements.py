@@ -1,4 +1,9 @@
-"""Statements that remove several references at once, such as ``runs.clear(); del best``."""
+"""Writes one statement that removes several references, such as ``runs.clear(); del best``.
+
+``statement_of`` puts the references into groups, one for each owner. The statement of a group comes
+from ``item_statements.py`` if these are items of a container. If each item of a list has the same
+reference, it is one loop over the list.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ from ipygpumem.heap.paths.cuts import (
     without_import,
 )
 from ipygpumem.heap.paths.item_statements import (
-    MOST_ONE_BY_ONE,
+    MOST_ITEMS_ONE_BY_ONE,
     detachment_of_values,
     emptying_of_elements,
     removal_at_positions,
@@ -36,12 +41,12 @@ _ORDERED = {Kind.ITEM, Kind.KEY, Kind.ELEMENT}
 """References of containers with positions, several of which one statement can remove."""
 
 
-def statement_of(cuts: Sequence[Cut], *, most_owners: int = MOST_ONE_BY_ONE) -> str:
+def statement_of(cuts: Sequence[Cut], *, most_owners: int = MOST_ITEMS_ONE_BY_ONE) -> str:
     """Return one statement that removes all of the references; empty if there is none.
 
     Args:
         cuts: the references.
-        most_owners: maximum number of objects whose references have a statement each.
+        most_owners: maximum number of groups that have a statement each, joined by semicolons.
     """
     if not cuts:
         return ""
@@ -67,10 +72,10 @@ def outermost(cuts: Sequence[Cut]) -> list[Cut]:
     """
     unique = dict[Cut, None]()
     for cut in cuts:
-        for reference in cut.each():
+        for reference in cut.single_references():
             unique[reference] = None
     outermost = list[Cut]()
-    # By the identity of each outer reference, which a million items of a list may share.
+    # Asked once for each outer reference, by its identity: a million items may share one.
     are_removed = dict[int, bool]()
     for cut in unique:
         outer = cut.outer
@@ -82,21 +87,21 @@ def outermost(cuts: Sequence[Cut]) -> list[Cut]:
 
 
 def _is_removed_by(cuts: Mapping[Cut, None], outer: Cut | None) -> bool:
-    """Return True if ``cuts`` contain a reference or one of its outer ones: ``runs[3]`` for
-    ``runs[3]["model"]``.
+    """Return True if the line that removes ``cuts`` also removes a reference, because they contain
+    it or one of its outer ones: ``runs[3]`` for ``runs[3]["model"]``.
     """
     while outer is not None:
-        if not cuts.keys().isdisjoint(outer.each()):
+        if not cuts.keys().isdisjoint(outer.single_references()):
             return True
         outer = outer.outer
     return False
 
 
 def _groups_for_statements(cuts: Sequence[Cut]) -> list[list[Cut]]:
-    """Return references in groups for one statement each: those of one object.
+    """Return references in groups, each of which gets one statement: the references of one owner.
 
     If a copy takes an object's place in several owners, all references to that object are one
-    group: ``models["a"] = best.model = clone(models["a"])``.
+    group instead: ``models["a"] = best.model = clone(models["a"])``.
     """
     copied_places = Counter(cut.removed_id for cut in cuts if cut.copied_by and cut.removed_id)
     groups = dict[tuple[bool, int], list[Cut]]()
@@ -111,6 +116,7 @@ def _inner_first(groups: list[list[Cut]]) -> list[list[Cut]]:
     """Return the groups in an order in which each statement still works after the earlier ones:
     later positions first, variables last.
     """
+    # Sorting keeps the order of equals, so the most important key comes last.
     last_first = sorted(groups, key=lambda group: _positions(group[0]), reverse=True)
 
     def number_of_broken(group: list[Cut]) -> int:
@@ -125,21 +131,25 @@ def _inner_first(groups: list[list[Cut]]) -> list[list[Cut]]:
 def _breaks(earlier: list[Cut], later: list[Cut]) -> bool:
     """Return True if the statement for ``later`` would not work after that for ``earlier``.
 
-    Its code begins at an object that is removed, as ``run.model`` after ``del run``, or names an
-    item that has moved by its position, as ``runs[1].model`` after ``del runs[0]``.
+    There are two cases: its code begins with an object that is gone, as ``run.model`` after ``del
+    run``; or it names an item by its position, which has changed, as ``runs[1].model`` after ``del
+    runs[0]``.
     """
     owners = {cut.owner for cut in later}  # often one for thousands of references
     for prefix in {cut.target for cut in earlier}:
         for owner in owners:
             after = owner.removeprefix(prefix)
-            if prefix and after != owner and after[:1] in ("", ".", "["):
+            begins_with_it = prefix != "" and after != owner
+            if begins_with_it and after[:1] in ("", ".", "["):  # ``runs`` is not in ``runs2``
                 return True
     lists = {f"{cut.owner}[" for cut in earlier if cut.kind in WITH_POSITIONS}
     return any(owner.startswith(tuple(lists)) for owner in owners)
 
 
 def _positions(cut: Cut) -> tuple[int, ...]:
-    """Return the positions on the way to a reference, the outermost first."""
+    """Return the positions on the way to a reference, the outermost first: ``(3, 0)`` for that of
+    ``runs[3][0]``.
+    """
     before = () if cut.outer is None else _positions(cut.outer)
     return (*before, cut.position)
 
@@ -162,8 +172,8 @@ def _statement_for_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
     is_only_element = first.kind is Kind.ELEMENT and first.size == 1
     if len(cuts) == 1 and not is_only_element:
         return first.statement
-    if len(cuts) == first.size and first.all_of:  # such as ``plt.close("all")``
-        return first.all_of
+    if len(cuts) == first.size and first.removal_of_all:  # such as ``plt.close("all")``
+        return first.removal_of_all
     if first.kind is Kind.COLUMN:
         return _removal_of_columns(cuts)
     if any(cut.copied_by for cut in cuts):
@@ -172,28 +182,29 @@ def _statement_for_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
         statement = _removal_of_alike(cuts, is_alone=is_alone)
         if statement:
             return statement
-    if len(cuts) <= MOST_ONE_BY_ONE or first.kind in (Kind.CALL, Kind.CLOSED):
+    if len(cuts) <= MOST_ITEMS_ONE_BY_ONE or first.kind in (Kind.CALL, Kind.CLOSED):
         return _one_by_one(cuts)
     return ""
 
 
 def _removal_of_columns(cuts: Sequence[Cut]) -> str:
-    """Return the statement that removes columns of a data frame, ``del frame["a"], frame["b"]``; if
-    these are all, the one that removes the frame, unless that is a variable.
+    """Return the statement that removes columns of a data frame, ``del frame["a"], frame["b"]``. If
+    these are all columns, it is the one that removes the whole frame, unless that is a variable.
     """
     first = cuts[0]
     labels = list(dict.fromkeys(label for cut in cuts for label in cut.columns))
-    is_variable = first.outer is None or first.outer.kind is Kind.NAME
-    if len(labels) == first.size and first.outer is not None and not is_variable:
-        return first.outer.statement
+    frame = first.outer  # the reference to the frame itself
+    are_all_columns = len(labels) == first.size
+    if are_all_columns and frame is not None and frame.kind is not Kind.NAME:
+        return frame.statement
     return without_columns(first.owner, labels)
 
 
 def _replacement_by_copies(cuts: list[Cut]) -> str:
-    """Return the statement that puts copies in the places of objects, one for each object; empty if
-    the places are too many.
+    """Return the statement that puts a copy of each object in its places, ``models[0] =
+    clone(models[0])``; empty if the places are too many.
     """
-    if len(cuts) > MOST_ONE_BY_ONE:
+    if len(cuts) > MOST_ITEMS_ONE_BY_ONE:
         return ""
     object_ids = {cut.removed_id for cut in cuts}
     if len(object_ids) == 1 and 0 not in object_ids:
@@ -202,17 +213,19 @@ def _replacement_by_copies(cuts: list[Cut]) -> str:
 
 
 def _are_alike(cut: Cut, other: Cut) -> bool:
-    """Return True if two references of one object are removed in the same way."""
+    """Return True if two references of one owner are removed in the same way, so that one slice or
+    loop can remove both.
+    """
     kinds = [(each.kind, each.ending, each.is_detached, each.is_replaced) for each in (cut, other)]
     return kinds[0] == kinds[1]
 
 
 def _removal_of_alike(cuts: list[Cut], *, is_alone: bool) -> str:
-    """Return the statement that removes alike references of one object at once, such as
-    ``rows.clear()``, ``del rows[3:7]``, or a loop; empty if there is none.
+    """Return the statement that removes references of one owner at once, which are removed in the
+    same way: ``rows.clear()``, ``del rows[3:7]``, or a loop. Empty if there is none.
     """
     first = cuts[0]
-    are_many = len(cuts) > MOST_ONE_BY_ONE
+    are_many = len(cuts) > MOST_ITEMS_ONE_BY_ONE
     if first.is_detached:
         return detachment_of_values(cuts) if first.kind is Kind.KEY and are_many else ""
     if first.kind is Kind.CALL:
@@ -227,7 +240,9 @@ def _removal_of_alike(cuts: list[Cut], *, is_alone: bool) -> str:
 
 
 def _one_by_one(cuts: Sequence[Cut]) -> str:
-    """Return the statements that remove references of one object, the last one first."""
+    """Return one line with a statement for each reference of an owner, the last one first:
+    ``del rows[7]; del rows[3]``.
+    """
     last_first = sorted(cuts, key=lambda cut: cut.position, reverse=True)
     return in_sequence(list(dict.fromkeys(cut.statement for cut in last_first)))
 
@@ -259,10 +274,10 @@ def _loop_of_calls(cuts: Sequence[Cut]) -> str:
 
 
 def _loop_over_items(groups: list[list[Cut]]) -> str:
-    """Return the loop that removes the same references of neighbouring items of a list; empty if
-    the items differ.
+    """Return the loop that removes the same references from each of several items of a list; empty
+    if the items differ.
 
-    An example is a list of results, each of which holds an array:
+    If ``runs`` is a list of results, each of which has an array, it is
     ``for _item in runs: del _item["data"]; del _item``.
 
     Args:
@@ -272,12 +287,14 @@ def _loop_over_items(groups: list[list[Cut]]) -> str:
     if len(items) < 2:
         return ""
     first = items[0]
-    if first.kind is not Kind.ITEM or any(item.owner_id != first.owner_id for item in items):
+    are_in_one_list = all(item.owner_id == first.owner_id for item in items)
+    if first.kind is not Kind.ITEM or not are_in_one_list:
         return ""
     statements = _statements_of_items(groups, items)
     if len(statements) != 1:
-        return ""
+        return ""  # the items differ
     statement = statements.pop()
+    # Over a slice of neighbouring items, or over the whole list with a check.
     positions = sorted(item.position for item in items)
     start, end = positions[0], positions[-1] + 1
     if end - start != len(groups):  # items between them have no such references
@@ -309,8 +326,8 @@ def _code_of_items(item: Cut, start: int, end: int) -> str:
 
 
 def _references_to_items(groups: list[list[Cut]]) -> list[Cut]:
-    """Return the reference from the container to the owner of each group; nothing if a group has
-    none.
+    """Return the container's reference to the item of each group: the owner of the group's
+    references, or an object around it. Nothing if a group is inside no item.
     """
     items = list[Cut]()
     for group in groups:
@@ -329,10 +346,11 @@ def _statements_of_items(groups: list[list[Cut]], items: Sequence[Cut]) -> set[s
         items: the reference to each item.
     """
     statements = set[str]()
+    # Thousands of items may have the same code: the statement of each is written once.
     written = set[tuple[object, ...]]()
     for group, item in zip(groups, items, strict=True):
         code = tuple((cut.target, cut.ending, cut.position, cut.size) for cut in group)
-        if (item.target, code) not in written:  # else it has the code of another item
+        if (item.target, code) not in written:
             written.add((item.target, code))
             statements.add(_statement_of_one_item([inside_loop(cut, item) for cut in group]))
     return statements
@@ -354,18 +372,20 @@ def _statement_if_there(groups: list[list[Cut]], first_item: Cut) -> str:
 
 
 def _statement_of_one_item(cuts: list[Cut]) -> str:
-    """Return the statement that removes references of a loop's item: by their keys, because the
-    keys of another item may have other positions, and in the order of the text, because the
-    references come in the order of addresses.
+    """Return the statement that removes references from a loop's item.
+
+    Keys of a dict are named, because the same key of another item may have another position. They
+    are sorted, because the references come in the order of addresses, which changes.
     """
-    if len(cuts) <= MOST_ONE_BY_ONE and all(cut.kind is Kind.KEY for cut in cuts):
+    if len(cuts) <= MOST_ITEMS_ONE_BY_ONE and all(cut.kind is Kind.KEY for cut in cuts):
         return in_sequence(sorted(cut.statement for cut in cuts))
     return _statement_for_one_owner(cuts, is_alone=False)
 
 
 def inside_loop(cut: Cut, item: Cut) -> Cut:
-    """Return a reference of a list's item with the code that it has in a loop over the list:
-    ``_item["data"]`` instead of ``runs[3]["data"]``; as it is if its code begins in another way.
+    """Return a reference of a list's item with the code that it has in a loop over the list,
+    ``_item["data"]`` instead of ``runs[3]["data"]``. It stays as it is if its code does not begin
+    with that of the item.
 
     Args:
         cut: the reference.

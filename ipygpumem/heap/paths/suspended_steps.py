@@ -74,7 +74,8 @@ def _append_suspended(path: Path, steps: Sequence[object], cell_of: CellOf) -> i
     """
     suspended = steps[0]
     kind, ending = _SUSPENSIONS[type(suspended)]
-    # Python 3.13 keeps the arguments of one that has not started when it is closed.
+    # In Python 3.13, a generator that has not started keeps its arguments when it is closed: it is
+    # deleted instead.
     statement = path.statement(ending) if is_started(suspended) else path.removal
     path.advise(statement, f"close() the {kind} when it is done")
     # Up to Python 3.10, a generator refers to its frame, and the frame to the objects.
@@ -86,8 +87,10 @@ def _append_suspended(path: Path, steps: Sequence[object], cell_of: CellOf) -> i
 
 
 def _append_task(path: Path, task: object, child: object) -> None:
-    """Append the step from a task to its result, or from a task that is pending or has failed to
-    anything that it holds.
+    """Append the step from a task to its result, ``task.result()``.
+
+    From a task that is pending or has failed, the step leads to anything that it holds, and the
+    advice is the line that cancels or deletes the task.
     """
     is_failure = is_exactly(child, CoroutineType, TracebackType) or is_instance(
         child, BaseException
@@ -100,8 +103,10 @@ def _append_task(path: Path, task: object, child: object) -> None:
 
 
 def _append_traceback(path: Path, steps: Sequence[object], cell_of: CellOf) -> int:
-    """Append the steps through exceptions and tracebacks, up to the object of a local name in a
-    frame, or to an object of an exception; return the number of references.
+    """Append the steps through exceptions and tracebacks as one, up to the object of a local name
+    in a frame, or to an object of an exception; return the number of references.
+
+    The text is ``: saved traceback, train line 3, local batch``, or ``: exception.args``.
     """
     path.advise(path.removal, _OR_EXCEPTION, "once you have read it")
     line = 0

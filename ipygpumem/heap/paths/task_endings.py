@@ -42,8 +42,10 @@ def ending_of(item: object) -> str:
 
 
 def line_that_cancels(tasks: Sequence[object]) -> str:
-    """Return the line that cancels pending tasks, by the name of their function; words if the tasks
-    run several functions, or if a further task runs this one.
+    """Return the line that cancels pending tasks, which it finds by the name of their function.
+
+    Return words if that name is not enough: if the tasks run several functions, or if a further
+    task runs the same one.
     """
     kind: Any = library_type("asyncio", "Task")
     asyncio: Any = sys.modules["asyncio"]
@@ -55,7 +57,8 @@ def line_that_cancels(tasks: Sequence[object]) -> str:
     for task in all_tasks:
         if type(task) is kind and _coroutine_name(task) in functions:
             tasks_of_functions.append(task)
-    if len(functions) != 1 or "" in functions or len(tasks_of_functions) != len(tasks):
+    has_one_name = len(functions) == 1 and "" not in functions
+    if not has_one_name or len(tasks_of_functions) != len(tasks):
         return "let its tasks end, or cancel them"
     condition = f'if task.get_coro().__name__ == "{functions.pop()}"'
     return f"import asyncio; [task.cancel() for task in asyncio.all_tasks() {condition}];"
@@ -68,8 +71,8 @@ def _coroutine_name(task: Any) -> str:
 
 
 def event_loops(names: Mapping[str, object]) -> Iterator[tuple[object, str]]:
-    """Yield the running event loop, and each one that a name of the user refers to, with its
-    code.
+    """Yield the running event loop, and each further one that a name of the user refers to, each
+    with its code.
     """
     kind = library_type("asyncio", "AbstractEventLoop")
     if kind is None:

@@ -36,7 +36,9 @@ _HANDLE = "call the hook's handle.remove(), if you have kept the handle"
 
 
 _STATE_MADE_AT_START = {"Adagrad"}
-"""Names of torch's optimizers that make their state in the constructor, and never again."""
+"""Names of torch's optimizers that make their state in the constructor: without it, their next step
+fails.
+"""
 
 
 MADE_IN_STEPS = frozenset(
@@ -76,7 +78,8 @@ MADE_IN_STEPS = frozenset(
 
 
 def append_torch_step(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
-    """Append a step through an object of torch; return the number of its references.
+    """Append a step through an object of torch, such as ``model.head`` or ``: its autograd graph``;
+    return the number of its references.
 
     The number is 0 if the object is none of torch, or if the step is an attribute like any other.
 
@@ -86,7 +89,9 @@ def append_torch_step(path: Path, steps: Sequence[object], names: Mapping[str, o
         names: the user's names, among which the handle of a hook may be.
     """
     parent, child = steps[0], steps[1]
-    if module_of(child) == "torch.autograd.function" or type_name(parent).endswith("Backward0"):
+    is_node_of_users = module_of(child) == "torch.autograd.function"  # a subclass of ``Function``
+    is_inside_graph = type_name(parent).endswith("Backward0")
+    if is_node_of_users or is_inside_graph:
         path.advise(_detaching(path), DETACH, f"and {DETACH}")
         path.append_words(f": its autograd graph ({type_name(child)})")
         return 1
@@ -113,8 +118,8 @@ def _append_optimizer_step(path: Path, steps: Sequence[object]) -> int:
     """Append the step from an optimizer to a parameter that is a key of its state; return the
     number of its references.
 
-    Any other step is an attribute like any other, so that the number is 0. If it leads to the
-    state, the advice is the statement that clears the state.
+    For any other step the number is 0, because it is an attribute like any other. If it leads into
+    the state, the advice is ``optimizer.state.clear()``.
     """
     optimizer, child = steps[0], steps[1]
     if attribute_text(optimizer, child) == ".state":
@@ -123,7 +128,7 @@ def _append_optimizer_step(path: Path, steps: Sequence[object]) -> int:
         # The line ends the state, not the optimizer: the groups still lead to the parameters.
         clearing = _clearing_state(optimizer, child, path)
         path.advise(clearing, "", _BEGINS_AGAIN, ended_object=child)
-        if _is_added_state(steps):
+        if _is_added_state(steps):  # an average of the user, which the optimizer does not need
             return 0
     path.is_in_model = True
     return 0
@@ -197,16 +202,19 @@ def _is_behind_parameter(state: object, following: Sequence[object]) -> bool:
 
 
 def words_for_parameter(steps: Sequence[object]) -> str:
-    """Return how to free a parameter to which an optimizer leads; empty for another object.
+    """Return words that say how to free a parameter to which an optimizer leads; empty for another
+    object.
 
-    An example is the head of an older model, for which an experiment has added a group.
+    An example is the head of an older model, for which an experiment has added a group of
+    parameters: no line takes a parameter out of a group.
     """
     for position, (owner, child) in enumerate(itertools.pairwise(steps)):
         if not is_of_library(owner, "torch.optim", "Optimizer"):
             continue
         name = attribute_text(owner, child)
         is_key = name == ".state" and _is_key_of_state(child, steps[-1])
-        if name == ".param_groups" or (is_key and position == len(steps) - 3):
+        is_last_step = position == len(steps) - 3  # optimizer, state, parameter
+        if name == ".param_groups" or (is_key and is_last_step):
             return "make the optimizer again, without it"
     return ""
 
@@ -228,8 +236,8 @@ def _is_needed_option(optimizer: object, steps: Sequence[object]) -> bool:
 
 
 def words_for_needed(steps: Sequence[object], path: Path) -> str:
-    """Return how to free a tensor, array or module that is an attribute of a torch module, if the
-    module's own methods need it; empty if they do not.
+    """Return words that say how to free a tensor, array or module that is an attribute of a torch
+    module, if the module's own methods need it; empty if they do not.
 
     An example is a buffer ``mask`` that ``forward`` reads, to which a cell assigned a larger one.
     """
@@ -249,8 +257,8 @@ def words_for_needed(steps: Sequence[object], path: Path) -> str:
 
 
 def _last_attribute(steps: Sequence[object]) -> tuple[object, str]:
-    """Return the owner of the attribute, or the module of the part, by which a chain leads to its
-    last object, and the name of the attribute or part.
+    """Return the object and the name of its attribute by which a chain leads to its last object:
+    ``model`` and ``head`` for ``model.head``, although that is in a dict of the module.
     """
     if len(steps) < 2:
         return None, ""
@@ -283,7 +291,7 @@ def _append_hook(
         if len(hooks) == 1:  # type: ignore[arg-type]  # it is a dict
             template = f"{{}}{attribute}.clear()"
         removal = path.statement(template)
-    # Other modules may have hooks that lead to the same objects.
+    # The line ends this dict only: hooks of other modules may lead to the same objects.
     path.advise(removal, _HANDLE, ended_object=hooks)
     path.text.replace_by_words(f"{hook} on {path.text.shown.removeprefix(NOTEBOOK)}")
     path.code = ""
@@ -347,10 +355,11 @@ def _key_in_dict(items: Any, value: object) -> object:
 
 
 def _clearing_state(optimizer: object, state: Any, path: Path) -> str:
-    """Return the statement that drops the state of an optimizer; empty if that may do harm.
+    """Return the statement that drops the state of an optimizer, ``optimizer.state.clear()``; empty
+    if that may do harm.
 
-    All but one of torch's own optimizers begin without state, and make it in the first step. Other
-    state is the user's.
+    It does no harm to most of torch's own optimizers, which begin without state and make it in the
+    first step. But the user may have added state, which is lost then.
     """
     module = module_of(optimizer)
     if not module.startswith("torch.optim.") or type_name(optimizer) in _STATE_MADE_AT_START:
@@ -395,16 +404,18 @@ _BEGINS_AGAIN = "all its averages and momentum begin again"
 
 
 def remedy_for_graph(steps: Sequence[object], path: Path) -> Remedy:
-    """Return the remedy for a tensor that keeps a graph.
+    """Return the remedy for a tensor that keeps a graph: to replace it by one without the graph,
+    ``loss = loss.detach()``.
 
-    Of a list, only this tensor is removed: its other items may be older, and their graphs still
-    needed.
+    From a list, the tensor is removed instead, and only this one: the other items may be older, and
+    their graphs still needed.
     """
     cut = path.cut
     if cut is None:
         return NO_REMEDY
     is_in_list = len(steps) > 1 and is_exactly(steps[-2], list, deque)
-    if not is_in_list or cut.kind is not Kind.ITEM or path.is_fixed:
+    is_removed_from_list = is_in_list and cut.kind is Kind.ITEM and not path.is_fixed
+    if not is_removed_from_list:
         cut = _without_graph(cut, path)
     return Remedy(cut.statement, f"and {DETACH}", (cut,))
 
@@ -419,8 +430,10 @@ def _detaching(path: Path) -> str:
 
 
 def _without_graph(cut: Cut, path: Path) -> Cut:
-    """Return the reference to a tensor with which a path ends, detached if its place takes another
-    tensor: the line is ``losses[3] = losses[3].detach()`` instead of ``del losses[3]``.
+    """Return the reference to a tensor with which a path ends, so that its line only removes the
+    graph: ``losses[3] = losses[3].detach()`` instead of ``del losses[3]``.
+
+    If nothing can be assigned there, such as an item of a tuple, it is returned as it is.
     """
     is_replaceable = not path.is_fixed and cut.kind in ASSIGNED and cut.target == path.code
     return replace(cut, is_detached=True) if is_replaceable else cut

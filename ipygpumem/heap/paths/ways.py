@@ -28,9 +28,13 @@ class Way:
     holder: Holder
     """The path as text, and its remedy."""
     is_direct: bool = False
-    """True if the only reference removed is the one to the object itself."""
+    """True if the line removes only the reference to the object itself, and keeps the object that
+    refers to it: ``del runs[3]`` for ``runs[3]``, but not for ``runs[3][0]`` of a tuple.
+    """
     is_advised: bool = False
-    """True if a step on the way said how to free the object, such as that of a traceback."""
+    """True if the remedy is that of a step, such as ``load.cache_clear()``; False if it removes a
+    reference on the way.
+    """
     step_ids: tuple[int, ...] = ()
     """The identities of the objects on the way, the last of which is the object itself."""
     removed_references: frozenset[tuple[int, int]] = frozenset()
@@ -38,7 +42,9 @@ class Way:
     objects to which the first one refers, such as those of a generator that is closed.
     """
     words: str = ""
-    """The advice if no line removes the object from any place; empty to advise nothing."""
+    """The advice if no line removes the object from any of its places, as for a parameter of an
+    optimizer; empty if there is none.
+    """
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
@@ -54,7 +60,7 @@ class Way:
 
     def ids_above(self) -> set[int]:
         """Return the identities of the objects on the way that the line keeps: those before the
-        first removed reference; none if the line removes no reference of the way.
+        reference that it removes. None if the line removes no reference of the way.
         """
         above = set[int]()
         for owner_id, item_id in itertools.pairwise(self.step_ids):
@@ -64,11 +70,12 @@ class Way:
         return set()
 
     def is_ended_by(self, removed_references: Set[tuple[int, int]]) -> bool:
-        """Return True if a reference of this way is removed, so that it no longer leads to the
+        """Return True if lines remove a reference of this way, so that it no longer leads to the
         object.
 
         Args:
-            removed_references: the references that lines remove, in the form of those of a way.
+            removed_references: the references that the lines remove, as in ``removed_references``
+                of a way.
         """
         if not removed_references.isdisjoint(itertools.pairwise(self.step_ids)):
             return True
@@ -82,8 +89,9 @@ _MOST_WAYS = 4
 def joined(ways: Sequence[Way], unwritten: int = 0) -> Way:
     """Return one way for all ways to an object, with the line that removes it from all places.
 
-    There are four results: one statement for all references; several lines as one; a statement with
-    words in its comment, for places without a line; or only words.
+    There are four results: one statement for all references, ``del a["x"]; b.clear()``; several
+    lines as one; a statement with words in its comment, for places without a line, ``del a["x"]  #
+    and let the function return``; or only words.
 
     Args:
         ways: the way from each holder.
@@ -94,15 +102,17 @@ def joined(ways: Sequence[Way], unwritten: int = 0) -> Way:
         return Way(holder)
     removable = [way for way in ways if way.cuts]
     cuts = _ended_first(removable, [cut for way in removable for cut in way.cuts])
-    # One statement for all: a line of each reference would move the items of the next one's list.
+    # One statement for all, because separate lines may not work after each other: ``del runs[0]``
+    # moves the item of ``del runs[1]``.
     statement = statement_of(cuts)
     remedies = [way.holder.remedy for way in ways]
     if statement and len(removable) == len(ways):  # del a["x"]; b.clear()
         remedy = Remedy(statement, comments_of(remedies), tuple(cuts))
         return Way(replace(holder, remedy=remedy))
     if len(ways) > _MOST_WAYS:
-        return Way(holder)
-    lines, words = _lines_and_words([way for way in ways if not (statement and way.cuts)])
+        return Way(holder)  # with words
+    without_statement = [way for way in ways if not (statement and way.cuts)]
+    lines, words = _lines_and_words(without_statement)
     if statement and not lines:  # del a["x"]  # and remove it from b
         comment = comments_of(remedies, first=f"and {', and '.join(words)}")
         return Way(replace(holder, remedy=Remedy(statement, comment, tuple(cuts))))
@@ -138,7 +148,7 @@ _REMOVE_FROM_ALL = Remedy("remove it from all of these")
 
 
 def _lines_and_words(ways: Sequence[Way]) -> tuple[list[Remedy], list[str]]:
-    """Return the lines of some ways, and words for ways without a line."""
+    """Return the lines of some ways, and words for each way without a line."""
     lines = list[Remedy]()
     words = list[str]()
     for way in ways:
@@ -187,8 +197,11 @@ def _used_first(remedies: Sequence[Remedy]) -> list[Remedy]:
 
 
 def _ended_first(ways: Sequence[Way], cuts: list[Cut]) -> list[Cut]:
-    """Return the references to one object, the first of which ends the object, if its registration
-    is removed by a method of the object: ``outer["w"].close(); del outer["w"]`` of a widget.
+    """Return the references to one object in a form for one line, if a registry has it until a
+    method of the object is called, such as ``close()`` of a widget.
+
+    The line is ``outer["w"].close(); del outer["w"]``: that of the registry is left out, and the
+    reference of ``outer`` gets the call. Without such a registry, the references are unchanged.
 
     Args:
         ways: the ways to the object.

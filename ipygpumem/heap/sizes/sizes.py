@@ -30,9 +30,9 @@ _MOST_SORTED = 200_000
 """Maximum number of items that are sorted by type if there is an allowance."""
 _SAMPLED_IN_HASTE = 1_000_000
 """Number of items from which a container is measured by a sample if there is an allowance."""
-_LARGE = 1 << 16
-"""Minimum bytes of shared memory to mention."""
-_FEW_NODES = 10_000
+_LARGE_BYTES = 1 << 16
+"""Minimum bytes of shared memory to mention; also of a text that is measured."""
+_NODES_MEASURED_FIRST = 10_000
 """Number of shared nodes to measure before those to which they lead."""
 
 
@@ -40,7 +40,7 @@ class Share(NamedTuple):
     """The memory of some of an object's content."""
 
     name: str
-    """A column, variable, key, attribute, or type of items."""
+    """The name of a column, variable, key, attribute, or type of items."""
     kind: str
     """``columns``, ``index``, ``variables``, ``keys``, ``attributes`` or ``items``."""
     type_name: str
@@ -134,7 +134,7 @@ class Sizes:
         self.region.reader.limits.allowance = allowance
 
     def drop(self) -> None:
-        """Drop all references."""
+        """Drop all references to the objects that were measured."""
         self.region = Region()
 
     def pass_over(self, identities: Iterable[int]) -> None:
@@ -154,7 +154,8 @@ class Sizes:
 
     def pass_through(self, values: Sequence[object]) -> None:
         """Let later measurements count neither some objects nor anything to which they lead; the
-        caller keeps these alive. Three times as fast as ``together``.
+        caller keeps these alive. Three times as fast as ``exclude``, because their bytes are not
+        read.
         """
         if not self._begin():
             return
@@ -166,14 +167,16 @@ class Sizes:
         self.complete = reader.limits.is_complete
 
     def exclude_data(self, arrays: Iterable[Any]) -> None:
-        """Do not count the data of ``arrays``; the objects themselves and their elements count when
-        measured.
+        """Do not count the data of ``arrays``, which the caller counts; the array objects, and the
+        elements of arrays of objects, still count when measured.
         """
         self.region.reader.memory.exclude_data(arrays)
 
     def has_counted(self, item: object) -> bool:
-        """Return True if an object to which several objects refer has been counted, or is passed
-        over.
+        """Return True if an object has been counted, or is passed over.
+
+        That is known only of an object to which several objects refer: one with a single reference
+        is counted as a part of its holder, without a record.
         """
         key = id(item)
         if key in self.region.reader.barriers.passed_over:
@@ -181,8 +184,8 @@ class Sizes:
         return key in self.region.objects and key not in self._waiting
 
     def label_of(self, item: object) -> str:
-        """Return the label of the measurement that has counted an object to which several objects
-        refer; empty if none has.
+        """Return the label of the measurement that has counted an object; empty if none has, or if
+        only one object refers to it, as in ``has_counted``.
         """
         key = id(item)
         for label, nodes in self._measured:
@@ -191,21 +194,27 @@ class Sizes:
         return ""
 
     def not_counted(self, identities: Set[int]) -> set[int]:
-        """Return the identities without those of counted objects. An object with one reference
-        stays among them, though it may have been counted with the object that refers to it.
+        """Return the identities without those of counted objects.
+
+        An object to which only one object refers stays among them, even if it was counted with that
+        object, as in ``has_counted``.
         """
         counted = self.region.objects.keys() - self._waiting
         return set(identities - counted)
 
     def measure(self, value: object, label: str = "") -> Size:
-        """Return the memory that ``value`` holds and that no earlier call counted."""
+        """Return the memory that ``value`` holds and that no earlier call counted.
+
+        With a ``label``, later measurements of objects that share memory with ``value`` name it in
+        ``also_in``.
+        """
         if not self._begin():
             return Size({}, complete=False)
         if self._is_counted(value, label):
-            other = self._labels.get(id(value)) or self.label_of(value)
-            if other in ("", label):
+            label_of_other = self._labels.get(id(value)) or self.label_of(value)
+            if label_of_other in ("", label):
                 return Size({})
-            return Size({}, also_in=(other,))
+            return Size({}, also_in=(label_of_other,))
         self._waiting.discard(id(value))
         measurement = _Measurement(self.region)
         shares = self._measure_parts(value, measurement)
@@ -226,8 +235,8 @@ class Sizes:
         )
 
     def _measure_parts(self, value: object, measurement: _Measurement) -> list[Share]:
-        """Measure an object's parts one after the other, then the object itself; return the share
-        of each part.
+        """Measure an object's parts one after the other, then the object itself; return the shares
+        of the parts.
         """
         reader = self.region.reader
         # A part may lead back to the object: a trainer's callback refers to the trainer, and does
@@ -254,11 +263,12 @@ class Sizes:
         return shares
 
     def _begin(self) -> bool:
-        """Begin a measurement, unless the allowance is spent; return True if it has begun."""
-        limits = self.region.reader.limits
+        """Begin a measurement, and return True; False if the allowance is spent, so that there is
+        none.
+        """
         is_spent = self.allowance is not None and self.allowance.is_spent()
         self.complete = not is_spent
-        limits.is_complete = self.complete
+        self.region.reader.limits.is_complete = self.complete
         return self.complete
 
     def _is_counted(self, value: object, label: str) -> bool:
@@ -274,8 +284,8 @@ class Sizes:
         return is_never_followed(value)
 
     def together(self, values: Sequence[object]) -> int:
-        """Return the bytes that several objects hold, on all devices; faster than one after the
-        other.
+        """Measure several objects at once, and return the bytes that they hold and that no earlier
+        call counted, on all devices. Faster than one after the other.
         """
         if not self._begin():
             return 0
@@ -287,9 +297,17 @@ class Sizes:
         self.complete = reader.limits.is_complete
         return size
 
+    def exclude(self, values: Sequence[object]) -> None:
+        """Let later measurements leave out the memory of some objects, by counting it now.
+
+        ``complete`` says afterwards whether all of it was counted.
+        """
+        self.together(values)
+
     def _labels_sharing_with(self, measurement: _Measurement, label: str) -> dict[str, None]:
         """Return the labels of other objects with which the object of a measurement shares more
-        than a little memory. A named object to which it leads is always among them.
+        than a little memory, as the keys of a dict. A named object to which it leads is always
+        among them.
 
         Args:
             measurement: the measurement.
@@ -298,24 +316,31 @@ class Sizes:
         named_objects = self._labels.keys() & measurement.revisited
         sharers = dict.fromkeys(self._labels[key] for key in named_objects)
         sharers.pop(label, None)
-        for other, nodes in self._measured:
+        for label_of_other, nodes in self._measured:
             if nodes.isdisjoint(measurement.revisited):
                 continue
             common = nodes & measurement.revisited
+            # A piece is memory of a library, such as a buffer of pyarrow. Two frames that show
+            # different rows of one buffer share all of it.
             shows_piece = not common.isdisjoint(self.region.graph.pieces)
             if shows_piece or self._is_large(common, nodes):
-                sharers[other] = None
+                sharers[label_of_other] = None
         return sharers
 
     def _is_large(self, common: set[NodeKey], nodes: set[NodeKey]) -> bool:
-        """Return True if the ``common`` nodes of two objects, and the ``nodes`` of one of these to
-        which they lead, have more than a little memory.
+        """Return True if the memory that two objects share is worth a mention.
+
+        Args:
+            common: the nodes at which both have arrived.
+            nodes: the nodes of the one that was measured first: some of them may be behind the
+                common ones, and then are shared, too.
         """
-        few_common = list(islice(common, _FEW_NODES))  # of a million common numbers, these tell
-        if self.region.bytes_of(few_common).total() >= _LARGE:
+        # Of a million common numbers, some tell enough, without a search for nodes behind them.
+        some_common = list(islice(common, _NODES_MEASURED_FIRST))
+        if self.region.bytes_of(some_common).total() >= _LARGE_BYTES:
             return True
         reached = self.region.reach(common) & nodes
-        return self.region.bytes_of(reached).total() >= _LARGE
+        return self.region.bytes_of(reached).total() >= _LARGE_BYTES
 
     def _parts_unless_long(self, value: object) -> list[ObjectPart]:
         """Return the parts of an object; none if it is too long to sort, or cannot be read."""
@@ -332,11 +357,14 @@ class Sizes:
             return []
 
     def _shares_of_part(self, part: ObjectPart, measurement: _Measurement) -> list[Share]:
-        """Measure a part, and return a share for each of its names: equal shares, but of an array
-        of objects each name gets the elements of its own row.
+        """Measure a part, and return a share of its memory for each of its names.
+
+        The part may be a block of pandas, an array with a row for each of some columns. Its names
+        get equal shares; but of an array of objects, such as text, each name gets the elements of
+        its own row.
 
         Args:
-            part: the part, such as all columns of a frame that are in one block.
+            part: the part.
             measurement: receives the nodes.
         """
         objects = part.objects or ()
@@ -364,7 +392,7 @@ _bytes_of_share = attrgetter("size_bytes")
 
 
 def _is_content(share: Share) -> bool:
-    """Return True if a share is shown: an attribute only if it has memory."""
+    """Return True if a share is shown: an attribute only if it has memory of its own."""
     return share.size_bytes > 0 or share.kind != "attributes"
 
 
@@ -383,8 +411,10 @@ class _Measurement:
         self.revisited: set[NodeKey] = set()
         self.notes: dict[str, None] = {}
         self._leaf_bytes = 0
+        """Bytes of numbers and text that the nodes refer to, which are no nodes themselves."""
         self._region = region
         self._has_items = False
+        """True once ``add_items`` has read items of the container."""
 
     def size(self) -> Counter[str]:
         """Return the bytes of the nodes by device."""
@@ -403,8 +433,11 @@ class _Measurement:
         return self._added(lambda: self._region.reader.read_pieces(pieces))
 
     def add_items(self, container: object, items: Sequence[object]) -> int:
-        """Read items of a container before the container itself; return the bytes that are new, on
-        all devices.
+        """Read items of a container before the container itself; return the bytes that this adds,
+        on all devices.
+
+        The bytes of numbers and text among the items are recorded at the container's node, which
+        exists after the first call: so its growth counts, too.
         """
         key = id(container)
         before_bytes = 0
@@ -436,8 +469,8 @@ class _Measurement:
 
 
 def _bytes_of_rows(values: Sequence[object], number: int) -> list[int]:
-    """Return the bytes of the objects in each of ``number`` rows of arrays of objects: each name of
-    a part has a row in each of its arrays.
+    """Return the bytes of the objects in each of ``number`` rows, added over all arrays of objects
+    among the ``values``; each array has a row for each name of a part.
     """
     row_bytes = [0] * number
     arrays: Iterable[Any] = filter(_is_rows_of_objects, values)
@@ -448,36 +481,36 @@ def _bytes_of_rows(values: Sequence[object], number: int) -> list[int]:
 
 
 def _bytes_of_row(row: Any) -> int:
-    """Return the bytes of the objects in a row of an array, and of what they lead to."""
+    """Return the bytes of the objects in a row of an array, and of all objects behind them."""
     elements = row.tolist()
     region = Region([elements])
-    with_list = region.bytes_of(region.reach([id(elements)]))
-    size = with_list - region.bytes_of([id(elements)])
+    size_with_list = region.bytes_of(region.reach([id(elements)]))
+    size = size_with_list - region.bytes_of([id(elements)])
     return size.total()
 
 
 def sizeable(values: Sequence[object]) -> list[object]:
     """Return the values without plain numbers, short text, modules, and classes of libraries."""
     texts = of_types(ATOMS, values)
-    are_long = map(_LARGE.__le__, map(sys.getsizeof, texts))
+    are_long = map(_LARGE_BYTES.__le__, map(sys.getsizeof, texts))
     wanted = set(map(id, compress(texts, are_long)))
-    # Types of classes and modules, most of which belong to libraries.
-    of_libraries = set[int]()
+    # Types of classes and modules, of which only the user's are measured.
+    types_of_code = set[int]()
     for type_id, example in one_of_each(values).items():
         if is_instance(example, type) or is_instance(example, ModuleType):
-            of_libraries.add(type_id)
-    for item in of_types(of_libraries, values):
+            types_of_code.add(type_id)
+    for item in of_types(types_of_code, values):
         if not is_never_followed(item):
             wanted.add(id(item))
-    chosen_by_identity = of_libraries | ATOMS
+    chosen_by_identity = types_of_code | ATOMS
     return [
         item for item in values if id(type(item)) not in chosen_by_identity or id(item) in wanted
     ]
 
 
 def _is_rows_of_objects(value: Any) -> bool:
-    """Return True for a plain array of objects with at least two dimensions, or a view that shows
-    all of one.
+    """Return True for an array of objects that has rows: a plain array with at least two
+    dimensions, or a view that shows all of a plain one, as a transposed array.
     """
     array_type: Any = library_type("numpy", "ndarray")
     if array_type is None or type(value) is not array_type:

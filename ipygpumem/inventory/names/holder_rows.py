@@ -196,7 +196,7 @@ class HolderRows:
     def _unnamed_chain(self, items: Sequence[object]) -> list[FoundChain]:
         """Return a chain from an object to which nothing visible refers, if there is one."""
         for item in items:
-            chain_down = self._search.graph.chain(item, self._search.up_to_unheld)
+            chain_down = self._search.graph.chain(item, self._search.ways_from_unheld)
             if chain_down is not None:
                 root, steps = chain_down
                 return [FoundChain([root], steps, 1)]
@@ -318,7 +318,7 @@ class HolderRows:
         for steps in found_chain.steps_through_items():
             ways.append(self._writer.way(root, steps))
             items.append(steps[len(to_holder)])
-        return HolderWays(to_holder[-1], ways, items).together()
+        return HolderWays(to_holder[-1], ways, items).one_way_if_possible()
 
     def _cuts_of(self, row: _Row) -> list[Cut]:
         """Return the references to all objects of a row; none if one of them has no line."""
@@ -492,7 +492,7 @@ def _steps_through_each_attribute(found_chain: FoundChain) -> list[tuple[Sequenc
     to_holder = found_chain.to_holder
     if to_holder and found_chain.has_all_steps() and _are_attributes(to_holder):
         return [(steps, 1) for steps in found_chain.steps_through_items()]
-    return [(found_chain.steps, found_chain.references)]
+    return [(found_chain.steps, found_chain.number_of_references)]
 
 
 def _are_attributes(steps: Sequence[object]) -> bool:

@@ -96,7 +96,7 @@ def _end_of_cycles(
     codes = dict[int, str]()
     """The code of each removed object, by its identity."""
     for cut in cuts:
-        for reference in cut.each():
+        for reference in cut.single_references():
             if reference.removed_id in removed_objects:
                 codes[reference.removed_id] = reference.target
     if not codes:

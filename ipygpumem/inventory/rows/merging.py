@@ -242,7 +242,7 @@ def _path_to_group(group: Sequence[HeldRow], first: Holder) -> str:
     """
     path = first.path
     cut = group[0].cuts[0]
-    if cut.all_of:
+    if cut.removal_of_all:
         return text_of_several(first, len(set(cuts_of(group))))
     if are_equal(row.cuts for row in group):
         return path

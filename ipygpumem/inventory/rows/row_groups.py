@@ -101,7 +101,7 @@ def _is_merged_by_container(row: HeldRow, cut: Cut) -> bool:
     """
     if cut.size == 0:  # it is in no container
         return False
-    return cut.kind in _MOVING or bool(cut.all_of) or not row.row.name
+    return cut.kind in _MOVING or bool(cut.removal_of_all) or not row.row.name
 
 
 # -- places that lines change ---------------------------------------------------------------------
@@ -169,7 +169,7 @@ def _conflicting_references(rows: Sequence[HeldRow]) -> set[_Reference]:
     for row in rows:
         removed = set[_Reference]()
         for cut in row.cuts:
-            removed.update(map(_key_of_reference, cut.each()))
+            removed.update(map(_key_of_reference, cut.single_references()))
             led_through.update(map(_key_of_reference, _outer_references(cut)))
         number_of_lines.update(removed)
     removed_twice = {reference for reference, number in number_of_lines.items() if number > 1}

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import NotLoadedError, UnitError, quoted
-from ipygpumem.units import checked_bytes, finite, number_in, whole
+from ipygpumem.units import checked_bytes, checked_integer, checked_number, number_in
 
 if TYPE_CHECKING:
     from ipygpumem.report.layout import Report  # the first command imports it
@@ -180,22 +180,26 @@ def _converter(check: Callable[..., object], **bounds: int) -> Callable[[str], o
     return convert
 
 
-def byte_size(least: int = 0) -> Callable[[str], object]:
-    """Return a converter of sizes such as ``8GiB`` to bytes; fewer than ``least`` are an error."""
-    return _converter(checked_bytes, least=least)
+def byte_size(minimum: int = 0) -> Callable[[str], object]:
+    """Return a converter of sizes such as ``8GiB`` to bytes; fewer than ``minimum`` are an
+    error.
+    """
+    return _converter(checked_bytes, minimum=minimum)
 
 
-def integer(least: int = 1, most: int | None = None) -> Callable[[str], object]:
-    """Return a converter of whole numbers."""
-    bounds = {"least": least} if most is None else {"least": least, "most": most}
-    return _converter(lambda text, **limits: whole(number_in(text), **limits), **bounds)
+def integer(minimum: int = 1, maximum: int | None = None) -> Callable[[str], object]:
+    """Return a converter of whole numbers within bounds."""
+    bounds = {"minimum": minimum}
+    if maximum is not None:
+        bounds["maximum"] = maximum
+    return _converter(lambda text, **limits: checked_integer(number_in(text), **limits), **bounds)
 
 
 at_least_one = integer()
 """Converter of whole numbers from 1 on."""
 
 
-duration = _converter(lambda text: finite(number_in(text)))
+duration = _converter(lambda text: checked_number(number_in(text)))
 """Converter of durations."""
 
 
