@@ -13,25 +13,26 @@ from torch.utils._pytree import tree_map_only
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
-from ipygpumem.estimating.assumptions import Assumptions
-from ipygpumem.estimating.card import Operation
-from ipygpumem.estimating.card_operations import CardOperations
-from ipygpumem.estimating.convolutions import takes_cudnn
-from ipygpumem.estimating.devices import CARD, Devices
-from ipygpumem.estimating.fake_copies import FakeCopies
-from ipygpumem.estimating.guesses import COMPARES, Guesses, KnownValues
-from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
-from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, of_share
-from ipygpumem.estimating.layouts import may_differ_in_layout, with_layout_of_card
-from ipygpumem.estimating.missing_operators import (
+from ipygpumem.estimating.devices.devices import CARD, Devices
+from ipygpumem.estimating.devices.places import Places
+from ipygpumem.estimating.isolation.fake_copies import FakeCopies
+from ipygpumem.estimating.memory.storage_follower import StorageFollower, hide_from_compiler
+from ipygpumem.estimating.memory.storages import PARAMETERS, StorageLog, tensors_in
+from ipygpumem.estimating.operators.assumptions import Assumptions
+from ipygpumem.estimating.operators.card import Operation
+from ipygpumem.estimating.operators.card_operations import CardOperations
+from ipygpumem.estimating.operators.convolutions import takes_cudnn
+from ipygpumem.estimating.operators.guesses import COMPARES, Guesses, KnownValues
+from ipygpumem.estimating.operators.in_place import IN_PLACE, works_in_place
+from ipygpumem.estimating.operators.largest import LARGEST, is_known, is_mask, of_share
+from ipygpumem.estimating.operators.layouts import may_differ_in_layout, with_layout_of_card
+from ipygpumem.estimating.operators.missing_operators import (
     STAND_INS,
     with_saved_workspace,
     without_channels_last,
 )
-from ipygpumem.estimating.places import Places
-from ipygpumem.estimating.records import Note
-from ipygpumem.estimating.result_cache import ResultCache
-from ipygpumem.estimating.sparse import (
+from ipygpumem.estimating.operators.result_cache import ResultCache
+from ipygpumem.estimating.operators.sparse import (
     OF_PARTS,
     coalesce,
     coalesce_on_host,
@@ -40,10 +41,9 @@ from ipygpumem.estimating.sparse import (
     parts_of,
     stand_in,
 )
-from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_compiler
-from ipygpumem.estimating.storages import PARAMETERS, StorageLog, tensors_in
-from ipygpumem.estimating.torch_functions import UNKNOWN
-from ipygpumem.estimating.transients import least_bytes, operator_name
+from ipygpumem.estimating.operators.torch_functions import UNKNOWN
+from ipygpumem.estimating.operators.transients import least_bytes, operator_name
+from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.unfollowed import Unfollowed
 
 _ATEN = torch.ops.aten

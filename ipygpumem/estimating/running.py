@@ -23,28 +23,28 @@ from torch.optim.optimizer import (
 from ipygpumem import interrupts
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import FOR_FAKES, user_line_of, users_part
-from ipygpumem.estimating.accelerator_modules import UNKNOWN_SIZE, Accelerators
 from ipygpumem.estimating.allocation_tracker import AllocationTracker
-from ipygpumem.estimating.assumptions import Assumptions
-from ipygpumem.estimating.autocast import Autocast
-from ipygpumem.estimating.caching_allocator import unfollowed_settings
-from ipygpumem.estimating.card_functions import CardFunctions
-from ipygpumem.estimating.card_operations import CardOperations
-from ipygpumem.estimating.copied_names import copying_names_first, run_code
-from ipygpumem.estimating.devices import HOST, Devices
+from ipygpumem.estimating.devices.devices import HOST, Devices
+from ipygpumem.estimating.devices.places import Places
+from ipygpumem.estimating.devices.room import advice, with_room
 from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_without_tensors
-from ipygpumem.estimating.fake_copies import FakeCopies
+from ipygpumem.estimating.isolation.accelerator_modules import UNKNOWN_SIZE, Accelerators
+from ipygpumem.estimating.isolation.copied_names import copying_names_first, run_code
+from ipygpumem.estimating.isolation.fake_copies import FakeCopies
+from ipygpumem.estimating.isolation.patches import Patches, choose_loop
+from ipygpumem.estimating.isolation.rollback import Rollback
+from ipygpumem.estimating.isolation.settings import imports_undone
 from ipygpumem.estimating.limits import Limits
-from ipygpumem.estimating.patches import Patches, choose_loop
-from ipygpumem.estimating.places import Places
+from ipygpumem.estimating.memory.caching_allocator import unfollowed_settings
+from ipygpumem.estimating.memory.replay import DeviceFigures, device_figures
+from ipygpumem.estimating.memory.storages import WORKSPACES, StorageLog
+from ipygpumem.estimating.operators.assumptions import Assumptions
+from ipygpumem.estimating.operators.autocast import Autocast
+from ipygpumem.estimating.operators.card_functions import CardFunctions
+from ipygpumem.estimating.operators.card_operations import CardOperations
+from ipygpumem.estimating.operators.result_cache import ResultCache
+from ipygpumem.estimating.operators.torch_functions import TorchFunctions
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
-from ipygpumem.estimating.replay import DeviceFigures, device_figures
-from ipygpumem.estimating.result_cache import ResultCache
-from ipygpumem.estimating.rollback import Rollback
-from ipygpumem.estimating.room import advice, with_room
-from ipygpumem.estimating.settings import imports_undone
-from ipygpumem.estimating.storages import WORKSPACES, StorageLog
-from ipygpumem.estimating.torch_functions import TorchFunctions
 from ipygpumem.estimating.unfollowed import Unfollowed
 from ipygpumem.introspect import is_exactly
 from ipygpumem.meter.own_growth import growth_for

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ipygpumem.errors import EstimateError
+from ipygpumem.estimating.memory.storages import StorageLife, StorageLog, tensors_in
 from ipygpumem.estimating.records import ModelSummary, ModuleRow
 from ipygpumem.estimating.running import Estimation
-from ipygpumem.estimating.storages import StorageLife, StorageLog, tensors_in
 from ipygpumem.introspect import is_instance, type_name
 
 

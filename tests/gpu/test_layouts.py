@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from ipygpumem.estimating.running import Estimation
-from ipygpumem.estimating.storages import tensors_in
+from ipygpumem.estimating.memory.storages import tensors_in
 
 def transposed(dtype=torch.float32):
     return torch.zeros(8, 16, 48, device="cuda", dtype=dtype).transpose(1, 2)

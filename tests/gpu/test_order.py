@@ -144,7 +144,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from ipygpumem.estimating.running import Estimation
-from ipygpumem.estimating.caching_allocator import in_whole_steps
+from ipygpumem.estimating.memory.caching_allocator import in_whole_steps
 
 N, SMALLEST = 1024, 16 << 10  # kernels also allocate a few KiB that estimates leave out
 

@@ -20,9 +20,9 @@ from torch.optim import Adam
 import ipygpumem
 from benchmarks.harness.networks import MODELS, OPTIMIZERS, RealStorages, every_optimizer, training
 from ipygpumem.errors import EstimateError, GpuMemError
-from ipygpumem.estimating import autocast
 from ipygpumem.estimating.allocation_tracker import AllocationTracker
-from ipygpumem.estimating.torch_functions import TorchFunctions
+from ipygpumem.estimating.operators import autocast
+from ipygpumem.estimating.operators.torch_functions import TorchFunctions
 from ipygpumem.introspect import is_ours
 from ipygpumem.units import MIB
 

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 import ipygpumem
-from ipygpumem.estimating.caching_allocator import (
+from ipygpumem.estimating.devices.room import free_bytes, with_room
+from ipygpumem.estimating.memory.caching_allocator import (
     NO_LIMIT,
     STEP_BYTES,
     Allocator,
@@ -24,10 +25,9 @@ from ipygpumem.estimating.caching_allocator import (
     in_whole_steps,
     most_split_bytes,
 )
-from ipygpumem.estimating.cublas import workspace_sizes
+from ipygpumem.estimating.memory.replay import Replay
+from ipygpumem.estimating.operators.cublas import workspace_sizes
 from ipygpumem.estimating.records import DeviceEstimate
-from ipygpumem.estimating.replay import Replay
-from ipygpumem.estimating.room import free_bytes, with_room
 from ipygpumem.estimating.running import Estimation
 from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.allocator import Segment, SnapshotBlock

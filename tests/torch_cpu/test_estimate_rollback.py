@@ -38,9 +38,10 @@ from torch.utils import _python_dispatch
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import object_states, rollback, storages
-from ipygpumem.estimating.fake_copies import FakeCopies
+from ipygpumem.estimating.isolation import object_states, rollback
+from ipygpumem.estimating.isolation.fake_copies import FakeCopies
 from ipygpumem.estimating.limits import Limits
+from ipygpumem.estimating.memory import storages
 from tests.alone import alone, printed
 from tests.steps import kernel_with, plain, run_cells, run_failing, run_quietly
 
@@ -617,9 +618,9 @@ def scaled(x, scale=torch.tensor(2)):
     )
     (tmp_path / "imported_part.py").write_text("from torch import Tensor\nitem = Tensor.tolist\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("ipygpumem.estimating.patches.is_users", lambda file: False)
+    monkeypatch.setattr("ipygpumem.estimating.isolation.patches.is_users", lambda file: False)
     for name in ("rollback", "object_states"):
-        module = f"ipygpumem.estimating.{name}"
+        module = f"ipygpumem.estimating.isolation.{name}"
         monkeypatch.setattr(f"{module}.is_users_module", lambda module: False)
 
     def step() -> None:

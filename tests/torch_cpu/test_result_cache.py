@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ipygpumem
-from ipygpumem.estimating.result_cache import ResultCache
+from ipygpumem.estimating.operators.result_cache import ResultCache
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 ATEN = torch.ops.aten

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from ipygpumem.errors import how_to_install
-from ipygpumem.estimating.storages import (
+from ipygpumem.estimating.memory.storages import (
     ACTIVATIONS,
     GRADIENTS,
     OPTIMIZER,

@@ -17,8 +17,8 @@ import torch
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.effects import closure_of, names_in
-from ipygpumem.estimating.storages import tensors_in
-from ipygpumem.estimating.transients import operator_name
+from ipygpumem.estimating.memory.storages import tensors_in
+from ipygpumem.estimating.operators.transients import operator_name
 from ipygpumem.extras.fit.applying import ChangedRun, code_of_path, is_tensor
 from ipygpumem.extras.fit.reduction import Loss, LossGraph, sequence_number
 from ipygpumem.heap.kinds.arrays import is_of_library

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ipygpumem.errors import describe_error
-from ipygpumem.estimating.caching_allocator import FreePieces, block_bytes, most_split_bytes
-from ipygpumem.estimating.storages import StorageLife
+from ipygpumem.estimating.memory.caching_allocator import FreePieces, block_bytes, most_split_bytes
+from ipygpumem.estimating.memory.storages import StorageLife
 from ipygpumem.extras.peak.origins import Line, Origin
 from ipygpumem.extras.peak.timeline import Clock, Failure
 from ipygpumem.introspect import is_users

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ipygpumem.estimating.storages import StorageLife
-from ipygpumem.estimating.transients import operator_name
+from ipygpumem.estimating.memory.storages import StorageLife
+from ipygpumem.estimating.operators.transients import operator_name
 from ipygpumem.heap.knowledge.frames import peek, stack
 from ipygpumem.introspect import instance_dict, is_users, name_of, type_name
 

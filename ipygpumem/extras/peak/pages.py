@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipygpumem.estimating.storages import StorageLife, StorageLog
+from ipygpumem.estimating.memory.storages import StorageLife, StorageLog
 from ipygpumem.probes.pages import PAGE_BYTES, resident_bytes
 from ipygpumem.units import MIB
 

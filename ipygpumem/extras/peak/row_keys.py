@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ipygpumem.estimating.cublas import workspace_sizes
-from ipygpumem.estimating.storages import (
+from ipygpumem.estimating.memory.storages import (
     GRADIENTS,
     OPTIMIZER,
     OTHER,
@@ -13,6 +12,7 @@ from ipygpumem.estimating.storages import (
     StorageLife,
     StorageLog,
 )
+from ipygpumem.estimating.operators.cublas import workspace_sizes
 from ipygpumem.extras.peak.cuda import BlockOrigin
 from ipygpumem.extras.peak.origins import BEFORE, Origin, is_owned
 from ipygpumem.extras.peak.timeline import RowKey
