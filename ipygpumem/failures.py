@@ -67,9 +67,10 @@ def write_line(text: str) -> None:
 
 
 def _text_of(error: Exception) -> str:
+    """Return an error's type and message; the type alone if reading the message fails, too."""
     try:
         return describe_error(error)
-    except Exception:  # a user's error whose text cannot be read
+    except Exception:  # of a user's class, whose ``__str__`` raises
         return type(error).__name__
 
 

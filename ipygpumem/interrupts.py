@@ -217,6 +217,7 @@ _LISTENER: CodeType = _Listener.__call__.__code__
 
 
 def _is_interrupt(error: BaseException) -> bool:
+    """Return True for a KeyboardInterrupt, also of a user's subclass; runs no code of that."""
     return type.__subclasscheck__(KeyboardInterrupt, type(error))
 
 

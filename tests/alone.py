@@ -113,7 +113,7 @@ def estimates_of_code_alone() -> Iterator[None]:
     """Let estimates restore their code's own objects, but no module: those of tests lead to all of
     pytest, and an estimate among many of them takes four times as long.
     """
-    estimating = "ipygpumem.estimating"
+    estimating = "ipygpumem.estimating.isolation"
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:

@@ -199,6 +199,17 @@ def tool(name: str) -> Any:
     return module
 
 
+def names_in_table(folder: str) -> list[str]:
+    """Return the files and folders that the table of a folder in CONTRIBUTING.md lists."""
+    pattern = (
+        rf"^\| (?:file|folder|room) of `{folder}/` \| does \|\n\| --- \| --- \|\n((?:\|.+\n)+)"
+    )
+    table = re.search(pattern, read("CONTRIBUTING.md"), re.MULTILINE)
+    assert table is not None, folder
+    rows = "".join(re.findall(r"^\| (`.+?) \| ", table[1], re.MULTILINE))
+    return re.findall(r"`([\w./*]+?)/?`", rows)
+
+
 def files_and_folders(folder: str) -> set[str]:
     """Return the names of a folder's modules and packages."""
     names = {path.name for path in (ROOT / folder).iterdir()}
@@ -208,6 +219,16 @@ def files_and_folders(folder: str) -> set[str]:
 def matched(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
     """Return the names that match one of several patterns, such as ``*_steps.py``."""
     return {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
+
+
+@pytest.mark.parametrize(
+    "folder", ["ipygpumem", "ipygpumem/extras", "ipygpumem/heap", "ipygpumem/inventory"]
+)
+def test_the_rooms_and_their_folders_are_listed(folder: str) -> None:
+    listed = set(names_in_table(folder)) - {"__init__.py"}
+    files = files_and_folders(folder)
+    assert [name for name in listed if not fnmatch.filter(files, name)] == []
+    assert files - matched(files, listed) == set()
 
 
 _FOLDERS_OF_ROOMS = sorted(
@@ -225,30 +246,17 @@ def test_a_folder_of_many_files_lists_them_with_their_purpose(folder: str) -> No
         assert files - matched(files, listed) == set()
 
 
-def in_column(column: int, head: str) -> list[str]:
-    """Return the files and folders in a column of the table of CONTRIBUTING.md with this head."""
-    _, table = read("CONTRIBUTING.md").split(f"| {head} |\n| --- | --- |\n")
+def places_where_changes_begin() -> list[str]:
+    """Return the code in the second column of the table "Where is it?" in CONTRIBUTING.md."""
+    _, table = read("CONTRIBUTING.md").split("| a change of | begins in |\n| --- | --- |\n")
     names = list[str]()
     for row in table.partition("\n\n")[0].splitlines():
-        names += re.findall(r"`([\w./]+?)/?`", row.split(" | ")[column])
+        names += re.findall(r"`([\w./]+?)/?`", row.split(" | ")[1])
     return names
 
 
-@pytest.mark.parametrize(
-    ("folder", "head"),
-    [
-        ("ipygpumem", "room of `ipygpumem/` | does"),
-        ("ipygpumem/extras", "folder of `ipygpumem/extras/` | does"),
-    ],
-)
-def test_the_rooms_and_optional_features_are_listed(folder: str, head: str) -> None:
-    names = {path.name for path in (ROOT / folder).iterdir()}
-    ignored = {"__init__.py", "__pycache__", "py.typed"}
-    assert set(in_column(0, head)) - ignored == names - ignored
-
-
 def test_the_places_where_changes_begin_exist() -> None:
-    names = in_column(1, "a change of | begins in")
+    names = places_where_changes_begin()
     places = [name for name in names if "/" in name or name.endswith(".py")]
     rooms = (ROOT / "ipygpumem", ROOT / "ipygpumem" / "heap")
     assert len(places) > 20

@@ -346,7 +346,7 @@ def test_a_waiting_interrupt_keeps_no_object_alive(listens: bool) -> None:
     gc.disable()
     try:
         with pytest.raises(KeyboardInterrupt), block:
-            ErrorIsolation().each("a test", (work, ""), (next_work, ""))
+            ErrorIsolation().run_all("a test", (work, ""), (next_work, ""))
     finally:
         gc.enable()
     assert (len(items), left) == (1, [])
@@ -361,5 +361,5 @@ def test_a_waiting_interrupt_leaves_a_users_frames_alone() -> None:
         strike(value)
 
     with pytest.raises(KeyboardInterrupt):
-        ErrorIsolation().each("a test", (callback, ""))
+        ErrorIsolation().run_all("a test", (callback, ""))
     assert frames[0].f_locals["value"] == "kept"

@@ -205,5 +205,5 @@ def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
         app = loaded_app()
         if app is None:
             return Budget(sizes)
-        return Budget(sizes, leaving=app.recovery.end_budget)
+        return Budget(sizes, before_end=app.recovery.end_budget)
     return Budget({})

@@ -24,20 +24,21 @@ FOR_FAKES = "torch's fake tensors"
 
 
 def user_line(frame: types.FrameType | None = None) -> str:
-    """Return the line that the user's code is executing: the innermost one outside libraries, if
-    there is one.
+    """Return the line that the user's code is executing, as text.
 
-    Autograd's thread has no such line; there, it is the line that waits for the backward pass.
+    It is the innermost line outside libraries in the stack of ``frame``, by default the caller's.
+    Autograd's thread has no such line; then it is the line that waits for the backward pass, or
+    else the innermost one that is not ours.
     """
     first = frame or sys._getframe(1)
-    here = _innermost_frame(first, is_users)
-    if here is None:
-        here = _innermost_frame_of_estimates()
-    if here is None:
-        here = _innermost_frame(first, _is_not_ours)
-    if here is None:
+    users_frame = _innermost_frame(first, is_users)
+    if users_frame is None:
+        users_frame = _innermost_frame_of_estimates()
+    if users_frame is None:
+        users_frame = _innermost_frame(first, _is_not_ours)
+    if users_frame is None:
         return "an unknown line"
-    return line_text(here.f_code.co_filename, here.f_lineno)
+    return line_text(users_frame.f_code.co_filename, users_frame.f_lineno)
 
 
 def _innermost_frame(
@@ -58,17 +59,17 @@ def _is_not_ours(name: str) -> bool:
 def _innermost_frame_of_estimates() -> types.FrameType | None:
     """Return the innermost frame of the user's code in another thread, which runs an estimate."""
     for top in frames_of_other_threads().values():
-        here = _innermost_frame(top, is_users)
-        if here is None:
+        users_frame = _innermost_frame(top, is_users)
+        if users_frame is None:
             continue
         if any(frame.f_code.co_filename == _RUNNER for frame in stack(top)):
-            return here
+            return users_frame
     return None
 
 
 def user_line_of(traceback: types.TracebackType | None) -> str:
-    """Return the innermost line of the user's code in a traceback, or else its first line in a
-    library.
+    """Return the innermost line of the user's code in a traceback, or else the outermost line that
+    is not ours; empty for a traceback of our code alone.
     """
     entries = list(steps(traceback))
     for step in reversed(entries):
@@ -83,8 +84,9 @@ def user_line_of(traceback: types.TracebackType | None) -> str:
 
 
 def line_text(name: str, number: int) -> str:
-    """Return the label of a line: its file or its cell, unless it is of the running cell, its
-    number and its source.
+    """Return the label of a line with its source: ``model.py, line 5: x = y * 2``.
+
+    A line of another cell begins with ``cell 3,``, and one of the running cell with ``line``.
     """
     source = linecache.getline(name, number).strip()
     text = f"line {number}"
@@ -100,8 +102,8 @@ def line_text(name: str, number: int) -> str:
 
 
 def users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """Return a traceback without our frames, and without the frames of libraries
-    that ours called.
+    """Return a traceback without our frames, and without the frames of libraries that ours have
+    called from within the user's code.
     """
     entries = list(steps(traceback))
     files = [step.tb_frame.f_code.co_filename for step in entries]
@@ -111,7 +113,11 @@ def users_part(traceback: types.TracebackType | None) -> types.TracebackType | N
 
 
 def _end_of_users_part(files: list[str]) -> int:
-    """Return the number of a traceback's entries before the libraries that we call in turn."""
+    """Return the number of a traceback's entries before the libraries that our code calls.
+
+    It is the position of our first frame after the user's innermost one; without the user's code,
+    or without our frames inside it, the number of all entries.
+    """
     users_entries = [number for number, name in enumerate(files) if is_users(name)]
     if not users_entries:
         return len(files)

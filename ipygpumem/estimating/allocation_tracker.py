@@ -22,7 +22,7 @@ from ipygpumem.estimating.operators.assumptions import Assumptions
 from ipygpumem.estimating.operators.card import Operation
 from ipygpumem.estimating.operators.card_operations import CardOperations
 from ipygpumem.estimating.operators.convolutions import takes_cudnn
-from ipygpumem.estimating.operators.guesses import COMPARES, Guesses, KnownValues
+from ipygpumem.estimating.operators.guesses import COMPARISONS, Guesses, KnownValues
 from ipygpumem.estimating.operators.in_place import IN_PLACE, works_in_place
 from ipygpumem.estimating.operators.largest import LARGEST, is_known, is_mask, of_share
 from ipygpumem.estimating.operators.layouts import may_differ_in_layout, with_layout_of_card
@@ -176,7 +176,7 @@ class AllocationTracker(StorageFollower):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # the operations on its inner tensors come here
         if not self._copies.paused:
-            parts = self.decomposed(func, args, kwargs)
+            parts = self.run_decomposed(func, args, kwargs)
             if parts is not NotImplemented:
                 return parts
         with self._copies.lock:
@@ -210,7 +210,7 @@ class AllocationTracker(StorageFollower):
         try:
             result = self._run_operator(call, operator)
         except _UNFOLLOWED as error:
-            if func is _SCALAR or func in COMPARES:
+            if func is _SCALAR or func in COMPARISONS:
                 return self._guesses.guess_for(func, call.args[0])
             raise _refusal(_reason_of(error), func) from error
         result = self._correct(call, result)
@@ -223,7 +223,7 @@ class AllocationTracker(StorageFollower):
 
         The roles of its tensors are marked in the log.
         """
-        in_backward = self.backward_is_running()
+        in_backward = self.note_backward_pass()
         if func in _CONSTANTS:  # torch itself makes fake tensors of these real ones
             return _Call(func, args, kwargs, [], [], in_backward)
         tensors = list(tensors_in((args, kwargs)))

@@ -24,8 +24,16 @@ from ipygpumem.introspect import (
     type_name,
 )
 
-_READ = ("input", "load", "open", "read_bytes", "read_csv", "read_parquet", "read_text")
-_WRITE = (
+_FUNCTIONS_THAT_READ = (
+    "input",
+    "load",
+    "open",
+    "read_bytes",
+    "read_csv",
+    "read_parquet",
+    "read_text",
+)
+_FUNCTIONS_THAT_WRITE = (
     "dump",
     "print",
     "save",
@@ -41,7 +49,7 @@ _WRITE = (
     "imsave",
     "imwrite",
 )
-_EXPORT = (
+_FUNCTIONS_THAT_EXPORT = (
     "to_csv",
     "to_excel",
     "to_feather",
@@ -53,8 +61,8 @@ _EXPORT = (
     "save_model",
     "save_pretrained",
 )
-_RECORD = ("SummaryWriter", "add_histogram", "add_image", "add_scalar")
-_CHANGE_FOLDERS = (
+_FUNCTIONS_OF_TENSORBOARD = ("SummaryWriter", "add_histogram", "add_image", "add_scalar")
+_FUNCTIONS_ON_FOLDERS = (
     "NamedTemporaryFile",
     "TemporaryDirectory",
     "copyfile",
@@ -68,7 +76,7 @@ _CHANGE_FOLDERS = (
     "touch",
     "unlink",
 )
-_REACH_OTHERS = (
+_FUNCTIONS_ON_PROCESSES = (
     "Pool",
     "Popen",
     "Process",
@@ -78,8 +86,14 @@ _REACH_OTHERS = (
     "urlopen",
     "urlretrieve",
 )
-_ON_FILES = (*_READ, *_WRITE, *_EXPORT, *_RECORD, *_CHANGE_FOLDERS)
-_CALLS = frozenset((*_ON_FILES, *_REACH_OTHERS))
+_FUNCTIONS_ON_FILES = (
+    *_FUNCTIONS_THAT_READ,
+    *_FUNCTIONS_THAT_WRITE,
+    *_FUNCTIONS_THAT_EXPORT,
+    *_FUNCTIONS_OF_TENSORBOARD,
+    *_FUNCTIONS_ON_FOLDERS,
+)
+_FUNCTIONS = frozenset((*_FUNCTIONS_ON_FILES, *_FUNCTIONS_ON_PROCESSES))
 """Names of functions and methods with effects outside the estimate, in any module."""
 _MODULES = frozenset(
     {
@@ -95,7 +109,7 @@ _MODULES = frozenset(
     }
 )
 """Modules of which any function has such effects."""
-_OF_OS = frozenset(
+_FUNCTIONS_OF_OS = frozenset(
     {
         "_exit",
         "abort",
@@ -115,11 +129,11 @@ _OF_OS = frozenset(
         "truncate",
     }
 )
-"""The same of the module ``os`` alone: other modules and objects have harmless functions of these
-names.
+"""Functions with such effects in the module ``os`` alone: other modules and objects have harmless
+functions of these names, such as ``str.replace``.
 """
 
-_WAITING = ("get", "join", "put")
+_METHODS_THAT_WAIT = ("get", "join", "put")
 """Methods of a queue that may wait for another thread."""
 WAITS = (
     "other threads do not see what the estimated code puts into a queue, so these calls may never "
@@ -130,10 +144,14 @@ WAITS = (
 def effects_of(
     code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...], args: tuple[Any, ...] = ()
 ) -> list[str]:
-    """Return notes on the effects of ``code``, and of the users' functions that it names, that
-    cannot be undone.
+    """Return notes on the effects of code that an estimate cannot undo.
 
-    Names are looked up in ``namespaces``; ``args`` are the arguments of the call.
+    They are found by the names in the code, and in the users' functions that it names.
+
+    Args:
+        code: the code; None for a function in C, of which only the arguments are examined.
+        namespaces: where names are looked up.
+        args: the arguments of the call.
     """
     calls = set[str]()
     iterators = {f"a {type_name(value)}" for value in args if _loses_items(value)}
@@ -144,7 +162,7 @@ def effects_of(
             calls.add(path)
         if _loses_items(named.value):
             iterators.add(path)
-        if named.names[-1] in _WAITING and is_of_library(named.owner, "queue", "Queue"):
+        if named.names[-1] in _METHODS_THAT_WAIT and is_of_library(named.owner, "queue", "Queue"):
             waits.add(path)
     notes = {
         "only tensors are fake; calls to these run for real": calls,
@@ -155,18 +173,23 @@ def effects_of(
 
 
 def _has_outside_effects(names: tuple[str, ...], module: str) -> bool:
-    """Return True if a call of a dotted name has effects outside the estimate."""
+    """Return True if a call of a dotted name has effects outside the estimate.
+
+    Args:
+        names: its parts, such as ``("df", "to_csv")``.
+        module: the module of the last part; empty if it is unknown.
+    """
     *owners, name = names
     library, _, _ = module.partition(".")
     if not library and owners:
         library = owners[0]
     if (library, name) == ("torch", "save"):  # replaced during the estimate
         return False
-    if name in _CALLS:
+    if name in _FUNCTIONS:
         return True
     if library in _MODULES and owners:
         return True
-    return library in ("os", "posix", "nt") and name in _OF_OS
+    return library in ("os", "posix", "nt") and name in _FUNCTIONS_OF_OS
 
 
 _WITHOUT_TENSORS = frozenset(
@@ -182,22 +205,23 @@ def refuse_without_tensors(
     args: tuple[Any, ...] = (),
 ) -> None:
     """Raise an EstimateError if ``code`` uses NumPy, pandas and the like, and names nothing that
-    may hold tensors.
+    may hold tensors. The arguments are those of ``effects_of``.
     """
     origins = {type_name(value) for value in args if not is_atom(value)}
+    """Modules and types of the named objects."""
     for named in names_in(code, namespaces):
         value = named.value
-        if value is None:
-            value, _ = _value_of_dotted_name(
-                named.names[:1], namespaces
-            )  # of ``model`` for ``model.encode``
+        if value is None:  # such as ``model.encode``: then the value of ``model`` decides
+            value, _ = _value_of_dotted_name(named.names[:1], namespaces)
         if named.module:
             origins.add(named.module)
         elif not is_atom(value) and not _is_users_function(value):
             origins.add(_module_or_type(value))
     libraries = {origin.partition(".")[0] for origin in origins}
-    known = _WITHOUT_TENSORS | _TYPES_WITHOUT_TENSORS
-    if libraries & known and libraries <= known | sys.stdlib_module_names:
+    without_tensors = _WITHOUT_TENSORS | _TYPES_WITHOUT_TENSORS
+    uses_arrays = bool(libraries & without_tensors)
+    may_use_tensors = bool(libraries - without_tensors - sys.stdlib_module_names)
+    if uses_arrays and not may_use_tensors:
         raise EstimateError(
             "only tensors are estimated, and this code names none: its arrays and data frames "
             "would really be allocated; %%peak measures them"
@@ -205,7 +229,7 @@ def refuse_without_tensors(
 
 
 def _is_users_function(value: Any) -> bool:
-    """Return True for a function in Python that is the user's."""
+    """Return True for a function in Python that the user has written."""
     if type(value) is not types.FunctionType:
         return False
     return is_users(value.__code__.co_filename)
@@ -234,7 +258,9 @@ class NamedValue(NamedTuple):
 def names_in(
     code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...]
 ) -> Iterator[NamedValue]:
-    """Yield the dotted names in ``code`` and in the users' functions that it names."""
+    """Yield the dotted names in ``code`` and in the users' functions that it names, with their
+    values, and the libraries that this code imports first.
+    """
     if code is None:
         return
     examined: dict[int, types.CodeType] = {}
@@ -246,23 +272,35 @@ def names_in(
         examined[id(code)] = code
         inner_codes = [item for item in code.co_consts if type(item) is types.CodeType]
         waiting += [(inner, spaces) for inner in inner_codes]
-        for names in _dotted_names(code):
-            value, module = _value_of_dotted_name(names, spaces)
-            owner = None
-            if len(names) > 1:
-                owner, _ = _value_of_dotted_name(names[:-1], spaces)
-            yield NamedValue(names, value, module, owner)
+        for named in _names_in_one(code, spaces):
+            yield named
             # Library functions are not searched: they name many calls that they rarely make.
-            if _is_users_function(value):
-                spaces_of_function = (closure_of(value), value.__globals__)
-                waiting.append((value.__code__, spaces_of_function))
-        for library in _imported_by(code):
-            if library not in sys.modules:
-                yield NamedValue((library,), None, library, None)
+            function = named.value
+            if _is_users_function(function):
+                spaces_of_function = (closure_of(function), function.__globals__)
+                waiting.append((function.__code__, spaces_of_function))
+
+
+def _names_in_one(
+    code: types.CodeType, namespaces: tuple[dict[str, Any], ...]
+) -> Iterator[NamedValue]:
+    """Yield the dotted names in one code object, then the libraries that it imports first."""
+    for names in _dotted_names(code):
+        value, module = _value_of_dotted_name(names, namespaces)
+        owner = None
+        if len(names) > 1:
+            owner, _ = _value_of_dotted_name(names[:-1], namespaces)
+        yield NamedValue(names, value, module, owner)
+    for library in _imported_by(code):
+        if library not in sys.modules:
+            yield NamedValue((library,), None, library, None)
 
 
 def closure_of(function: Any) -> dict[str, Any]:
-    """Return the variables that a function uses from enclosing functions, by name."""
+    """Return the variables that a function uses from enclosing functions, by name.
+
+    Empty for an object that is not a function in Python.
+    """
     if type(function) is not types.FunctionType:
         return {}
     variables: dict[str, Any] = {}
@@ -275,10 +313,11 @@ def closure_of(function: Any) -> dict[str, Any]:
 
 
 def _loses_items(value: object) -> bool:
-    """Return True for an iterator whose items the code would really take.
+    """Return True for an iterator whose items the estimated code would really take, such as an open
+    file.
 
-    An estimate works on a copy of an object in Python, but a copy shares an iterator in C, such as
-    ``self._lines = iter(file)``.
+    An estimate works on a copy of an iterator in Python. But a copy may hold an iterator in C, as
+    after ``self._lines = iter(file)``, which cannot be copied.
     """
     if not _is_iterator(value):
         return False
@@ -296,11 +335,11 @@ def _is_iterator(value: object) -> bool:
 
 
 def _is_copied(value: object) -> bool:
-    """Return True if the code works on a copy of an iterator."""
+    """Return True if the code works on a copy of an iterator: if its class is in Python."""
     return solid_base(type(value)) is object
 
 
-_LOAD_NAME = (
+_NAME_LOADS = (
     "LOAD_NAME",
     "LOAD_GLOBAL",
     "LOAD_FAST",
@@ -314,7 +353,10 @@ _WITHOUT_EFFECT = ("CACHE", "PUSH_NULL", "PRECALL", "NOP", "EXTENDED_ARG")
 
 
 def _dotted_names(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Yield each dotted name in ``code`` in full."""
+    """Yield each dotted name in ``code`` in full, such as ``("torch", "nn", "Linear")``.
+
+    In the bytecode that is a load of ``torch``, followed by loads of the attributes.
+    """
     path: list[str] = []
     for step in dis.get_instructions(code):
         instruction = step.opname
@@ -323,17 +365,17 @@ def _dotted_names(code: types.CodeType) -> Iterator[tuple[str, ...]]:
         if instruction.startswith(("LOAD_ATTR", "LOAD_METHOD")):
             path.append(str(step.argval))
             continue
-        if path:
+        if path:  # complete
             yield tuple(path)
         path = []
-        if instruction.startswith(_LOAD_NAME):
+        if instruction.startswith(_NAME_LOADS):
             path.append(_name_loaded(step))
     if path:
         yield tuple(path)
 
 
 def _imported_by(code: types.CodeType) -> set[str]:
-    """Return the libraries that ``code`` imports."""
+    """Return the top-level packages that ``code`` imports."""
     libraries = set[str]()
     for step in dis.get_instructions(code):
         if step.opname == "IMPORT_NAME":

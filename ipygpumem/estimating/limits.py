@@ -18,14 +18,14 @@ from ipygpumem.units import format_bytes
 
 _TICK_SECONDS = 0.1
 """Time between two checks."""
-_AGAIN_SECONDS = 1.0
-"""Time between two signals: the code may catch the exception."""
+_REPEAT_SECONDS = 1.0
+"""Time between two signals, which are repeated because the code may catch the exception."""
 
 
 def _stop_signal() -> Any:
-    """Return the signal that interrupts the code; users' code rarely has a handler for it.
+    """Return the signal that interrupts the code, for which users' code rarely has a handler.
 
-    None on Windows.
+    None on Windows, where no thread can send a signal to another one.
     """
     if not hasattr(signal, "pthread_kill"):
         return None
@@ -39,9 +39,10 @@ _STOP = _stop_signal()
 class Limits:
     """A ``with`` block that interrupts its code when it takes too much time or memory.
 
-    That is after the timeout, or when the code has taken 3/4 of the free host memory. The main
-    thread gets a KeyboardInterrupt, which Python raises between two bytecode instructions: a call
-    into C++ returns first. Other threads, and Windows, are only interrupted by ``check``.
+    That is after the timeout, or when the code has taken 3/4 of the free host memory. A thread
+    watches both, and then sends a signal to the main thread, whose handler raises a
+    KeyboardInterrupt. Python calls it between two bytecode instructions: a call into C++ returns
+    first. Code in another thread, and on Windows, is only interrupted by ``check``.
     """
 
     def __init__(self, timeout_seconds: float) -> None:
@@ -50,7 +51,7 @@ class Limits:
         self.why = ""
         """Reason of the interruption; empty if there was none."""
         self._interrupted_line = ""
-        """The interrupted line."""
+        """The line at which the code was first interrupted; empty if it was not, or is unknown."""
 
     def __enter__(self) -> None:
         """Start the thread that watches time and memory; in the main thread, handle its signal."""
@@ -59,7 +60,9 @@ class Limits:
         rss_bytes = self._process.memory_info().rss
         self._most_bytes = rss_bytes + available_bytes() * 3 // 4
         self._handlers: dict[int, Any] = {}
-        """Handlers of all signals: the code may change more of them than we do."""
+        """Handlers of all signals before the block; empty outside the main thread. All, because the
+        code may change them, too.
+        """
         is_main_thread = threading.current_thread() is threading.main_thread()
         if _STOP is not None and is_main_thread:
             signals = signal.valid_signals()
@@ -75,7 +78,7 @@ class Limits:
             self.why = self.why or self._limit_exceeded()
             if not self.why:
                 continue
-            wait_seconds = _AGAIN_SECONDS
+            wait_seconds = _REPEAT_SECONDS
             if self._handlers:
                 main_thread = threading.main_thread()
                 signal.pthread_kill(main_thread.ident or 0, _STOP)
@@ -91,7 +94,7 @@ class Limits:
         return ""
 
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
-        """Interrupt the main thread: the handler of the watching thread's signal."""
+        """Raise a KeyboardInterrupt in the main thread: handles the watching thread's signal."""
         if frame is None or self._has_ended.is_set():
             return
         # An exception in this file makes torch's C++ code abort the process; another signal follows
@@ -107,7 +110,7 @@ class Limits:
             raise self.error()
 
     def error(self) -> EstimateError:
-        """Return the error with the line at which the code was interrupted."""
+        """Return the error that names the limit, and the line at which the code was interrupted."""
         line = self._interrupted_line or "an unknown line"
         return EstimateError(f"the estimate was stopped {self.why} in {line}")
 
@@ -116,7 +119,8 @@ class Limits:
         self._has_ended.set()
         if self.why and error is not None:
             self._interrupted_line = self._interrupted_line or user_line_of(traceback)
-        changed = self._changed_handlers()  # before ours for Ctrl-C
+        # Before ``deferred``, which sets a handler of its own for Ctrl-C.
+        changed = self._changed_handlers()
         with interrupts.deferred() as struck:
             self._thread.join()
             if changed:
@@ -128,7 +132,7 @@ class Limits:
             raise KeyboardInterrupt
 
     def _changed_handlers(self) -> dict[int, Any]:
-        """Return the earlier handlers of the signals whose handlers the code or we have changed."""
+        """Return the handlers to restore: of signals whose handlers the code or we have changed."""
         changed = dict[int, Any]()
         for number, handler in self._handlers.items():
             if handler is None:  # not installed from Python

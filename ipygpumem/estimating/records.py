@@ -11,14 +11,13 @@ from ipygpumem.records import Record
 Note = Callable[[str], None]
 """Adds a line to an estimate's ``notes``."""
 
-
 FITS, PERHAPS, DOES_NOT_FIT = "fits", "fits perhaps", "does not fit"
 VERDICTS = ("", FITS, PERHAPS, DOES_NOT_FIT)
 """From best to worst; empty if the memory of the device is not known."""
 FRAGMENTATION = "fragmentation"
-_FITS = {FITS: True, DOES_NOT_FIT: False}
-_SMALL_SHARE = 20
-"""A margin below this fraction of the reserved memory is small: fragmentation could use it up."""
+_FITS_BY_VERDICT = {FITS: True, DOES_NOT_FIT: False}
+_SMALL_FRACTION = 20
+"""A margin below the reserved memory divided by this is small: fragmentation could use it up."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +96,13 @@ class DeviceEstimate(Record):
             return False
         if margin_bytes < 0:
             return True
-        small_bytes = self.reserved_bytes // _SMALL_SHARE
+        small_bytes = self.reserved_bytes // _SMALL_FRACTION
         return margin_bytes < small_bytes < cache_bytes
 
     @property
     def fits(self) -> bool | None:
         """True if the code fits, False if it does not, None if that is uncertain."""
-        return _FITS.get(self.verdict)
+        return _FITS_BY_VERDICT.get(self.verdict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as a dictionary of plain values, and its verdict."""
@@ -141,7 +140,7 @@ class Estimate(Record):
         """True if the code fits on every device of known memory, False if not on one, None if that
         is uncertain.
         """
-        return _FITS.get(self.verdict)
+        return _FITS_BY_VERDICT.get(self.verdict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as a dictionary of plain values, and its verdict."""

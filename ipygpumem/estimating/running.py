@@ -200,8 +200,8 @@ class Estimation:
 
         return self._estimate_of(run)
 
-    def place_of(self, tensor: Any) -> str:
-        """Return the device that a fake tensor is assumed to be on."""
+    def assumed_device_of(self, tensor: Any) -> str:
+        """Return the name of the device that a fake tensor is assumed to be on."""
         if self._places.of(tensor) == HOST:
             return "cpu"
         return self._devices.assumed_for(tensor.device)
@@ -245,7 +245,7 @@ class Estimation:
         self.run_on_fakes(code)
         self._note_assumptions()
         if self._devices.assumed_device == "cpu":  # all tensors are in RAM
-            self.log.join(HOST, "cpu")
+            self.log.change_device(HOST, "cpu")
         device_names = dict.fromkeys(life.device for life in self.log.lives)
         figures = []
         for device_name in device_names:
@@ -282,7 +282,7 @@ class Estimation:
         if self._devices.moves_host_tensors:
             name = self._devices.requested_device
             self._note(f"tensors that the code puts on the CPU are counted on {name}, too")
-        for line in self._functions.recurrent:
+        for line in self._functions.lines_of_recurrent_layers:
             self._note(
                 f"{line}: memory of a card's kernels for a recurrent layer, such as cuDNN's, is "
                 f"not counted"

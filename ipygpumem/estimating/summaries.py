@@ -17,7 +17,7 @@ from ipygpumem.introspect import is_instance, type_name
 
 @dataclass
 class _Calls:
-    """Calls of a module."""
+    """The calls of one module during the forward pass."""
 
     starts_of_open_calls: list[int] = field(default_factory=list)
     """When the calls that have not ended began, on the log's clock."""
@@ -78,7 +78,7 @@ def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> M
 
 def _summary(model: Any, calls: Mapping[str, _Calls], log: StorageLog) -> ModelSummary:
     """Return the summary of a model, from the calls of its modules and the log of its storages."""
-    # Backward would need them.
+    # The storages that backward would need:
     activations = [life for life in log.lives if life.recorded and life.died is None]
     rows = []
     for name, module in model.named_modules():

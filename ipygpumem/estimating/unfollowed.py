@@ -22,7 +22,7 @@ COMPILER = "torch.compile"
 _SCRIPTS = "torch.jit"
 _COUNTS = "torch.bincount"
 _ONE_HOT = "torch.nn.functional.one_hot"
-_COMPILED = f"{COMPILER}: the figures are those of eager code"
+_NOTE_ON_COMPILED_CODE = f"{COMPILER}: the figures are those of eager code"
 _TRANSFORMS = (
     ("torch._functorch.vmap", "_vmap_increment_nesting", "torch.vmap"),
     ("torch._C", "_vmapmode_increment_nesting", "torch.vmap"),
@@ -30,12 +30,12 @@ _TRANSFORMS = (
     ("torch._functorch.eager_transforms", "_jvp_increment_nesting", "forward-mode gradients"),
     (forward_ad.__name__, "enter_dual_level", "forward-mode gradients"),
 )
-"""Functions that torch calls when a transform of functions begins, by module; and its name.
+"""Functions that torch calls when a transform of functions begins: module, name, and the transform.
 
 ``torch.func.grad`` is not among them: on simulated cards its estimates are exact.
 """
-_DISABLED = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
-_KEEPS_ALL = "eager"
+_VARIABLES_THAT_DISABLE = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
+_EAGER_BACKEND = "eager"
 """Backend of torch.compile that runs the operations of the code one by one."""
 
 
@@ -56,7 +56,7 @@ class Unfollowed:
 
         ``is_eager``: it runs the operations of eager code, so that its memory is followed.
         """
-        self._note(_COMPILED)
+        self._note(_NOTE_ON_COMPILED_CODE)
         if not is_eager:
             self._kinds[COMPILER] = None
 
@@ -79,23 +79,27 @@ class Unfollowed:
         )
 
     def note_one_hot_line(self, line: str, count: int) -> None:
-        """Note a line whose one-hot vectors are as long as an unknown largest value says."""
+        """Note a line whose one-hot vectors have a guessed length, ``count``: one more than the
+        largest label.
+        """
         self._kinds[_ONE_HOT] = None
         self._note(
             f"{line}: {_ONE_HOT} without num_classes is assumed to find {count} classes; "
             f"num_classes= makes it exact"
         )
 
-    def wrapped_transforms(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-        """Yield owner and name of each function with which a transform begins, and a wrapper of it
-        that notes the transform.
+    def transform_wrappers(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        """Yield the module and the name of each function with which a transform begins, and a
+        function to call instead, which notes the transform.
         """
         for module_name, name, kind in _TRANSFORMS:
             module = sys.modules.get(module_name)
             yield module, name, self._wrapper_that_notes(kind)
 
     def _wrapper_that_notes(self, kind: str) -> Callable[..., Any]:
-        """Return a function that notes a kind of code, and calls its own first argument."""
+        """Return a function that notes a kind of code, and then calls its first argument, the
+        original function.
+        """
 
         def call_and_note(original: Any, *args: Any, **kwargs: Any) -> Any:
             self._kinds[kind] = None
@@ -117,7 +121,7 @@ def is_eager(options: Any) -> bool:
     """Return True if the options of a call of ``torch.compile`` leave the code eager."""
     if options.get("disable") or _is_disabled():
         return True
-    return bool(options.get("backend") == _KEEPS_ALL)
+    return bool(options.get("backend") == _EAGER_BACKEND)
 
 
 def runs_eagerly(compiled: Any) -> bool:
@@ -142,12 +146,12 @@ def _has_eager_backend(value: Any) -> bool:
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     # torch wraps a backend that it knows by name.
-    return getattr(backend, "compiler_name", "") == _KEEPS_ALL
+    return getattr(backend, "compiler_name", "") == _EAGER_BACKEND
 
 
 def _is_disabled() -> bool:
     """Return True if the user has switched torch's compiler off."""
-    if any(os.environ.get(name) == "1" for name in _DISABLED):
+    if any(os.environ.get(name) == "1" for name in _VARIABLES_THAT_DISABLE):
         return True
     compiler = sys.modules.get("torch._dynamo")
     config = getattr(compiler, "config", None)

@@ -96,8 +96,8 @@ class Budget(GuardedBlock):
         sizes: bytes by device; ``gpu`` means the current device and each on which this process has
             memory.
         owner: the block or the command that sets the budget, in words.
-        leaving: called at the end of a ``with`` block, while the budget is still in force, with the
-            budget and the error that leaves the block.
+        before_end: called at the end of a ``with`` block, while the budget is still in force, with
+            the budget and the error that leaves the block.
     """
 
     _block_name = "a budget"
@@ -108,12 +108,12 @@ class Budget(GuardedBlock):
         self,
         sizes: Mapping[str, int],
         owner: str = "the with block",
-        leaving: Callable[[Budget, BaseException | None], None] = lambda budget, error: None,
+        before_end: Callable[[Budget, BaseException | None], None] = lambda budget, error: None,
     ) -> None:
         self.sizes = dict(sizes)
         self.owner = owner
         """The block or the command that set it, in words."""
-        self._leaving = leaving
+        self._before_end = before_end
         self.limits: dict[str, int] = {}
         """Bytes by device, without devices that cannot be limited."""
         self.notes: list[str] = []
@@ -151,7 +151,7 @@ class Budget(GuardedBlock):
             self.notes.append(f"budget: {fault} ({describe_error(error)})")
 
     def _limit_all(self) -> None:
-        """Limit each device that can be limited."""
+        """Limit each device that can be limited, and note the other ones."""
         cuda = torch_cuda()
         reason = why_torch_counts_nothing()
         if cuda is None:
@@ -235,7 +235,7 @@ class Budget(GuardedBlock):
         """Restore the previous limits at the end of a ``with`` block."""
         try:
             with contextlib.suppress(MemoryError):  # the user's own error matters more
-                self._leaving(self, error)
+                self._before_end(self, error)
         finally:
             self.stop()
 
@@ -250,7 +250,7 @@ def index_of(name: str) -> int:
 
 
 def _is_same_share(share: float, other: float) -> bool:
-    """Return True if two limits are the same: torch rounds them to bytes."""
+    """Return True if two limits differ by no more than torch's rounding to bytes."""
     return abs(share - other) < 1e-6
 
 

@@ -207,7 +207,7 @@ def _number_of_tries(max_tries: object) -> int:
 
 @dataclass(frozen=True)
 class _GivenOptions:
-    """The options that the user has given, and that no default replaces."""
+    """Says which options the user has given: the defaults for estimates do not replace these."""
 
     step: bool
     headroom: bool

@@ -128,8 +128,8 @@ class Batch(Generic[T]):
         return list(compress(self.items, self._are_of(kinds)))
 
     def _are_of(self, kinds: Set[int]) -> Iterable[object]:
-        """Return a true value for each object whose type is among some ``types``, else a false
-        one.
+        """Return for each object a value that is true if its type is among ``kinds``, some of
+        ``types``.
         """
         if len(kinds) == len(self.types):
             return repeat(True)
@@ -180,10 +180,13 @@ class AddressFilter:
         """For Python's own types, and for all other addresses, the ``_COLUMNS``, each with a
         table: 1 for the bytes that the addresses have there.
         """
-        # Together they would be similar to many more addresses.
+        # Two groups, because a byte of one address next to a byte of another one is similar, too:
+        # in one group there would be many more such pairs.
         for identities_of_group in (of_python, self.wanted - of_python):
             if identities_of_group:
-                columns = _COLUMNS if len(identities_of_group) > _VERY_FEW else _COLUMNS[:2]
+                columns = (
+                    _COLUMNS if len(identities_of_group) > _MOST_IN_TWO_COLUMNS else _COLUMNS[:2]
+                )
                 tables = [
                     (column, _mask_of_bytes(column, identities_of_group)) for column in columns
                 ]
@@ -223,8 +226,8 @@ _COLUMNS = (1, 2, 3)
 if sys.byteorder == "big":
     _COLUMNS = (6, 5, 4)
 """The bytes in which most addresses differ, from the lowest on; all are multiples of 16."""
-_VERY_FEW = 4
-"""Number of addresses to which hardly any other one is similar in two bytes."""
+_MOST_IN_TWO_COLUMNS = 4
+"""For so many addresses, two columns suffice: hardly any other address is similar in two bytes."""
 
 
 def _region(identity: int) -> int:
@@ -276,20 +279,20 @@ def are_of_one_type(items: list[Any], wanted: Collection[int]) -> bool:
 
 def ids_of(items: Sequence[object]) -> list[int]:
     """Return the identity of each object, in half of the time that ``map(id, items)`` takes."""
-    if len(items) < _FEW:
+    if len(items) < _READ_ONE_BY_ONE:
         return list(map(id, items))
     return memoryview(identities(items)).cast("Q").tolist()
 
 
 def ids_of_own(items: list[Any]) -> list[int]:
     """Return the ``ids_of`` a list that no other thread changes."""
-    if len(items) < _FEW:
+    if len(items) < _READ_ONE_BY_ONE:
         return list(map(id, items))
     return memoryview(identities_of_list(items)).cast("Q").tolist()
 
 
-_FEW = 50
-"""Fewer identities are read one by one."""
+_READ_ONE_BY_ONE = 50
+"""Fewer identities than these are read one by one."""
 
 
 class IdentityTable(Generic[T]):
@@ -313,13 +316,13 @@ class IdentityTable(Generic[T]):
             values: as many of them, or more; later ones replace earlier ones. Of a list, the
                 collector would follow each.
         """
-        if len(items) < _FEW:
+        if len(items) < _READ_ONE_BY_ONE:
             self._rows.append((array("Q", map(id, items)).tobytes(), values))
         else:
             self._rows.append((identities_of_list(items), values))
 
     def by_identity(self) -> dict[int, T]:
-        """Return the values by identity."""
+        """Return the values by identity; the first call makes the dict."""
         for row, values in self._rows:
             self._by_identity.update(zip(memoryview(row).cast("Q"), values, strict=False))
         self._rows.clear()
@@ -347,17 +350,17 @@ class Kinds:
         self.examples = dict[int, Any]()
         self._of_parts = list[set[int]]()
         """The identities of the types in each part."""
-        if 0 < len(items) < _FEW:
+        if 0 < len(items) < _READ_ONE_BY_ONE:
             self.examples = one_of_each(items)
             self._of_parts.append(set(self.examples))
             return
         types = map(type, items)
-        for start in range(0, len(items), _PART):
-            type_ids = identities(islice(types, _PART))
+        for start in range(0, len(items), _PART_LENGTH):
+            type_ids = identities(islice(types, _PART_LENGTH))
             if type_ids == type_ids[:ID_BYTES] * (len(type_ids) // ID_BYTES):  # all are alike
                 examples = one_of_each(items[start : start + 1])
             else:
-                examples = one_of_each(items[start : start + _PART])
+                examples = one_of_each(items[start : start + _PART_LENGTH])
             self.examples.update(examples)
             self._of_parts.append(set(examples))
 
@@ -397,15 +400,15 @@ class Kinds:
 
     def parts(self) -> Iterator[tuple[int, set[int]]]:
         """Yield the position of each part's first object, and the types of the part."""
-        starts = range(0, len(self.items), _PART)
+        starts = range(0, len(self.items), _PART_LENGTH)
         return zip(starts, self._of_parts, strict=True)
 
     def part(self, start: int) -> Sequence[Any]:
         """Return the objects of the part that begins at a position."""
-        return self.items[start : start + _PART]
+        return self.items[start : start + _PART_LENGTH]
 
 
-_PART = 2000
+_PART_LENGTH = 2000
 """Number of identities to compare at once."""
 
 
@@ -417,8 +420,8 @@ def differences(row: bytes, objects: tuple[object, ...]) -> Iterator[int]:
         row: the ``identities`` of the earlier objects.
         objects: as many objects.
     """
-    for start in range(0, len(objects), _PART):
-        before = row[start * ID_BYTES : (start + _PART) * ID_BYTES]
+    for start in range(0, len(objects), _PART_LENGTH):
+        before = row[start * ID_BYTES : (start + _PART_LENGTH) * ID_BYTES]
         after = identities_of_part(objects, start, len(before) // ID_BYTES)
         if before != after:
             are_different = map(ne, memoryview(before).cast("Q"), memoryview(after).cast("Q"))
@@ -465,8 +468,8 @@ def subtypes(bases: Iterable[type]) -> dict[int, type]:
 
 
 def held_once() -> int:
-    """Return the reference count of an object with one holder, as it is seen in a part of a list of
-    referents.
+    """Return the reference count of an object to which one object refers, while it is in a list of
+    referents and in a chunk of that list.
     """
     holder = [object()]
     referents = gc.get_referents(holder)

@@ -313,12 +313,19 @@ class CellFit:
         """The report of the last estimate that a ``%%estimate`` of the cell has made."""
         self._is_over = False
         """True once the code has ended, or the extension was unloaded."""
-        cell.at_code_end.append(self._code_ended)
-        cell.after_recovery.append(self.end)
+        self._join_cell()
+
+    def _join_cell(self) -> None:
+        """Let the end of the cell end the autofit, and the innermost open experiment own its
+        variables.
+        """
+        self._cell.at_code_end.append(self._code_ended)
+        self._cell.after_recovery.append(self.end)
+        variables = set(self._before)
         enclosing = self._enclosing()
         if enclosing is not None:  # the experiment's end deletes the variables
-            enclosing.expect_bindings(Bindings(assigned=set(plan.values)))
-            enclosing.save(set(plan.values))
+            enclosing.expect_bindings(Bindings(assigned=variables))
+            enclosing.save(variables)
 
     def _enclosing(self) -> Scope | None:
         """Return the scope of the innermost open experiment."""

@@ -259,7 +259,7 @@ def _running_cells(app: App) -> list[CellRecord]:
     records = []
     for cell in [*cells.running(), *cells.outside(threading.get_ident())]:
         number = number_of_input(app.context.shell, cell.source)
-        started_at = cell.measured.started_at
+        started_at = cell.measurement.started_at
         seconds = time.time() - started_at
         records.append(CellRecord(number, None, None, started_at, seconds, True, None, ()))
     return records

@@ -27,7 +27,9 @@ class Bindings:
 
     @property
     def bound(self) -> set[str]:
-        """Names that the code may bind."""
+        """Names that the code may bind in the scope around it: assigned or imported ones without
+        those that it declares as ``global``.
+        """
         return (self.assigned | self.imported) - self.shared
 
 
@@ -40,7 +42,7 @@ def bindings_of(tree: ast.AST) -> Bindings:
 
 
 def parts_of(tree: ast.AST, *, blocks: bool = True) -> Iterator[ast.AST]:
-    """Yield ``tree`` and its descendants that run in the scope that contains it.
+    """Yield ``tree`` and the nodes below it that run in the same scope: not the body of a function.
 
     Args:
         tree: a module or a single node.
@@ -76,7 +78,7 @@ def _add_names(node: ast.AST, bindings: Bindings) -> None:
             bindings.assigned.add(name)
 
 
-_WITH_NAME = (
+_NODES_WITH_NAME = (
     ast.FunctionDef,
     ast.AsyncFunctionDef,
     ast.ClassDef,
@@ -84,6 +86,8 @@ _WITH_NAME = (
     ast.MatchAs,
     ast.MatchStar,
 )
+"""Nodes that assign to a name which is a text: ``def f``, ``except Error as e``, ``case [*rest]``.
+"""
 
 
 def _assigned_name(node: ast.AST) -> str | None:
@@ -92,7 +96,7 @@ def _assigned_name(node: ast.AST) -> str | None:
         return node.id
     if isinstance(node, ast.MatchMapping):
         return node.rest
-    if isinstance(node, _WITH_NAME):
+    if isinstance(node, _NODES_WITH_NAME):
         return node.name
     return None
 

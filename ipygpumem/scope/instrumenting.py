@@ -63,25 +63,25 @@ class BindingRecorder(dict[str, None]):
     def __init__(self, record: Callable[[str], bool]) -> None:
         super().__init__()
         self.record = record
-        self._times_forgotten = 0
+        self._number_of_resets = 0
 
     def __missing__(self, event: str) -> None:
         """Record an event that is not settled, which code has looked up."""
         __tracebackhide__ = True  # a Ctrl-C may arrive here
         if event.startswith(HAS_IMPORTED):
-            self.forget()  # after another statement the name may no longer be an import
-        times_forgotten = self._times_forgotten
+            self.forget_settled()  # after another statement the name may no longer be an import
+        number_of_resets = self._number_of_resets
         is_settled = self.record(event)
         # Another thread's cell may have begun during the call; then the event must be recorded
         # again.
-        if is_settled and self._times_forgotten == times_forgotten:
+        if is_settled and self._number_of_resets == number_of_resets:
             self[event] = None
 
-    def forget(self) -> None:
+    def forget_settled(self) -> None:
         """Record each event again from now on, because the scopes have changed or another cell
         begins.
         """
-        self._times_forgotten += 1
+        self._number_of_resets += 1
         self.clear()
 
     def record_loop(self, names: list[str]) -> bool:

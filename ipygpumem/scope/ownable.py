@@ -14,10 +14,10 @@ _SHELLS_OWN = re.compile(
     r"In|Out|exit|quit|get_ipython|_ih|_oh|_dh|_sh|_exit_code|_+|_i+|_i\d+|_\d+|__(name|doc|builtin|builtins|"
     r"nonzero|package|loader|spec|file|session|warningregistry)__|_VSCODE\w*|__VSCODE\w*|_jupyterlab_variableinspector\w*"
 )
-"""Names that IPython or a front-end keeps in the user's namespace; no scope owns them."""
+"""Matches names that IPython or a front-end keeps in the user's namespace; no scope owns them."""
 LIBRARYS_OWN = re.compile(r"__\w+|\w*_\d+_c\d+(/.*)?")
-"""Library names unless a cell binds them: torch.compile stores compiled code there, and removes it
-itself.
+"""Matches names that libraries bind, unless a cell does: torch.compile stores compiled code there,
+and removes it itself.
 """
 
 
@@ -35,8 +35,10 @@ def ownable(names: Iterable[Any]) -> list[str]:
 
 
 def ownable_objects(namespace: Mapping[str, object]) -> dict[str, object]:
-    """Return the names that a scope may own, with their objects. Keep this instead of a copy of the
-    whole namespace, which would be a holder of the outputs.
+    """Return the names that a scope may own, with their objects.
+
+    A search for holders keeps this instead of a copy of the whole namespace, which would itself be
+    a holder of the outputs.
     """
     now = dict(namespace)  # a thread may delete names at any moment
     return {name: now[name] for name in ownable(now)}

@@ -60,8 +60,10 @@ class SavedObjects:
         self.by_name: Namespace = {}
         self._times: dict[str, int] = {}
         """When each object was saved, by the clock."""
-        self.unsure: set[str] = set()
-        """Saved names that unreported code may have bound: see ``forget_needless_saves``."""
+        self.unsure_names: set[str] = set()
+        """Saved names that code may have bound without a report, or may not have bound at all: the
+        function ``forget_needless_saves`` drops those that it has not bound.
+        """
 
     def __contains__(self, name: str) -> bool:
         return name in self.by_name
@@ -73,7 +75,7 @@ class SavedObjects:
 
     def add_unsure(self, objects: Namespace) -> None:
         """Save objects whose names code may bind without a report, given by name."""
-        self.unsure.update(objects)
+        self.unsure_names.update(objects)
         self.add(objects)
 
     def drop(self, name: str) -> None:
@@ -86,14 +88,14 @@ class SavedObjects:
 
     def drop_unbound(self, namespace: Namespace) -> None:
         """Forget the objects of unsure names that the code did not rebind after all."""
-        while self.unsure:
-            name = self.unsure.pop()
+        while self.unsure_names:
+            name = self.unsure_names.pop()
             if name in self.by_name and self.is_unchanged(name, namespace):
                 del self.by_name[name]
 
     def is_later(self, name: str, other: SavedObjects) -> bool:
-        """Return True if this scope has bound ``name`` after the ``other`` one: it has saved an
-        object for the name that the other one has not saved, or has saved earlier.
+        """Return True if this scope has bound ``name`` after the ``other`` one did: it has saved an
+        object for the name, and the other one has saved none, or has saved one earlier.
         """
         if name not in self.by_name:
             return False
@@ -109,7 +111,9 @@ class SavedObjects:
         return min(later, key=lambda other: other._times[name], default=None)
 
     def inherit(self, name: str, value: object, other: SavedObjects) -> None:
-        """Save ``value``, which the ``other`` scope had saved for ``name``, with its time."""
+        """Save ``value``, which the ``other`` scope had saved for ``name`` and no longer restores,
+        with the time at which that one saved it.
+        """
         self.by_name[name] = value
         self._times[name] = other._times[name]
 
@@ -269,7 +273,7 @@ class Scope:
         """
         if self._would_shadow(name):
             self._saved.add({name: value})
-        self._saved.unsure.discard(name)
+        self._saved.unsure_names.discard(name)
         self._imported.discard(name)
 
     def confirm(
@@ -410,8 +414,8 @@ class Scope:
             self.leave(name)
 
     def leave(self, name: str) -> None:
-        """Leave ``name`` to other code, which binds it now: this scope neither deletes nor restores
-        its object.
+        """Leave ``name`` to other code, which has bound it: the name counts as an outer one, so
+        that this scope neither deletes it nor restores an object.
 
         If this scope's own code binds the name again, it shadows the other code's object.
         """
@@ -448,7 +452,7 @@ class Scope:
             return True
         # It refers to its old object: no code has bound it after all, or to this very object, as
         # ``x = x`` does. There is nothing to restore, but it may be a name to keep.
-        return name not in self._saved.unsure and self._matches_keep(name)
+        return name not in self._saved.unsure_names and self._matches_keep(name)
 
     def stays(self, name: str) -> bool:
         """Return True if the end of this scope keeps ``name`` with its new object."""
@@ -546,7 +550,9 @@ class Scope:
                 self._outer.add(name)
 
     def restore_all(self) -> None:
-        """Restore all shadowed objects without deleting names: the scope cannot be closed."""
+        """Restore all shadowed objects without deleting names, because the scope cannot be closed.
+        Names to keep stay with their new objects.
+        """
         for name, value in list(self._saved.by_name.items()):
             if name not in self._namespace or not self._matches_keep(name):
                 self._namespace[name] = value
@@ -605,7 +611,9 @@ class Scope:
                 other.leave(name)
 
     def _adopt(self, name: str) -> None:
-        """Own a name that an inner scope has bound and keeps."""
+        """Own a name that an inner scope has bound and keeps: the end of this scope deletes it,
+        unless this one keeps it, too.
+        """
         self._assigned.add(name)
         self._imported.discard(name)  # it may have imported an earlier object of this name
 

@@ -33,8 +33,8 @@ class Seeder(MetaPathFinder):
         """Modules that ``find_spec`` is finding right now."""
 
     def seed_all(self) -> None:
-        """Seed Python's generator, and NumPy's global and torch's generators now, or once they are
-        imported.
+        """Seed Python's generator now; NumPy's global generator and torch's ones now if they are
+        imported, and else right after their import.
         """
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)

@@ -42,7 +42,7 @@ class Baseline:
     Args:
         context: the shell's.
         remarks: receives a sentence if something could not be recorded.
-        known: places in memory of arrays that outlived earlier experiments.
+        known: places in memory of arrays that outlived earlier experiments, and so are older.
         names: the notebook's names.
     """
 
@@ -57,7 +57,7 @@ class Baseline:
         self._arrays: BaselineSnapshot | None = None
         """The arrays at the start; None without a library of arrays."""
         self._has_failed = False
-        """True if the arrays could not be listed: then every array may have been there."""
+        """True if the arrays could not be listed: then each array may be older."""
         if {"torch", "numpy"} & sys.modules.keys():
             self._list_arrays(context, remarks, known)
         self._names = NameSnapshot(context.namespace, names)
@@ -69,16 +69,16 @@ class Baseline:
         self._moment_of_list = 0
         """The moment of the collector at which ``objects_at_end`` was listed."""
         self._garbage = context.garbage
-        self._threads = frozenset(sys._current_frames())
+        self._threads_at_start = frozenset(sys._current_frames())
         """The threads that run already."""
         self._number_of_modules = len(sys.modules)
-        self._in_context = frozenset(map(id, copy_context().values()))
+        self._context_values_at_start = frozenset(map(id, copy_context().values()))
         """Identities of the values of context variables."""
         self._addresses: ReadableAddresses | None = None
         """The addresses at the start; None if all arrays are known."""
         if self._arrays is not None and not self._arrays.is_certain:
             self._addresses = ReadableAddresses()
-        self._in_new_containers = set[int]()
+        self._arrays_in_new_containers = set[int]()
         """Identities of the NumPy arrays that only containers made since have, as of the end."""
         self._mark = context.garbage.mark()
         """The start, for the collector."""
@@ -101,7 +101,7 @@ class Baseline:
 
     @property
     def is_complete(self) -> bool:
-        """True if it contains all arrays."""
+        """True if it has all arrays of the start, so that any other one is new."""
         return self._arrays is None or self._arrays.complete
 
     def was_there(self, item: object, array: Array) -> bool:
@@ -124,8 +124,9 @@ class Baseline:
     def remarks_on_grown(
         self, arrays: Mapping[StorageKey, Array], heap: Heap, new_ids: Set[int]
     ) -> dict[StorageKey, str]:
-        """Return remarks, by storage, on lines that drop a tensor or array which is older than its
-        memory, such as one that the experiment has resized.
+        """Return remarks, by storage, for the lines that free new arrays: if such a line drops a
+        tensor or array which is older than its memory, the remark says so. ``older.resize_(10**8)``
+        in the experiment makes one.
 
         Args:
             arrays: the new arrays by storage.
@@ -155,7 +156,7 @@ class Baseline:
         if arrays:
             older_objects = list(compress(tracked, map(not_, are_new)))
             arrays -= self._in_older(arrays, older_objects, new_objects, new_ids)
-        self._in_new_containers = arrays
+        self._arrays_in_new_containers = arrays
 
     def _in_older(
         self, arrays: set[int], older: list[Any], new: list[Any], new_ids: Set[int]
@@ -201,14 +202,14 @@ class Baseline:
         """Return True if only containers made since the start referred to a NumPy array when the
         end began; False if the baseline has all arrays of the start.
         """
-        return id(array) in self._in_new_containers
+        return id(array) in self._arrays_in_new_containers
 
     @functools.cached_property
     def _received(self) -> set[int]:
         """The identities of the objects that containers of the start have received since, and of
         the arrays that only new containers have, as of the end.
         """
-        return self._in_new_containers | self.received(self._made_after(0))
+        return self._arrays_in_new_containers | self.received(self._made_after(0))
 
     def mark_if_nothing_lingers(self) -> GcMark | None:
         """Return the collector's mark of the start, if all garbage must be newer; None if objects
@@ -219,7 +220,7 @@ class Baseline:
         return self._mark
 
     def forget(self) -> None:
-        """Drop all lists, and stop listing new objects."""
+        """Drop all lists, and stop listing new objects, because the experiment is over."""
         self._garbage.end_list(self._objects_since)
         self.drop_lists()
         if self._arrays is not None:
@@ -274,8 +275,8 @@ class Baseline:
         """
         return self._objects_since.identities(moment) or set()
 
-    def modules_imported(self) -> int:
-        """Return the number of modules that were imported since."""
+    def number_of_new_modules(self) -> int:
+        """Return the number of modules that were imported since the start."""
         return len(sys.modules) - self._number_of_modules
 
     def new_objects_elsewhere(self) -> list[object]:
@@ -284,8 +285,12 @@ class Baseline:
 
         Text in older threads is left out, because its age is unknown.
         """
-        values = [value for value in copy_context().values() if id(value) not in self._in_context]
-        return [*filterfalse(gc.is_tracked, running_locals(self._threads)), *values]
+        values = [
+            value
+            for value in copy_context().values()
+            if id(value) not in self._context_values_at_start
+        ]
+        return [*filterfalse(gc.is_tracked, running_locals(self._threads_at_start)), *values]
 
 
 def _names_of_users_modules(namespace: dict[str, Any]) -> list[str]:

@@ -54,16 +54,18 @@ class SeenCode:
 
 
 class CellCode:
-    """The code of a cell, and the names that it binds; set by the observer of code."""
+    """The code of a cell, in one or several pieces, and the names that it binds; set by the
+    observer of code.
+    """
 
     def __init__(self) -> None:
-        self.seen: list[SeenCode] = []
+        self.pieces: list[SeenCode] = []
         """The code that was analysed before it ran; several pieces if the cell runs code itself, or
         if a user's transformer changed the code after the first analysis.
         """
-        self.has_unseen = False
-        """True if some of its code could not be analysed and may bind any name."""
-        self.saved_early: list[str] = []
+        self.has_unknown = False
+        """True if a further piece could not be analysed, which may bind any name."""
+        self.names_saved_early: list[str] = []
         """Names that the innermost scope saved when it saw code that a user's transformer may still
         change. Instrumented code reports its bindings, and the scope drops these saves.
         """
@@ -89,16 +91,16 @@ class CellCode:
         return namespace.keys() - self._names_before
 
     def bound_without_report(self) -> set[str]:
-        """Return the names that the code binds without reporting it."""
+        """Return the names that the code may bind without reporting it to the scopes."""
         names = set[str]()
-        for code in self.seen:
+        for code in self.pieces:
             names |= code.bindings().bound - code.reported
         return names
 
     def bindings(self) -> Bindings:
         """Return the bindings of the code that runs last."""
-        if self.seen:
-            return self.seen[-1].bindings()
+        if self.pieces:
+            return self.pieces[-1].bindings()
         return Bindings()
 
 
@@ -218,7 +220,7 @@ class Cell:
         self.thread = thread
         self.code = CellCode()
         self.scopes = CellScopes()
-        self.measured = CellMeasurement()
+        self.measurement = CellMeasurement()
         self.errors = CellErrors()
         self.children = CellChildren()
         self.at_code_end: list[Callable[[], list[Report]]] = []
@@ -263,7 +265,7 @@ class CellObserver(Protocol):
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
         """Return reports to show below a cell's line.
 
-        ``cell.measured.record`` is None if the cell could not be measured.
+        ``cell.measurement.record`` is None if the cell could not be measured.
         """
 
     def cell_shown(self) -> None:
@@ -320,7 +322,7 @@ class CellStack:
         return ended, without_end
 
     def forget(self, result: Any) -> None:
-        """Remove a cell whose end hook failed."""
+        """Remove the cell that ``result`` ends, because its end hook has failed."""
         info = getattr(result, "info", None)
         for cell in self._cells:
             cell.is_over |= cell.info is info is not None
@@ -337,7 +339,7 @@ class CellStack:
         """
         info = getattr(result, "info", None)
         if len(self._cells) == 1 and self._cells[0].info is info is not None:
-            return self._cells[0], []
+            return self._cells[0], []  # the usual case, without a further call
         cells_here = self.running()
         if result is not None:
             ended = self._cell_of(info, cells_here)

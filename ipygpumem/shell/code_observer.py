@@ -130,17 +130,19 @@ class CodeObserver:
         names that it binds.
         """
         word, name = split_event(event)
-        if self._has_bound_outside(word, name):
+        has_bound = self._note_event_outside(word, name)
+        if has_bound:
             for experiment in self._open:
                 experiment.scope.leave(name)
             # The scopes' code may bind the name again, and must report that.
-            self.binding_recorder.forget()
+            self.binding_recorder.forget_settled()
 
-    def _has_bound_outside(self, word: str, name: str) -> bool:
-        """Return True if an event of code outside all scopes means that the code has bound a name.
+    def _note_event_outside(self, word: str, name: str) -> bool:
+        """Note an event of code outside all scopes; return True if it means that the code has bound
+        a name.
 
-        A statement that may bind a name has two events: the first notes the object that the name
-        has, with which the second one compares.
+        A statement that may bind a name has two events: the first one notes the object that the
+        name has, with which the second one compares.
 
         Args:
             word: the kind of event, such as ``MAY_BIND``.
@@ -158,7 +160,7 @@ class CodeObserver:
             return value is not value_before
         return word in BINDING_WORDS
 
-    def event_missed(self, event: str) -> bool:
+    def save_after_missed_event(self, event: str) -> bool:
         """Save the objects of all names that the running code may bind, because one of its events
         was not recorded; return False, because the event is not settled.
         """
@@ -196,10 +198,10 @@ class CodeObserver:
         without being seen again.
         """
         code = SeenCode(tree, is_final=False)
-        cell.code.seen.append(code)
+        cell.code.pieces.append(code)
         if here:
             opens_scope = _begins_with_experiment(tree)
-            cell.code.saved_early = self._prepare_scopes(code, here, opens_scope=opens_scope)
+            cell.code.names_saved_early = self._prepare_scopes(code, here, opens_scope=opens_scope)
 
     def _final_code_seen(self, tree: Any, here: list[HasScope], cell: Cell) -> None:
         """Instrument code, which runs next without further changes, and prepare the scopes."""
@@ -209,10 +211,10 @@ class CodeObserver:
         if names:
             instrument(tree, names)
         code.reported = names
-        cell.code.seen.append(code)
+        cell.code.pieces.append(code)
         if here:
-            here[-1].scope.unsave(cell.code.saved_early)
-            cell.code.saved_early = []
+            here[-1].scope.unsave(cell.code.names_saved_early)
+            cell.code.names_saved_early = []
             self._prepare_scopes(code, here, opens_scope=opens_scope)
 
     def _prepare_scopes(
@@ -244,7 +246,7 @@ class CodeObserver:
             return
         self.code_missed()
         if self._open and not here:  # another thread's scopes leave these names to this code
-            self._ensure_stand_in().code.seen.append(SeenCode(tree, is_final=False))
+            self._ensure_stand_in().code.pieces.append(SeenCode(tree, is_final=False))
 
     def code_missed(self, *_: object, **__: object) -> None:
         """Prepare the scopes for code that could not be analysed and may bind any name; it takes
@@ -252,7 +254,7 @@ class CodeObserver:
         """
         running = self._cells.running()
         if running:
-            running[-1].code.has_unseen = True
+            running[-1].code.has_unknown = True
         elif self._open:
             self._ensure_stand_in()  # notes the notebook's names before the code runs
         here = self._open.here()
@@ -298,7 +300,7 @@ class CodeObserver:
         """Prepare ``scope`` for code with these bindings; return the names that were saved, because
         the code does not report them.
         """
-        self.binding_recorder.forget()
+        self.binding_recorder.forget_settled()
         scope.expect_bindings(bindings, reported)
         return scope.save(bindings.bound.difference(reported))
 
@@ -311,17 +313,17 @@ class CodeObserver:
         # Without a cell, the main thread runs a silent request. Other threads run functions, which
         # bind no names of the notebook.
         in_silent_request = not running and experiment.thread == main_thread().ident
-        has_unseen_code = any(cell.code.has_unseen or not cell.code.seen for cell in running)
-        if in_silent_request or has_unseen_code:
+        has_unknown_code = any(cell.code.has_unknown or not cell.code.pieces for cell in running)
+        if in_silent_request or has_unknown_code:
             experiment.scope.save_all()
         for cell in self._cells.outside(experiment.thread):
             cell.code.note_names(self._context.namespace)
 
     def becomes_innermost(self, experiment: HasScope) -> None:
         """Prepare the scope that becomes the innermost for names that the running code may bind."""
-        self.binding_recorder.forget()
+        self.binding_recorder.forget_settled()
         for cell in self._cells.running(experiment.thread):
-            for code in list(cell.code.seen):
+            for code in list(cell.code.pieces):
                 bindings = code.bindings()
                 experiment.scope.share(bindings.shared)
                 self._expect_bindings(experiment.scope, bindings, code.reported)
@@ -332,7 +334,7 @@ class CodeObserver:
         A thread that its cells have started may go on, and need the names that it has bound by
         ``global``.
         """
-        self.binding_recorder.forget()
+        self.binding_recorder.forget_settled()
         self._stand_in_ends(experiment.thread)
         experiment.scope.leave_names((), names_in_threads(self._context.namespace))
         for cell in (*self._cells.outside(experiment.thread), *self._stand_ins.values()):
@@ -347,7 +349,7 @@ class CodeObserver:
         if not self._open:
             return
         # The cell's events are not those of the cells that run already.
-        self.binding_recorder.forget()
+        self.binding_recorder.forget_settled()
         if len(self._open.here()) < len(self._open):  # names that appear may be the cell's
             cell.code.note_names(self._context.namespace)
 
@@ -355,7 +357,7 @@ class CodeObserver:
         """Update all scopes after a cell's code: those of other threads leave it its names, and
         those around it drop the objects that it has not rebound.
         """
-        self.binding_recorder.forget()
+        self.binding_recorder.forget_settled()
         here = self._open.here()
         for experiment in self._open:
             if experiment not in here:

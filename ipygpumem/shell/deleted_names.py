@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import NamedTuple
 
@@ -27,7 +27,16 @@ _MOST_DELETED = 1000
 """Maximum number of names to watch."""
 
 
-class _Deleted(NamedTuple):
+class DeletedObject(NamedTuple):
+    """The part of a deleted name's object that may still be alive."""
+
+    watched: WatchedName | None
+    """Its arrays, if it had any."""
+    value: object
+    """The object itself if it is alive; None if it is not, or if that is unknown."""
+
+
+class _DeletedName(NamedTuple):
     """A name that a cell may have deleted."""
 
     cell: int
@@ -43,7 +52,7 @@ class DeletedNames:
 
     def __init__(self, context: ShellContext) -> None:
         self._context = context
-        self._names: dict[str, _Deleted] = {}
+        self._names: dict[str, _DeletedName] = {}
 
     def watch(self, source: str) -> None:
         """Watch the objects of the names that a cell may delete; call it before its code runs.
@@ -55,7 +64,9 @@ class DeletedNames:
         if words.isdisjoint(_DELETING):
             return
         namespace = self._context.namespace
-        candidates = namespace if words & _DELETING_ANY else words & namespace.keys()
+        candidates: Iterable[str] = words & namespace.keys()
+        if words & _DELETING_ANY:  # ``%reset_selective m.*``
+            candidates = namespace
         names = ownable(candidates)[-_MOST_DELETED:]
         for name in names:
             search = ArraySearch()
@@ -73,17 +84,18 @@ class DeletedNames:
         detach_numpy(watched_names)  # user code is about to run
         cell = self._context.shell.execution_count
         watched = watched_names[0] if watched_names else None
-        self._names[name] = _Deleted(cell, watched, lasting_weak(value))
+        self._names[name] = _DeletedName(cell, watched, lasting_weak(value))
 
-    def of(self, name: str, cell: int | None) -> tuple[WatchedName | None, object]:
-        """Return the arrays of a deleted name, and its object if it is alive.
+    def of(self, name: str, cell: int | None) -> DeletedObject:
+        """Return the part of a deleted name's object that may still be alive.
 
         Args:
             name: the name.
             cell: the last cell that bound it; any object from before is another one.
         """
         deleted = self._names.get(name)
-        if deleted is None or (cell is not None and cell >= deleted.cell):
-            return None, None
+        was_bound_later = deleted is not None and cell is not None and cell >= deleted.cell
+        if deleted is None or was_bound_later:
+            return DeletedObject(None, None)
         value = None if deleted.reference is None else deleted.reference()
-        return deleted.watched, value
+        return DeletedObject(deleted.watched, value)

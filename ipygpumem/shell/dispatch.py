@@ -235,7 +235,7 @@ class GpuMemMagics(Magics):
         running = self.app.context.cells.running()
         if running:
             cell = running[-1]
-            cell.measured.is_rejected = cell.source.lstrip().startswith("%")
+            cell.measurement.is_rejected = cell.source.lstrip().startswith("%")
 
     def _growth_of(
         self, magic: str, line: str, *, runs_users_code: bool

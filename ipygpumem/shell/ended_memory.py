@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ipygpumem.shell.survivors import Survivors
 
 _BLOCKS_TO_GAPS = 4
-"""Smallest ratio of the memory of many small objects to the gaps between them that was seen."""
+"""Smallest ratio, in measurements, of the memory of many small objects to the gaps between them."""
 
 
 class EndingExperiment(NamedTuple):
@@ -117,16 +117,16 @@ class RamLeft:
         scope: the experiment's scope, with the figures of its start.
         before: its memory before anything was freed.
         after: the steps that freed it, and the usage after them.
-        least_bytes: the smallest growth for which free pages matter.
+        smallest_bytes: the smallest growth for which free pages matter.
     """
 
     def __init__(
-        self, scope: MeasuredScope, before: MemoryBefore, after: MemoryAfter, least_bytes: int
+        self, scope: MeasuredScope, before: MemoryBefore, after: MemoryAfter, smallest_bytes: int
     ) -> None:
         self._scope = scope
         self._before = before
         self._after = after
-        self._least_bytes = least_bytes
+        self._smallest_bytes = smallest_bytes
 
     def size_bytes(self) -> int:
         """Return the bytes of RAM that it leaves, at least those in the blocks that malloc has
@@ -136,18 +136,18 @@ class RamLeft:
         growth_of_blocks = (
             allocated_bytes() - self._scope.allocated_at_start - self._before.notes_bytes
         )
-        if growth >= growth_of_blocks + self._least_bytes:
+        if growth >= growth_of_blocks + self._smallest_bytes:
             # Notes between objects that have died keep malloc from returning the pages.
             new_free_bytes = own_pages().free_heap_bytes - self._scope.free_heap_at_start
             growth -= max(0, new_free_bytes)
         return max(growth, growth_of_blocks)
 
     def _rss_growth(self) -> int:
-        """Return the growth of RSS after the end; if it was large before, without free pages of
-        Python, and with the older free pages that malloc has returned.
+        """Return the growth of RSS after the end; if it was large before the end, without the free
+        pages of Python, and with the older free pages that malloc has returned.
         """
         growth_before = ram_growth(self._before.usages)
-        is_large = growth_before >= self._least_bytes
+        is_large = growth_before >= self._smallest_bytes
         growth = ram_growth(self._after.usages) if is_large else growth_before
         if "polars" in sys.modules:
             # Its allocator reports nothing, and pages that malloc returns may be older.

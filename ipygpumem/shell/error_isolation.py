@@ -37,16 +37,20 @@ class ErrorIsolation:
         """
         tell_failure(name, error, lost, asked=asked)
 
-    def each(self, name: str, *steps: HookStep) -> None:
-        """Do all ``steps`` in order; report those that fail, and raise a signal's exception after
-        the last one.
-        """
-        self.each_with((), name, steps)
+    def run_all(self, name: str, *steps: HookStep) -> None:
+        """Do all ``steps`` in order, even if one fails; report those that fail, and raise a
+        signal's exception after the last one.
 
-    def each_with(
+        Args:
+            name: the component, for the line about a failure.
+            steps: the work of each step, and the work that is lost if it fails.
+        """
+        self.run_all_with((), name, steps)
+
+    def run_all_with(
         self, arguments: tuple[object, ...], name: str, steps: Sequence[HookStep]
     ) -> None:
-        """Do steps as ``each`` does, and pass ``arguments`` to each of them.
+        """Do steps as ``run_all`` does, and pass ``arguments`` to each of them.
 
         The arguments are not in closures, because a closure may keep a cell's result alive.
         """

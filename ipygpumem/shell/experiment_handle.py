@@ -145,7 +145,7 @@ class Experiment(ManagedExperiment, GuardedBlock):
             (lambda _: self._end_or_give_up(), "the experiment is still open"),
         ]
         with interrupts.reraise_swallowed():
-            self._context.isolation.each_with((error,), f"the end of {self._block_name}", steps)
+            self._context.isolation.run_all_with((error,), f"the end of {self._block_name}", steps)
 
     def _after_failed_end(self) -> None:
         """End the experiment after a failure at the end of its ``with`` block."""
@@ -174,7 +174,7 @@ class Experiment(ManagedExperiment, GuardedBlock):
             (self._end_if_open, self._lost_at_end),
             (lambda: self._experiments.give_up(self), "the experiment is still open"),
         ]
-        self._context.isolation.each(f"the end of {self._block_name}", *steps)
+        self._context.isolation.run_all(f"the end of {self._block_name}", *steps)
 
 
 class UnscopedExperiment(Experiment):

@@ -172,8 +172,8 @@ class ExperimentManager:
             cell.scopes.innermost = here[-1].name
         self.code.code_ended(cell)
         for experiment in self.open:
-            if experiment not in here and cell.measured.number is not None:
-                experiment.measured_scope.leave_output(cell.measured.number)
+            if experiment not in here and cell.measurement.number is not None:
+                experiment.measured_scope.leave_output(cell.measurement.number)
             experiment.measured_scope.drop_deleted_outputs()
 
     def end_experiments_of(self, cell: Cell) -> None:
@@ -182,7 +182,7 @@ class ExperimentManager:
         for experiment in reversed(cell.scopes.ending):
             end = functools.partial(self._end_unless_ending, experiment, cell.scopes.ended)
             steps.append((end, f"experiment {quoted(experiment.name)} ends later"))
-        self.context.isolation.each("the end of an experiment", *steps)
+        self.context.isolation.run_all("the end of an experiment", *steps)
 
     def overdue(self) -> list[ManagedExperiment]:
         """Return the open experiments whose cells have ended without ending them; without those
@@ -205,7 +205,7 @@ class ExperimentManager:
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
         """Add the cell to its experiments, and publish those that ended with it."""
         ended = cell.scopes.ended
-        record = cell.measured.record
+        record = cell.measurement.record
         if record is not None and cell.scopes.any_open:
             # A nested cell is part of one of the cells of the experiments around it.
             around = [] if cell.is_nested else self.here()
@@ -315,7 +315,7 @@ class ExperimentManager:
         interrupts.forget_our_frames(error)
         experiment.is_ending = False
         if not experiment.ends_by_itself:
-            raise self._still_open(experiment, error) from None
+            raise self._tell_still_open(experiment, error) from None
 
     def _report_incomplete(self, experiment: ManagedExperiment, error: Exception) -> None:
         """Report that our own failure stopped an end. From now on, the running code may have bound
@@ -323,7 +323,7 @@ class ExperimentManager:
         """
         lost = f"the end of experiment {quoted(experiment.name)} is not complete"
         self.context.isolation.failed("the end of an experiment", error, lost)
-        self.context.isolation.each("names", (self.code.code_missed, "its names may stay"))
+        self.context.isolation.run_all("names", (self.code.code_missed, "its names may stay"))
 
     def _check_can_end(self, experiment: ManagedExperiment) -> None:
         """Raise an error if ``experiment`` is not open, or is ending, or one inside it is."""
@@ -337,9 +337,14 @@ class ExperimentManager:
         if any(inner.is_ending for inner in to_end):
             raise ExperimentError(f"experiment {name} is already ending")
 
-    def _still_open(self, experiment: ManagedExperiment, error: BaseException) -> BaseException:
-        """Return the exception to raise for a signal that stopped an end. The user reads how to end
-        the experiment in its message or, if it is not a Ctrl-C, in a line printed here.
+    def _tell_still_open(
+        self, experiment: ManagedExperiment, error: BaseException
+    ) -> BaseException:
+        """Tell that a signal has stopped the end of an experiment, and how to end it; return the
+        exception to raise.
+
+        For a Ctrl-C, the exception's message says so. An exception of the user's own handler stays
+        as it is, and a line is printed.
         """
         name = clean_name(experiment.name)
         text = f"the experiment {name} is still open: run %experiment end again"
@@ -394,7 +399,7 @@ class ExperimentManager:
             ),
             (lambda: experiment.abandon(), f"the measurement of {name} was not ended"),
         ]
-        self.context.isolation.each("the end of an experiment", *steps)
+        self.context.isolation.run_all("the end of an experiment", *steps)
 
     def _publish(self, ended: list[ManagedExperiment]) -> list[Report]:
         """Store the records of finished experiments, pass them to the subscribers, and return their

@@ -102,9 +102,9 @@ class Extension:
         self._install_cell_hooks()
         self._install_magics()
         # These are optional: their failure does not stop loading.
-        self._isolation.each("completion", (self._install_completers, "completion is off"))
+        self._isolation.run_all("completion", (self._install_completers, "completion is off"))
         if config.recorder:
-            self._isolation.each("the recorder", (self._start_recorder, "the recorder is off"))
+            self._isolation.run_all("the recorder", (self._start_recorder, "the recorder is off"))
 
     def _start_recorder(self) -> None:
         """Start the flight recorder, because the option ``recorder`` is set."""
@@ -141,7 +141,7 @@ class Extension:
             "names",
             recorder.record,
             lost="names of the running code are kept",
-            instead=code.event_missed,
+            instead=code.save_after_missed_event,
         )
         # Stays in the running cell's builtins: its instrumented code may still use it.
         trap.auto_builtins[BINDING_RECORDER] = recorder
@@ -200,19 +200,19 @@ class Extension:
         """Begin a cell; this builds the services for the first one."""
         self._signal_error = None
         with interrupts.reraise_swallowed():
-            self._isolation.each(
+            self._isolation.run_all(
                 "pre_run_cell", (self._observe_both_ends, "other transformers may hide code")
             )
             self.app.session.cell_begins(info)
 
     def _keep_for_code(self, error: BaseException, _: Any) -> None:
-        """Let the cell's code raise the exception of a signal that arrived in our
-        hook before it.
+        """Store the exception of a signal that arrived in our hook before a cell: ``_code_seen``
+        lets the cell's code raise it.
         """
         self._signal_error = error
 
     def _cell_missed(self, info: Any) -> None:
-        """Note a cell whose beginning our hook has missed."""
+        """Note a cell whose start our hook has missed, because it has failed."""
         self._missed = info
         if self._app is not None:
             self._app.context.cells.missed = info
@@ -246,7 +246,9 @@ class Extension:
         raise_at_start(tree, error, self._shell)
 
     def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        """Prepare the scopes for code that runs next, and make the changes to its tree."""
+        """Prepare the scopes for code that runs next, and make our changes to its tree: look-ups
+        that report its bindings, the loop of ``%%autofit``, and a signal's exception to raise.
+        """
         if self._signal_error is not None:
             error, self._signal_error = self._signal_error, None
             raise_at_start(tree, error, self._shell)

@@ -57,7 +57,7 @@ class _Growth:
 
     @classmethod
     def of(cls, grown: Grown) -> _Growth:
-        """Return the growth as the experiment's report has it."""
+        """Return a record of a container's growth that does not keep the container alive."""
         return cls(
             Remembered([grown.item]),
             grown.earlier_length,
@@ -68,7 +68,7 @@ class _Growth:
         )
 
     def row(self, container: Any, path: str) -> GrownRow | None:
-        """Return the row of the container now; None if it is no longer than at the start.
+        """Return the row of the container now; None if it is not longer than at the start.
 
         Args:
             container: the live container.
@@ -83,6 +83,7 @@ class _Growth:
             grown = grown._replace(was_empty=self.was_empty)
             line = grown.line_to_empty(path)
             if grown.length > self.length_at_end and line:
+                # Later cells have added items, which the line that removes the new ones drops, too.
                 line = f"{line.partition(COMMENT)[0]}{COMMENT}also drops its other items"
             size_bytes = min(grown.size_bytes, self.size_bytes)
             return GrownRow(path, size_bytes, grown.items, line)

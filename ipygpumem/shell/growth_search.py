@@ -156,7 +156,7 @@ def _remember(
     growing: Growing, objects: dict[str, object], names: LargestNames, unnamed_arrays: Inventory
 ) -> None:
     """Remember the memory at the first look, and count the runs from now on."""
-    large_ids = _of_large_objects(lambda items, heap: set(map(id, items)))
+    large_ids = _result_on_large_objects(lambda items, heap: set(map(id, items)))
     growing.first_look = FirstLook(names, unnamed_arrays, Contents(objects), large_ids, 0)
     growing.runs = 0
     growing.processes = Processes(0, _bytes_by_process(children_now()))
@@ -185,7 +185,8 @@ def _with_new_memory(
         names = _with_received_objects(names, first_look.names, first_look.contents, objects)
     printed: Any = objects.get(_PRINTED, ())
     earlier_ids = first_look.large.union(map(id, printed))
-    in_libraries = _of_large_objects(functools.partial(_memory_in_libraries, earlier_ids, roots))
+    find_rows = functools.partial(_memory_in_libraries, earlier_ids, roots)
+    in_libraries = _result_on_large_objects(find_rows)
     return replace(names, names=(*names.names, *in_libraries))
 
 
@@ -299,21 +300,21 @@ def _with_received_objects(
         sizes.drop()
     rows = list[NamedSize]()
     for row in names.names:
-        # The larger figure of each device
+        # ``|`` of two counters takes the larger figure of each device.
         device_bytes = Counter(row.device_bytes) | Counter(cpu=cpu_bytes[row.name])
         rows.append(row._replace(device_bytes=device_bytes))
     return replace(names, names=tuple(rows))
 
 
-def _of_large_objects(question: Callable[[list[object], Heap], _T]) -> _T:
-    """Return the answer of a function to which the objects that are large by themselves are passed,
-    and the heap. Neither stays alive.
+def _result_on_large_objects(read: Callable[[list[object], Heap], _T]) -> _T:
+    """Return the result of ``read``, which gets the objects that are large by themselves, and the
+    heap. It must keep neither of them alive.
     """
     with undisturbed():
         heap = Heap(smallest=MIB, of_libraries=loaded_classes())
-        answer = question(heap.large_objects(), heap)
+        result = read(heap.large_objects(), heap)
         heap.drop()
-    return answer
+    return result
 
 
 def _memory_in_libraries(

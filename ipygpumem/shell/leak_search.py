@@ -158,7 +158,7 @@ class LeakSearch:
             not_examined=unnamed.arrays.not_examined,
             not_reached=leaked.not_reached,
             kept=_one_row_for_equal_words(kept),
-            growth=notes_on_growth(self._survivors.rows_of_grown(heap, self._smallest)),
+            growth=notes_on_growth(self._survivors.rows_of_grown_containers(heap, self._smallest)),
             has_all_graphs=retained.complete,
         )
 
@@ -203,11 +203,11 @@ class LeakSearch:
         in_rows = storages_of_survivors | surviving.storages | storages_of_graphs
         unlisted = Unlisted(notebook, large.places, surviving.sizes, storages_of_survivors)
         candidates = large.largest(unlisted)
-        led_to_by_names = _led_to_by_names(candidates, notebook)
-        arrays = _UnnamedArrays(notebook, in_rows, led_to_by_names)
+        behind_names = _identities_behind_names(candidates, notebook)
+        arrays = _UnnamedArrays(notebook, in_rows, behind_names)
         # From 30,000 names on, the namespace is a large dict itself.
         ours = self._printed_texts | {id(self._printed_texts), id(namespace)} | notes
-        objects = UnreachedObjects(candidates, unlisted, ours | led_to_by_names)
+        objects = UnreachedObjects(candidates, unlisted, ours | behind_names)
         return _UnnamedMemory(surviving, arrays, objects, unlisted)
 
     def _rows_of_leaks(
@@ -221,7 +221,7 @@ class LeakSearch:
         is known.
         """
         questions = unnamed.questions()
-        explained = self._survivors.explained(survivors, heap, roots, questions)
+        explained = self._survivors.with_holders(survivors, heap, roots, questions)
         holders = questions.holders  # the search has filled it
         of_experiments = rows_of(explained, heap)
         of_experiments += unnamed.surviving.rows(holders, explained)
@@ -264,16 +264,16 @@ class _Outputs:
     """
 
     def __init__(self, context: ShellContext, names: Mapping[str, object]) -> None:
-        outputs_by_cell, keepers = kept_outputs(context.shell)
+        outputs = kept_outputs(context.shell)
         self.values: dict[str, object] = {}
-        for number, value in outputs_by_cell.items():
+        for number, value in outputs.by_cell.items():
             if not is_atom(value):
                 self.values[code_of_output(number)] = value
         self._paths, self._only_in_outputs = paths_of(names, self.values)
         """The paths of arrays, and the identities of the objects that only outputs lead to, also of
         the containers that refer to outputs.
         """
-        self._only_in_outputs |= keepers | {id(outputs_by_cell), id(self.values)}
+        self._only_in_outputs |= outputs.holder_ids | {id(outputs.by_cell), id(self.values)}
 
     def identities_of_notes(self) -> set[int]:
         """Return the identities of its own containers, which are large if there are many arrays."""
@@ -317,7 +317,7 @@ class _UnnamedArrays:
     Args:
         notebook: the live objects and the user's names.
         in_rows: storages that have rows of their own.
-        led_to_by_names: identities of the arrays that names lead to.
+        behind_names: identities of objects to which names lead, arrays among them.
 
     Attributes:
         to_explain: the storages whose holders are searched, the largest first.
@@ -325,12 +325,12 @@ class _UnnamedArrays:
     """
 
     def __init__(
-        self, notebook: NotebookOnHeap, in_rows: Set[StorageKey], led_to_by_names: Set[int]
+        self, notebook: NotebookOnHeap, in_rows: Set[StorageKey], behind_names: Set[int]
     ) -> None:
         self._notebook = notebook
         self._rows: dict[StorageKey, RetainedArray] = {}
         for key, arrays in notebook.heap.large(notebook.smallest).items():
-            if key not in in_rows and led_to_by_names.isdisjoint(map(id, arrays)):
+            if key not in in_rows and behind_names.isdisjoint(map(id, arrays)):
                 self._rows[key] = record_without_name(arrays[0])
         largest_first = sorted(self._rows, key=lambda key: -self._rows[key].size_bytes)
         self.to_explain = largest_first[:MOST_EXPLAINED]
@@ -343,9 +343,9 @@ class _UnnamedArrays:
                 yield HeldRow(self._rows[key], holders[key])
 
 
-def _led_to_by_names(candidates: Sequence[object], notebook: NotebookOnHeap) -> set[int]:
-    """Return the identities of the ``candidates``, and of the large arrays, that a name leads to:
-    one walk from the names for both.
+def _identities_behind_names(candidates: Sequence[object], notebook: NotebookOnHeap) -> set[int]:
+    """Return the identities of the objects to which a name leads, among the ``candidates`` and the
+    large arrays: one walk from the names for both, because it takes long.
     """
     wanted = set(map(id, candidates))
     for arrays in notebook.heap.large(notebook.smallest).values():
@@ -355,7 +355,9 @@ def _led_to_by_names(candidates: Sequence[object], notebook: NotebookOnHeap) -> 
 
 
 def _by_reach(rows: Iterable[HeldRow]) -> tuple[list[HeldRow], list[RetainedArray]]:
-    """Return the rows with a holder, and the memory whose holders the search did not reach."""
+    """Return the rows whose holder was found; and the rows without holder of the memory for which
+    the search ended at its limits.
+    """
     with_holder = list[HeldRow]()
     not_reached = list[RetainedArray]()
     for row in rows:
@@ -404,8 +406,9 @@ def _rows_of_findings(
 
 
 def _storages_of_optimizers(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | None]:
-    """Return the storages of optimizers' state for parameters that are not among the ``survivors``,
-    such as the moments of Adam for the parameters of the user's model.
+    """Return the storages of the state that optimizers keep for live parameters of the user, such
+    as the moments of Adam for the parameters of a model. Left out is the state for parameters that
+    are ``survivors`` themselves, and tensors that the user has added to the state.
     """
     tensor_type: Any = library_type("torch", "Tensor")
     if tensor_type is None:

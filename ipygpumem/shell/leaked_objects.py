@@ -39,7 +39,7 @@ from ipygpumem.report.leaks import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.survivors import ReportedObjects, Survivors
 
-_MOST_LEVELS = 3
+_MOST_LEVELS_OF_RECORD = 3
 """Maximum number of references from an object of this package to a record: one to the dict of its
 attributes, one to a list in it, one to an item.
 """
@@ -167,16 +167,19 @@ class SurvivingObjects:
         self.sizes = _sizes_without_data(notebook.heap, listed)
         alive = survivors.reported_objects_alive(notebook.heap)
         if alive:
-            # A new node of a tree may refer to its older parent, which stays.
+            # The survivors are not counted with the names: a new node of a tree may be the child of
+            # an older one, which has a name.
             identities = {id(item) for survivor in alive for item in survivor.items}
             with self.sizes.passing_over(identities):
                 notebook.count_names(self.sizes, places)
         sizes_with_named = _sizes_without_data(notebook.heap, listed)
         for survivor in alive:
+            # Objects older than the experiment, to which the survivor leads, stay.
             with self.sizes.passing_over(survivors.older.identities(survivor.items)):
                 size = survivor.size_now(self.sizes)
             if size.size_bytes < notebook.smallest:
-                # Names lead to it by more new objects, too: each call of a mock has the arguments.
+                # Names lead to most of it by other new objects, too, and these are no reason to
+                # leave it out: each call that a mock has recorded has the arguments.
                 size = survivor.size_now(sizes_with_named)
             if size.size_bytes >= notebook.smallest:
                 self._add(survivor, size)
@@ -260,6 +263,12 @@ class Unlisted:
         self._count_names()
         return self._sizes.together(objects)
 
+    def leave_out(self, objects: Sequence[object]) -> None:
+        """Count ``objects`` and all they lead to as listed, so that no later measurement has
+        them.
+        """
+        self.bytes_of(objects)
+
     def has_counted(self, item: object) -> bool:
         """Return True if an object is in a row, or if a name leads to it."""
         self._count_names()
@@ -278,8 +287,8 @@ class Unlisted:
         return sizes
 
     def _pass_over_arrays(self, sizes: Sizes) -> None:
-        """Let ``sizes`` count large arrays, and those that have rows of their own, so that no later
-        measurement does.
+        """Let ``sizes`` leave out large arrays, and those that have rows of their own, in all later
+        measurements.
         """
         heap = self.notebook.heap
         large = heap.large(self.notebook.smallest)
@@ -290,6 +299,7 @@ class Unlisted:
             large_arrays += on_storage
             if library == "numpy":
                 numpy_arrays += on_storage
+        # An array of objects is left out without its elements, which may be leaks of their own.
         with_objects = by_identity(list(compress(numpy_arrays, holding_objects(numpy_arrays))))
         sizes.exclude_data(with_objects.values())  # not their elements
         sizes.exclude([array for array in large_arrays if id(array) not in with_objects])
@@ -354,7 +364,7 @@ def _is_our_record(item: object, heap: Heap) -> bool:
     if id(type(item)) not in CONTAINER_TYPES or types_of(gc.get_referents(item)) - NUMBERS:
         return False
     level = {id(item): item}
-    for _ in range(_MOST_LEVELS):
+    for _ in range(_MOST_LEVELS_OF_RECORD):
         referrers_by_id = heap.referrers_of(level)
         containers = dict[int, object]()
         for key in level:
@@ -423,8 +433,7 @@ def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[R
     """
     if not outputs or not unlisted.is_large(list(outputs.values())):
         return []
-    # Tensors in outputs are listed by storage, as are large arrays.
-    unlisted.bytes_of(unlisted.notebook.heap.tensors)
+    unlisted.leave_out(unlisted.notebook.heap.tensors)  # they are listed by storage
     rows = list[ReclaimableItem]()
     for name, value in outputs.items():
         size = unlisted.bytes_of([value])

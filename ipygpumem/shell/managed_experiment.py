@@ -143,7 +143,7 @@ class ManagedExperiment:
         if not running:
             return 0.0
         outermost = running[0]
-        return perf_counter() - max(outermost.measured.started, self.log.started)
+        return perf_counter() - max(outermost.measurement.started, self.log.started)
 
     def usage(self) -> tuple[Usage, ...]:
         """Return each device's usage from the start until now, or until its end."""

@@ -117,7 +117,7 @@ class MeasuredScope:
         return self._measurement
 
     def usages(self) -> tuple[Usage, ...]:
-        """Return each device's usage from the start until now."""
+        """Return each device's usage from its start until now."""
         return self.measurement.read()
 
     def reseed(self) -> None:
@@ -138,7 +138,9 @@ class MeasuredScope:
         self._outputs.forget_since(self._outputs_at_start)
 
     def leave_output(self, number: int) -> None:
-        """Let ``forget_outputs`` leave the output of another thread's cell alone."""
+        """Let ``forget_outputs`` keep the output of a cell that ran in another thread, by the
+        cell's number.
+        """
         self._outputs.leave_output(self._outputs_at_start, number)
 
     def drop_deleted_outputs(self) -> None:
@@ -155,7 +157,7 @@ class MeasuredScope:
         steps.append((self.names.saved.clear, "objects that it has overwritten stay alive"))
         if self._baseline is not None:
             steps.append((self._baseline.forget, "its list of older objects stays in memory"))
-        self._context.isolation.each("the end of an experiment", *steps)
+        self._context.isolation.run_all("the end of an experiment", *steps)
 
     def drop_measurement(self) -> None:
         """End the measurement without reading it."""

@@ -36,7 +36,7 @@ from ipygpumem.shell.ipython.caches import (
 from ipygpumem.shell.ipython.sources import cell_that_bound
 from ipygpumem.shell.other_places import OtherPlace
 
-_LEAST_BYTES_OF_PLACE = 1 << 16
+_SMALLEST_PLACE_BYTES = 1 << 16
 """Smallest size in bytes of a listed place that is no name, such as that of the last error."""
 
 
@@ -51,7 +51,7 @@ def largest_names(
         progress: called instead of a progress bar; it may raise to stop.
     """
     free_heap_bytes = own_pages().free_heap_bytes  # before the search uses some of it
-    named = _Named.of(shell, frame)
+    named = _NamedObjects.of(shell, frame)
     namespaces = {id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))}
     namespaces |= namespaces_of_run(shell)
     app = find_app(shell)
@@ -87,7 +87,7 @@ def _with_places(rows: Iterable[NamedSize], places: Mapping[str, OtherPlace]) ->
             adapted.append(row._replace(freed_bytes=None))
         elif place is None:
             adapted.append(row)
-        elif row.is_at_least or row.size_bytes >= _LEAST_BYTES_OF_PLACE:
+        elif row.is_at_least or row.size_bytes >= _SMALLEST_PLACE_BYTES:
             adapted.append(_row_of_place(row, place))
     return adapted
 
@@ -95,26 +95,28 @@ def _with_places(rows: Iterable[NamedSize], places: Mapping[str, OtherPlace]) ->
 def _outputs_in(names: Iterable[str]) -> set[str]:
     """Return the names that are outputs, such as ``Out[5]``."""
     names = list(names)
-    are_outputs = map(
-        str.startswith, names, repeat(OUTPUT_PREFIX)
-    )  # in C: there may be 100,000 names
+    # In C: there may be 100,000 names.
+    are_outputs = map(str.startswith, names, repeat(OUTPUT_PREFIX))
     return set(compress(names, are_outputs))
 
 
-class _Named(NamedTuple):
-    """The objects of names, outputs and other places; no other container of ours refers to them."""
+class _NamedObjects(NamedTuple):
+    """The objects of names, outputs and other places.
+
+    No other container of ours refers to them: it would be a holder that no user has.
+    """
 
     objects: dict[str, object]
     references: Counter[int]
-    """Number of references to each object, by its identity, that end with its names."""
+    """Number of references to each object, by its identity, that deleting its names removes."""
     places: dict[str, OtherPlace]
     """The places that are no names, without their objects, by their text."""
     elsewhere: set[str]
     """Keys of ``objects`` that are no names of the notebook."""
 
     @classmethod
-    def of(cls, shell: Any, frame: FrameType | None) -> _Named:
-        """Collect the objects of a shell, and of the local names of a frame if given."""
+    def of(cls, shell: Any, frame: FrameType | None) -> _NamedObjects:
+        """Return the objects of a shell, with those of a frame's local names if there is one."""
         named = names_and_outputs(shell)
         local = {} if frame is None else survey.function_locals(frame)
         items = dict[str, object]()
@@ -246,6 +248,7 @@ def _cell_finder(shell: Any, local: Container[str]) -> Callable[[str], int | Non
                 cells_undone.setdefault(name, set()).update(numbers)
 
     def cell_of(name: str) -> int | None:
+        """Return the number of the last cell that bound a name; None if it is unknown."""
         if name in local:
             return None
         failed_at = {} if app is None else app.context.cells.failed_at

@@ -19,13 +19,13 @@ from ipygpumem.heap.live.remembered import Remembered
 from ipygpumem.inventory.remaining.earlier_data import EarlierData
 from ipygpumem.shell.context import ShellContext
 
-_MOST_BEHIND = 20_000
+_MOST_OBJECTS_BEHIND = 20_000
 """Maximum number of objects behind a survivor among which older data is searched."""
 
 
 class OlderObjects:
-    """Weak records of objects from before an experiment that hold its survivors: the nearest ones,
-    for one shell.
+    """Weak records of the older objects to which survivors lead, for one shell: of each survivor,
+    the nearest ones.
     """
 
     def __init__(self, context: ShellContext) -> None:
@@ -87,13 +87,13 @@ class OlderObjects:
 
     def _data_behind(self, items: Sequence[object]) -> list[object]:
         """Return the remembered data among ``items`` and the objects to which these lead, level by
-        level until there are ``_MOST_BEHIND`` objects.
+        level until there are ``_MOST_OBJECTS_BEHIND`` objects.
         """
         barriers = Barriers([id(self._context.namespace)])
         references = ReferenceReader(barriers, has_text_keys=False)
         reached = dict[int, object]()
         level = {} if self._data.is_empty else by_identity(items)
-        while level and len(reached) < _MOST_BEHIND:
+        while level and len(reached) < _MOST_OBJECTS_BEHIND:
             reached.update(level)
             referents = by_identity(references.of(list(level.values())).of_python)
             level = {key: referents[key] for key in referents.keys() - reached.keys()}

@@ -46,11 +46,12 @@ from ipygpumem.shell.ipython.last_errors import (
 from ipygpumem.shell.ipython.sources import cell_that_bound
 from ipygpumem.units import MIB, format_bytes
 
-MUCH = 32 * MIB
+MUCH_BYTES = 32 * MIB
 """Minimum size to mention memory held by an error's frames, and unnamed arrays that outlive an
 experiment.
 """
 _SPARE_BYTES = 8 * MIB
+"""Size of the address space that is reserved for our own work after an error."""
 
 
 @dataclass(eq=False, repr=False)  # generating these methods would slow down loading
@@ -131,22 +132,26 @@ class Recovery:
         if failure.kind == "error" and cell.errors.is_from_guard:
             # CPython's SystemError for a deep recursion without memory
             failure = replace(failure, kind="oom")
-        releases = cell.errors.error_id_to_release == id(error) or self._releases(failure)
-        if cell.errors.recovery is None and (releases or failure.poisoned):
-            self._free_and_record(error, failure, cell, release=releases)
-        elif releases:
-            # frames that still ran when the inner experiment ended
+        is_left_by_experiment = cell.errors.error_id_to_release == id(error)
+        must_release = is_left_by_experiment or self._must_release(failure)
+        if cell.errors.recovery is None and (must_release or failure.poisoned):
+            self._free_and_record(error, failure, cell, release=must_release)
+        elif must_release:
+            # The end of an experiment in the cell has made the record, and could not release the
+            # frames that still ran.
             release_stored(error, self._shell)
 
     def reports(self, cell: Cell) -> list[Report]:
-        """Return the report of a cell's recovery, if there was one; call it once the experiments
-        that end with the cell have ended.
+        """Return the report of a cell's recovery, if there was one, and complete its record; call
+        it once the experiments that end with the cell have ended.
+
+        A nested cell passes its recovery on to the cell around it, because a magic such as
+        ``%%capture`` may hide the output of the inner one.
         """
         if cell.errors.recovery is None:
             return []
         running = self._cells.running()
         if cell.is_nested and running:
-            # shown by the outermost cell: a magic may capture this one's output
             running[-1].errors.recovery = cell.errors.recovery
             return []
         has_survivors = bool(cell.scopes.ending)
@@ -181,12 +186,12 @@ class Recovery:
             return record
         return replace(record, kept_errors=errors)
 
-    def _releases(self, failure: Failure) -> bool:
+    def _must_release(self, failure: Failure) -> bool:
         """Return True if the option ``release_frames``, such as ``oom+interrupt``, says that frames
         are released after this kind of failure.
         """
-        policy = self._config.release_frames
-        return policy == "always" or failure.kind in policy.split("+")
+        option = self._config.release_frames
+        return option == "always" or failure.kind in option.split("+")
 
     def _free_and_record(
         self, error: BaseException, failure: Failure, cell: Cell | None, *, release: bool
@@ -209,7 +214,7 @@ class Recovery:
             (self._ensure_released, "the memory held by this error was not freed"),
             (self._add_record, "the report of the error is missing"),
         ]
-        self._context.isolation.each_with((handled,), "the recovery after an error", steps)
+        self._context.isolation.run_all_with((handled,), "the recovery after an error", steps)
 
     def _measure_before(self, handled: _HandledError) -> None:
         """Find the figures of an error before it is released, as far as memory suffices to get
@@ -279,8 +284,8 @@ class Recovery:
         )
 
     def remarks(self, cell: Cell, error: BaseException | None) -> list[str]:
-        """Return remarks for a cell's line: processes that were killed, and memory that its error's
-        frames keep.
+        """Return remarks for a cell's line: on processes that the OOM killer has ended since the
+        last call, and on memory that the frames of its error keep.
         """
         lines = list[str]()
         killed = self._kills.since_last_call()
@@ -293,13 +298,13 @@ class Recovery:
             )
         if error is not None and cell.errors.recovery is None:
             with contextlib.suppress(MemoryError):
-                lines += self._remark_on_frames(error)
+                lines += self._remarks_on_frames(error)
         return lines
 
-    def _remark_on_frames(self, error: BaseException) -> list[str]:
+    def _remarks_on_frames(self, error: BaseException) -> list[str]:
         """Return a remark on the memory that an error's frames keep, if it is much."""
         memory = listing.held_by_frames(error, self._shell.user_ns, Allowance())
-        if memory.size_bytes <= MUCH:
+        if memory.size_bytes <= MUCH_BYTES:
             return []
         size = format_bytes(memory.size_bytes)
         if memory.cut is not None:
@@ -332,7 +337,7 @@ class Recovery:
         running = self._cells.running()
         failure = self.note_error(error, leaving)
         cell = running[-1] if running else None
-        if self._releases(failure):
+        if self._must_release(failure):
             if cell is not None and cell.errors.recovery is not None:
                 # announced already, by an experiment inside this one
                 release_stored(error, self._shell)

@@ -40,10 +40,10 @@ from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
 from ipygpumem.units import MIB, format_bytes
 
-_GARBAGE_SHARE = 0.05
+_MOST_GARBAGE_SHARE = 0.05
 """Maximum predicted cost of collecting all garbage after a cell, as a share of the cell's CPU time.
 """
-_MUCH_TOUCHED = 64 * MIB
+_MUCH_TOUCHED_BYTES = 64 * MIB
 """Bytes that ended child processes must have touched to be mentioned: a Python that imports NumPy
 touches 30 MiB.
 """
@@ -88,7 +88,7 @@ class Session:
         def measure() -> None:
             cell.errors.last_id_before = last_error_id()
             cell.children.ended_before = EndedChildren.now()
-            cell.measured.span = context.meter.span()
+            cell.measurement.span = context.meter.span()
 
         steps: list[HookStep] = [(measure, "this cell's memory was not measured")]
         if "del" in cell.source or "reset" in cell.source:
@@ -98,10 +98,10 @@ class Session:
         for observer in self.observers:
             lost = f"{_feature(observer)} missed this cell's start"
             steps.append((partial(observer.cell_begins, cell), lost))
-        context.isolation.each("pre_run_cell", *steps)
+        context.isolation.run_all("pre_run_cell", *steps)
         # Our own work may have taken long.
-        cell.measured.started_at = time()
-        cell.measured.started = perf_counter()
+        cell.measurement.started_at = time()
+        cell.measurement.started = perf_counter()
 
     def cell_ends(self, result: Any) -> None:
         """Free, record and report the cell that ``result`` ends.
@@ -116,14 +116,14 @@ class Session:
             self._forget_cell(nested_cell)
         if cell is None:
             leave_names = self._experiments.code.unseen_cell_ended
-            self._context.isolation.each(
+            self._context.isolation.run_all(
                 "post_run_cell", (leave_names, "open experiments missed this cell's end")
             )
             self._notify_shown()
             return
-        cell.measured.number = getattr(result, "execution_count", None)
+        cell.measurement.number = getattr(result, "execution_count", None)
         try:
-            self._finish(cell, result, ended_at - cell.measured.started)
+            self._finish(cell, result, ended_at - cell.measurement.started)
         except BaseException:
             self._forget_cell(cell)  # an interrupt may come at any point
             raise
@@ -142,7 +142,7 @@ class Session:
 
     def fail_cell(self, error: BaseException, result: Any) -> None:
         """Pass on the exception of a signal that arrived in our hooks at a cell's end."""
-        self._context.display.show(self._set_error(error, result))
+        self._context.display.show(self._fail_with_signal(error, result))
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
         """Free the memory that ends with the cell, then make the records, then show the reports.
@@ -166,7 +166,7 @@ class Session:
             steps.append((end, f"{_feature(observer)} missed this cell's end"))
         try:
             with interrupts.reraise_swallowed():
-                isolation.each_with((result,), "post_run_cell", steps)
+                isolation.run_all_with((result,), "post_run_cell", steps)
         except BaseException as error:
             if not interrupts.is_from_signal(error):
                 raise
@@ -178,15 +178,17 @@ class Session:
             (self._notify_shown, "this cell's records were not passed on"),
             (partial(self._forget_cell, cell), "the measurement of this cell was not ended"),
         ]
-        isolation.each_with((result,), "post_run_cell", steps)
+        isolation.run_all_with((result,), "post_run_cell", steps)
 
     def _add_record(self, cell: Cell, seconds: float, result: Any) -> None:
-        """Make the cell's record and its line; nested cells are not shown."""
+        """Set the cell's record, and add it to the history and its line to the reports; a nested
+        cell, or one that has only our commands, gets no line and no place in the history.
+        """
         record = self._finish_measurement(cell, result, seconds)
-        cell.measured.record = record
+        cell.measurement.record = record
         if record is not None and not cell.is_nested:
-            cell.measured.is_ours = _is_ours(cell, record)
-            if cell.measured.is_ours:
+            cell.measurement.is_ours = _is_ours(cell, record)
+            if cell.measurement.is_ours:
                 own_growth.unreported_bytes.clear()
                 return
             self.history.append(record)
@@ -206,7 +208,7 @@ class Session:
         if error is not None:
             line = cells_line(error)
             if line is not None:
-                self._context.cells.failed_at[cell.measured.number] = line
+                self._context.cells.failed_at[cell.measurement.number] = line
         experiments = self._experiments
         place = len(cell.below)  # above the reports of experiments
         steps: list[HookStep] = [
@@ -229,12 +231,12 @@ class Session:
                 "the report of the recovery is missing",
             ),
         ]
-        self._context.isolation.each_with((cell, result), "post_run_cell", steps)
+        self._context.isolation.run_all_with((cell, result), "post_run_cell", steps)
 
     def _fix_usage_at_end(self, cell: Cell, result: Any) -> None:
         """Note the usage at the code's end, with its final peaks, if memory is freed after that."""
-        if cell.measured.span and (cell.scopes.ending or cell.errors.failed):
-            cell.measured.at_end = cell.measured.span.fix_peaks()
+        if cell.measurement.span and (cell.scopes.ending or cell.errors.failed):
+            cell.measurement.at_end = cell.measurement.span.fix_peaks()
 
     def _recover(self, cell: Cell, result: Any) -> None:
         """Free the memory of the cell's error, if it has one."""
@@ -247,8 +249,8 @@ class Session:
 
     def _forget_cell(self, cell: Cell, _: Any = None) -> None:
         """End a cell's measurement, if it was not ended, and forget its experiments."""
-        if cell.measured.span is not None:
-            cell.measured.span.close()
+        if cell.measurement.span is not None:
+            cell.measurement.span.close()
         # Experiments refer to their cell: a cycle would keep them until the next collection.
         cell.scopes.forget()
 
@@ -256,12 +258,15 @@ class Session:
         """Collect garbage if that is cheap, stop measuring, and return the cell's record; None if
         the cell was not measured.
         """
-        measured = cell.measured
-        if measured.span is None:
+        measurement = cell.measurement
+        if measurement.span is None:
             return None
-        if not (measured.at_end or cell.is_nested):  # else it was collected already, or will be
+        # The end of an experiment, or a recovery, has collected already; after a nested cell, the
+        # one around it will.
+        is_collected = bool(measurement.at_end)
+        if not (is_collected or cell.is_nested):
             self._collect(cell, seconds)
-        usages, measured.span = measured.span.stop(), None
+        usages, measurement.span = measurement.span.stop(), None
         bytes_now = {usage.device: usage.after_bytes for usage in usages}
         if cell.children.peak_bytes is None:
             _note_ended_children(cell, usages)
@@ -271,14 +276,14 @@ class Session:
         if recovery is not None:
             recovery = replace(recovery, now=bytes_now)
         freed = dict[str, int]()
-        if measured.at_end:
-            bytes_at_end = {usage.device: usage.after_bytes for usage in measured.at_end}
+        if measurement.at_end:
+            bytes_at_end = {usage.device: usage.after_bytes for usage in measurement.at_end}
             freed = decrease(bytes_at_end, bytes_now)
         return CellRecord(
-            execution_count=measured.number,
+            execution_count=measurement.number,
             cell_id=getattr(cell.info, "cell_id", None),
             experiment=cell.scopes.innermost,
-            started_at=measured.started_at,
+            started_at=measurement.started_at,
             duration_seconds=seconds,
             success=error is None,
             error=None if error is None else type_name(error),
@@ -301,7 +306,7 @@ class Session:
         try:
             context.garbage.cell_ended(
                 seconds,
-                _GARBAGE_SHARE,
+                _MOST_GARBAGE_SHARE,
                 in_scope=cell.scopes.any_open,
                 of_all_objects=self._has_advised_line(cell),
             )
@@ -343,7 +348,7 @@ class Session:
 
             remarks += ended_names.remarks_on_missing_name(error, self._context, self._experiments)
         remarks += self._free_heap.remark(record, cell.source)
-        if cell.children.touched_bytes >= _MUCH_TOUCHED:
+        if cell.children.touched_bytes >= _MUCH_TOUCHED_BYTES:
             touched = format_bytes(cell.children.touched_bytes)
             remarks.append(
                 f"child processes that ended in it touched {touched}; their peak is not known"
@@ -363,10 +368,10 @@ class Session:
         """
         for _ in range(2):
             if cell.errors.signal_after_code is not None:
-                reports += self._set_error(cell.errors.signal_after_code, result)
+                reports += self._fail_with_signal(cell.errors.signal_after_code, result)
             try:
-                is_shown = not (cell.is_nested or cell.measured.is_ours)
-                record = cell.measured.record if is_shown else None
+                is_shown = not (cell.is_nested or cell.measurement.is_ours)
+                record = cell.measurement.record if is_shown else None
                 self._context.display.show(reports, record)
                 break
             except BaseException as error:
@@ -374,19 +379,19 @@ class Session:
                     raise
                 cell.errors.signal_after_code = error
 
-    def _set_error(self, error: BaseException, result: Any) -> list[Report]:
-        """Make a signal's exception the cell's error, which stops the next cells; return the note
-        on it, if there is one to show.
+    def _fail_with_signal(self, error: BaseException, result: Any) -> list[Report]:
+        """Make a signal's exception the cell's error, so that "Run all" stops; return the note on
+        it, if there is one to show.
 
-        It could not be raised in the cell's code, and IPython would only print it.
+        It could not be raised in the cell's code, which had ended, and IPython would only print it.
         """
         for outer in self._context.cells.running():
             outer.errors.interrupted_inside = True
         is_interrupt = type(error) is KeyboardInterrupt
         name = "Ctrl-C" if is_interrupt else f"{type_name(error)} of a signal handler"
         reports = [note(f"{name} arrived after the cell's code had ended")]
-        if getattr(result, "error_in_exec", self) is not None:
-            # the next cells are stopped in any case
+        has_error_or_no_result = getattr(result, "error_in_exec", self) is not None
+        if has_error_or_no_result:  # the next cells are stopped in any case
             return [] if is_interrupt else reports
         if is_interrupt:
             error = KeyboardInterrupt("the cell's code had ended")
@@ -402,7 +407,7 @@ class Session:
         for observer in self.observers:
             lost = f"{_feature(observer)} missed that this cell was shown"
             steps.append((observer.cell_shown, lost))
-        self._context.isolation.each("post_run_cell", *steps)
+        self._context.isolation.run_all("post_run_cell", *steps)
 
 
 def _note_ended_children(cell: Cell, usages: Sequence[Usage]) -> None:
@@ -449,7 +454,7 @@ def _is_ours(cell: Cell, record: CellRecord) -> bool:
     """
     if record.error not in (None, *_ERRORS_OF_COMMANDS) or record.recovery is not None:
         return False
-    if cell.measured.is_rejected:
+    if cell.measurement.is_rejected:
         return True
     if MAY_RUN_NO_CODE.search(cell.source) is None:  # as in most cells
         return False
@@ -457,7 +462,9 @@ def _is_ours(cell: Cell, record: CellRecord) -> bool:
 
 
 def _code_that_ran(source: str, error: BaseException | None) -> str:
-    """Return a cell's source; only the line of a magic that rejected it, and has run no code."""
+    """Return the source of a cell that its record describes: of a cell that a magic in its first
+    line has rejected, only this line, because the code below has not run.
+    """
     if source.startswith("%%") and type_name(error) in _ERRORS_OF_COMMANDS:
         return source.partition("\n")[0]
     return source

@@ -28,7 +28,7 @@ class Subscribers:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._queue: deque[CellRecord | ExperimentRecord] = deque()
-        self._called: list[tuple[Subscriber]] = []
+        self._running: list[tuple[Subscriber]] = []
         """Subscribers being called right now."""
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
@@ -51,9 +51,9 @@ class Subscribers:
         while self._queue:
             record = self._queue.popleft()
             for entry in list(vars(self._shell).get(_KEPT_AS, ())):
-                if any(entry is called for called in self._called):
+                if any(entry is called for called in self._running):
                     continue
-                self._called.append(entry)
+                self._running.append(entry)
                 try:
                     entry[0](record)
                 except KeyboardInterrupt:
@@ -71,7 +71,7 @@ class Subscribers:
                         file=sys.stderr,
                     )
                 finally:
-                    self._called.pop()
+                    self._running.pop()
 
     def _drop(self, entry: tuple[Subscriber]) -> None:
         """Remove a subscription, if it is there."""

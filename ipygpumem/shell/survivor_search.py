@@ -71,7 +71,7 @@ from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.sources import cell_that_bound
-from ipygpumem.shell.recovery import MUCH
+from ipygpumem.shell.recovery import MUCH_BYTES
 
 _MOST_OLD = 20_000_000
 """Maximum number of objects to examine behind the notebook's names, to know which memory is older.
@@ -289,7 +289,7 @@ class SurvivorSearch:
         if self.unnamed_bytes < self.smallest:
             return Extent.NONE
         small_bytes = sum(self._small_within_reach.values())
-        if self.unnamed_bytes >= MUCH or small_bytes >= self.smallest:
+        if self.unnamed_bytes >= MUCH_BYTES or small_bytes >= self.smallest:
             return Extent.ALL
         if self._upper_bound_without_arrays() >= self.smallest:
             return Extent.ALL
@@ -306,7 +306,7 @@ class SurvivorSearch:
         if self.unnamed_bytes < self.smallest:
             return False
         baseline = self._ended.baseline
-        if self.unnamed_bytes >= MUCH:
+        if self.unnamed_bytes >= MUCH_BYTES:
             return True
         # If new objects cannot be told from old ones, no other search finds them.
         return not baseline.is_complete or not baseline.knows_new_objects()
@@ -333,7 +333,7 @@ class SurvivorSearch:
             baseline.contents,
             new_ids,
             elsewhere,
-            baseline.modules_imported(),
+            baseline.number_of_new_modules(),
             self._test_of_older_arrays(),
             self._kept_ids,
         )
@@ -402,7 +402,7 @@ class SurvivorSearch:
             watched = WatchedName.without_name(item, array)
             if is_complete or not self._may_be_older(watched):
                 new.append(watched)
-            elif self.unnamed_bytes >= MUCH:
+            elif self.unnamed_bytes >= MUCH_BYTES:
                 self._possibly_older.append(replace(watched, may_be_older=True))
         return _largest_within(new, _limit_of_arrays(self.unnamed_bytes))
 

@@ -183,7 +183,9 @@ class Survivors:
         return names
 
     def _identities_of_removed(self) -> set[int]:
-        """Return the identities of modules and figures that lines of earlier reports remove."""
+        """Return the identities of the modules and figures that lines of earlier reports remove:
+        these are new, although nothing else about their age is known now.
+        """
         removed = [reference() for reference in self._removed_as_whole]
         return {id(item) for item in removed if item is not None}
 
@@ -191,7 +193,7 @@ class Survivors:
         """Return the identities of records that lines of earlier reports remove."""
         return set(chain.from_iterable(item.identities for item in self._removed_records))
 
-    def explained(
+    def with_holders(
         self,
         watched: Sequence[WatchedName],
         heap: Heap,
@@ -357,7 +359,7 @@ class Survivors:
             identities.update(remembered.identities)
         return list((arrays | heap.with_identities(identities)).values())
 
-    def rows_of_grown(self, heap: Heap, smallest: int) -> list[GrownRow]:
+    def rows_of_grown_containers(self, heap: Heap, smallest: int) -> list[GrownRow]:
         """Return the rows of older containers that are still longer than before an experiment."""
         live = heap.with_identities(self.grown.identities())
         return self.grown.rows(live, heap, self.roots(), smallest)
@@ -376,15 +378,14 @@ class Survivors:
             self.update(heap)
             watched, value = self.deleted.of(name, cell)
             names = _with_live_arrays(watched, heap)
-            if value is None and not names:  # an earlier experiment may have left another object
+            if value is None and not names:
+                # No cell has deleted the name, but an experiment has, and left its arrays.
                 names = [item for item in self.names_with_arrays if item.record.name == name]
                 update_numpy(names, heap)
             roots = self.roots()
-            rows = [row for _, row in self.explained(names, heap, roots)]
-            if value is not None and not rows:  # it has no arrays
-                holder = explain((), heap, roots, objects=[value])[object_key(value)]
-                row = row_of([value], Sizes().measure(value))
-                rows.append(HeldRow(replace(row, name=name), holder))
+            rows = [row for _, row in self.with_holders(names, heap, roots)]
+            if value is not None and not rows:
+                rows.append(_row_without_arrays(value, name, heap, roots))
             heap.drop()
             del value
             other_data = OtherData.of_rows(rows, roots.lines.removed.objects, roots.namespaces)
@@ -392,6 +393,15 @@ class Survivors:
             remarks = other_data.remarks(self._context.config.min_held_bytes, {})
         namespace = self._context.namespace
         return tuple(row.record(namespace) for row in with_remarks(rows, remarks))
+
+
+def _row_without_arrays(value: object, name: str, heap: Heap, roots: Roots) -> HeldRow:
+    """Return the row of an object without arrays that is still alive, such as a long list, under
+    the deleted name that it had.
+    """
+    holder = explain((), heap, roots, objects=[value])[object_key(value)]
+    row = row_of([value], Sizes().measure(value))
+    return HeldRow(replace(row, name=name), holder)
 
 
 def _with_live_arrays(watched: WatchedName | None, heap: Heap) -> list[WatchedName]:

@@ -144,7 +144,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from ipygpumem.estimating.running import Estimation
-from ipygpumem.estimating.memory.caching_allocator import in_whole_steps
+from ipygpumem.estimating.memory.caching_allocator import rounded_to_blocks
 
 N, SMALLEST = 1024, 16 << 10  # kernels also allocate a few KiB that estimates leave out
 
@@ -186,7 +186,7 @@ def done(step):
     (history,) = torch.cuda.memory._snapshot()["device_traces"]
     torch.cuda.memory._record_memory_history(enabled=None)
     names = {"alloc": "allocate", "free_completed": "free"}
-    events = [(names.get(event["action"]), in_whole_steps(event["size"])) for event in history]
+    events = [(names.get(event["action"]), rounded_to_blocks(event["size"])) for event in history]
     return [event for event in events if event[0] and event[1] >= SMALLEST]
 """
 

@@ -22,8 +22,8 @@ from ipygpumem.estimating.memory.caching_allocator import (
     STEP_BYTES,
     Allocator,
     OutOfRoomError,
-    in_whole_steps,
     most_split_bytes,
+    rounded_to_blocks,
 )
 from ipygpumem.estimating.memory.replay import Replay
 from ipygpumem.estimating.operators.cublas import workspace_sizes
@@ -333,7 +333,7 @@ def test_without_cudnn_a_convolution_takes_columns_of_one_sample(
         assert temporary(nn.Conv2d(8, 8, 3, padding=1), x) == 8 * 9 * 64 * 64 * 4
         columns_bytes = 2 * 16 * 64 * 64 * 4
         assert temporary(nn.ConvTranspose2d(8, 2, 4, 2, bias=False), x) == columns_bytes
-        ones_bytes = in_whole_steps(130 * 130 * 4)  # for the bias
+        ones_bytes = rounded_to_blocks(130 * 130 * 4)  # for the bias
         assert temporary(nn.ConvTranspose2d(8, 2, 4, 2), x) == columns_bytes + ones_bytes
         assert temporary(nn.Conv2d(8, 8, 1), x) == 0  # a product of matrices as it is
         assert temporary(nn.Conv2d(8, 8, 3, groups=8), x) == 0  # a kernel of its own

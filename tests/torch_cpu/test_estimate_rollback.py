@@ -630,7 +630,7 @@ def scaled(x, scale=torch.tensor(2)):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("ipygpumem.estimating.isolation.patches.is_users", lambda file: False)
     for name in ("rollback", "object_states"):
-        module = f"ipygpumem.estimating.{name}"
+        module = f"ipygpumem.estimating.isolation.{name}"
         monkeypatch.setattr(f"{module}.is_users_module", lambda module: False)
 
     def step() -> None:
@@ -658,7 +658,7 @@ def test_holders_of_fake_tensors_and_too_large_arrays_are_named(
     monkeypatch.setattr(textwrap, "kept", {}, raising=False)
     estimate = ipygpumem.estimate(lambda: textwrap.kept.update(mask=torch.ones(3)))  # type: ignore[attr-defined]
     assert any("textwrap.kept" in note or "dict" in note for note in estimate.notes), estimate.notes
-    monkeypatch.setattr(object_states, "_LARGEST_ARRAY", 1000)
+    monkeypatch.setattr(object_states, "_LARGEST_ARRAY_BYTES", 1000)
     large = np.zeros(1000)
     assert any(
         "numpy" in note or "ndarray of 7.8 KiB" in note

@@ -350,7 +350,7 @@ return float(loss.item() + sum(x[0].tolist()))"""
 def test_an_endless_loop_on_values_is_refused_by_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ipygpumem.estimating.operators.guesses._MOST_GUESSES", 100)
+    monkeypatch.setattr("ipygpumem.estimating.operators.guesses._MOST_GUESSES_OF_LINE", 100)
     body = "done = torch.zeros(4, dtype=torch.bool)\nwhile not done.all():\n    done = done | (torch.rand(4) > 0.5)"  # noqa: E501
     with pytest.raises(EstimateError, match=r"users_code.py, line 15: while not done.all\(\):"):
         estimated(body, tmp_path)

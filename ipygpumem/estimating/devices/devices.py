@@ -38,7 +38,6 @@ class Devices:
         """The one available device that all tensors are really on; None: each is on its own."""
         self.accelerators_named_by_code: dict[str, None] = {}
         """Accelerators for which the code asks and that another device stands for, in order."""
-
         self.moves_host_tensors = False
         """True if the code puts tensors on the host, which count on the requested device."""
         self.uses_host = False
@@ -67,12 +66,17 @@ class Devices:
 
     @property
     def cpu_is_stand_in(self) -> bool:
-        """True if the CPU stands for another device in this thread's current call."""
+        """True if the CPU stands for a card in this thread's current call.
+
+        It does not in a call of the code's own CPU, such as ``torch.zeros(3, device="cpu")``.
+        """
         return self.all_on_cpu and self.assumed_device != "cpu" and self.place != HOST
 
     @property
     def cpu_is_ambiguous(self) -> bool:
-        """True if a tensor on the CPU may stand for one on a card, or be on the host."""
+        """True if a tensor on the CPU may stand for one on a card, or may be on the host: the log
+        knows its place.
+        """
         return self.real_device is not None and self.requested_device != "cpu"
 
     def name_in_log(self, device: Any) -> str:
@@ -90,7 +94,7 @@ class Devices:
         return self.assumed_device or str(device)
 
     def is_on_host(self, device: Any) -> bool:
-        """Return True if a result of the current operation on ``device`` is on the host."""
+        """Return True if the current operation's result on ``device`` is a tensor on the host."""
         if self.real_device is None:
             return bool(device.type == "cpu")
         if not self.uses_host or not self.cpu_is_ambiguous:
@@ -101,12 +105,17 @@ class Devices:
 
     @property
     def place(self) -> str | None:
-        """Place of the results of this thread's current call; None: that of its arguments."""
+        """Place of the results of this thread's current call; None if that of its arguments
+        decides.
+        """
         return getattr(self._current, "place", None)
 
     @contextmanager
     def placing(self, place: str | None) -> Iterator[None]:
-        """Let the results of this thread's operations in the block be in a place."""
+        """Let the results of this thread's operations in the block be in a place.
+
+        None: in the place of their arguments.
+        """
         place_before = self.place
         self._current.place = place
         if place == HOST:
@@ -117,9 +126,10 @@ class Devices:
             self._current.place = place_before
 
     def place_named_by(self, value: Any) -> str | None:
-        """Return the place of tensors for which code names a device, as in ``x.to("cuda")``.
+        """Return the place of tensors for which code names the device ``value``, as in
+        ``x.to("cuda")``.
 
-        None if the value is no device.
+        None if the value is no device, or the meta device, whose tensors have no memory.
         """
         if isinstance(value, torch.device) and value.type == "meta":
             return None
@@ -136,8 +146,11 @@ class Devices:
         return device
 
     def real_device_instead_of(self, value: Any) -> Any:
-        """Return the available device that stands for an assumed one, such as the CPU for
-        ``cuda:0``; return other values unchanged.
+        """Return the available device that stands for one that the code names, such as the CPU for
+        ``cuda:0``; return a value that is no device unchanged.
+
+        An accelerator is added to those that the code names; for the CPU it is noted if tensors on
+        the host count on the requested device.
         """
         if self.real_device is None:
             return value
@@ -148,17 +161,21 @@ class Devices:
         if not isinstance(value, torch.device) or value.type == "meta":
             return value
         if value.type == "cpu":
-            if self.place == HOST:
-                return ON_HOST
-            if self.requested_device is None:
-                return STAND_IN
-            if self.requested_device != "cpu":
-                self.moves_host_tensors = True
-            return self.real_device
+            return self._device_instead_of_cpu()
         name = str(value)
         if value.index is None:
             name = f"{value.type}:0"
         self.accelerators_named_by_code.setdefault(name)
+        return self.real_device
+
+    def _device_instead_of_cpu(self) -> Any:
+        """Return the device for tensors that the code puts on the CPU."""
+        if self.place == HOST:
+            return ON_HOST
+        if self.requested_device is None:
+            return STAND_IN
+        if self.requested_device != "cpu":
+            self.moves_host_tensors = True
         return self.real_device
 
 

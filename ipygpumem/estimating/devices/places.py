@@ -33,15 +33,14 @@ class Places:
         with torch._C.DisableTorchFunction():
             storages = list(storages_of(tensor))
         lives = [self._log.life(storage._cdata) for storage in storages]
-        if lives and all(life is not None and life.device == HOST for life in lives):
-            return HOST
-        return CARD
+        devices_in_log = {None if life is None else life.device for life in lives}
+        return HOST if devices_in_log == {HOST} else CARD
 
     def of_results(self, arguments: Iterable[Any]) -> str:
-        """Return the place of the results of an operation, from its tensors.
+        """Return the place of the results of an operation, from the tensors among its arguments.
 
-        A number on the host may be an argument of an operation on a card, and so may the indices:
-        only if all arguments with dimensions are on the host, the results are, too.
+        An operation on a card may have a number on the host as an argument, or indices: the results
+        are on the host only if all arguments with dimensions are.
         """
         arguments = list(arguments)
         deciding = [tensor for tensor in arguments if tensor.dim()] or arguments

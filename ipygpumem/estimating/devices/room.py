@@ -19,7 +19,7 @@ _CONTEXT_BYTES = 768 * MIB
 They come in addition to the allocator's segments. No call reports them in advance; 400 to 700 MiB
 are usual for torch's builds with CUDA 12 and 13.
 """
-_SPARE_SHARE = 50
+_SPARE_FRACTION = 50
 """The minimum memory, divided by this, is headroom for buffers of kernels.
 
 On a simulated card, training GPT-2 XL with checkpoints ran out of memory without headroom,
@@ -32,30 +32,41 @@ def with_room(
 ) -> DeviceEstimate:
     """Return a device's estimate with the memory that it has for the code.
 
-    That is the user's figure, ``room_bytes``, or the device's free memory. ``figures`` include
-    ``already_held_bytes``, the memory that this process holds there already.
+    Args:
+        figures: the estimate without that memory.
+        already_held_bytes: the part of the figures that this process holds on the device already.
+        room_bytes: the user's figure for the memory; None: the device's free memory.
     """
     name = figures.device
     context_bytes = 0
     if room_bytes is not None:
-        context_bytes = _context_of_room(name, already_held_bytes)
-    elif (free := free_bytes(name)) is not None:
-        room_bytes = max(0, free + already_held_bytes)
-        if name.startswith("cuda"):
-            index = torch.device(name).index or 0
-            if not has_context(index):
+        context_bytes = _bytes_besides_tensors(name, already_held_bytes)
+    else:
+        free = free_bytes(name)
+        if free is not None:
+            room_bytes = max(0, free + already_held_bytes)
+            if _lacks_context(name):
                 context_bytes = _CONTEXT_BYTES
     spare_bytes = 0
     if name != "cpu":
-        spare_bytes = figures.needed_bytes // _SPARE_SHARE
+        spare_bytes = figures.needed_bytes // _SPARE_FRACTION
     return replace(
         figures, room_bytes=room_bytes, context_bytes=context_bytes, spare_bytes=spare_bytes
     )
 
 
-def _context_of_room(name: str, already_held_bytes: int) -> int:
-    """Return the bytes of a device of the user's size that are in use for other memory than
-    tensors: CUDA's context, or in RAM the libraries and objects of this process.
+def _lacks_context(name: str) -> bool:
+    """Return True for a CUDA device on which this process has no context yet."""
+    if not name.startswith("cuda"):
+        return False
+    index = torch.device(name).index or 0
+    return not has_context(index)
+
+
+def _bytes_besides_tensors(name: str, already_held_bytes: int) -> int:
+    """Return the bytes that memory other than tensors takes of a size that the user has given.
+
+    That is CUDA's context, or in RAM the libraries and objects of this process.
 
     Args:
         name: the device.
@@ -70,9 +81,9 @@ def _context_of_room(name: str, already_held_bytes: int) -> int:
 
 
 def advice(figures: DeviceEstimate) -> str:
-    """Return advice to use expandable segments if they would help; else an empty str.
+    """Return advice to use expandable segments if they would help; else an empty text.
 
-    They help if only fragmentation keeps the code from fitting.
+    They help if the code would fit without the gaps between blocks.
     """
     device = figures.device
     if not device.startswith("cuda") or not figures.gaps_decide:

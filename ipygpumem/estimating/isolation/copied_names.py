@@ -40,6 +40,7 @@ class Namespace(dict[str, Any]):
         self._original = original
         self._copies = copies
         self._deleted: set[str] = set()
+        """Names that the code has deleted, although the original has them."""
         self.value_changes: dict[str, Callable[[Any], Any]] = {}
         """Functions that change the values that code binds to a name, by name."""
 
@@ -83,13 +84,15 @@ def run_code(code: types.CodeType, namespace: dict[str, Any]) -> None:
 
 
 def copying_names_first(run: Any) -> Any:
-    """Return ``eval`` or ``exec`` for a copied namespace: it copies all names first, as C bypasses
-    ``__missing__``.
+    """Return a replacement of ``run``, which is ``eval`` or ``exec``, for copied namespaces.
+
+    It copies the values of all names in the source first, because CPython reads the namespace in C,
+    and does not call its ``__missing__`` there.
     """
 
     @functools.wraps(run)
     def call(source: Any, space: Any = None, names: Any = None, /, **more: Any) -> Any:
-        if space is None:
+        if space is None:  # as in ``eval("x + 1")``: the caller's names
             frame = sys._getframe(1)
             space = frame.f_globals
             if names is None:
@@ -107,11 +110,14 @@ def _copy_names_in(space: Namespace, source: Any) -> None:
     """Copy the values of all names in a source text, or in a code object."""
     for name in _words_in_code(source):
         if name in space:
-            space[name]
+            space[name]  # the look-up copies the value
 
 
 def _words_in_code(source: Any) -> Iterable[str]:
-    """Return the words of a source text, or the names in a code object."""
+    """Return the words of a source text, among which its names are, or the names in a code object.
+
+    A source may also be bytes.
+    """
     if is_instance(source, types.CodeType):
         return _names_in_code(source)
     if not is_instance(source, str):

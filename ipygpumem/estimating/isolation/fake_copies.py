@@ -45,8 +45,8 @@ from ipygpumem.introspect import (
 
 _HOST = torch.device("cpu")
 _OWN_REFERENCES = next(map(sys.getrefcount, [object()])) + 1
-"""References to an original that ``forget_dead_copies`` finds if nothing else leads to it: its own,
-and ``_originals``.
+"""References to an original that ``_Memo.forget_dead_copies`` finds if nothing else leads to it:
+its own, and that in ``originals``.
 """
 _SHARED_MODULES = {
     "IPython",
@@ -59,10 +59,78 @@ _SHARED_MODULES = {
     "threading",
 }
 _SHARED_MODULES |= {"torch.distributed.device_mesh", "torch.distributed.tensor._dtensor_spec"}
+"""Libraries and modules whose objects are not copied: they belong to the whole process."""
+
+
+class _Memo:
+    """The copies of objects except tensors, and how many references to each original are copied.
+
+    If all of them are, nothing will look the copy up again, and it can be forgotten: then it dies
+    when the code drops it, as its original would.
+    """
+
+    def __init__(self) -> None:
+        self.copies: dict[int, Any] = {}
+        """Copies by the identity of the original."""
+        self.originals: dict[int, Any] = {}
+        """Originals of these copies and of tensors: an identity is unique only while its object is
+        alive.
+        """
+        self._copied_references: defaultdict[int, int] = defaultdict(int)
+        """Numbers of references to an original that are copied, by its identity."""
+        self._newly_copied: set[int] = set()
+        """Identities of the originals to which a reference was copied since the last
+        ``forget_dead_copies``.
+        """
+
+    def keep(self, original: Any, copy: Any) -> Any:
+        """Keep the copy of an object for later uses of the object, and return it."""
+        self.copies[id(original)] = copy
+        self.originals[id(original)] = original
+        return copy
+
+    def count_reference(self, original: Any) -> None:
+        """Note that one more reference to an original is copied."""
+        self._copied_references[id(original)] += 1
+        self._newly_copied.add(id(original))
+
+    def uncount_reference(self, original: Any) -> None:
+        """Note that the last counted reference is not one of the original's own references."""
+        self._copied_references[id(original)] -= 1
+
+    def forget_dead_copies(self) -> None:
+        """Forget the copies of originals whose references are all copied.
+
+        A copy is kept if something else leads to its original, such as a name that the code may
+        look up later.
+        """
+        keys = [key for key in self._newly_copied if key in self.copies]
+        # No name of ours may refer to an original while its references are counted.
+        counts = map(sys.getrefcount, [self.originals[key] for key in keys])
+        for key, count in zip(keys, counts, strict=True):
+            if self._copied_references[key] >= count - _OWN_REFERENCES:
+                del self.copies[key]
+                del self.originals[key]
+                del self._copied_references[key]
+        self._newly_copied.clear()
+
+    def clear(self) -> None:
+        """Drop all copies."""
+        self.copies.clear()
+        self.originals.clear()
+        self._copied_references.clear()
+        self._newly_copied.clear()
 
 
 class FakeCopies:
-    """Makes one fake copy of each object."""
+    """Makes one fake copy of each object.
+
+    Args:
+        log: gets the storages of copied tensors, as ones that exist before the code runs.
+        devices: the devices of the estimate.
+        fakes: torch's mode of the fake tensors.
+        unfollowed: gets the kinds of objects whose memory is not followed, such as scripts.
+    """
 
     def __init__(
         self, log: StorageLog, devices: Devices, fakes: FakeTensorMode, unfollowed: Unfollowed
@@ -76,21 +144,12 @@ class FakeCopies:
         self.lock = threading.RLock()
         """Held during each operation, because a fake mode is not thread-safe."""
         self.paused = False
-        """True while a copy is made, whose operations are not logged."""
+        """True while a copy is made: the operations for it are not logged."""
         self.originals_bytes: dict[str, int] = {}
         """Bytes of the originals, by device."""
         self.optimizers: list[weakref.ref[Any]] = []
         """The copies of optimizers."""
-        self._memo: dict[int, Any] = {}
-        """Copies of objects except tensors, by the identity of the original."""
-        self._originals: dict[int, Any] = {}
-        """Originals of the copies: their identity is unique only while they are alive."""
-        self._copied_references: defaultdict[int, int] = defaultdict(int)
-        """Numbers of references to an original that are copied, by its identity."""
-        self._newly_copied: set[int] = set()
-        """Identities of the originals to which a reference was copied since the last
-        ``forget_dead_copies``.
-        """
+        self._memo = _Memo()
         self._tensors: dict[int, Any] = {}
         """Weak references to the copies of tensors, by the identity of the original: a copy that
         code drops, such as an old gradient, must be freed.
@@ -103,9 +162,6 @@ class FakeCopies:
     def forget(self) -> None:
         """Drop all copies at the end of the estimate."""
         self._memo.clear()
-        self._originals.clear()
-        self._copied_references.clear()
-        self._newly_copied.clear()
         self._tensors.clear()
         self._storages.clear()
         self._namespaces.clear()
@@ -113,20 +169,8 @@ class FakeCopies:
         self.rollback = None
 
     def forget_dead_copies(self) -> None:
-        """Forget the copies of originals whose references are all copied.
-
-        Such a copy then dies when the code drops it. A copy is kept if something else leads to its
-        original, such as a name that the code may look up later.
-        """
-        keys = [key for key in self._newly_copied if key in self._memo]
-        # No name of ours may refer to an original while its references are counted.
-        counts = map(sys.getrefcount, [self._originals[key] for key in keys])
-        for key, count in zip(keys, counts, strict=True):
-            if self._copied_references[key] >= count - _OWN_REFERENCES:
-                del self._memo[key]
-                del self._originals[key]
-                del self._copied_references[key]
-        self._newly_copied.clear()
+        """Forget the copies that nothing will look up again, so that the code can free them."""
+        self._memo.forget_dead_copies()
 
     def share(self, value: Any) -> Any:
         """Return ``value`` itself instead of a copy; save its state, which code may change."""
@@ -153,13 +197,13 @@ class FakeCopies:
             if copy is None:
                 copy = self._copy_tensor(value)
             return copy
-        if id(value) not in self._memo:
+        copies = self._memo.copies
+        if id(value) not in copies:
             copy = _copying_function(value)(self, value)
-            if id(value) not in self._memo:  # such as a module, which is shared
+            if id(value) not in copies:  # such as a module, which is shared
                 return copy
-        self._copied_references[id(value)] += 1
-        self._newly_copied.add(id(value))
-        return self._memo[id(value)]
+        self._memo.count_reference(value)
+        return copies[id(value)]
 
     def _copy_uncounted(self, value: Any) -> Any:
         """Return the copy of ``value`` for a method or a weak reference.
@@ -168,19 +212,16 @@ class FakeCopies:
         weak reference keeps nothing alive.
         """
         copy = self.of(value)
-        self._copied_references[id(value)] -= 1
-        return copy
-
-    def _keep_copy(self, value: Any, copy: Any) -> Any:
-        """Keep the copy of an object for later uses of the object, and return it."""
-        self._memo[id(value)] = copy
-        self._originals[id(value)] = value
+        self._memo.uncount_reference(value)
         return copy
 
     # -- tensors ---------------------------------------------------------------------------------
 
     def _copy_tensor(self, tensor: Any) -> Any:
-        """Make the copy of a tensor, with copies of its gradient and its attributes."""
+        """Make and return the copy of a tensor, with copies of its gradient and its attributes.
+
+        A fake tensor of the running code is its own copy.
+        """
         if is_instance(tensor, FakeTensor):
             return tensor
         if _is_composite(type(tensor)):
@@ -190,14 +231,14 @@ class FakeCopies:
         _refuse_unfollowed(tensor)
         copy = self._fake_like(tensor)
         if _may_hold_sizes(tensor, copy):
-            self._keep_values(tensor, copy)
+            self._give_values(tensor, copy)
         self._log_original(tensor, copy)
         self._keep_tensor_copy(tensor, copy)
         vars(copy).update(self.of(vars(tensor)))
         return copy
 
     def _fake_like(self, tensor: Any) -> Any:
-        """Return a fake tensor like a plain tensor or parameter, in the copy of its storage."""
+        """Return a fake tensor or parameter like a real one, in the copy of its storage."""
         kind: Any = type(tensor)
         with self._unlogged(), torch.no_grad(), torch._C.DisableTorchFunction():
             copy = self._fake_with_strides(tensor)
@@ -209,12 +250,12 @@ class FakeCopies:
         return copy
 
     def _log_original(self, tensor: Any, copy: Any) -> None:
-        """Log the storage of an original as one that exists before the code runs."""
+        """Log the copy's storage as one that exists before the code runs."""
         with torch._C.DisableTorchFunction():
             self._log_copied_storage(tensor, copy)
 
     def _log_copied_storage(self, tensor: Any, copy: Any) -> None:
-        """Log the storage of a tensor's copy, unless another copy has it, and count its bytes."""
+        """Log the storage of a tensor's copy and count its bytes, unless another copy shares it."""
         life = self._log.log_tensor(
             copy, self._devices.name_in_log(copy.device), existed_before=True
         )
@@ -227,14 +268,14 @@ class FakeCopies:
         self.originals_bytes[device] = earlier_bytes + life.size_bytes
 
     def _keep_tensor_copy(self, tensor: Any, copy: Any) -> None:
-        """Note the copy of a tensor for later uses of the tensor, and copy its gradient.
+        """Keep the copy of a tensor for later uses of the tensor, and copy its gradient.
 
-        The reference to the copy is weak, so that it dies when the code drops it.
+        The reference to the copy is weak, so that the copy dies when the code drops it.
         """
         if isinstance(copy, torch.nn.Parameter):
             self._log.mark(copy, PARAMETERS)
         self._tensors[id(tensor)] = weakref.ref(copy)
-        self._originals[id(tensor)] = tensor
+        self._memo.originals[id(tensor)] = tensor
         if tensor.is_leaf and tensor.grad is not None:
             copy.grad = self.of(tensor.grad)
 
@@ -257,6 +298,7 @@ class FakeCopies:
         return copy
 
     def _mark_gradient(self, leaf: Any) -> None:
+        """Mark the gradient of a leaf in the log: torch calls this when it has added to it."""
         self._log.mark(leaf.grad, GRADIENTS)
 
     def _copy_sparse(self, tensor: Any) -> Any:
@@ -272,10 +314,8 @@ class FakeCopies:
         self._keep_tensor_copy(tensor, copy)
         return copy
 
-    def _keep_values(self, tensor: Any, copy: Any) -> None:
-        """Give a copy the values of a small integer tensor, because they may be
-        sizes or positions.
-        """
+    def _give_values(self, tensor: Any, copy: Any) -> None:
+        """Give a copy the values of its original as known values, unless these are many."""
         if tensor.numel() <= MOST_VALUES:
             with torch._C._DisableTorchDispatch():
                 copy.constant = tensor.detach().clone()
@@ -283,7 +323,7 @@ class FakeCopies:
 
     @contextmanager
     def _unlogged(self) -> Iterator[None]:
-        """Let no operation of the block be logged: it makes a copy."""
+        """Make a copy inside the block: its operations are not logged, transformed or cached."""
         # A copy made inside torch.func's grad or vmap must not be wrapped by it.
         with self.lock, torch._C._DisableFuncTorch(), _gradients_allowed():
             was_paused = self.paused
@@ -299,7 +339,7 @@ class FakeCopies:
 
     def _fake_with_strides(self, tensor: Any) -> Any:
         """Return a fake tensor with the strides and offset of ``tensor``, in the copy of its
-        storage.
+        storage, which is made for the first of the tensors that share it.
         """
         device = self._devices.real_device_of_copy(tensor.device)
         key = tensor.untyped_storage()._cdata
@@ -317,7 +357,10 @@ class FakeCopies:
         return FakeTensor(self._fakes, empty, device)
 
     def _fake_with_value(self, tensor: Any) -> Any:
-        """Return a fake tensor that keeps the value of a tensor with a single element."""
+        """Return a fake tensor that keeps the value of a tensor with a single element.
+
+        It is in a new copy of the storage.
+        """
         with no_dispatch():
             value = tensor.detach().clone()
         converter = self._fakes.fake_tensor_converter
@@ -331,7 +374,7 @@ class FakeCopies:
     def _copy_container(self, value: Any) -> Any:
         """Return the copy of a list, dict, set or deque, with copies of its items."""
         copy = _new_container(value)
-        self._keep_copy(value, copy)  # before its items, which may lead back to it
+        self._memo.keep(value, copy)  # before its items, which may lead back to it
         # The base class's methods, because a user's class may override them.
         base = _container_class(value)
         if base is deque:
@@ -358,28 +401,29 @@ class FakeCopies:
         items = list(base.__iter__(value))
         copies = [self.of(item) for item in items]
         if all(map(operator.is_, copies, items)):
-            return self._keep_copy(value, value)
+            return self._memo.keep(value, value)
         copy = _new_container(value, copies)
-        return self._keep_copy(value, copy)
+        return self._memo.keep(value, copy)
 
     def _copy_instance(self, value: Any) -> Any:
         """Return the copy of an object with copies of its attributes, or the object itself if it
-        cannot be copied.
+        cannot be copied. For a model that ``torch.compile`` returned, that is a copy of the model
+        inside.
         """
         if is_script(value):
             self._unfollowed.note_script()
         if not _can_be_copied(type(value), module_of(value)):
-            return self._keep_copy(value, self.share(value))
+            return self._memo.keep(value, self.share(value))
         model = _compiled_model(value)
         if model is not None:
             copy = self._copy_uncompiled(value, model)
-            return self._keep_copy(value, copy)
+            return self._memo.keep(value, copy)
         try:
             copy = object.__new__(type(value))
         except TypeError:  # made in C, such as a lock
-            return self._keep_copy(value, self.share(value))
+            return self._memo.keep(value, self.share(value))
         self.share(type(value))
-        self._keep_copy(value, copy)  # before its attributes, which may lead back to it
+        self._memo.keep(value, copy)  # before its attributes, which may lead back to it
         self._copy_attributes(value, copy)
         self._adapt_library_copy(value, copy)
         return copy
@@ -393,8 +437,10 @@ class FakeCopies:
         return self.of(model)
 
     def _adapt_library_copy(self, value: Any, copy: Any) -> None:
-        """Change the copy of an optimizer, a data loader or a module where it would leave the
-        estimate, or is needed later.
+        """Adapt the copies of three kinds of library objects.
+
+        Optimizers are remembered for their state; data loaders start no processes; modules are not
+        compiled.
         """
         if is_instance(value, torch.optim.Optimizer):
             self.optimizers.append(weakref.ref(copy))
@@ -415,7 +461,8 @@ class FakeCopies:
         """Set copies of an object's attributes on its copy."""
         attributes = instance_dict(value)
         if attributes:
-            copies = {name: self.of(item) for name, item in list(attributes.items())}
+            items = list(attributes.items())  # in one step: a thread may change it
+            copies = {name: self.of(item) for name, item in items}
             instance_dict(copy).update(copies)  # type: ignore[union-attr]  # of the same class
         for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
             if name in ("__dict__", "__weakref__"):
@@ -427,34 +474,41 @@ class FakeCopies:
     # -- code ------------------------------------------------------------------------------------
 
     def _copy_function(self, value: Any) -> Any:
-        """Return the copy of a function; one without state of the user's stays as it is."""
+        """Return the copy of a function; for a compiled one, that of the function inside.
+
+        A function without a closure, defaults, attributes or names of the notebook has no state
+        that code could change: it is shared.
+        """
         attributes = value.__dict__
         compiled = attributes.get("_torchdynamo_orig_callable")
         if compiled is not None:
-            if not attributes.get("_torchdynamo_disable"):  # else wrapped to stay uncompiled
+            stays_eager = attributes.get("_torchdynamo_disable")  # ``torch.compiler.disable``
+            if not stays_eager:
                 self._unfollowed.note_compiled(is_eager=runs_eagerly(value))
-            return self._keep_copy(value, self.of(compiled))
+            return self._memo.keep(value, self.of(compiled))
         self.share(value)
         has_state = value.__closure__ or value.__defaults__ or attributes
         in_notebook = id(value.__globals__) in self._namespaces
         if not has_state and not in_notebook:
-            return self._keep_copy(value, value)
+            return self._memo.keep(value, value)
         return self._rebuild_function(value)
 
     def _rebuild_function(self, value: Any) -> Any:
-        """Return a function with copies of its closure, its defaults and its attributes."""
+        """Return a function with copies of its closure, its defaults and its attributes.
+
+        All of these may lead back to the function, so that its copy is kept before they are copied.
+        """
         closure = value.__closure__ or ()
-        new_cells = self._empty_cells(closure)
+        new_cells = self._make_empty_cells(closure)
         cells = tuple(self.of(cell) for cell in closure)
         original_space = value.__globals__
         space = self._namespaces.get(id(original_space), original_space)
         copy = types.FunctionType(value.__code__, space, value.__name__, None, cells or None)
-        # Cells, defaults and attributes may lead back to the function.
-        self._keep_copy(value, copy)
+        self._memo.keep(value, copy)
         for cell in new_cells:
             with suppress(ValueError):  # an empty cell
                 contents = self.of(cell.cell_contents)
-                self._memo[id(cell)].cell_contents = contents
+                self._memo.copies[id(cell)].cell_contents = contents
         copy.__defaults__ = self.of(value.__defaults__)
         copy.__kwdefaults__ = self.of(value.__kwdefaults__)
         attributes = self.of(value.__dict__)
@@ -464,13 +518,14 @@ class FakeCopies:
         copy.__doc__ = value.__doc__
         return copy
 
-    def _empty_cells(self, closure: tuple[types.CellType, ...]) -> list[types.CellType]:
-        """Make an empty copy of each cell that no other copied function shares, and return these
-        cells.
+    def _make_empty_cells(self, closure: tuple[types.CellType, ...]) -> list[types.CellType]:
+        """Make an empty copy of each cell that has no copy yet, and return the cells to fill.
+
+        Functions that are defined in one function share its cells.
         """
-        new_cells = [cell for cell in closure if id(cell) not in self._memo]
+        new_cells = [cell for cell in closure if id(cell) not in self._memo.copies]
         for cell in new_cells:
-            self._keep_copy(cell, types.CellType())
+            self._memo.keep(cell, types.CellType())
         return new_cells
 
     def _copy_method(self, value: Any) -> Any:
@@ -480,21 +535,22 @@ class FakeCopies:
         return types.MethodType(function, bound_to)
 
     def _copy_weak_reference(self, value: Any) -> Any:
-        """Return a weak reference to the copy of an object; a dead one or a proxy is shared."""
+        """Return a weak reference to the copy of its object; a dead one or a proxy is shared."""
         target = None
         if type(value) is weakref.ref:
             target = value()
         if target is None:
-            return self._keep_copy(value, value)
+            return self._memo.keep(value, value)
         copy = self._copy_uncounted(target)
-        return self._keep_copy(value, weakref.ref(copy))
+        return self._memo.keep(value, weakref.ref(copy))
 
 
 @contextmanager
 def _gradients_allowed() -> Iterator[None]:
     """Let a copy require gradients inside torch.func's transforms, which refuse it otherwise.
 
-    For instance, the code of ``vmap(grad(f))`` looks up a model that no code has used before.
+    For instance, the code of ``vmap(grad(f))`` may be the first to look up a model, whose
+    parameters are copied then.
     """
     transforms = torch._C._functorch
     is_allowed = transforms.get_inplace_requires_grad_allowed()
@@ -589,8 +645,10 @@ def _compiled_model(value: Any) -> Any:
 
 
 def _can_be_copied(kind: type, module: str) -> bool:
-    """Return True if an object's attributes are its whole state, and a copy of them is a copy of
-    the object.
+    """Return True if copies of an object's attributes make a copy of the object.
+
+    That is not so for a class in C, whose objects have further state, for one with its own
+    ``__new__``, and for one with ``__del__``, which would run twice.
     """
     library, _, _ = module.partition(".")
     if module in _SHARED_MODULES or library in _SHARED_MODULES:

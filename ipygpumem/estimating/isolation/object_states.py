@@ -41,10 +41,10 @@ from ipygpumem.introspect import (
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import MIB, format_bytes
 
-_LARGEST_ARRAY = 256 * MIB
+_LARGEST_ARRAY_BYTES = 256 * MIB
 _SHARE_FOR_ARRAYS = 4
 """Copies of arrays take at most the free host memory divided by this number."""
-_FOREIGN = {
+_LIBRARIES_OF_KERNEL = {
     "IPython",
     "ipykernel",
     "ipygpumem",
@@ -55,8 +55,8 @@ _FOREIGN = {
     "asyncio",
     "matplotlib",
 }
-"""Modules whose objects an estimate does not restore, because other code changes them at the same
-time.
+"""Libraries whose objects an estimate does not restore, because other code of the kernel changes
+them at the same time.
 """
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 CONTAINERS = (OrderedDict, dict, deque, list, set)
@@ -104,13 +104,18 @@ class ObjectStates:
         put: Callable[[Any], object],
         same: Callable[[Any, Any], bool] | None = None,
     ) -> Any:
-        """Save and return a state that ``get`` reads; ``put`` restores it, unless it is still the
-        ``same``.
+        """Save a state, and return it.
+
+        Args:
+            get: reads the state.
+            put: restores it at the end.
+            same: compares the state at the end with the saved one; if they are the same, ``put`` is
+                not called. Without a comparison it is always called.
         """
         saved = get()
 
         def restore() -> None:
-            # Without a comparison it is not read: the code may have deleted it.
+            # Without a comparison the state is not read again: the code may have deleted it.
             if same is None or not same(get(), saved):
                 put(saved)
 
@@ -118,7 +123,7 @@ class ObjectStates:
         return saved
 
     def _save_leaf(self, get: Callable[[], Any], put: Callable[[Any], object]) -> list[Any]:
-        """Save a state that consists of one value without further objects, such as a number."""
+        """Save a state without objects to save next, such as a position; return an empty list."""
         self.save_state(get, put)
         return []
 
@@ -137,7 +142,7 @@ class ObjectStates:
         return [*items, *self._save_attributes(value)]
 
     def _save_dictionary(self, base: Any, value: Any) -> list[Any]:
-        """Save a dict's items; return keys and values in turn."""
+        """Save a dict's items by the methods of ``base``; return keys and values in turn."""
 
         def contents() -> list[Any]:
             return list(itertools.chain.from_iterable(base.items(value)))
@@ -151,7 +156,7 @@ class ObjectStates:
         return items
 
     def _save_sequence(self, base: Any, value: Any) -> list[Any]:
-        """Save and return the items of a list, a deque or a set."""
+        """Save and return the items of a list, a deque or a set, by the methods of ``base``."""
 
         def contents() -> list[Any]:
             return list(base.__iter__(value))
@@ -169,7 +174,7 @@ class ObjectStates:
     # -- classes, functions and attributes ---------------------------------------------------------
 
     def _save_class(self, value: Any) -> list[Any]:
-        """Save the attributes of a class of the user; return them and its base classes."""
+        """Save the attributes of a user's class; return them and its base classes."""
         if not is_users_class(value):
             return []
 
@@ -190,7 +195,9 @@ class ObjectStates:
         return [*inner.values(), *type.mro(value)]
 
     def _parts_of_function(self, value: Any) -> list[Any]:
-        """Return the objects that a function holds: attributes, defaults, cells, globals."""
+        """Return the objects that a function holds: attributes, defaults, cells, and the globals of
+        a user's module. Those of the notebook are copied instead.
+        """
         items = [value.__dict__, value.__defaults__, value.__kwdefaults__]
         items += value.__closure__ or ()
         space = value.__globals__
@@ -213,8 +220,10 @@ class ObjectStates:
         return []
 
     def _save_attributes(self, value: Any) -> list[Any]:
-        """Save an object's attributes: those in its dict, and those in slots of the
-        user's classes.
+        """Save an object's attributes, and return the objects in them.
+
+        Those in slots of the user's classes are saved here. The object's dict is returned, to be
+        saved next.
         """
         items: list[Any] = []
         for base in type.mro(type(value)):
@@ -269,7 +278,7 @@ class ObjectStates:
 
     def _save_array(self, value: Any) -> list[Any]:
         """Save a copy of a NumPy array if there is memory for it; return its objects."""
-        if not value.flags.writeable or not self._fits(value, value.nbytes):
+        if not value.flags.writeable or not self._reserve_for_copy(value, value.nbytes):
             return []
         numpy = sys.modules["numpy"]
         copy = functools.partial(numpy.array, value, copy=True, subok=False)
@@ -280,11 +289,14 @@ class ObjectStates:
         return []
 
     def _save_frame(self, value: Any) -> list[Any]:
-        """Save a pandas DataFrame or Series, by a shallow copy if pandas copies on write."""
+        """Save a pandas DataFrame or Series, by a shallow copy if pandas copies on write.
+
+        Return the objects in it.
+        """
         blocks = value._mgr.blocks
         copies_on_write = _pandas_copies_on_write()
         size_bytes = sum(getattr(block.values, "nbytes", 0) for block in blocks)
-        if not copies_on_write and not self._fits(value, size_bytes):
+        if not copies_on_write and not self._reserve_for_copy(value, size_bytes):
             return []
         saved = value.copy(deep=not copies_on_write)
         attributes = dict(value.__dict__)
@@ -292,7 +304,7 @@ class ObjectStates:
         def undo() -> None:
             value.__dict__.clear()
             value.__dict__.update(attributes)
-            # In older versions: columns of the other manager.
+            # Older versions of pandas cache columns, which are those of the changed frame.
             cached_columns = attributes.get("_item_cache", {})
             cached_columns.clear()
             object.__setattr__(value, "_mgr", saved._mgr)
@@ -304,9 +316,12 @@ class ObjectStates:
                 items += getattr(block.values, "flat", ())
         return items
 
-    def _fits(self, value: Any, size_bytes: int) -> bool:
-        """Return True if there is memory for a copy of ``value``, which then counts as taken."""
-        if size_bytes <= min(_LARGEST_ARRAY, self._free_bytes):
+    def _reserve_for_copy(self, value: Any, size_bytes: int) -> bool:
+        """Reserve memory for a copy of ``value``.
+
+        If there is too little, note that the object will not be restored, and return False.
+        """
+        if size_bytes <= min(_LARGEST_ARRAY_BYTES, self._free_bytes):
             self._free_bytes -= size_bytes
             return True
         what = f"{type_name(value)} of {format_bytes(size_bytes)}"
@@ -316,7 +331,7 @@ class ObjectStates:
     def _save_buffer(self, value: Any) -> list[Any]:
         """Save the contents of a bytearray, an array or a mapped file."""
         itemsize = getattr(value, "itemsize", 1)
-        if not self._fits(value, len(value) * itemsize):
+        if not self._reserve_for_copy(value, len(value) * itemsize):
             return []
 
         def contents() -> Any:
@@ -342,7 +357,7 @@ class ObjectStates:
 
     def _save_file(self, value: Any) -> list[Any]:
         """Save the position of a file that is open for reading only, or the contents of a file in
-        memory.
+        memory. Files that can be written are not restored, because what the code writes stays.
         """
         # Suppressed: it is closed, a pipe, or in the middle of a loop over its lines.
         with contextlib.suppress(OSError, ValueError):
@@ -375,6 +390,7 @@ class ObjectStates:
 
 
 def _pandas_copies_on_write() -> bool:
+    """Return True if a copy of a pandas frame shares memory until one of the two is changed."""
     pandas = sys.modules["pandas"]
     major_version, _, _ = pandas.__version__.partition(".")
     if major_version >= "3":
@@ -401,7 +417,7 @@ def _is_shared_by_threads(value: Any) -> bool:
     library, _, _ = module_of(value).partition(".")
     if library == "torch" or is_users_class(type(value)):
         return False
-    if library in _FOREIGN:
+    if library in _LIBRARIES_OF_KERNEL:
         return True
     attributes = instance_dict(value) or {}
     return any(type(item) in _LOCKS for item in list(attributes.values()))
@@ -416,6 +432,9 @@ def is_imported_users_module(module: Any) -> bool:
 
 _Saver = Callable[[ObjectStates, Any], list[Any]]
 _Savers = tuple[tuple[Any, _Saver], ...]
+
+
+# Functions for objects whose own state cannot change: they return the objects inside.
 
 
 def _items_of_tuple(_: ObjectStates, value: Any) -> list[Any]:
@@ -438,7 +457,7 @@ def _attributes_of_thread(_: ObjectStates, value: Any) -> list[Any]:
     return [threading.local.__getattribute__(value, "__dict__")]
 
 
-def _names_of_module(_: ObjectStates, value: Any) -> list[Any]:
+def _namespace_of_module(_: ObjectStates, value: Any) -> list[Any]:
     if not is_imported_users_module(value):
         return []
     return [module_dict(value)]
@@ -466,7 +485,7 @@ _CODE_SAVERS: _Savers = (
     (types.CellType, ObjectStates._save_cell),
     (types.MethodType, _parts_of_method),
     (threading.local, _attributes_of_thread),
-    (types.ModuleType, _names_of_module),
+    (types.ModuleType, _namespace_of_module),
     (_CACHE, _attributes_of_cache),
 )
 _DATA_SAVERS: _Savers = (
@@ -484,10 +503,14 @@ _WRAPPER_SAVERS: _Savers = (
     (classmethod, _wrapped_function),
 )
 _SAVERS: _Savers = (*_CONTAINER_SAVERS, *_CODE_SAVERS, *_DATA_SAVERS, *_WRAPPER_SAVERS)
-"""Functions that save an object's state and return the objects inside it, by type; in order."""
+"""Functions that save an object's state and return the objects inside it, by type.
+
+The first type of which the object is an instance decides.
+"""
 _LIBRARIES_SAVERS: tuple[tuple[str, str, _Saver], ...] = (
     ("numpy", "ndarray", ObjectStates._save_array),
     ("pandas.core.generic", "NDFrame", ObjectStates._save_frame),
     ("numpy.random", "Generator", ObjectStates._save_generator),
     ("numpy.random", "BitGenerator", ObjectStates._save_generator),
 )
+"""The same for classes of libraries, which need not be imported: by module and name."""

@@ -295,7 +295,7 @@ class Patches:
             Wrapper(torch.jit, "trace", make_script, "as torch.jit.script"),
             Wrapper(torch.jit, "load", make_script, "as torch.jit.script"),
         ]
-        for owner, name, function in self._unfollowed.wrapped_transforms():
+        for owner, name, function in self._unfollowed.transform_wrappers():
             items.append(Wrapper(owner, name, function, "its memory is not known"))
         return items
 
@@ -355,8 +355,12 @@ class Patches:
     # -- the replacements --------------------------------------------------------------------------
 
     def _start_thread(self, original: Any, thread: Any) -> None:
-        """Start a thread, with the modes if the estimated code starts it."""
-        if torch._C._len_torch_dispatch_stack():
+        """Start a thread, in whose code the modes are active if the estimated code starts it.
+
+        Threads of other code, such as the kernel's, start as usual.
+        """
+        is_estimated_code = torch._C._len_torch_dispatch_stack() > 0
+        if is_estimated_code:
             run = thread.run
 
             def run_in_modes() -> None:
@@ -367,8 +371,9 @@ class Patches:
         original(thread)
 
     def _skip_compiling(self, _: Any, model: Any = None, **options: Any) -> Any:
-        """Note that the code calls ``torch.compile``, in whose place this is called; return the
-        model as it was. Without a model, return a decorator that does so.
+        """Stand for ``torch.compile(model)``: note it, and return the model as it is.
+
+        Without a model, return a decorator that returns its function.
         """
         self._unfollowed.note_compiled(is_eager=is_eager(options))
         if model is None:
@@ -376,7 +381,7 @@ class Patches:
         return model
 
     def _skip_compiling_module(self, *_: Any, **options: Any) -> None:
-        """Leave a module uncompiled: stands for ``torch.nn.Module.compile``."""
+        """Stand for ``module.compile()``: note it, and leave the module as it is."""
         self._unfollowed.note_compiled(is_eager=is_eager(options))
 
     def _compile_script(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -457,7 +462,10 @@ class Patches:
 
 
 def _note_named_device(original: Any, context: Any, device: Any) -> None:
-    """Initialize a ``torch.device`` context, and note on it if the code itself names the CPU."""
+    """Stand for the initialization of ``with torch.device(device):``.
+
+    An attribute of the context notes if the code itself names the CPU.
+    """
     original(context, device)
     vars(context)[_NAMES_HOST] = names_host(device)
 
@@ -574,7 +582,7 @@ def _swap_values(original: Any, first: Any, second: Any) -> None:
 
 
 def _to_list(_: Any, tensor: Any) -> Any:
-    """Return a tensor's values as nested lists; unknown ones all get the same guess."""
+    """Stand for ``x.tolist()``: return nested lists of values; unknown ones all get one guess."""
     if tensor.constant is not None:
         with torch._C._DisableTorchDispatch():
             return tensor.constant.tolist()
@@ -587,7 +595,7 @@ def _to_list(_: Any, tensor: Any) -> Any:
 
 
 def _load_in_this_process(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-    """Initialize a data loader that starts no processes."""
+    """Stand for the initialization of a data loader, which then starts no processes."""
     original(loader, *args, **kwargs)
     vars(loader).update(NO_PROCESSES)
 

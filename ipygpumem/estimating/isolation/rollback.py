@@ -45,8 +45,11 @@ class Rollback(Walk):
     """Saves the state of each object once, before code can change it; ``put_back`` restores all
     states.
 
-    Afterwards no tensor of the mode ``fakes`` should be alive. ``note`` gets a line for each
-    failure.
+    It is a walk over objects: each object whose state is saved leads to the objects that it holds.
+
+    Args:
+        fakes: the mode of the estimate's fake tensors, none of which should be alive afterwards.
+        note: gets a line for each failure.
     """
 
     def __init__(self, fakes: FakeTensorMode, note: Note) -> None:
@@ -56,16 +59,16 @@ class Rollback(Walk):
         self._states = ObjectStates(note)
         self._unfreezes = False
         """True while ``put_back`` has to unfreeze the existing objects."""
-        self._spare_threads()
-        self._modules = set(sys.modules)
+        self._modules_before = set(sys.modules)
+        self._spare_containers_of_threads()
         self._save_settings()
-        self._spare_libraries()
+        self._spare_namespaces_of_libraries()
         modules = list(sys.modules.values())
         self.save(*[module_dict(module) for module in modules if is_imported_users_module(module)])
 
-    def _spare_threads(self) -> None:
-        """Exclude containers that the code of the user's other threads names: rollback would undo
-        their changes.
+    def _spare_containers_of_threads(self) -> None:
+        """Exclude containers that the code of the user's other threads names: a rollback would undo
+        these threads' changes. The threads are noted.
         """
         threads = set()
         for frame, thread in background_frames():
@@ -80,7 +83,7 @@ class Rollback(Walk):
                 "are not rolled back, but other changes of theirs to modules and classes may be"
             )
 
-    def _spare_libraries(self) -> None:
+    def _spare_namespaces_of_libraries(self) -> None:
         """Exclude the namespaces of libraries, which a name of the user's may lead to.
 
         For instance, ``vars(torch)`` has ``builtins``, whose functions a rollback itself calls.
@@ -94,11 +97,11 @@ class Rollback(Walk):
     def save(self, *values: Any) -> None:
         """Save the state of ``values`` and of all objects that they lead to."""
         steps = self.walk_from([(values, None)])
-        deque(steps, maxlen=0)  # takes all steps
+        deque(steps, maxlen=0)  # runs through all steps, and keeps none
 
     def kind_of(self, item: object) -> str:
         """Return "leading" for each object, but "skip" for a plain number, text or None."""
-        if type(item) is bytearray:
+        if type(item) is bytearray:  # an atom that code can change
             return "leading"
         if is_atom(item):
             return "skip"
@@ -112,13 +115,13 @@ class Rollback(Walk):
             try:
                 yield self._states.save(value), None
             except Exception:  # noqa: PERF203  # one unusual object must not end the estimate
-                self._fail(type_name(value))
+                self._note_failure(type_name(value))
 
     # -- settings --------------------------------------------------------------------------------
 
     def _save_settings(self) -> None:
-        """Save the states of Python's, NumPy's and torch's random generators, and settings of torch
-        and the process.
+        """Save the states of Python's, NumPy's and torch's random generators, the settings of torch
+        and the process, and the path of imports.
         """
         numpy_random: Any = getattr(sys.modules.get("numpy"), "random", None)
         if numpy_random is not None:
@@ -145,7 +148,7 @@ class Rollback(Walk):
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def _fail(self, what: str) -> None:
+    def _note_failure(self, what: str) -> None:
         self._note(f"this could not be put back: {what}")
 
     def put_back(self) -> None:
@@ -153,7 +156,7 @@ class Rollback(Walk):
         tensor.
         """
         if not self.complete:
-            self._fail(f"the last of more than {MOST_KEPT:,} objects")
+            self._note_failure(f"the last of more than {MOST_KEPT:,} objects")
         steps = [*reversed(self._states.undo), self._states.undo.clear, self.drop]
         steps += [self._forget_modules, self._name_holders, self._unfreeze]
         # An error raised here would hide the code's own error.
@@ -162,11 +165,11 @@ class Rollback(Walk):
                 step()
             except Exception as error:  # noqa: PERF203  # the remaining steps still run
                 first_line, _, _ = str(error).partition("\n")
-                self._fail(first_line)
+                self._note_failure(first_line)
 
     def _forget_modules(self) -> None:
         """Forget the user's modules that the code imported: they may have made fake tensors."""
-        new_modules = set(sys.modules) - self._modules
+        new_modules = set(sys.modules) - self._modules_before
         for name in new_modules:
             if is_users_module(sys.modules[name]):
                 _forget_module(name)
@@ -177,12 +180,14 @@ class Rollback(Walk):
             gc.unfreeze()
 
     def _name_holders(self) -> None:
-        """Note the objects that hold fake tensors after the estimate, after emptying the caches
-        that do.
+        """Note the objects that still hold fake tensors of the estimate.
+
+        First the objects of before the estimate are unfrozen, since garbage among them may hold the
+        tensors, and then the caches of ``functools.lru_cache`` that hold some are emptied.
         """
         if not self._fakes_that_survive():
             return
-        if self._unfreezes:  # older objects hold them, or garbage among these
+        if self._unfreezes:
             self._unfreeze()
             if not self._fakes_that_survive():
                 return
@@ -198,7 +203,10 @@ class Rollback(Walk):
 
 
 def _named_values(frame: types.FrameType) -> list[Any]:
-    """Return the values that a frame's code names, and their attributes that it may name."""
+    """Return the values that a frame's code names, and these values' attributes that it may name.
+
+    For ``self.jobs.append(x)`` these are ``self``, ``x`` and the attribute ``jobs``.
+    """
     names = frame.f_code.co_names
     space = frame.f_globals
     values = list(peek(frame).values())

@@ -15,6 +15,7 @@ from torch.utils import _python_dispatch
 _Getter = Callable[[], Any]
 _Setter = Callable[[Any], object]
 _Setting = tuple[_Getter, _Setter]
+"""Reads a setting, and sets it to a value that was read."""
 _CUDNN = torch.backends.cudnn
 
 
@@ -51,7 +52,9 @@ def _set_warning_filters(filters: list[Any]) -> None:
 
 
 def _autocast() -> tuple[Any, ...]:
-    """Return the number of open autocast blocks, and autocast's settings."""
+    """Return the number of open autocast blocks, whether its cache is on, and the settings of each
+    kind of device.
+    """
     nesting = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     settings = []
@@ -63,12 +66,12 @@ def _autocast() -> tuple[Any, ...]:
 
 def _set_autocast(saved: tuple[Any, ...]) -> None:
     """Restore autocast as ``_autocast`` returned it."""
-    nesting, caches, settings = saved
+    nesting, is_cache_enabled, settings = saved
     current_nesting, *_ = _autocast()
-    for _ in range(current_nesting - nesting):
+    for _ in range(current_nesting - nesting):  # blocks that the code has left open
         torch.autocast_decrement_nesting()
     torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(caches)
+    torch.set_autocast_cache_enabled(is_cache_enabled)
     for kind, is_enabled, dtype in settings:
         torch.set_autocast_enabled(kind, is_enabled)
         torch.set_autocast_dtype(kind, dtype)
@@ -89,8 +92,8 @@ def _mode_flags() -> dict[str, bool]:
 def _set_mode_flags(flags: dict[str, bool]) -> None:
     """Set the flags, which each mode sets back to what it found.
 
-    A thread of the code that goes on, such as that of a progress bar of tqdm, is still in the
-    modes: then an estimate sets the flags back to what that thread has found.
+    A thread that the code has started, such as that of tqdm's progress bar, may still run, and is
+    still in the modes. When it leaves them, it sets the flags to the values that it found.
     """
     vars(_python_dispatch).update(flags)
     compiler_flag = flags.get("_is_in_any_mode_without_ignore_compile_internals")

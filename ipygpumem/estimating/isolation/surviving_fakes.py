@@ -18,20 +18,21 @@ _MOST_NAMED = 3
 
 
 def fakes_of(mode: FakeTensorMode) -> list[Any]:
-    """Return the fake tensors of ``mode``; those of an earlier estimate may be kept alive by its
-    error's traceback.
+    """Return the fake tensors of ``mode`` that are alive.
+
+    Those of an earlier estimate do not count: its error's traceback may keep them alive.
     """
     fakes = [value for value in gc.get_objects() if type(value) is FakeTensor]
     alive = []
     for fake in fakes:
-        attributes = instance_dict(fake) or {}  # of a half-made one: none
+        attributes = instance_dict(fake) or {}  # empty while another thread makes it
         if attributes.get("fake_mode") is mode:
             alive.append(fake)
     return alive
 
 
 def names_of_holders(mode: FakeTensorMode) -> list[str]:
-    """Return the names of the objects that hold fake tensors of ``mode``."""
+    """Return the names of objects that hold fake tensors of ``mode``; at most three."""
     fakes = fakes_of(mode)
     if not fakes:
         return []
@@ -45,8 +46,10 @@ def names_of_holders(mode: FakeTensorMode) -> list[str]:
 
 
 def _name_of_holder(holder: Any) -> str:
-    """Return a text for an object that holds fake tensors: its name in a module, such as
-    ``cache.entries``, or the type of the object whose ``__dict__`` it is, or its own type.
+    """Return a text for an object that holds fake tensors.
+
+    It is the object's name in a module, such as ``cache.entries``; or the type of the object whose
+    ``__dict__`` it is; or its own type.
     """
     for module_name, module in list(sys.modules.items()):
         if not is_instance(module, types.ModuleType):
@@ -55,7 +58,7 @@ def _name_of_holder(holder: Any) -> str:
         for name, value in list(space.items()):
             if value is holder:
                 return f"{module_name}.{name}"
-            if space is holder and is_instance(value, FakeTensor):
+            if space is holder and is_instance(value, FakeTensor):  # the module itself holds it
                 return f"{module_name}.{name}"
     for owner in gc.get_referrers(holder):
         if instance_dict(owner) is holder:

@@ -18,17 +18,19 @@ STEP_BYTES = 2 * MIB
 """Segments of more than 10 MiB are rounded up to a multiple of this."""
 _LEAST_BYTES = 512
 """Size of the smallest block; all sizes are multiples of it."""
-_SMALL_BYTES = MIB
+_MOST_SMALL_BYTES = MIB
 """Largest size that comes from the segments for small blocks."""
 _SMALL_SEGMENT_BYTES = 2 * MIB
-_MIDDLE_BYTES = 10 * MIB
-"""Sizes below this, and above the small ones, come from segments of the following size."""
+"""Size of these segments."""
+_LEAST_LARGE_BYTES = 10 * MIB
+"""Smallest size that gets a segment of its own size, if no piece is free for it."""
 _MIDDLE_SEGMENT_BYTES = 20 * MIB
+"""Size of the segments for sizes between these."""
 NO_LIMIT = 1 << 62
 """More bytes than any device has."""
 
 
-def in_whole_steps(size_bytes: int) -> int:
+def rounded_to_blocks(size_bytes: int) -> int:
     """Return a size as a multiple of the allocator's smallest block."""
     # Without a call of another function, because %%peak asks for each storage.
     return -(-size_bytes // _LEAST_BYTES) * _LEAST_BYTES
@@ -39,7 +41,7 @@ def block_bytes(size_bytes: int) -> int:
 
     The block may become larger, if the rest of its piece is too small to be split off.
     """
-    return max(_LEAST_BYTES, in_whole_steps(size_bytes))
+    return max(_LEAST_BYTES, rounded_to_blocks(size_bytes))
 
 
 def most_split_bytes() -> int:
@@ -121,9 +123,9 @@ class FreePieces:
 
         In segments for large blocks, a rest of 1 MiB or less stays a part of the block.
         """
-        if size <= _SMALL_BYTES or self.is_expandable:
+        if size <= _MOST_SMALL_BYTES or self.is_expandable:
             return rest >= _LEAST_BYTES
-        return rest > _SMALL_BYTES and size < self._most_split_bytes
+        return rest > _MOST_SMALL_BYTES and size < self._most_split_bytes
 
     def take(self, address: int, size: int) -> int:
         """Take a block from the free piece at ``address``, and return the block's size.
@@ -182,7 +184,9 @@ class FreePieces:
             self.add(following, end - following)
 
     def _start_of_piece(self, address: int, end: int) -> int | None:
-        """Return the address of the free piece with all of a range; None if there is none."""
+        """Return the address of the free piece in which a range of addresses lies completely; None
+        if there is none.
+        """
         if address in self._sizes:
             end_of_piece = address + self._sizes[address]
             if end > end_of_piece:
@@ -199,7 +203,7 @@ class OutOfRoomError(Exception):
 
 
 class SimulatedBlock(NamedTuple):
-    """A block in use."""
+    """A block that the simulated allocator has given, and that is not freed yet."""
 
     address: int
     size: int
@@ -246,7 +250,7 @@ class Allocator:
             raise OutOfRoomError
 
     def _add_existing(self, segment: Segment) -> None:
-        """Add the blocks of a segment that exists."""
+        """Add a segment that exists: its usable blocks as free pieces, the other ones as in use."""
         pool = self._pool(is_small=segment.small)
         size_bytes = sum(block.size_bytes for block in segment.blocks)
         if segment.blocks:
@@ -261,7 +265,7 @@ class Allocator:
         self.reserved_bytes += size_bytes
 
     def _pool(self, *, is_small: bool) -> FreePieces:
-        """Return the pieces of the segments that serve small blocks, or large ones."""
+        """Return the free pieces of the segments for small blocks, or of those for large ones."""
         if is_small:
             return self._small
         return self._large
@@ -273,7 +277,7 @@ class Allocator:
             OutOfRoomError: the device has no memory left.
         """
         size = block_bytes(size_bytes)
-        is_small = size <= _SMALL_BYTES
+        is_small = size <= _MOST_SMALL_BYTES
         pool = self._pool(is_small=is_small)
         address = pool.best_fit(size)
         if address is None:
@@ -309,9 +313,9 @@ class Allocator:
 
 def _segment_bytes(size: int) -> int:
     """Return the size of a new segment for a block."""
-    if size <= _SMALL_BYTES:
+    if size <= _MOST_SMALL_BYTES:
         return _SMALL_SEGMENT_BYTES
-    if size < _MIDDLE_BYTES:
+    if size < _LEAST_LARGE_BYTES:
         return _MIDDLE_SEGMENT_BYTES
     return rounded_up(size, STEP_BYTES)
 

@@ -21,7 +21,7 @@ from ipygpumem.estimating.memory.storages import ROLES, StorageLife, StorageLog
 from ipygpumem.estimating.records import DeviceEstimate
 from ipygpumem.probes.allocator import Segment, snapshots
 
-_CLOSE = 0.005
+_PRECISION = 0.005
 """Precision of the search for the minimum memory, as a share of the reserved memory."""
 _MOST_LIMITS = 40
 """Maximum number of limits to try in that search."""
@@ -32,7 +32,7 @@ class Replay:
     """Input of a replay: events, the allocator's settings, and the segments at the start."""
 
     events: Sequence[tuple[int, int]]
-    """Number of the storage, and its size when it is allocated, 0 when it is freed."""
+    """The number of a storage with its size when it is allocated, and with 0 when it is freed."""
     most_split_bytes: int = NO_LIMIT
     segments: Sequence[Segment] = ()
     addresses: Mapping[int, int] = field(default_factory=dict)
@@ -58,7 +58,10 @@ class Replay:
         return sum(map(_size_of, self.segments)) - self.others_bytes
 
     def allocator(self, limit_bytes: int = NO_LIMIT, *, downwards: bool = False) -> Allocator:
-        """Return an allocator that may reserve ``limit_bytes`` in addition to ``others_bytes``."""
+        """Return an allocator for a replay that may reserve ``limit_bytes``.
+
+        The segments that other memory occupies do not count.
+        """
         return Allocator(
             self.most_split_bytes,
             limit_bytes + self.others_bytes,
@@ -67,7 +70,9 @@ class Replay:
         )
 
     def changes(self, allocator: Allocator) -> Iterator[tuple[int, int]]:
-        """Yield each event's storage and the change of bytes in use."""
+        """Replay the events in an allocator; yield each event's storage and its change of the bytes
+        in use.
+        """
         blocks: dict[int, SimulatedBlock] = {}
         for number, size in self.events:
             if size:
@@ -92,7 +97,8 @@ class Replay:
 
         Args:
             limit_bytes: the limit, which is lower than the ones before.
-            enough_from: for both directions, the lowest limit that is known to be enough.
+            enough_from: the lowest limit that is known to be enough, for segments that are added
+                upwards (False) and downwards (True); it is updated.
         """
         for downwards, known_bytes in enough_from.items():
             if limit_bytes >= known_bytes:
@@ -117,13 +123,13 @@ class Replay:
         return allocator.most_reserved_bytes - self.others_bytes
 
     def least_bytes(self, allocated_bytes: int, reserved_bytes: int) -> int:
-        """Return about the lowest limit from which on the replay completes.
+        """Return about the lowest limit from which on the replay completes with every limit.
 
         It is between the peak of the allocated memory and the reserved memory. Limits are tried
         from above, because a higher limit can fail where a lower one suffices: the later the cache
         is freed, the more of its segments are pinned by a small block.
         """
-        fine_step = int(reserved_bytes * _CLOSE)
+        fine_step = int(reserved_bytes * _PRECISION)
         coarse_step = (reserved_bytes - allocated_bytes) // _MOST_LIMITS
         step = max(STEP_BYTES, fine_step, coarse_step)
         enough = reserved_bytes
@@ -136,9 +142,7 @@ class Replay:
 
 
 def _no_limits_known() -> dict[bool, int]:
-    """Return the lowest limits known to be enough, as they are before a search: no limit, for
-    segments added upwards (False) and downwards (True).
-    """
+    """Return the lowest limits known to be enough before a search: none, in both directions."""
     return {False: NO_LIMIT, True: NO_LIMIT}
 
 
@@ -165,20 +169,14 @@ def device_figures(log: StorageLog, device: str, label: str) -> DeviceFigures:
     """
     lives = [life for life in log.lives if life.device == device]
     moments = _moments(lives)
-    segments, freed_bytes = _segments_in_use(label, log.erased)
-    replay = _replay_of(lives, moments, segments)
+    in_use = _segments_in_use(label, log.erased)
+    replay = _replay_of(lives, moments, in_use.segments)
     if label == "cpu":
-        sizes = [life.size_bytes for life in lives]
-        changes = list(_changes_on_host(replay.events, sizes))
-        peak = _Peak.of(moments, changes)
-        reserved_bytes = needed_bytes = peak.size_bytes
+        replayed = _replayed_in_ram(replay, lives, moments)
     else:
-        allocator = replay.allocator(downwards=True)
-        changes = list(replay.changes(allocator))
-        peak = _Peak.of(moments, changes)
-        reserved_bytes = allocator.most_reserved_bytes - replay.others_bytes
-        needed_bytes = replay.least_bytes(peak.size_bytes, reserved_bytes)
-    sizes = _block_sizes(lives, moments, changes)
+        replayed = _replayed_on_card(replay, moments)
+    peak = replayed.peak
+    sizes = _block_sizes(lives, moments, replayed.changes)
     before_bytes = 0
     for life, size in zip(lives, sizes, strict=True):
         if life.existed_before:
@@ -188,11 +186,11 @@ def device_figures(log: StorageLog, device: str, label: str) -> DeviceFigures:
         before_bytes=before_bytes,
         peak_bytes=peak.size_bytes,
         after_bytes=peak.after_bytes,
-        reserved_bytes=reserved_bytes,
-        needed_bytes=needed_bytes,
+        reserved_bytes=replayed.reserved_bytes,
+        needed_bytes=replayed.needed_bytes,
         parts=_bytes_by_role(log, lives, sizes, peak.clock),
     )
-    return DeviceFigures(estimate, replay.already_held_bytes + freed_bytes)
+    return DeviceFigures(estimate, replay.already_held_bytes + in_use.freed_bytes)
 
 
 class _Moment(NamedTuple):
@@ -206,7 +204,7 @@ class _Moment(NamedTuple):
 
 
 def _moments(lives: Sequence[StorageLife]) -> list[_Moment]:
-    """Return when each storage is allocated and freed, in order."""
+    """Return the moments at which storages are allocated and freed, in order."""
     moments: list[_Moment] = []
     for number, life in enumerate(lives):
         if life.size_bytes:
@@ -219,7 +217,10 @@ def _moments(lives: Sequence[StorageLife]) -> list[_Moment]:
 def _replay_of(
     lives: Sequence[StorageLife], moments: Iterable[_Moment], segments: Sequence[Segment]
 ) -> Replay:
-    """Return the input of a replay of some storages."""
+    """Return the input of a replay of some storages.
+
+    A storage at the address of an existing block starts in that block.
+    """
     events = []
     for moment in moments:
         size_bytes = 0
@@ -236,15 +237,15 @@ def _replay_of(
     return Replay(events, most_split_bytes(), segments, addresses)
 
 
-def _changes_on_host(
-    events: Iterable[tuple[int, int]], sizes: Sequence[int]
+def _changes_in_ram(
+    events: Iterable[tuple[int, int]], lives: Sequence[StorageLife]
 ) -> Iterator[tuple[int, int]]:
     """Yield each event's storage and the change of bytes in use, without an allocator."""
     for number, size in events:
         if size:
             yield number, size
         else:
-            yield number, -sizes[number]
+            yield number, -lives[number].size_bytes
 
 
 @dataclass
@@ -270,6 +271,35 @@ class _Peak:
         return peak
 
 
+class _Replayed(NamedTuple):
+    """The results of a replay."""
+
+    changes: Sequence[tuple[int, int]]
+    """Each event's storage, and its change of the bytes in use."""
+    peak: _Peak
+    reserved_bytes: int
+    needed_bytes: int
+
+
+def _replayed_in_ram(
+    replay: Replay, lives: Sequence[StorageLife], moments: Iterable[_Moment]
+) -> _Replayed:
+    """Return the results for RAM: only the peak is needed, and nothing more is reserved."""
+    changes = list(_changes_in_ram(replay.events, lives))
+    peak = _Peak.of(moments, changes)
+    return _Replayed(changes, peak, peak.size_bytes, peak.size_bytes)
+
+
+def _replayed_on_card(replay: Replay, moments: Iterable[_Moment]) -> _Replayed:
+    """Return the results of a replay in the simulated allocator."""
+    allocator = replay.allocator(downwards=True)
+    changes = list(replay.changes(allocator))
+    peak = _Peak.of(moments, changes)
+    reserved_bytes = allocator.most_reserved_bytes - replay.others_bytes
+    needed_bytes = replay.least_bytes(peak.size_bytes, reserved_bytes)
+    return _Replayed(changes, peak, reserved_bytes, needed_bytes)
+
+
 def _block_sizes(
     lives: Iterable[StorageLife], moments: Iterable[_Moment], changes: Iterable[tuple[int, int]]
 ) -> list[int]:
@@ -285,41 +315,53 @@ def _bytes_by_role(
     log: StorageLog, lives: Iterable[StorageLife], sizes: Iterable[int], clock: int
 ) -> dict[str, int]:
     """Return the bytes that are alive at a time on the log's clock, by role."""
-    parts = dict.fromkeys(ROLES, 0)
+    bytes_by_role = dict.fromkeys(ROLES, 0)
     for life, size in zip(lives, sizes, strict=True):
         is_dead = life.died is not None and life.died <= clock
         if life.born <= clock and not is_dead:
-            parts[log.role(life)] += size
-    return parts
+            bytes_by_role[log.role(life)] += size
+    return bytes_by_role
 
 
-def _segments_in_use(device: str, erased: set[int]) -> tuple[list[Segment], int]:
+class _SegmentsInUse(NamedTuple):
+    """The segments of a device with a block in use."""
+
+    segments: Sequence[Segment] = ()
+    freed_bytes: int = 0
+    """Bytes of further segments, in which only blocks that count as freed are in use."""
+
+
+def _segments_in_use(device: str, erased: set[int]) -> _SegmentsInUse:
     """Return the segments of a CUDA device with a block in use; the allocator can free the rest.
 
-    Blocks at the addresses ``erased`` count as free. The second result is the size of the segments
-    that have no other block in use.
+    None are known before torch uses CUDA, with another allocator, and with expandable segments,
+    which the replay does not simulate.
+
+    Args:
+        device: the name of the device.
+        erased: addresses of blocks that count as freed.
     """
     if not torch.cuda.is_initialized():
-        return [], 0
+        return _SegmentsInUse()
     try:
         snapshot = snapshots("cuda").get(device)
     except RuntimeError:  # another allocator
-        return [], 0
+        return _SegmentsInUse()
     if snapshot is None:
-        return [], 0
+        return _SegmentsInUse()
     segments = list[Segment]()
     freed_bytes = 0
     for segment in snapshot.segments:
         if _is_free(segment):
             continue
-        if segment.page_bytes:
-            return [], 0
+        if segment.page_bytes:  # an expandable segment
+            return _SegmentsInUse()
         remaining = _segment_without(segment, erased)
         if _is_free(remaining):
             freed_bytes += _size_of(remaining)
         else:
             segments.append(remaining)
-    return segments, freed_bytes
+    return _SegmentsInUse(segments, freed_bytes)
 
 
 def _is_free(segment: Segment) -> bool:

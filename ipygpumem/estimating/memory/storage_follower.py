@@ -16,8 +16,8 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 def hide_from_compiler(mode: type[TorchDispatchMode]) -> None:
     """Let torch's compiler skip a mode's dispatch without the wrapper that torch puts around it.
 
-    The wrapper imports 1,000 modules, and adds two Python calls to each operation. An old torch has
-    only the wrapper.
+    The wrapper imports 1,000 modules, and adds two Python calls to each operation. In an old torch,
+    which has no other way, it stays.
     """
     if not hasattr(_COMPILER, "set_code_exec_strategy"):
         return
@@ -38,12 +38,14 @@ class StorageFollower(TorchDispatchMode):
         super().__init__()
         self.log = log
         self._last_graph = -1
+        """torch's number of the last backward pass."""
 
-    def decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run the parts of a composite operator in inference mode, and return their result.
 
-        Outside inference mode autograd decomposes it before a mode sees it; then, and for other
-        operators, the result is NotImplemented.
+        The mode then sees each of the parts. Outside inference mode, autograd decomposes such an
+        operator before a mode sees it; then, and for other operators, nothing runs, and the result
+        is NotImplemented.
         """
         if not torch.is_inference_mode_enabled():
             return NotImplemented
@@ -54,8 +56,10 @@ class StorageFollower(TorchDispatchMode):
         with self:
             return func._op_dk(_COMPOSITE, *args, **kwargs)
 
-    def backward_is_running(self) -> bool:
-        """Return True if autograd runs the current operation; log the start of a backward pass."""
+    def note_backward_pass(self) -> bool:
+        """Log the start of a backward pass, if the current operation is its first one; return True
+        if it is an operation of a backward pass.
+        """
         graph = torch._C._current_graph_task_id()
         if graph > self._last_graph:
             self._last_graph = graph
@@ -63,7 +67,10 @@ class StorageFollower(TorchDispatchMode):
         return bool(graph != -1)
 
     def owner(self, _: Any) -> Any:
-        """Return the origin of the module that a parameter belongs to, if the subclass knows it."""
+        """Return the origin of the module that a parameter belongs to; None if it is not known.
+
+        Only ``%%peak`` knows modules, and overrides this.
+        """
         return None
 
     def mark_gradient(self, parameter: Any, gradient: Any) -> None:
@@ -72,7 +79,7 @@ class StorageFollower(TorchDispatchMode):
             self.log.mark(gradient, GRADIENTS, self.owner(parameter))
 
     def mark_state(self, optimizer: Any, *_: Any) -> None:
-        """Mark the tensors of an optimizer's state."""
+        """Mark the tensors of an optimizer's state; torch's hooks pass further arguments."""
         for parameter, state in optimizer.state.items():
             origin = self.owner(parameter)
             for tensor in tensors_in(state):

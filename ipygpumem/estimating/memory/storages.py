@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ipygpumem.estimating.memory.caching_allocator import in_whole_steps
+from ipygpumem.estimating.memory.caching_allocator import rounded_to_blocks
 from ipygpumem.introspect import is_atom
 
 ROLES = (
@@ -38,13 +38,17 @@ class StorageLife:
     size_bytes: int
     """Its size as the allocator rounds it."""
     born: int
+    """When it was allocated; 0 if it existed before."""
     existed_before: bool
     """True if it exists from the start, as a copy of one of the notebook's tensors."""
     recorded: bool = False
     """True if a recorded forward pass allocated it: backward may need it."""
     in_backward: bool = False
+    """True if a backward pass allocated it."""
     role: str = ""
+    """The role that a hook has marked; empty if none has. ``StorageLog.role`` finds the role."""
     died: int | None = None
+    """When it was freed; None while it is alive."""
     address: int = 0
     """Address of the original tensor's storage on a CUDA device; 0 if there is none.
 
@@ -83,7 +87,17 @@ class StorageLog:
         recorded: bool = False,
         in_backward: bool = False,
     ) -> StorageLife | None:
-        """Log the storage of ``tensor``, and return its life if it is new."""
+        """Log the storage of ``tensor``, and return its life; None if the log has it already.
+
+        Args:
+            tensor: the tensor. One with several storages, such as a sparse one, returns the last
+                new life.
+            device: the name of the device in the log.
+            least_bytes: the storage counts as at least so large.
+            existed_before: True if it exists before the run.
+            recorded: True if autograd records the operation that has made it.
+            in_backward: True if a backward pass has made it.
+        """
         life = None
         for storage in storages_of(tensor):
             if storage._cdata not in self.alive:
@@ -96,7 +110,7 @@ class StorageLog:
     def log_storage(
         self, storage: Any, size_bytes: int, device: str, *, existed_before: bool = False
     ) -> StorageLife:
-        """Log a storage that has no life in the log yet, and return its life."""
+        """Log a storage that the log does not have yet until it is freed, and return its life."""
         key = storage._cdata
         life = self._log_birth(size_bytes, device, existed_before=existed_before)
         # The Python object lives as long as the storage, even if only autograd's C++ code refers to
@@ -136,7 +150,7 @@ class StorageLog:
         if not existed_before:
             self.clock += 1
             born = self.clock
-        life = StorageLife(device, in_whole_steps(size_bytes), born, existed_before)
+        life = StorageLife(device, rounded_to_blocks(size_bytes), born, existed_before)
         self.lives.append(life)
         now = self.now.get(device, 0) + life.size_bytes
         self.now[device] = now
@@ -161,11 +175,11 @@ class StorageLog:
         self.now[life.device] -= life.size_bytes
 
     def mark(self, tensor: Any, role: str, origin: Any = None) -> None:
-        """Set role and origin of a logged storage, unless it has another role.
+        """Set role and origin of a tensor's storages in the log, unless these have another role.
 
         PARAMETERS replaces any role.
         """
-        # Else each attribute that is read calls the handler of the estimate's functions.
+        # Without this, each attribute that is read would call the estimate's mode of functions.
         with torch._C.DisableTorchFunction():
             storages = list(storages_of(tensor))
         for storage in storages:
@@ -197,18 +211,18 @@ class StorageLog:
         life, _ = entry
         return life
 
-    def join(self, device: str, other: str) -> None:
-        """Change the device of all logged storages of ``device`` to ``other``."""
+    def change_device(self, device: str, new_device: str) -> None:
+        """Let all logged storages of a device count as storages of another one."""
         for life in self.lives:
             if life.device == device:
-                life.device = other
+                life.device = new_device
 
     def close(self) -> None:
-        """Log no deaths from now on: storages that are alive now are kept by the run."""
+        """Log no deaths from now on: a storage that is alive now counts as kept by the run."""
         self.alive.clear()
 
     def role(self, life: StorageLife) -> str:
-        """Return the role of a storage: in this table, that of the first line that applies.
+        """Return the role of a storage: the first one in this table whose condition is true.
 
         ===============================================  ===========================
         a hook has marked it                             the mark, such as gradients
@@ -262,8 +276,8 @@ def storages_of(tensor: Any) -> Iterator[Any]:
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """Return the tensors in an operation's arguments or results, also in nested lists, tuples and
-    mappings.
+    """Return an iterator over the tensors in an operation's arguments or results, also those in
+    nested lists, tuples and mappings.
     """
     tensors: list[Any] = []
     _append_tensors(value, tensors)

@@ -82,7 +82,7 @@ class CardFunctions:
         return original(source, *args, **kwargs)
 
     def multi_head_attention(self, original: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return attention with several heads, and its weights if they are wanted."""
+        """Return attention with several heads, and its weights if the code asks for them."""
         if self._is_on_card(query):
             return fused.multi_head_attention(query, *args, **kwargs)
         return original(query, *args, **kwargs)
@@ -147,7 +147,10 @@ class CardFunctions:
         return original(input, weight).add_(bias)
 
     def one_hot(self, original: Any, input: Any, num_classes: int = -1) -> Any:  # noqa: A002
-        """Return one-hot vectors; torch sets ones among zeros, but not for fake tensors."""
+        """Return one-hot vectors: zeros, among which ones are set, as torch makes them on a card.
+
+        For fake tensors torch would compare all positions with the labels.
+        """
         if num_classes == -1:
             num_classes = self._number_of_classes(input)
         is_mistake = num_classes < 1 or input.dtype is not torch.long  # torch raises its error

@@ -17,7 +17,7 @@ from ipygpumem.estimating.operators.convolutions import Convolution, takes_cudnn
 from ipygpumem.estimating.operators.cublas import CublasWorkspaces
 from ipygpumem.estimating.operators.kernels.kernel import Kernel
 from ipygpumem.estimating.operators.kernels.orders import ORDERS
-from ipygpumem.estimating.operators.transients import has_rule, is_unknown, transient_sizes
+from ipygpumem.estimating.operators.transients import has_rule, has_unknown_memory, transient_sizes
 from ipygpumem.estimating.records import Note
 
 _PRODUCTS = frozenset(
@@ -85,7 +85,7 @@ class CardOperations:
         too; an operator of which that is unknown is added to ``unknown_operators``.
         """
         is_on_card = self._assumed_device(operation).startswith("cuda")
-        if is_on_card and is_unknown(operation.name):
+        if is_on_card and has_unknown_memory(operation.name):
             self.unknown_operators.setdefault(operation.name)
         if not is_on_card or not _takes_more_than_results(operation.name):
             for tensor in operation.results:

@@ -21,7 +21,7 @@ def takes_cudnn() -> bool:
 
 
 class Gradients(NamedTuple):
-    """The gradients that a backward pass computes; frozen weights get none."""
+    """Says which gradients a backward pass computes: frozen weights get none."""
 
     of_input: bool = True
     of_weight: bool = True
@@ -38,9 +38,10 @@ class Convolution:
     """A convolution without cuDNN, or its backward pass."""
 
     is_backward: bool
-    outer: Any
+    output: Any
     """Its result; in the backward pass, the result's gradient."""
-    given: Any
+    source: Any
+    """The tensor that is convolved, of shape (samples, channels, positions ...)."""
     weight: Any
     stride: Any
     padding: Any
@@ -52,23 +53,29 @@ class Convolution:
 
     @classmethod
     def of(cls, name: str, args: Any, result: Any) -> Convolution:
-        """Return the convolution of an operator's arguments and first result."""
+        """Return the convolution that an operator computes.
+
+        Args:
+            name: ``convolution`` or ``convolution_backward``.
+            args: the operator's arguments.
+            result: its first result.
+        """
         if name == "convolution_backward":
-            outer, given, weight, bias_shape, *options = args[:10]
+            output, source, weight, bias_shape, *options = args[:10]
             is_backward = True
             has_bias = bias_shape is not None
             gradients = Gradients(*args[10])
         else:
-            given, weight, bias, *options = args[:9]
-            outer = result
+            source, weight, bias, *options = args[:9]
+            output = result
             is_backward = False
             has_bias = bias is not None
             gradients = Gradients()
         stride, padding, dilation, is_transposed, _, groups = options
         return cls(
             is_backward,
-            outer,
-            given,
+            output,
+            source,
             weight,
             stride,
             padding,
@@ -80,15 +87,15 @@ class Convolution:
         )
 
     @property
-    def is_by_depth(self) -> bool:
-        """True if it is depthwise, for which torch has a kernel of its own."""
-        channels = self.given.shape[1]
+    def is_depthwise(self) -> bool:
+        """True if each channel is convolved for itself, for which torch has a kernel of its own."""
+        channels = self.source.shape[1]
         if self.is_transposed or channels == 1:
             return False
         return bool(self.groups == channels)
 
     @property
-    def is_in_volumes(self) -> bool:
+    def is_3d(self) -> bool:
         """True if it is a convolution in three dimensions."""
         return bool(self.weight.dim() == 5)
 
@@ -100,36 +107,44 @@ class Convolution:
     def log(self, kernel: Kernel) -> None:
         """Log the results and the intermediate blocks in the order of torch's kernels.
 
-        The results of the backward pass are the gradients of the input, the weight and the bias.
+        The results of the backward pass are the gradients of the input (0), the weight (1) and the
+        bias (2). torch computes a convolution as a product of the weight with the unfolded input: a
+        matrix with a column for each window.
         """
-        if self.is_by_depth:
-            self._log_by_depth(kernel)
+        if self.is_depthwise:
+            self._log_depthwise(kernel)
         elif self.groups > 1:
             self._log_groups(kernel)
-        elif not self.is_backward and self.is_transposed and self.is_in_volumes:
-            with kernel.resized_result(self.given):
+        elif not self.is_backward and self.is_transposed and self.is_3d:
+            with kernel.resized_result(self.source):
                 self._log_product(kernel)
         elif not self.is_backward:
-            with kernel.copies(self.given):
+            with kernel.copies(self.source):
                 kernel.log_results()
                 self._log_product(kernel)
         elif self.is_transposed:
-            with kernel.copies(self.outer, self.given):
+            with kernel.copies(self.output, self.source):
                 self._log_transposed_gradients(kernel)
         else:
-            with kernel.copies(self.outer, self.given):
+            with kernel.copies(self.output, self.source):
                 self._log_gradients(kernel)
 
     def _log_product(self, kernel: Kernel) -> None:
-        """Log the product of matrices for one sample, from its unfolded input."""
+        """Log the product of matrices for one sample, from its unfolded input.
+
+        A transposed convolution adds its bias by a product with ones.
+        """
         ones_bytes = 0
         if self.is_transposed and self.has_bias and not self.is_backward:
-            ones_bytes = math.prod(self.outer.shape[2:]) * self.outer.element_size()
-        with kernel.blocks([self._unfolded(), ones_bytes]):
+            ones_bytes = math.prod(self.output.shape[2:]) * self.output.element_size()
+        with kernel.blocks([self._unfolded_bytes(), ones_bytes]):
             kernel.log_workspaces()
 
     def _log_transposed_gradients(self, kernel: Kernel) -> None:
-        """Log the gradients; those of weight and bias are computed together, from one unfolding."""
+        """Log the gradients of a transposed convolution.
+
+        Those of weight and bias are computed together, from one unfolding.
+        """
         kernel.log_result(0)
         if self.gradients.of_input:
             self._log_product(kernel)
@@ -142,61 +157,64 @@ class Convolution:
         if self.gradients.of_weight:
             self._log_product(kernel)
         elif self.gradients.of_bias:
-            kernel.allocate_briefly(self._unfolded())
+            kernel.allocate_briefly(self._unfolded_bytes())
 
     def _log_gradients(self, kernel: Kernel) -> None:
-        """Log the gradients; the input's is computed first, unless in volumes or with dilation."""
+        """Log the gradients; in 3D and with dilation all are allocated before the unfolding."""
         if not self.gradients.multiplies:
             kernel.log_results()
             return
         kernel.log_result(0)
-        if self.is_in_volumes or self.is_dilated:
+        if self.is_3d or self.is_dilated:
             kernel.log_results()
-        with kernel.blocks([self._unfolded()]):
+        with kernel.blocks([self._unfolded_bytes()]):
             kernel.log_workspaces()
             kernel.log_result(2)
             kernel.log_result(1)
 
-    def _log_by_depth(self, kernel: Kernel) -> None:
-        """Log the kernel of a depthwise convolution: the weight's gradient is the first."""
+    def _log_depthwise(self, kernel: Kernel) -> None:
+        """Log the kernels of a depthwise convolution, of which that of the weight's gradient runs
+        first.
+        """
         if not self.is_backward:
-            with kernel.copies(self.given):
+            with kernel.copies(self.source):
                 kernel.log_results()
             return
-        with kernel.copies(self.outer):
-            with kernel.copies(self.given):
+        with kernel.copies(self.output):
+            with kernel.copies(self.source):
                 kernel.log_result(1)
             kernel.log_result(0)
 
     def _log_groups(self, kernel: Kernel) -> None:
         """Log a grouped convolution: torch convolves the groups one by one, and joins their results
         at the end.
+
+        Each group reads a copy of its channels.
         """
         copied_bytes = []
-        if len(self.given) > 1:  # a single sample's channels are contiguous
+        if len(self.source) > 1:  # a single sample's channels are contiguous
             copied_bytes = [tensor.nbytes // self.groups for tensor in self._operands()]
-        with kernel.copies(self.given), ExitStack() as pieces:
+        with kernel.copies(self.source), ExitStack() as pieces:
             for _ in range(self.groups):
                 with kernel.blocks(copied_bytes):
                     self._log_group(kernel, pieces)
             kernel.log_results()
 
     def _log_group(self, kernel: Kernel, pieces: ExitStack) -> None:
-        """Log the blocks of one group's results, which stay alive in ``pieces`` until all groups
-        are joined.
-        """
+        """Log the convolution of one group; its results live until ``pieces`` is closed."""
 
-        def keep(*tensors: Any) -> None:
-            sizes = [tensor.nbytes // self.groups for tensor in tensors]
-            pieces.enter_context(kernel.blocks(sizes))
+        def keep(tensor: Any) -> None:
+            """Log a result for this group's part of a tensor."""
+            part_bytes = tensor.nbytes // self.groups
+            pieces.enter_context(kernel.blocks([part_bytes]))
 
         if not self.is_backward:
-            keep(self.outer)
+            keep(self.output)
             self._log_product(kernel)
             return
         gradients = self.gradients
         if gradients.of_input:
-            keep(self.given)
+            keep(self.source)
         if self.is_transposed:
             if gradients.of_input:
                 self._log_product(kernel)
@@ -204,7 +222,7 @@ class Convolution:
                 keep(self.weight)
             self._log_parameters_gradients(kernel)
         elif gradients.multiplies:
-            with kernel.blocks([self._unfolded()]):
+            with kernel.blocks([self._unfolded_bytes()]):
                 kernel.log_workspaces()
                 if gradients.of_weight:
                     keep(self.weight)
@@ -212,25 +230,26 @@ class Convolution:
     def _operands(self) -> list[Any]:
         """Return the tensors of which each group takes its channels."""
         if self.is_backward:
-            return [self.outer, self.given]
-        return [self.given]
+            return [self.output, self.source]
+        return [self.source]
 
-    def _unfolded(self) -> int:
-        """Return the bytes of one unfolded sample, with a column for each position of the kernel.
+    def _unfolded_bytes(self) -> int:
+        """Return the bytes of one unfolded sample of a group, with a row for each channel and
+        position of the kernel, and a column for each window.
 
         0 if the convolution is a plain product of matrices.
         """
         kernel = self.weight.shape[2:]
         if self.is_transposed:
             rows = self.weight.shape[1]
-            positions = self.given.shape[2:]
+            positions = self.source.shape[2:]
         elif self._is_product(kernel):
             return 0
         else:
-            rows = self.given.shape[1] // self.groups
-            positions = self.outer.shape[2:]
+            rows = self.source.shape[1] // self.groups
+            positions = self.output.shape[2:]
         columns = math.prod((*kernel, *positions))
-        return int(rows * columns * self.given.element_size())
+        return int(rows * columns * self.source.element_size())
 
     def _is_product(self, kernel: Any) -> bool:
         """Return True if torch computes the convolution as a plain product of matrices."""

@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -17,21 +18,21 @@ from ipygpumem.heap.bulk import of_types
 from ipygpumem.probes.allocator import Snapshot, SnapshotBlock, snapshots
 from ipygpumem.units import KIB, MIB, format_bytes
 
-_BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
-"""Operators that may add a vector with cublasLt, and its number among the arguments."""
+_POSITIONS_OF_BIAS = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
+"""Operators that may add a bias with cublasLt, and the bias's position among the arguments."""
 _HOPPER = (9, 0)
 _HOPPER_BYTES = 32 * MIB
-_OTHERS_BYTES = 8320 * KIB
+_USUAL_BYTES = 8320 * KIB
 """cuBLAS workspaces on a Hopper and on other GPUs, measured with torch 2.11 on simulated cards."""
 
 
 def workspace_sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
     """Return the bytes of a cuBLAS and of a cublasLt workspace for a compute capability.
 
-    An unknown one, None, counts as a Hopper, which takes the most, because a too low estimate would
-    be worse.
+    An unknown capability, None, counts as that of a Hopper, which takes the most: an estimate that
+    is too low would be worse. Environment variables of cuBLAS and of torch can set the sizes.
     """
-    cublas_bytes = _OTHERS_BYTES
+    cublas_bytes = _USUAL_BYTES
     if capability in (None, _HOPPER):
         cublas_bytes = _HOPPER_BYTES
     config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
@@ -55,6 +56,16 @@ def _cublaslt_bytes(cublas_bytes: int) -> int:
     return min(cublas_bytes, size_bytes)
 
 
+class _Workspace(NamedTuple):
+    """A workspace that a thread of the code has."""
+
+    device_name: str
+    """The device in the log."""
+    thread: object
+    is_cublaslt: bool
+    """True for one of cublasLt, False for one of cuBLAS."""
+
+
 class CublasWorkspaces:
     """Logs the workspaces that threads get from cuBLAS, and cublasLt, while the code runs."""
 
@@ -65,8 +76,8 @@ class CublasWorkspaces:
         """Sizes, by device and address, of existing blocks that may be workspaces, and that no
         thread of the code has used yet.
         """
-        self._logged: set[tuple[str, object, bool]] = set()
-        """The workspaces that the code has: device, thread, and True for one of cublasLt."""
+        self._logged: set[_Workspace] = set()
+        """The workspaces that the code has."""
 
     def log_missing(self, operation: Operation, card: Card) -> None:
         """Log the workspaces that an operation needs, unless its thread has them on the card."""
@@ -75,13 +86,17 @@ class CublasWorkspaces:
             self._log_if_missing(operation, card, is_cublaslt=True)
 
     def _log_if_missing(self, operation: Operation, card: Card, *, is_cublaslt: bool) -> None:
-        workspace = (card.name_in_log, _thread_of(operation), is_cublaslt)
+        """Log one of the two kinds of workspaces, unless the operation's thread has it."""
+        workspace = _Workspace(card.name_in_log, _thread_of(operation), is_cublaslt)
         if workspace not in self._logged:
             self._logged.add(workspace)
             self._log_workspace(card, is_cublaslt=is_cublaslt)
 
     def _log_workspace(self, card: Card, *, is_cublaslt: bool) -> None:
-        """Log a workspace of cuBLAS, or of cublasLt, as the block that it already has, if any."""
+        """Log a workspace of cuBLAS, or of cublasLt.
+
+        If an existing block on the card is probably this workspace, it is logged as that block.
+        """
         cublas_bytes, cublaslt_bytes = workspace_sizes(card.capability)
         size_bytes = cublas_bytes
         if is_cublaslt:
@@ -98,15 +113,15 @@ class CublasWorkspaces:
         if "CUBLAS_WORKSPACE_CONFIG" in os.environ:  # the size does not depend on the GPU
             return
         hopper = format_bytes(_HOPPER_BYTES)
-        usual = format_bytes(_OTHERS_BYTES)
+        usual = format_bytes(_USUAL_BYTES)
         self._note(
             f"{card.name} is assumed to be a Hopper: {hopper} of cuBLAS workspace for each thread "
             f"that multiplies ({usual} on other GPUs)"
         )
 
     def _assign_existing_block(self, device_name: str, size_bytes: int) -> int | None:
-        """Return the address of an existing block that is probably a workspace of this size, which
-        then counts as assigned; None if there is none.
+        """Assign an existing block that is probably a workspace of this size, and return its
+        address; None if there is no further such block.
         """
         sizes_by_address = self._unassigned.get(device_name, {})
         for address, block_bytes in sizes_by_address.items():
@@ -124,16 +139,19 @@ def _thread_of(operation: Operation) -> object:
 
 
 def _adds_bias(operation: Operation) -> bool:
-    """Return True if an operation adds a row in its product's kernel, which is cublasLt's.
+    """Return True if an operation adds a bias in the kernel of its product, which is cublasLt's.
 
-    torch uses cuBLAS if a matrix is a vector, as the weight of a layer with one output, and if the
-    row is scaled.
+    torch uses cuBLAS if a matrix is a vector, such as the weight of a layer with one output, and if
+    the bias is scaled or is not a single row.
     """
     args = operation.args
-    number = _BIASES.get(operation.name)
-    if number is None or len(args) <= number or operation.kwargs.get("beta", 1) != 1:
+    position = _POSITIONS_OF_BIAS.get(operation.name)
+    if position is None or len(args) <= position:
         return False
-    bias = args[number]
+    is_scaled = operation.kwargs.get("beta", 1) != 1
+    if is_scaled:
+        return False
+    bias = args[position]
     if not isinstance(bias, torch.Tensor):
         return False
     weight = args[1] if operation.name == "linear" else args[2]
@@ -144,7 +162,8 @@ def _adds_bias(operation: Operation) -> bool:
 def _blocks_like_workspaces() -> dict[str, dict[int, int]]:
     """Return the existing blocks that may be workspaces: their sizes by device and address.
 
-    These are the blocks of a workspace's size in which no plain tensor is.
+    These are the blocks of a workspace's size in which no plain tensor is. The notebook's threads
+    have made them, so that the estimated code need not allocate them.
     """
     if not torch.cuda.is_initialized():
         return {}

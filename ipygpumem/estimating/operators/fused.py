@@ -12,11 +12,11 @@ from torch.nn import functional
 
 _ATEN = torch.ops.aten
 _LINEAR: Any = torch._C._nn.linear
-"""The function that ``functional.linear`` is before an estimate replaces it.
+"""torch's own ``functional.linear``, which an estimate replaces.
 
-Autocast converts its weights once for several steps, as it does for those of a whole cell.
+Autocast converts the weights of a recurrent cell once for several steps, and so it does for this.
 """
-_MOST_OF_FLASH = 256
+_MOST_WIDTH_OF_FLASH = 256
 """Maximum width of a head in flash attention."""
 
 
@@ -31,10 +31,11 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Return attention from the kernel that torch chooses on CUDA.
+    """Return scaled dot product attention from the kernel that torch chooses on CUDA.
 
-    ``attend`` computes it from matrix products. The choice follows
-    ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN.
+    These are flash attention, memory-efficient attention, or ``attend``, which computes it from
+    products of matrices. The choice follows ATen/native/transformers/cuda/sdp_utils.cpp, without
+    cuDNN. The arguments after ``attend`` have torch's names.
     """
     query_key_value = (query, key, value)
     if _takes_flash(query_key_value, attn_mask, is_causal=is_causal, is_grouped_allowed=enable_gqa):
@@ -59,7 +60,7 @@ def _efficient_attention(
     is_causal: bool,
     scale: float | None,
 ) -> Any:
-    """Return memory-efficient attention, which keeps sums for the backward pass."""
+    """Return memory-efficient attention, which keeps sums for the backward pass if there is one."""
     attend = _ATEN._scaled_dot_product_efficient_attention
     keeps_sums = torch.is_grad_enabled() and any(item.requires_grad for item in query_key_value)
     attended, *_ = attend(*query_key_value, mask, keeps_sums, dropout_p, is_causal, scale=scale)
@@ -77,7 +78,7 @@ def _is_fusible(query_key_value: Sequence[Any]) -> bool:
 def _is_grouped(query_key_value: Sequence[Any]) -> bool:
     """Return True if several heads of the query share a key and a value.
 
-    Their first sizes are those of batch and heads.
+    The three tensors have the shape (batch, heads, length, width).
     """
     batches_and_heads = {tuple(item.shape[:2]) for item in query_key_value}
     return len(batches_and_heads) > 1
@@ -86,7 +87,10 @@ def _is_grouped(query_key_value: Sequence[Any]) -> bool:
 def _takes_flash(
     query_key_value: Sequence[Any], mask: Any, *, is_causal: bool, is_grouped_allowed: bool
 ) -> bool:
-    """Return True if torch chooses flash attention."""
+    """Return True if torch chooses flash attention.
+
+    ``is_grouped_allowed``: heads of the query may share a key (``enable_gqa=True``).
+    """
     query, key, _ = query_key_value
     is_enabled = torch.backends.cuda.flash_sdp_enabled()
     if not is_enabled or not _is_fusible(query_key_value):
@@ -94,12 +98,13 @@ def _takes_flash(
     if mask is not None or query.itemsize != 2:
         return False
     widths = {item.shape[-1] for item in query_key_value}
-    if len(widths) > 1 or max(widths) > _MOST_OF_FLASH:
+    if len(widths) > 1 or max(widths) > _MOST_WIDTH_OF_FLASH:
         return False
     if _is_grouped(query_key_value) and not is_grouped_allowed:
         return False
     if not is_causal:
         return True
+    # A causal mask that is not square is aligned at another corner than flash attention's.
     is_square = query.shape[-2] == key.shape[-2]
     return bool(is_square)
 
@@ -131,7 +136,11 @@ def _takes_efficient(query_key_value: Sequence[Any]) -> bool:
 
 
 def _mask_for_efficient(mask: Any, query: Any, key: Any) -> Any:
-    """Return a mask as memory-efficient attention reads it: numbers, with aligned rows."""
+    """Return a mask as memory-efficient attention reads it.
+
+    It has a number for each query and key: 0 or minus infinity for a truth value. Rows begin at
+    multiples of 8 numbers.
+    """
     batch, heads, length = query.shape[:3]
     keys = key.shape[-2]
     if mask.dtype is torch.bool:
@@ -158,11 +167,14 @@ def multi_head_attention(
     average: bool = True,
     mask_type: int | None = None,
 ) -> Any:
-    """Imitate ``torch._native_multi_head_attention``, with the allocations of its CUDA kernels."""
-    is_of_itself = query is key is value
+    """Imitate ``torch._native_multi_head_attention``, with the allocations of its CUDA kernels.
+
+    The arguments are those of the operator, in its order.
+    """
+    is_self_attention = query is key is value
     has_aligned_heads = width // heads % 8 == 0
-    takes_fused = is_of_itself and has_aligned_heads and mask is None
-    if takes_fused and not need_weights:
+    takes_fused = is_self_attention and has_aligned_heads and mask is None and not need_weights
+    if takes_fused:
         joined = _attended_by_heads(query, heads, weight, bias)
         return functional.linear(joined, out_weight, out_bias), None
     packed = _packed_heads(query, heads, weight)  # the kernel keeps it until it returns
@@ -178,7 +190,10 @@ def multi_head_attention(
 
 
 def _attended_by_heads(query: Any, heads: int, weight: Any, bias: Any) -> Any:
-    """Return a sequence's attention to itself, the results of the heads side by side."""
+    """Return the attention of sequences to themselves, of shape (batch, length, width).
+
+    In a row, the results of the heads are next to each other.
+    """
     batch, _, width = query.shape
     parts = functional.linear(query, weight, bias).chunk(3, -1)
     query_key_value = []
@@ -194,7 +209,7 @@ def _packed_heads(query: Any, heads: int, weight: Any) -> Any:
     batch, length, width = query.shape
     projected = functional.linear(query, weight)
     packed = query.new_empty((3, batch * heads, length, width // heads))
-    del projected  # the kernel frees it after it has filled ``packed``
+    del projected  # alive until here: the kernel frees it after it has filled ``packed``
     return packed
 
 
@@ -206,7 +221,7 @@ def _attention_weights(packed: Any, mask: Any, mask_type: int | None) -> Any:
     if mask is None:  # softmax is in place
         return weights
     mask_shape = (0,)
-    if mask_type == 0:
+    if mask_type == 0:  # a mask of queries and keys, which is copied for each head
         mask_shape = weights.shape
     copied_mask = torch.empty(mask_shape, dtype=torch.bool, device=weights.device)
     weights = weights.softmax(-1)
@@ -229,6 +244,9 @@ def encoder_layer(
 ) -> Any:
     """Imitate ``torch._transformer_encoder_layer_fwd``, which runs nn.TransformerEncoderLayer
     without gradients.
+
+    The arguments are those of the operator, in its order; ``rest`` has the weights and biases of
+    the norms and of the two linear layers, then the mask.
     """
     first_weight, first_bias, second_weight, second_bias = rest[:4]
     linear_parameters = rest[4:8]
@@ -241,7 +259,7 @@ def encoder_layer(
     def second_norm(tensor: Any) -> Any:
         return functional.layer_norm(tensor, (width,), second_weight, second_bias, eps)
 
-    def attended(tensor: Any) -> Any:
+    def attend_to_itself(tensor: Any) -> Any:
         query_key_value = (tensor, tensor, tensor)
         result, _ = multi_head_attention(
             *query_key_value, width, heads, *projections, mask, False, True, mask_type
@@ -250,14 +268,17 @@ def encoder_layer(
 
     # The kernel frees the first norm's result before the second norm.
     if norm_first:
-        last = attended(first_norm(source)).add_(source)
-        return _fed_forward(second_norm(last), linear_parameters, gelu=gelu).add_(last)
-    last = first_norm(attended(source).add_(source))
-    return second_norm(_fed_forward(last, linear_parameters, gelu=gelu).add_(last))
+        last = attend_to_itself(first_norm(source)).add_(source)
+        return _feed_forward(second_norm(last), linear_parameters, gelu=gelu).add_(last)
+    last = first_norm(attend_to_itself(source).add_(source))
+    return second_norm(_feed_forward(last, linear_parameters, gelu=gelu).add_(last))
 
 
-def _fed_forward(source: Any, parameters: Sequence[Any], *, gelu: bool) -> Any:
-    """Return the result of the two linear layers after attention."""
+def _feed_forward(source: Any, parameters: Sequence[Any], *, gelu: bool) -> Any:
+    """Return the result of the two linear layers after attention.
+
+    ``parameters``: weight and bias of both.
+    """
     first_weight, first_bias, second_weight, second_bias = parameters
     rows = source.view(-1, source.shape[-1])
     hidden = torch._addmm_activation(first_bias, rows, first_weight.t(), use_gelu=gelu)
@@ -266,13 +287,17 @@ def _fed_forward(source: Any, parameters: Sequence[Any], *, gelu: bool) -> Any:
 
 
 def lstm_cell(source: Any, state: Any, *weights: Any) -> Any:
-    """Return the next state of an LSTM, from CUDA's fused kernel."""
+    """Return the next state of an LSTM, from CUDA's fused kernel.
+
+    ``weights`` are those for the input and the hidden state, then their biases if there are any,
+    and at last the weight of a projection if the cell has one.
+    """
     hidden, cell = state
     gates = (_LINEAR(source, weights[0]), _LINEAR(hidden, weights[1]))
     biases = (None, None)
     if len(weights) > 3:
         biases = weights[2:4]
-    # What backward needs is freed before the gates if no node keeps it.
+    # The third result, which backward needs, is freed before the gates if no node keeps it.
     hidden, cell = _ATEN._thnn_fused_lstm_cell(*gates, cell, *biases)[:2]
     has_projection = len(weights) % 2 == 1
     if has_projection:
@@ -281,7 +306,7 @@ def lstm_cell(source: Any, state: Any, *weights: Any) -> Any:
 
 
 def gru_cell(source: Any, state: Any, *weights: Any) -> Any:
-    """Return the next state of a GRU, from CUDA's fused kernel."""
+    """Return the next state of a GRU, from CUDA's fused kernel; weights as in ``lstm_cell``."""
     gates = (_LINEAR(source, weights[0]), _LINEAR(state, weights[1]))
     biases = weights[2:] or (None, None)
     return _ATEN._thnn_fused_gru_cell(*gates, state, *biases)[0]

@@ -30,9 +30,9 @@ from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.introspect import is_ours, is_users
 
 _ATEN = torch.ops.aten
-COMPARES = (_ATEN.equal.default, _ATEN.allclose.default)
+COMPARISONS = (_ATEN.equal.default, _ATEN.allclose.default)
 """Operators that return a truth value."""
-_MOST_GUESSES = 10_000
+_MOST_GUESSES_OF_LINE = 10_000
 """Maximum number of guesses for one line.
 
 A line that asks more often is taken for a loop that waits for a value.
@@ -47,16 +47,25 @@ class Guesses:
         self.values = KnownValues()
         self.lines: dict[str, int] = {}
         """Lines that asked for a tensor's value and got a guess, in order, and how often."""
-        self._given_to_lbfgs = 0
+        self._numbers_given_to_lbfgs = 0
 
     def guess_for(self, func: Any, tensor: Any) -> bool | float | complex:
-        """Return a guess for an operation that reads a value of ``tensor``."""
-        compares = func in COMPARES
+        """Return a guess for an operation that reads a value of ``tensor``, as ``x.item()`` does.
+
+        The line of the user's code is counted.
+
+        Args:
+            func: the operation: a comparison, or one that returns the value.
+            tensor: its first argument.
+        """
+        compares = func in COMPARISONS
         is_condition = compares or tensor.dtype is torch.bool
-        frame = _frame_of(torch.optim)
-        if frame is not None and frame.f_code.co_filename == lbfgs.__file__:
-            return self._guess_for_lbfgs(frame, is_condition=is_condition)
-        self._count(user_line())
+        frame_of_optimizer = _frame_of(torch.optim)
+        if frame_of_optimizer is not None:
+            is_lbfgs = frame_of_optimizer.f_code.co_filename == lbfgs.__file__
+            if is_lbfgs:
+                return self._guess_for_lbfgs(frame_of_optimizer, is_condition=is_condition)
+        self._count_guess(user_line())
         truth = None
         if not compares:
             truth = self.values.truth(tensor)
@@ -64,35 +73,42 @@ class Guesses:
             if truth is None:
                 truth = _value_without_error()
             return bool(truth)
-        default = _default_number(tensor.dtype, is_of_optimizer=frame is not None)
+        default = _default_number(tensor.dtype, is_of_optimizer=frame_of_optimizer is not None)
         number = type(default)
         if truth is not None:
             return number(truth)
         return number(self.values.largest(tensor, default))
 
-    def _count(self, line: str) -> None:
-        """Count a guess for a line."""
+    def _count_guess(self, line: str) -> None:
+        """Count a guess for a line.
+
+        Raises:
+            EstimateError: the line got so many guesses that its loop may wait for a value.
+        """
         count = self.lines.get(line, 0)
         if _frame_of(torch.utils.data) is None:  # the value of a seed does not matter
             count += 1
             self.lines[line] = count
-        if count > _MOST_GUESSES:
+        if count > _MOST_GUESSES_OF_LINE:
+            often = f"{_MOST_GUESSES_OF_LINE:,} times"
             raise EstimateError(
-                f"this line asked for a tensor's value {_MOST_GUESSES:,} times. An estimate has no "
-                f"values, so the loop may never end: {line}"
+                f"this line asked for a tensor's value {often}. An estimate has no values, so the "
+                f"loop may never end: {line}"
             )
 
     def _guess_for_lbfgs(self, frame: types.FrameType, *, is_condition: bool) -> bool | float:
-        """Return a guess for LBFGS, which reads values in each iteration.
+        """Return a guess for LBFGS, which reads values in each iteration, with which it takes the
+        most memory.
 
-        It keeps a step only if ``ys`` is positive, and stops if its loss does not change.
+        It keeps a step in its history only if ``ys > 1e-10``, and its other conditions end the
+        iterations. It also stops if its loss does not change: each number is another one.
         """
         self._note("LBFGS: assumed to run all its iterations, and to keep their history")
         if is_condition:
             source = linecache.getline(lbfgs.__file__, frame.f_lineno)
             return "ys >" in source
-        self._given_to_lbfgs += 1
-        return 1.0 / self._given_to_lbfgs
+        self._numbers_given_to_lbfgs += 1
+        return 1.0 / self._numbers_given_to_lbfgs
 
 
 def _default_number(dtype: torch.dtype, *, is_of_optimizer: bool) -> float | complex:
@@ -107,7 +123,9 @@ def _default_number(dtype: torch.dtype, *, is_of_optimizer: bool) -> float | com
 
 
 def _frame_of(package: types.ModuleType) -> types.FrameType | None:
-    """Return the innermost frame of a torch package; None if the user's code is further inside."""
+    """Return the innermost frame of a package's code; None if a frame of the user's code is further
+    inside, or there is none.
+    """
     file = Path(package.__file__ or "")
     folder = str(file.parent)
     for frame in stack(sys._getframe(1)):
@@ -121,11 +139,13 @@ def _frame_of(package: types.ModuleType) -> types.FrameType | None:
 
 # -- known values ----------------------------------------------------------------------------------
 
+# Names of operators without their overloads:
 _NEVER = frozenset({"isnan", "isinf", "isposinf", "isneginf"})
+"""Operators whose results count as false: no value is assumed to be infinite or not a number."""
 _NOT = frozenset({"logical_not", "bitwise_not"})
 _AND = frozenset({"logical_and", "bitwise_and", "mul"})
 _OR = frozenset({"logical_or", "bitwise_or"})
-_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
     "ne": operator.ne,
     "lt": operator.lt,
@@ -140,6 +160,7 @@ _REDUCTIONS = ("_is_all_true", "_is_any_true", "all", "amax", "amin", "any", "ma
 _KEEP_VALUES = frozenset((*_COPIES, *_VIEWS, *_PARTS, *_REDUCTIONS))
 """Operators whose results have the values of their arguments."""
 _COUNTS = frozenset({"sum", "count_nonzero"})
+"""Operators whose results are 0 if all their arguments' elements are false."""
 
 
 class KnownValues:
@@ -165,7 +186,9 @@ class KnownValues:
         return self._largest.get(tensor, default)
 
     def note_operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Note the known values of an operation's result, and drop values that it has changed."""
+        """Note the values of an operation's result that follow from it, and forget the values that
+        it has changed.
+        """
         if not args:
             return
         packet, _, _ = func.__name__.partition(".")
@@ -176,7 +199,7 @@ class KnownValues:
         if self._largest and not has_largest:
             self._largest.pop(result, None)
         truth = self._truth_of_result(name, *args[:2])
-        if self._truths:  # each of these takes some microseconds
+        if self._truths:  # otherwise each look-up would take some microseconds for nothing
             self._forget_truth(args[0], result)
         if truth is not None:
             self._truths[result] = truth
@@ -191,11 +214,11 @@ class KnownValues:
     def _note_largest(self, name: str, args: Any, kwargs: Any, result: Any) -> bool:
         """Note the largest values of an operation's results; return False if they are unknown."""
         source = args[0]
-        passes_on = name in _KEEP_VALUES or name == "unbind"
+        keeps_values = name in _KEEP_VALUES or name == "unbind"
         largest = largest_value(name, args, kwargs, result)
         if largest is not None:
             result, value = largest
-        elif passes_on and source in self._largest:
+        elif keeps_values and source in self._largest:
             value = self._largest[source]
         else:
             return False
@@ -204,7 +227,9 @@ class KnownValues:
         return True
 
     def _truth_of_result(self, name: str, first: Any, second: Any = None) -> bool | None:
-        """Return the truth value of an operator's results, if those of its arguments decide it."""
+        """Return the truth value of an operator's results; None if it does not follow from the
+        first two arguments.
+        """
         if name == "full" and second is True:
             return True
         truth = self.truth(first)
@@ -216,8 +241,8 @@ class KnownValues:
             return _joined_truth(truth, self.truth(second), decisive=False)
         if name in _OR:
             return _joined_truth(truth, self.truth(second), decisive=True)
-        if name in _COMPARED:
-            return _compared(name, first, truth, second)
+        if name in _COMPARE:
+            return _truth_of_comparison(name, first, truth, second)
         if name in _COUNTS and truth is False:
             return False
         if name in _KEEP_VALUES:
@@ -244,7 +269,7 @@ def _joined_truth(first: bool | None, second: bool | None, *, decisive: bool) ->
     return not decisive
 
 
-def _compared(name: str, first: Any, truth: bool | None, second: Any) -> bool | None:
+def _truth_of_comparison(name: str, first: Any, truth: bool | None, second: Any) -> bool | None:
     """Return the result of a comparison; None if it is unknown.
 
     ``truth`` is the known value of ``first``. No value is assumed to be infinite or not a number:
@@ -252,7 +277,7 @@ def _compared(name: str, first: Any, truth: bool | None, second: Any) -> bool | 
     """
     is_number = isinstance(second, (int, float))
     if is_number and truth is not None:
-        compare = _COMPARED[name]
+        compare = _COMPARE[name]
         return bool(compare(truth, second))
     if name not in ("eq", "ne"):
         return None
@@ -268,14 +293,17 @@ def _compared(name: str, first: Any, truth: bool | None, second: Any) -> bool | 
 # -- the branch without an error -------------------------------------------------------------------
 
 _FOLDER = Path(torch.__file__).parent
-_COMPILER = (str(_FOLDER / "_compile.py"), str(_FOLDER / "_dynamo"))
+_FILES_OF_COMPILER = (str(_FOLDER / "_compile.py"), str(_FOLDER / "_dynamo"))
 """Files of torch that wrap the methods of modes."""
-_ENDS = ("RETURN", "JUMP", "POP_JUMP", "FOR_ITER", "SEND", "YIELD", "RERAISE")
+_ENDS_OF_BRANCH = ("RETURN", "JUMP", "POP_JUMP", "FOR_ITER", "SEND", "YIELD", "RERAISE")
+"""Beginnings of CPython's instructions after which a branch does not simply continue."""
 
 
 def _value_without_error() -> bool | None:
-    """Return the truth value with which the calling code passes its ``assert``, or a condition
-    before a ``raise``; None if there is no such condition.
+    """Return the truth value with which the code that asks for it runs into no error.
+
+    It passes an ``assert``, or avoids a ``raise``, as in ``if loss.isnan(): raise ValueError``.
+    None if the value is no such condition.
     """
     for frame in stack(sys._getframe(1)):
         code = frame.f_code
@@ -283,7 +311,7 @@ def _value_without_error() -> bool | None:
         # torch._check() and its like
         if file == torch.__file__ and code.co_name.startswith("_check"):
             return True
-        if not is_ours(file) and not file.startswith(_COMPILER):
+        if not is_ours(file) and not file.startswith(_FILES_OF_COMPILER):
             return _value_for_condition(code, frame.f_lasti)
     return None
 
@@ -298,18 +326,18 @@ def _value_for_condition(code: types.CodeType, offset: int) -> bool | None:
     instructions = dis.get_instructions(code)
     steps = [step for step in instructions if step.opname not in ("EXTENDED_ARG", "NOP")]
     end = len(steps)
-    numbers = {step.offset: number for number, step in enumerate(steps)}
-    number = numbers.get(offset, end)
+    numbers_by_offset = {step.offset: number for number, step in enumerate(steps)}
+    number = numbers_by_offset.get(offset, end)
     if number < end and steps[number].opname.startswith("CALL"):  # of item or bool
         number += 1
-    is_negated = False
+    is_negated = False  # by ``not`` between the call and the jump
     for step in steps[number:]:
         number += 1
         name = step.opname
         jumps_if_true = "IF_TRUE" in name
         tests_truth = jumps_if_true or "IF_FALSE" in name
         if "JUMP" in name and tests_truth:
-            target = numbers.get(step.argval, end)
+            target = numbers_by_offset.get(step.argval, end)
             jumps_if = jumps_if_true is not is_negated
             return _branch_without_error(steps, number, target, jumps_if=jumps_if)
         if name == "UNARY_NOT":
@@ -341,6 +369,6 @@ def _raises(steps: Sequence[dis.Instruction], start: int) -> bool:
     for step in steps[start:]:
         if step.opname == "RAISE_VARARGS":
             return True
-        if step.opname.startswith(_ENDS):
+        if step.opname.startswith(_ENDS_OF_BRANCH):
             return False
     return False

@@ -1,4 +1,9 @@
-"""Largest possible results of operators whose result has a size or values that depend on values."""
+"""Largest possible results of operators whose results depend on values.
+
+``LARGEST`` has functions that make the largest result where values decide its size, as for
+``x[x > 0]``. ``largest_value`` returns the largest number in the results of other operators, such
+as ``argmax``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from typing import Any
 import torch
 
 _ATEN = torch.ops.aten
-_MASKS = (torch.bool, torch.uint8)
+_DTYPES_OF_MASKS = (torch.bool, torch.uint8)
 
 
 def is_known(tensor: Any) -> bool:
@@ -35,15 +40,16 @@ def _rounded_share(number: int, share: float) -> int:
 
 
 def _masked_select(tensor: Any, mask: Any, *, share: float = 1.0) -> Any:
-    """Return as many elements as a mask of true values would select, or a share of them."""
+    """Return as many elements as a mask selects if all its values are true, or a share of them."""
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)
     positions = _nonzero(mask.expand(shape), share=share)
     return tensor.new_empty(len(positions))
 
 
 def _index(tensor: Any, indices: Any, *, share: float = 1.0) -> Any:
-    """Return the elements at ``indices``; of a mask among them, the assumed share of elements
-    counts as true.
+    """Return the elements at ``indices``.
+
+    In a mask among these, the assumed share of the elements counts as true.
     """
     positions: list[Any] = []
     for index in indices:
@@ -58,7 +64,7 @@ def is_mask(index: Any) -> bool:
     """Return True if an index is a mask: it selects where it is true."""
     if index is None:
         return False
-    return index.dtype in _MASKS
+    return index.dtype in _DTYPES_OF_MASKS
 
 
 def _unique(
@@ -69,25 +75,28 @@ def _unique(
     *,
     share: float = 1.0,
 ) -> Any:
-    """Return all elements as if they were different, or a share of them.
+    """Return the result of ``x.unique()`` as if all elements were different, or a share of them.
 
-    ``inverse`` asks for the position of each element's value, ``counts`` for how often it occurs.
+    That is a tuple of the values, of each element's position among them (if the code asks for it by
+    ``inverse``), and of how often each value occurs (``counts``).
     """
     count = _number_of_different(tensor, tensor.numel(), share)
     positions, numbers = _empty_positions_and_counts(tensor, tensor.shape, count, inverse, counts)
     return tensor.new_empty(count), positions, numbers
 
 
-_MOST_DIFFERENT = {torch.bool: 2, torch.uint8: 256, torch.int8: 256}
+_MOST_DIFFERENT_VALUES = {torch.bool: 2, torch.uint8: 256, torch.int8: 256}
 """The number of different values of small types."""
 
 
 def _number_of_different(tensor: Any, number: int, share: float) -> int:
-    """Return how many different values ``number`` values are assumed to have: the share of them, at
-    most as many as the type can represent, and at least one unless there are none.
+    """Return how many different values there are assumed to be among ``number`` values of a tensor.
+
+    That is a share of them, at most as many as the tensor's type can represent, and at least one
+    unless there are none.
     """
     count = _rounded_share(number, share)
-    count = min(count, _MOST_DIFFERENT.get(tensor.dtype, count))
+    count = min(count, _MOST_DIFFERENT_VALUES.get(tensor.dtype, count))
     return max(count, min(1, number))
 
 
@@ -100,7 +109,7 @@ def _unique_in(
     *,
     share: float = 1.0,
 ) -> Any:
-    """Return all slices along a dimension as if they were different, or a share of them.
+    """Return the result of ``x.unique(dim=dim)`` as if all slices were different, or a share.
 
     The other arguments are those of ``_unique``.
     """
@@ -115,8 +124,9 @@ def _unique_in(
 def _empty_positions_and_counts(
     tensor: Any, shape: Any, count: int, inverse: bool, counts: bool
 ) -> tuple[Any, Any]:
-    """Return tensors of the ``shape`` of positions, and for ``count`` values; empty ones for a
-    result that the code does not ask for.
+    """Return the second and the third result of ``_unique``: positions, and counts of values.
+
+    They have the ``shape``, and the size ``count``; no elements if the code does not ask for them.
     """
     if not inverse:
         shape = (0,)
@@ -148,7 +158,10 @@ def _unique_consecutive(
 
 
 def _unique_neighbours(tensor: Any, inverse: bool, counts: bool, share: float) -> Any:
-    """Return the values that differ from the one before, of which a small type has any number."""
+    """Return the values that differ from the one before.
+
+    Unlike different values, their number is not limited by the tensor's type.
+    """
     count = max(_rounded_share(tensor.numel(), share), min(1, tensor.numel()))
     positions, numbers = _empty_positions_and_counts(tensor, tensor.shape, count, inverse, counts)
     return tensor.new_empty(count), positions, numbers
@@ -163,10 +176,10 @@ def _unique_consecutive_in(
 def _bincount(
     tensor: Any, weights: Any = None, minlength: int = 0, *, share: float | None = None
 ) -> Any:
-    """Return ``minlength`` bins, or one for each value if it is 0: the true number has no upper
-    bound.
+    """Return ``minlength`` bins, or one for each value if it is 0.
 
-    ``share`` is that of the values' number.
+    The largest value decides the true number, which has no upper bound. ``share`` is the assumed
+    number of bins, as a share of the number of values.
     """
     if weights is None:
         dtype = torch.long
@@ -209,11 +222,14 @@ LARGEST: dict[str, Callable[..., Any]] = {
     "aten::_ctc_loss.Tensor": _ctc_loss,
     "torchvision::nms": _nms,
 }
-"""Functions that return the largest possible result, by operator."""
+"""Functions that return the largest possible result, by operator.
+
+They have the operator's arguments, and all but that of ``_ctc_loss`` the share of that result.
+"""
 
 
 def of_share(function: Callable[..., Any], share: float) -> Callable[..., Any] | None:
-    """Return the function for a share of the largest possible result; None if it has none."""
+    """Return a function of ``LARGEST`` with a share as its argument; None if it takes none."""
     if function is _ctc_loss:  # the length of the targets decides
         return None
     return functools.partial(function, share=share)
@@ -237,10 +253,11 @@ _RANDOM = frozenset(
 
 
 def largest_value(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, float] | None:
-    """Return the result of an operator that has random numbers or positions, and their largest
-    value, which is a valid index; None for another operator.
+    """Return the tensor with positions or random numbers in an operator's result, and their largest
+    value; None for another operator.
 
-    For the positions that a mask selects it is 0, because code usually continues from the first.
+    Code may use such a number as an index, so that the value must be valid. For the positions that
+    a mask selects it is 0, because code usually continues from the first.
     """
     if name == "nonzero":
         return result, 0
@@ -252,7 +269,7 @@ def largest_value(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, 
 
 
 def _largest_position(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, int] | None:
-    """Return the positions in an operator's result, and the largest that they can have."""
+    """Return the positions in an operator's result, and the last position; None if it has none."""
     source = args[0]
     number = _POSITIONS[name]
     dim = None
@@ -289,7 +306,7 @@ def _largest_random_number(name: str, args: Any, result: Any) -> tuple[Any, floa
 
 
 def _size_of_dimension(tensor: Any, dim: int) -> int:
-    """Return the size of a dimension; 1 for a scalar, which torch lets have one."""
+    """Return the size of a dimension; 1 for a scalar, for which torch accepts dimension 0."""
     if tensor.dim() == 0:
         return 1
     return int(tensor.shape[dim])

@@ -24,7 +24,7 @@ _CONTIGUOUS = (
     _ATEN.smooth_l1_loss_backward.default,
 )
 """Operators whose first result is contiguous."""
-_OF_GRADIENT = (
+_FIRST_ARGUMENT_FIRST = (
     _ATEN.elu_backward.default,
     _ATEN.hardsigmoid_backward.default,
     _ATEN.hardswish_backward.default,
@@ -36,13 +36,13 @@ _OF_GRADIENT = (
 
 An expanded dimension has no stride to follow.
 """
-_OF_INPUT = (
+_SECOND_ARGUMENT_FIRST = (
     _ATEN._prelu_kernel_backward.default,
     _ATEN.leaky_relu_backward.default,
 )
 """Operators whose results have the strides of their second argument, then those of the first."""
 _ARITHMETIC = (_ATEN.add.Tensor, _ATEN.div.Tensor, _ATEN.mul.Tensor, _ATEN.sub.Tensor)
-"""Operators like ``_OF_GRADIENT``.
+"""Operators like ``_FIRST_ARGUMENT_FIRST`` if an argument is expanded.
 
 Fake tensors convert numbers of 16 bits first, and thereby lose that a dimension is expanded.
 """
@@ -61,10 +61,10 @@ def with_layout_of_card(func: Any, args: Any, result: Any) -> Any:
     if isinstance(result, torch.Tensor):
         return _with_strides(result, rule(args, result))
     first, *remaining = result
-    if first is None:
+    if first is None:  # a gradient that is not needed
         return result
     strides = rule(args, first)
-    if func in _OF_INPUT:
+    if func in _SECOND_ARGUMENT_FIRST:  # all results have the same shape
         return tuple(_with_strides(tensor, strides) for tensor in result)
     return (_with_strides(first, strides), *remaining)
 
@@ -82,7 +82,7 @@ def _contiguous(_: Any, result: Any) -> Strides:
 
 
 def _rule_of_channels(number: int) -> Callable[[Any, Any], Strides]:
-    """Return a rule: the result is channels last if the numbered argument is."""
+    """Return a rule: the result is in channels-last layout if the argument at a position is."""
 
     def rule(args: Any, result: Any) -> Strides:
         layout = prims.suggest_memory_format(args[number])
@@ -94,9 +94,9 @@ def _rule_of_channels(number: int) -> Callable[[Any, Any], Strides]:
 
 
 def _elementwise(args: Any, result: Any) -> Strides:
-    """Return the strides that torch's iterator over elements gives to a result.
+    """Return the strides that a result gets from torch's loop over elements (TensorIterator).
 
-    It follows the first two arguments, in this order, as far as their dimensions have strides.
+    They follow the first argument, and the second one in dimensions in which the first is expanded.
     """
     tensors = [value for value in args[:2] if isinstance(value, torch.Tensor) and value.dim()]
     if not tensors:
@@ -134,8 +134,8 @@ def _elementwise_if_expanded(args: Any, result: Any) -> Strides:
 Rule = Callable[[Any, Any], Strides]
 _RULES: dict[Any, Rule] = {
     **dict.fromkeys(_CONTIGUOUS, _contiguous),
-    **dict.fromkeys(_OF_GRADIENT, _elementwise),
-    **dict.fromkeys(_OF_INPUT, _elementwise_input_first),
+    **dict.fromkeys(_FIRST_ARGUMENT_FIRST, _elementwise),
+    **dict.fromkeys(_SECOND_ARGUMENT_FIRST, _elementwise_input_first),
     **dict.fromkeys(_ARITHMETIC, _elementwise_if_expanded),
     _ATEN.native_batch_norm_backward.default: _rule_of_channels(1),
     _ATEN.rrelu_with_noise_backward.default: _elementwise_of_slopes,

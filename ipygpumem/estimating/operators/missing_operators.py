@@ -17,6 +17,7 @@ _ALIGNED_BYTES = 16
 
 
 def _lstm_cell(gates: Any, _: Any, state: Any, *__: Any) -> tuple[Any, Any, Any]:
+    """Return an empty hidden state, cell state, and workspace that backward needs."""
     hidden = torch.empty_like(state)
     cell = torch.empty_like(state)
     return hidden, cell, torch.empty_like(gates)
@@ -30,15 +31,18 @@ def _gru_cell(gates: Any, _: Any, state: Any, *__: Any) -> tuple[Any, Any]:
 
 
 def _gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> tuple[Any, ...]:
-    """Return empty gradients of both products, the hidden state and the biases."""
+    """Return empty gradients of the gates from the input and from the hidden state, of that state,
+    and of the biases of both.
+    """
     batch, width = gradient.shape
-    of_input = gradient.new_empty(batch, 3 * width)
-    of_hidden = gradient.new_empty(batch, 3 * width)
-    of_input_bias = of_hidden_bias = None
+    gates_of_input = gradient.new_empty(batch, 3 * width)
+    gates_of_hidden = gradient.new_empty(batch, 3 * width)
+    bias_of_input = bias_of_hidden = None
     if has_bias:
-        of_input_bias = gradient.new_empty(3 * width)
-        of_hidden_bias = gradient.new_empty(3 * width)
-    return of_input, of_hidden, torch.empty_like(gradient), of_input_bias, of_hidden_bias
+        bias_of_input = gradient.new_empty(3 * width)
+        bias_of_hidden = gradient.new_empty(3 * width)
+    state = torch.empty_like(gradient)
+    return gates_of_input, gates_of_hidden, state, bias_of_input, bias_of_hidden
 
 
 def _ctc_loss_backward(_: Any, log_probabilities: Any, *__: Any) -> Any:
@@ -49,9 +53,9 @@ def _ctc_loss_backward(_: Any, log_probabilities: Any, *__: Any) -> Any:
 def _grouped_mm(
     first: Any, second: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> Any:
-    """Return a grouped product with the padded rows of CUDA's kernel.
+    """Return the empty result of a grouped product, with the padded rows of CUDA's kernel.
 
-    torch's own rule accepts bfloat16 only.
+    torch's own rule for fake tensors accepts bfloat16 only. The arguments have torch's names.
     """
     groups: list[int] = []
     if first.dim() == second.dim() == 2:
@@ -97,7 +101,7 @@ STAND_INS: dict[Any, Callable[..., Any]] = {
     _operator_if_present("_fused_sgd_", "default"): _no_result,
     _operator_if_present("_fused_sgd_", "tensor_lr"): _no_result,
 }
-"""Functions that run instead of operators."""
+"""Functions that run instead of operators, with their arguments; of None for missing operators."""
 
 
 # -- recurrent layers on the CPU -------------------------------------------------------------------
@@ -108,7 +112,10 @@ _LINE_BYTES = 64
 
 
 def with_saved_workspace(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    """Return the result of oneDNN's recurrent layer, with the workspace that it saves to train."""
+    """Return the result of oneDNN's recurrent layer, with the workspace that it saves for backward.
+
+    Fake tensors have an empty one. Without training, the result stays as it is.
+    """
     names = [argument.name for argument in func._schema.arguments]
     arguments = dict(zip(names, args, strict=False))
     arguments.update(kwargs)
@@ -123,19 +130,20 @@ def with_saved_workspace(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
 def _lstm_workspace_bytes(source: Any, *weights: Any) -> int:
     """Return the bytes that oneDNN saves for a recurrent layer's backward pass.
 
-    It saves gates and outputs of every step, states and gradients, padded for the inputs, each on
-    its own pages. The result was exact with the oneDNN of torch 2.13.
+    It saves the gates and outputs of every step, and states with their gradients, each on its own
+    pages. The result was exact with the oneDNN of torch 2.13.
     """
     gates, width = weights[1].shape
     steps, batch, input_width = source.shape
     itemsize = source.element_size()
     rows = steps * batch
     rows_of_states = 2 * (steps + 1) * batch  # also one before the first step; with gradients
-    padded = rows_of_states * _padded_row_length(max(input_width, width), itemsize)
-    plain = rows_of_states * width
-    of_gates = rows * _padded_row_length(gates, itemsize)
-    of_outputs = rows * _padded_row_length(width, itemsize)
-    spaces = [of_gates, of_outputs, padded, padded, padded, plain, plain]
+    # Numbers of elements:
+    padded_states = rows_of_states * _padded_row_length(max(input_width, width), itemsize)
+    plain_states = rows_of_states * width
+    all_gates = rows * _padded_row_length(gates, itemsize)
+    all_outputs = rows * _padded_row_length(width, itemsize)
+    spaces = [all_gates, all_outputs, *[padded_states] * 3, *[plain_states] * 2]
     return sum(rounded_up(space * itemsize, _PAGE_BYTES) for space in spaces)
 
 
@@ -154,4 +162,5 @@ def without_channels_last(result: Any) -> Any:
 
 
 def _in_usual_layout(tensor: Any) -> Any:
+    """Return an empty contiguous tensor of the same shape."""
     return tensor.new_empty(tensor.shape)

@@ -16,6 +16,9 @@ from ipygpumem.estimating.operators.largest import is_known
 class PackedSequences:
     """Handlers of torch's functions for packed sequences.
 
+    Packed data has the rows of all sequences' first step, then of all second steps, and so on. A
+    batch is the number of sequences that have not ended at a step.
+
     Args:
         note_unknown_lengths: called if the lengths are not known; then every sequence counts as
             the longest.
@@ -25,7 +28,7 @@ class PackedSequences:
         self._note_unknown_lengths = note_unknown_lengths
 
     def pack(self, _: Any, input: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:  # noqa: A002
-        """Return the steps of all sequences one after the other, and the batch of each step."""
+        """Stand for ``torch._pack_padded_sequence``: return packed data, and the batches."""
         steps, batch = input.shape[:2]
         if batch_first:
             batch, steps = input.shape[:2]
@@ -33,7 +36,7 @@ class PackedSequences:
         if values is None:
             self._note_unknown_lengths()
             values = [steps] * batch
-        batches = _numbers_above(values, max(values))
+        batches = _counts_above(values, max(values))
         data = _Packed.apply(input, batches, batch_first)
         return data, _with_values(batches)
 
@@ -46,7 +49,9 @@ class PackedSequences:
         padding_value: float,
         total_length: int,
     ) -> tuple[Any, Any]:
-        """Return the sequences of packed data as one tensor, and their lengths."""
+        """Stand for ``torch._pad_packed_sequence``: return a padded tensor of all sequences, and
+        their lengths.
+        """
         batches = values_of(batch_sizes) or []
         largest_batch = batches[0]
         steps = max(len(batches), total_length)
@@ -60,7 +65,7 @@ class PackedSequences:
             part.copy_(rows.view(count, batch, *row_shape))
         if batch_first:
             padded = padded.transpose(0, 1)
-        lengths = _numbers_above(batches, largest_batch)
+        lengths = _counts_above(batches, largest_batch)
         return padded, _with_values(lengths)
 
 
@@ -69,7 +74,7 @@ class _Packed(torch.autograd.Function):  # type: ignore[misc]  # torch declares 
 
     @staticmethod
     def forward(ctx: Any, source: Any, batches: list[int], batch_first: bool) -> Any:
-        """Return the rows of all steps below each other.
+        """Return the packed rows of all steps.
 
         Args:
             ctx: keeps what backward needs.
@@ -108,10 +113,10 @@ class _Packed(torch.autograd.Function):  # type: ignore[misc]  # torch declares 
         return by_step, None, None
 
 
-def _numbers_above(values: list[int], stop: int) -> list[int]:
+def _counts_above(values: list[int], stop: int) -> list[int]:
     """Return how many values are above 0, above 1, and so on up to ``stop`` - 1.
 
-    So lengths of sequences become the batch of each step, and batches become lengths.
+    From the lengths ``[3, 3, 1]`` it makes the batches ``[3, 2, 2]``, and from these the lengths.
     """
     return [sum(value > bound for value in values) for bound in range(stop)]
 
@@ -141,7 +146,7 @@ def _runs(batches: list[int]) -> list[_Run]:
 
 
 def values_of(tensor: Any) -> list[int] | None:
-    """Return the values of a tensor of integers; None if they are not known."""
+    """Return the values of a tensor of integers, real or fake; None if they are not known."""
     real = real_values(tensor)
     if real is None:
         return None
@@ -151,9 +156,7 @@ def values_of(tensor: Any) -> list[int] | None:
 
 
 def real_values(tensor: Any) -> Any:
-    """Return a real tensor with the values of a tensor, which may be fake; None if its values are
-    not known.
-    """
+    """Return a real tensor with a tensor's values; None for a fake one without known values."""
     if is_known(tensor):
         return tensor.constant
     if hasattr(tensor, "fake_mode"):

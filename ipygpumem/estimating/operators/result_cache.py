@@ -4,6 +4,9 @@ The result of an operation on fake tensors depends on the shapes, types and devi
 only. Two steps of a model with 24 equal layers repeat most of their operations. torch's
 FakeTensorMode has a cache, too, but a hit in it takes 0.1 ms of CPU (torch 2.11), ten times as long
 as to make the result.
+
+The first call of an operation goes to torch. Its result becomes a recipe, such as "a view of the
+first argument, of this shape", and further calls with the same key follow the recipe.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _NOT_REPEATED = frozenset(
         _LIFT,  # has real tensors as arguments
     }
 )
-_PLAIN = frozenset(
+_COMPARED_BY_VALUE = frozenset(
     {
         bool,
         float,
@@ -40,20 +43,22 @@ _PLAIN = frozenset(
     }
 )
 """Types of arguments that are compared by their values."""
-_SEQUENCES = frozenset({list, tuple})
-_NUMBERS = frozenset({bool, float, int})
+_TYPES_OF_SEQUENCES = frozenset({list, tuple})
+_TYPES_OF_NUMBERS = frozenset({bool, float, int})
 
 
 class _Argument(NamedTuple):
-    """An argument that is the result, as that of an operation in place."""
+    """The result is an argument itself, as that of ``x.add_(y)``."""
 
     number: int
+    """The position among the tensors of the arguments."""
 
 
 class _View(NamedTuple):
-    """A result in the storage of an argument."""
+    """The result is a new tensor in the storage of an argument."""
 
     number: int
+    """The position among the tensors of the arguments."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -61,8 +66,8 @@ class _View(NamedTuple):
     device: torch.device
 
 
-class _Fresh(NamedTuple):
-    """A result in a storage of its own."""
+class _NewTensor(NamedTuple):
+    """The result is a new tensor in a storage of its own."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -70,7 +75,7 @@ class _Fresh(NamedTuple):
     device: torch.device
 
 
-_TensorRecipe = _Argument | _View | _Fresh | None
+_TensorRecipe = _Argument | _View | _NewTensor | None
 """How to make one tensor of a result; None for a None in its place."""
 
 
@@ -96,8 +101,8 @@ class ResultCache:
         self._fakes = fakes
         self._recipes: dict[tuple[Any, ...], _Recipe | None] = {}
         """Recipes by operation; None for a result that has to come from torch each time."""
-        self._are_in_place: dict[Any, bool] = {}
-        """Operators, and whether they only change lists of tensors."""
+        self._list_operators: dict[Any, bool] = {}
+        """Operators, and True for those that only change lists of tensors."""
 
     def run(self, func: Any, operator: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operation on fake tensors.
@@ -106,13 +111,12 @@ class ResultCache:
         """
         if operator is not func:
             return operator(*args, **kwargs)
-        if self._changes_lists(func) and self._would_be_accepted(args, kwargs):
+        if self._changes_lists(func) and self._are_lists_accepted(args, kwargs):
             return None
         if func is _LIFT and _is_number(args[0]):
             return self._fake_number(args[0])
-        tensors: list[Any] = []
         try:
-            key = self._key(func, args, kwargs, tensors)
+            key, tensors = self._key_and_tensors(func, args, kwargs)
         except _NotRepeatableError:
             return func(*args, **kwargs)
         if key not in self._recipes:
@@ -145,14 +149,17 @@ class ResultCache:
 
         Optimizers call them with other numbers in each step, so that no key repeats.
         """
-        is_in_place = self._are_in_place.get(func)
-        if is_in_place is None:
-            is_in_place = func.__name__.startswith("_foreach_") and not func._schema.returns
-            self._are_in_place[func] = is_in_place
-        return is_in_place
+        changes_lists = self._list_operators.get(func)
+        if changes_lists is None:
+            changes_lists = func.__name__.startswith("_foreach_") and not func._schema.returns
+            self._list_operators[func] = changes_lists
+        return changes_lists
 
-    def _would_be_accepted(self, args: Any, kwargs: Any) -> bool:
-        """Return True if torch accepts lists of tensors, because those at one place are alike."""
+    def _are_lists_accepted(self, args: Any, kwargs: Any) -> bool:
+        """Return True if torch certainly accepts the arguments of an operator on lists.
+
+        The lists must be of one length, and their tensors at each position alike.
+        """
         if kwargs:
             return False
         lists = [argument for argument in args if type(argument) is list]
@@ -166,25 +173,35 @@ class ResultCache:
 
     def _are_alike_and_unknown(self, items: tuple[Any, ...]) -> bool:
         """Return True for floating-point tensors of one shape, type and device, without values."""
-        looks = set()
+        properties = set()
         for item in items:
             if type(item) is not FakeTensor or item.constant is not None:
                 return False
-            looks.add((item.shape, item.dtype, item.fake_device))
-        return len(looks) == 1 and items[0].is_floating_point()
+            properties.add((item.shape, item.dtype, item.fake_device))
+        return len(properties) == 1 and items[0].is_floating_point()
 
     # -- keys --------------------------------------------------------------------------------------
 
-    def _key(self, func: Any, args: Any, kwargs: Any, tensors: list[Any]) -> tuple[Any, ...]:
-        """Return the key of an operation; append its tensors to ``tensors``."""
+    def _key_and_tensors(
+        self, func: Any, args: Any, kwargs: Any
+    ) -> tuple[tuple[Any, ...], list[Any]]:
+        """Return the key of an operation, and the tensors among its arguments.
+
+        The key has all that decides the result: the operator, properties of tensors, other
+        arguments, and torch's settings.
+
+        Raises:
+            _NotRepeatableError: the result depends on more than that.
+        """
         if func in _NOT_REPEATED:
             raise _NotRepeatableError
         key: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        tensors: list[Any] = []
         self._describe_all(args, key, tensors)
         for name, value in kwargs.items():
             key.append(name)
             self._describe(value, key, tensors)
-        return tuple(key)
+        return tuple(key), tensors
 
     def _describe_all(self, values: Iterable[Any], key: list[Any], tensors: list[Any]) -> None:
         """Add the descriptions of arguments to the key, and their tensors to ``tensors``."""
@@ -202,9 +219,9 @@ class ResultCache:
                 raise _NotRepeatableError
             tensors.append(value)
             key += _description(value)
-        elif kind in _PLAIN:
+        elif kind in _COMPARED_BY_VALUE:
             key += (kind, value)  # 1 == 1.0 == True
-        elif kind in _SEQUENCES:
+        elif kind in _TYPES_OF_SEQUENCES:
             key += (kind, len(value))
             self._describe_all(value, key, tensors)
         else:
@@ -221,8 +238,10 @@ class ResultCache:
         tensors: list[Any],
         result: Any,
     ) -> _Recipe | None:
-        """Return the recipe that makes a result of torch again; None if it makes another one, as a
-        trial shows, or if a result may depend on more than the arguments.
+        """Return the recipe that makes a result again; None if it has to come from torch each time.
+
+        That is so if the recipe, which is tried here, makes another result, or if the result may
+        depend on more than the arguments.
 
         Args:
             func: the operator.
@@ -235,8 +254,8 @@ class ResultCache:
         if func.namespace not in _LIBRARIES:
             return None
         try:
-            # An operator such as ``t_`` has changed its argument.
-            if self._key(func, args, kwargs, []) != key:
+            key_after_call, _ = self._key_and_tensors(func, args, kwargs)
+            if key_after_call != key:  # an operator such as ``t_`` has changed its argument
                 return None
             recipe = _recipe_of(result, tensors)
             if not _is_made_alike(result, self._make_result(recipe, tensors)):
@@ -268,7 +287,7 @@ class ResultCache:
 
 
 def _is_number(tensor: Any) -> bool:
-    """Return True for a real tensor of one element on the host."""
+    """Return True for a real tensor of one element on the host, without a gradient."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
         return False
     return bool(tensor.numel() == 1 and tensor.device.type == "cpu" and not tensor.requires_grad)
@@ -276,7 +295,7 @@ def _is_number(tensor: Any) -> bool:
 
 def _are_numbers(values: list[Any]) -> bool:
     """Return True if all values are Python's own numbers."""
-    return set(map(type, values)) <= _NUMBERS
+    return set(map(type, values)) <= _TYPES_OF_NUMBERS
 
 
 def _description(tensor: Any) -> tuple[Any, ...]:
@@ -287,7 +306,8 @@ def _description(tensor: Any) -> tuple[Any, ...]:
         tensor.shape,
         tensor.stride(),
         tensor.storage_offset(),
-        torch._C._dispatch_keys(tensor).raw_repr(),  # also if it is conjugated, or of inference
+        # These also say if it is conjugated, or was made in inference mode.
+        torch._C._dispatch_keys(tensor).raw_repr(),
     )
 
 
@@ -295,13 +315,13 @@ def _recipe_of(result: Any, tensors: list[Any]) -> _Recipe:
     """Return how to make a result from the tensors among the arguments."""
     numbers = _ArgumentNumbers(tensors)
     kind = type(result)
-    if kind not in _SEQUENCES:
+    if kind not in _TYPES_OF_SEQUENCES:
         return _Recipe((_tensor_recipe(result, numbers),), None)
     parts = tuple(_tensor_recipe(item, numbers) for item in result)
     storages = [
         item.untyped_storage()._cdata
         for item, part in zip(result, parts, strict=True)
-        if isinstance(part, _Fresh)
+        if isinstance(part, _NewTensor)
     ]
     if len(set(storages)) < len(storages):  # results that share a new storage
         raise _NotRepeatableError
@@ -309,7 +329,10 @@ def _recipe_of(result: Any, tensors: list[Any]) -> _Recipe:
 
 
 class _ArgumentNumbers:
-    """Numbers of the arguments by their identities, and by those of their storages."""
+    """The positions of tensors among the arguments, by their identities and their storages'.
+
+    A tensor that is passed twice, or shares its storage with another one, has several.
+    """
 
     def __init__(self, tensors: list[Any]) -> None:
         self.of_tensors: dict[int, list[int]] = {}
@@ -342,7 +365,7 @@ def _tensor_recipe(value: Any, numbers: _ArgumentNumbers) -> _TensorRecipe:
     if sharing is not None:
         offset = value.storage_offset()
         return _View(_only_number(sharing), shape, stride, offset, value.dtype, value.fake_device)
-    return _Fresh(shape, stride, value.dtype, value.fake_device)
+    return _NewTensor(shape, stride, value.dtype, value.fake_device)
 
 
 def _only_number(numbers: list[int]) -> int:
@@ -367,9 +390,9 @@ def _is_alike(tensor: Any, made: Any) -> bool:
     """Return True if two tensors have equal properties, and storages of one size."""
     if tensor is made:
         return True
-    return _description(tensor) == _description(made) and _storage_bytes(tensor) == _storage_bytes(
-        made
-    )
+    if _storage_bytes(tensor) != _storage_bytes(made):
+        return False
+    return _description(tensor) == _description(made)
 
 
 def _storage_bytes(tensor: Any) -> int:

@@ -32,7 +32,7 @@ def sparse_tensor(indices: Any, values: Any, shape: Any, *, is_coalesced: bool) 
 
 
 def _with_as_many_entries(tensor: Any, *_: Any, **__: Any) -> Any:
-    """Return a new sparse tensor with as many entries, such as the result of ``-x``."""
+    """Return a new sparse tensor with as many entries as another one: the result of ``-x``."""
     indices, values = parts_of(tensor)
     new_values = torch.empty_like(values)
     new_indices = torch.empty_like(indices)
@@ -69,13 +69,13 @@ def coalesce_on_host(tensor: Any, *, share: float = 1.0) -> Any:
 
 
 def _number_of_different(tensor: Any, share: float) -> int:
-    """Return the entries of a coalesced tensor if a share of all indices are different."""
+    """Return the number of entries of a coalesced tensor if a share of its indices differ."""
     count = int(tensor._nnz())
     return max(math.ceil(count * share), min(1, count))
 
 
 def _sparse_mask(dense: Any, mask: Any) -> Any:
-    """Return the values of a dense tensor at the indices of a sparse one."""
+    """Return the result of ``dense.sparse_mask(mask)``: values at a sparse tensor's indices."""
     indices, values = parts_of(mask)
     new_values = values.new_empty(values.shape, dtype=dense.dtype)
     new_indices = torch.empty_like(indices)
@@ -83,7 +83,7 @@ def _sparse_mask(dense: Any, mask: Any) -> Any:
 
 
 def _bag_backward(gradient: Any, indices: Any, *args: Any) -> Any:
-    """Return the gradient of a bag of embeddings: a row for each index."""
+    """Return the sparse gradient of a bag of embeddings, which has a row for each index."""
     rows = args[4]
     width = gradient.shape[-1]
     values = gradient.new_empty((indices.numel(), width))
@@ -129,7 +129,7 @@ _BY_TWO_SPARSE: dict[Any, Callable[..., Any]] = {
 }
 """Functions that run instead of operators with two sparse arguments."""
 _ADD_IN_PLACE = (_ATEN.add_.Tensor, _ATEN.sub_.Tensor)
-_BY_TORCH = frozenset(
+_INFERRED_BY_TORCH = frozenset(
     {
         _ATEN._sparse_coo_tensor_with_dims_and_tensors.default,
         _ATEN._coalesced_.default,
@@ -151,7 +151,9 @@ OF_PARTS = frozenset(
 
 
 def stand_in(func: Any, args: Any) -> Callable[..., Any] | None:
-    """Return the function that runs instead of an operator with a sparse argument, if any."""
+    """Return the function that runs instead of an operator with a sparse argument; None if the
+    operator itself should run.
+    """
     first, *further = args
     if is_sparse(first):
         if further and is_sparse(further[0]):
@@ -159,7 +161,7 @@ def stand_in(func: Any, args: Any) -> Callable[..., Any] | None:
         return _BY_FIRST_SPARSE.get(func)
     if func is _ATEN.sparse_mask.default:
         return _sparse_mask
-    # torch has no rule for a fake sparse tensor that is added to a dense one.
+    # A sparse tensor that is added to a dense one: torch has no rule for fake tensors.
     if func in _ADD_IN_PLACE:
         return _changed_argument
     return None
@@ -183,6 +185,6 @@ def has_unknown_entries(func: Any, operator: Any, result: Any) -> bool:
     """
     if result.layout in _COMPRESSED:
         return True
-    if not is_sparse(result) or func in _BY_TORCH:
+    if not is_sparse(result) or func in _INFERRED_BY_TORCH:
         return False
     return operator is func

@@ -47,10 +47,10 @@ class TorchFunctions(TorchFunctionMode):
         self._devices = devices
         self._places = places
         self._upper_bounds = upper_bounds
-        """Lines whose results are assumed to be as large as possible."""
-        packed = PackedSequences(self._assume_longest)
-        self.recurrent: dict[str, None] = {}
-        """Lines that call recurrent layers with other kernels on a card, such as cuDNN's."""
+        """Lines whose results are assumed to be as large as possible; a set."""
+        packed = PackedSequences(self._note_unknown_lengths)
+        self.lines_of_recurrent_layers: dict[str, None] = {}
+        """Lines that call recurrent layers with other kernels on a card, such as cuDNN's; a set."""
         self._handlers: dict[Any, Handler] = {
             **_VALUE_HANDLERS,
             torch.cumprod: cumprod,
@@ -64,7 +64,9 @@ class TorchFunctions(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a torch function or its handler, with the devices redirected."""
+        """Call the handler of a torch function if it has one; otherwise the function itself, with
+        the available device instead of other ones.
+        """
         kwargs = kwargs or {}
         handler = self._handlers.get(func)
         if handler is not None:
@@ -72,8 +74,8 @@ class TorchFunctions(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        # The step counters of torch's optimizers stay on the host.
-        if self._devices.real_device is None or caller.startswith("torch.optim."):
+        is_of_optimizer = caller.startswith("torch.optim.")  # its step counters stay on the host
+        if self._devices.real_device is None or is_of_optimizer:
             return func(*args, **kwargs)
         return self._call_redirected(func, args, kwargs)
 
@@ -83,7 +85,10 @@ class TorchFunctions(TorchFunctionMode):
         return dict.fromkeys(layers, self._recurrent_layer)
 
     def _call_redirected(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call a torch function with the available device instead of other devices."""
+        """Call a torch function with the available device instead of the one that the code names.
+
+        A function that makes a tensor also gets the device if the code names none.
+        """
         devices = self._devices
         if func in _MOVES:
             return self._move(func, args, kwargs)
@@ -144,14 +149,17 @@ class TorchFunctions(TorchFunctionMode):
     def _call_moving(self, call: Callable[[Any], Any], tensor: Any, place: str) -> Any:
         """Return the result of a call that moves a tensor to a place, and may convert it.
 
-        A card converts what comes from the host after it has got it, and the host what it gets.
+        While the CPU stands for a card, the move itself is a copy. The conversion, as in
+        ``x.to("cuda", torch.float16)``, is made on the host.
         """
         devices = self._devices
         if not devices.all_on_cpu:
             with devices.placing(place):
                 return call(tensor)
-        is_plain = not hasattr(type(tensor), "__tensor_flatten__") and not is_transformed()
-        if not is_plain or devices.assumed_device == "cpu" or place == self._places.of(tensor):
+        is_composite = hasattr(type(tensor), "__tensor_flatten__")
+        can_be_moved = not is_composite and not is_transformed()
+        has_card = devices.assumed_device != "cpu"
+        if not can_be_moved or not has_card or place == self._places.of(tensor):
             return call(tensor)
         if place == HOST:
             return call(self._places.move(tensor, HOST))
@@ -167,7 +175,9 @@ class TorchFunctions(TorchFunctionMode):
         return STAND_IN
 
     def _pin_memory(self, _: Any, tensor: Any, *__: Any, **___: Any) -> Any:
-        """Return a pinned copy on the host; the tensor itself if host and device count together."""
+        """Return a copy, as that in pinned memory; the tensor itself if host and device count
+        together.
+        """
         if self._devices.real_device is None:
             return tensor.clone()
         return tensor
@@ -183,19 +193,19 @@ class TorchFunctions(TorchFunctionMode):
         device = self._devices.assumed_for(input.device)
         has_own_kernels = torch.backends.cudnn.enabled or self._devices.cpu_is_stand_in
         if has_own_kernels and device.startswith("cuda"):
-            self.recurrent[user_line()] = None
+            self.lines_of_recurrent_layers[user_line()] = None
         if args and _is_batch_sizes(args[0]):  # of a packed sequence: C++ reads their memory
             batch_sizes, *further = args
             args = (real_values(batch_sizes), *further)
         return original(input, *args, **kwargs)
 
-    def _assume_longest(self) -> None:
-        """Note a line that packs sequences of unknown lengths."""
+    def _note_unknown_lengths(self) -> None:
+        """Note a line that packs sequences of unknown lengths: all count as the longest."""
         self._upper_bounds[user_line()] = None
 
 
 def _is_batch_sizes(value: Any) -> bool:
-    """Return True for the second argument of a recurrent layer for packed sequences.
+    """Return True if the second argument of a recurrent layer has the batches of packed sequences.
 
     Otherwise it is the state: floating-point numbers, or a tuple.
     """
@@ -221,7 +231,8 @@ def _reduce_for_copy(original: Any, tensor: Any, protocol: int) -> Any:
         module = frame.f_globals.get("__name__", "")
         if module == "copy":
             return original(tensor, protocol)
-        if module.partition(".")[0] not in ("torch", "ipygpumem"):
+        library, _, _ = module.partition(".")
+        if library not in ("torch", "ipygpumem"):  # the caller, such as pickle
             break
     raise EstimateError(f"{UNKNOWN}: pickle in {user_line()}")
 
@@ -256,7 +267,7 @@ def _set_data(original: Any, tensor: Any, value: Any) -> None:
 
 
 def _deep_copy(original: Any, tensor: Any, memo: Any) -> Any:
-    """Return a deep copy of a fake tensor, and of its whole storage, as torch makes it.
+    """Return a deep copy of a fake tensor, in a copy of its whole storage, as torch makes it.
 
     torch would also copy the attributes of a fake tensor. One of them is the real tensor with its
     value, whose copy torch puts into a fake one: that is an error, or breaks the process.
@@ -285,7 +296,8 @@ def _with_copied_storage(tensor: Any, storages: dict[int, Any]) -> Any:
     whole = storages.get(storage._cdata)
     if whole is None or whole.dtype is not tensor.dtype:
         number = storage.nbytes() // tensor.element_size()
-        if tensor.is_contiguous() and tensor.numel() == number:
+        fills_storage = tensor.is_contiguous() and tensor.numel() == number
+        if fills_storage:
             storages[storage._cdata] = copied = tensor.clone()  # with its value, if that is known
             return copied
         storages[storage._cdata] = whole = tensor.new_empty(number)
@@ -302,7 +314,7 @@ _MOVES = {
     torch.Tensor.cpu: "",
     torch.Tensor.to: "",
 }
-"""Functions that may move a tensor, and the accelerator that they name."""
+"""Functions that may move a tensor, and the accelerator that they name; empty for none."""
 _VALUE_HANDLERS: dict[Any, Handler] = {
     torch.Tensor.data_ptr: _refuse_address,
     torch.Tensor.numpy: _to_array,
@@ -313,9 +325,9 @@ _VALUE_HANDLERS: dict[Any, Handler] = {
     torch.Tensor.data.__set__: _set_data,
     torch.Tensor.share_memory_: _unchanged,
 }
-"""Functions that need values or addresses, which a fake tensor does not have.
+"""Handlers of functions that need values or addresses, which a fake tensor does not have.
 
-torch sets the data of a fake tensor, but not its device.
+One of them sets the data of a fake tensor: torch would not set its device, too.
 """
 
 

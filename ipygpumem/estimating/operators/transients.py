@@ -42,17 +42,22 @@ _CUSOLVER = (
     "linalg_qr",
     "ormqr",
 )
-_OTHER_PRODUCTS = ("_cslt_sparse_mm", "_grouped_mm", "_scaled_grouped_mm", "_sparse_sparse_matmul")
-_UNKNOWN = frozenset((*_CUDNN, *_CUFFT, *_CUSOLVER, *_OTHER_PRODUCTS))
+_PRODUCTS_OF_LIBRARIES = (
+    "_cslt_sparse_mm",
+    "_grouped_mm",
+    "_scaled_grouped_mm",
+    "_sparse_sparse_matmul",
+)
+_UNKNOWN = frozenset((*_CUDNN, *_CUFFT, *_CUSOLVER, *_PRODUCTS_OF_LIBRARIES))
 """Operators whose kernels' memory cannot be derived from shapes."""
 _TORCHS = frozenset({"aten", "prim", "prims", "quantized", "rngprims", "torchvision"})
 """Namespaces of torch's own operators."""
 
 
 def operator_name(func: Any) -> str:
-    """Return an operator's name without overload and final underscore.
+    """Return an operator's name without overload and final underscore: ``add`` for ``aten.add_``.
 
-    A custom operator keeps its library's prefix.
+    A custom operator keeps its library's prefix: ``mylib::op``.
     """
     packet, _, _ = func.__name__.partition(".")
     name = str(packet.rstrip("_"))
@@ -61,7 +66,7 @@ def operator_name(func: Any) -> str:
     return f"{func.namespace}::{name}"
 
 
-def is_unknown(name: str) -> bool:
+def has_unknown_memory(name: str) -> bool:
     """Return True if the memory of an operator's kernel cannot be derived from shapes.
 
     That of custom operators cannot, either.
@@ -79,7 +84,7 @@ _RULES: dict[str, Rule] = {}
 
 def has_rule(name: str) -> bool:
     """Return True if an operator may allocate blocks next to its results."""
-    return name in _RULES or name in _PARTIAL_BYTES or name in _CELLS
+    return name in _RULES or name in _PARTIAL_BYTES or name in _BACKWARD_OF_CELLS
 
 
 def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[int]:
@@ -93,8 +98,8 @@ def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[
     """
     sizes = _sizes_by_rule(name, args, result)
     if name in _PARTIAL_BYTES:
-        sizes.append(_partial_results(name, args, result, processors))
-    if name in _CELLS and args[-1]:
+        sizes.append(_partial_results_bytes(name, args, result, processors))
+    if name in _BACKWARD_OF_CELLS and args[-1]:
         itemsize = max(4, result.itemsize)
         sizes.append(column_sums_bytes(result, [0], itemsize, processors))
     return [int(size) for size in sizes if size]
@@ -113,37 +118,42 @@ def _sizes_by_rule(name: str, args: Any, result: Any) -> list[int]:
 
 # -- reductions ------------------------------------------------------------------------------------
 
-_OF_OWN_TYPE = ("amax", "amin", "any", "all")
+_WITH_TYPE_OF_ARGUMENT = ("amax", "amin", "any", "all")
 """Operators whose partial results have the type of their argument."""
 _SUMS = ("sum", "mean", "linalg_vector_norm")
-_PLACES_AND_MOMENTS = ("max", "min", "argmax", "argmin", "var", "std", "var_mean", "std_mean")
+_POSITIONS_AND_MOMENTS = ("max", "min", "argmax", "argmin", "var", "std", "var_mean", "std_mean")
 _PARTIAL_BYTES = {
-    **dict.fromkeys((*_SUMS, *_OF_OWN_TYPE), 0),
-    **dict.fromkeys(_PLACES_AND_MOMENTS, 16),
+    **dict.fromkeys((*_SUMS, *_WITH_TYPE_OF_ARGUMENT), 0),
+    **dict.fromkeys(_POSITIONS_AND_MOMENTS, 16),
 }
 """Operators that reduce dimensions, and the bytes of a partial result.
 
 0: those are derived from the tensor's type.
 """
-_CELLS = frozenset({"_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"})
+_BACKWARD_OF_CELLS = frozenset(
+    {"_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward"}
+)
 """Operators that sum their first result for a bias's gradient.
 
 Their last argument says if there is a bias.
 """
 
 
-def _partial_results(name: str, args: Any, result: Any, processors: int) -> int:
-    """Return the bytes of the partial results of a reduction of some dimensions."""
-    number = 1
+def _partial_results_bytes(name: str, args: Any, result: Any, processors: int) -> int:
+    """Return the bytes of the partial results of a reduction of some dimensions.
+
+    0 for a reduction of all dimensions.
+    """
+    position_of_dims = 1
     if name == "linalg_vector_norm":
-        number = 2
-    if len(args) <= number:
+        position_of_dims = 2
+    if len(args) <= position_of_dims:
         return 0
-    dims = args[number]
+    dims = args[position_of_dims]
     if not isinstance(dims, (list, tuple)):
         dims = [dims]
     itemsize = _PARTIAL_BYTES[name]
-    if name in _OF_OWN_TYPE:
+    if name in _WITH_TYPE_OF_ARGUMENT:
         itemsize = args[0].itemsize
     elif itemsize == 0:
         itemsize = max(4, result.itemsize)
@@ -169,40 +179,44 @@ def _nbytes(tensor: Any) -> int:
 
 @_rule_of("masked_scatter_backward")
 def _first_argument(args: Any, _: Any) -> int:
-    """Return the bytes of a block as large as the first argument."""
+    """Return the bytes of the first argument, for a block of its size."""
     return _nbytes(args[0])
 
 
 @_rule_of("_softmax_backward_data")
 def _second_argument(args: Any, _: Any) -> int:
-    """Return the bytes of a block as large as the second argument."""
+    """Return the bytes of the second argument, for a block of its size."""
     return _nbytes(args[1])
 
 
 @_rule_of("_pdist_backward")
 def _distances_of_pairs_backward(args: Any, _: Any) -> int:
-    """Return the bytes of the gradients of ``torch.pdist`` before they are added up: each row has
-    one for each other row.
+    """Return the bytes of the gradients of ``torch.pdist`` before they are added up.
+
+    Each row has a gradient from each other row.
     """
     return _nbytes(args[1]) * (len(args[1]) - 1)
 
 
 @_rule_of("_cdist_backward")
 def _distances_backward(args: Any, _: Any) -> int:
-    """Return the bytes of a gradient of each first row for each second row."""
+    """Return the bytes of the gradients of ``torch.cdist`` before they are added up.
+
+    Each row of the first argument has a gradient from each row of the second one.
+    """
     rows = args[2].shape[-2]
     return int(_nbytes(args[1]) * rows)
 
 
 @_rule_of("_safe_softmax")
 def _truth_values(args: Any, _: Any) -> int:
-    """Return the bytes of a truth value for each element."""
+    """Return the bytes of a truth value for each element, which says if it is masked."""
     return int(args[0].numel())
 
 
 @_rule_of("randperm")
 def _sorted_keys(args: Any, _: Any) -> int:
-    """Return the bytes of random keys with positions, and of their sort."""
+    """Return the bytes with which ``torch.randperm(n)`` sorts positions by random keys."""
     return int(40 * args[0] + MIB)
 
 
@@ -215,8 +229,8 @@ def _reduced_loss(args: Any, result: Any) -> int:
 
 
 @_rule_of("sum", "cumsum", "prod", "cumprod")
-def _converted(args: Any, result: Any) -> int:
-    """Return the bytes of integers that are converted to the result's type, then added up."""
+def _converted_copy(args: Any, result: Any) -> int:
+    """Return the bytes of a converted copy of integers, which are reduced in the result's type."""
     source = args[0]
     is_same = source.dtype is result.dtype
     if is_same or source.is_floating_point() or source.is_complex():
@@ -235,9 +249,10 @@ def _multinomial(args: Any, _: Any) -> list[int]:
 
 
 @_rule_of("normal")
-def _deviations(args: Any, result: Any) -> int:
-    """Return the bytes of the expanded standard deviation if ``normal`` gets several means and one
-    number as deviation; otherwise 0.
+def _expanded_deviation(args: Any, result: Any) -> int:
+    """Return the bytes of the expanded standard deviation of ``torch.normal(means, 1.0)``.
+
+    0 if the deviation is a tensor, too, or if the tensor itself is filled: ``x.normal_()``.
     """
     means, *deviations = args
     if not isinstance(means, torch.Tensor) or result is means:
@@ -251,7 +266,12 @@ def _deviations(args: Any, result: Any) -> int:
 
 
 def _rule_of_copies(is_readable: Callable[[Any], bool], *numbers: int) -> Rule:
-    """Return a rule: the bytes of copies of the numbered arguments that a kernel cannot read."""
+    """Return a rule: the bytes of copies of arguments that a kernel cannot read.
+
+    Args:
+        is_readable: returns True for a tensor that the kernel reads without a copy.
+        numbers: the positions of the arguments.
+    """
 
     def rule(args: Any, _: Any) -> int:
         copied_bytes = 0
@@ -270,7 +290,10 @@ def is_contiguous(tensor: Any) -> bool:
 
 
 def _is_dense(tensor: Any) -> bool:
-    """Return False if a tensor has gaps or is expanded, as the gradient of a sum."""
+    """Return True if a tensor is contiguous, also in channels-last order.
+
+    The gradient of a sum is not, because it is expanded.
+    """
     if tensor.is_contiguous():
         return True
     if tensor.dim() == 4:
@@ -281,7 +304,10 @@ def _is_dense(tensor: Any) -> bool:
 
 
 def is_matrix_of_cublas(matrix: Any) -> bool:
-    """Return True if cuBLAS can read a matrix: not if it is expanded, as some gradients are."""
+    """Return True if cuBLAS can read a matrix, by rows or by columns.
+
+    It cannot read one that is expanded, as some gradients are.
+    """
     rows, columns = matrix.shape[-2:]
     row_stride, column_stride = matrix.stride()[-2:]
     if column_stride == 1 and row_stride >= max(1, columns):
@@ -331,8 +357,8 @@ _rule_of("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
 
 
 @_rule_of("upsample_bilinear2d", "upsample_bilinear2d_backward")
-def _interpolated(args: Any, result: Any) -> int:
-    """Return the bytes of a copy of the argument; none is needed for a result of its size."""
+def _dense_copy(args: Any, result: Any) -> int:
+    """Return the bytes of a dense copy of the argument; 0 for a result of the same size."""
     source = args[0]
     if source.shape == result.shape or _is_dense(source):
         return 0
@@ -371,7 +397,11 @@ def _group_norm_backward(args: Any, _: Any) -> list[int]:
 
 
 def copies_by_heads(*tensors: Any) -> list[int]:
-    """Return the bytes of each tensor that must be copied so that its heads are inside its rows."""
+    """Return the bytes of each tensor that a kernel of attention copies.
+
+    It needs the order (batch, length, heads, width) in memory; the tensors' dimensions are (batch,
+    heads, length, width).
+    """
     return [tensor.nbytes for tensor in tensors if not tensor.transpose(1, 2).is_contiguous()]
 
 
@@ -379,7 +409,7 @@ def copies_by_heads(*tensors: Any) -> list[int]:
 def _flash_backward(args: Any, _: Any) -> list[int]:
     """Return the bytes of copies, products of gradient and output, and sums for the query.
 
-    Grouped heads also need keys and values for each head.
+    If several heads of the query share a key, each also needs gradients of its keys and values.
     """
     gradient, query, key, value, output = args[:5]
     batch, heads, length, width = query.shape
@@ -387,25 +417,25 @@ def _flash_backward(args: Any, _: Any) -> list[int]:
     sizes = copies_by_heads(gradient, output)
     sizes.append(rows * 4)
     sizes.append(rows * rounded_up(width, 32) * 4)
-    heads_of_key = heads // key.shape[1]
-    if heads_of_key > 1:
-        sizes.append(key.nbytes * heads_of_key)
-        sizes.append(value.nbytes * heads_of_key)
+    heads_of_each_key = heads // key.shape[1]
+    if heads_of_each_key > 1:
+        sizes.append(key.nbytes * heads_of_each_key)
+        sizes.append(value.nbytes * heads_of_each_key)
     return sizes
 
 
 # -- embeddings and indices ------------------------------------------------------------------------
 
-FEW_INDICES = 3072
-"""Maximum number of indices for a kernel without a workspace.
-
-It adds up an embedding's gradients.
-"""
+MOST_INDICES_WITHOUT_SORT = 3072
+"""Maximum number of indices for which a kernel adds up an embedding's gradients without sorting."""
 
 
 @_rule_of("unfold_backward")
 def _positions_in_windows(args: Any, _: Any) -> int:
-    """Return the bytes of positions along a dimension, which windows that overlap need."""
+    """Return the bytes of positions along a dimension for the gradient of ``x.unfold``.
+
+    0 unless the windows overlap.
+    """
     _, shape, dim, size, step = args
     if step >= size:
         return 0
@@ -433,34 +463,35 @@ _KEYS_OF_TILE = {torch.float64: 5760, torch.int64: 5760, torch.float32: 6912, to
 """Values without positions that one block of threads sorts in a pass, by their type."""
 _SMALL_KEYS_OF_TILE = 9728
 """Values of 16 or 8 bits, without positions, that one block of threads sorts in a pass."""
-_MOST_OF_BLOCK = 2304
+_MOST_PAIRS_OF_BLOCK = 2304
 """Maximum number of pairs, or of 64-bit values, that one block sorts alone, without a copy."""
 _MOST_SMALLER_KEYS_OF_BLOCK = 4864
 """Maximum number of smaller values without positions that one block sorts alone."""
 
 
 def sort_bytes(count: int, bits: int, itemsize: int = 8) -> int:
-    """Return the bytes that a kernel takes besides to sort values together with their positions.
+    """Return the bytes of the block with which a kernel sorts values together with their positions.
 
     Args:
         count: the number of values.
         bits: the number of bits by which they are sorted.
         itemsize: the bytes of a value.
     """
-    if count <= _MOST_OF_BLOCK:
+    if count <= _MOST_PAIRS_OF_BLOCK:
         return 1
     copies_bytes = rounded_up(itemsize * count, 256) + rounded_up(8 * count, 256)
     return _radix_sort_bytes(count, bits, copies_bytes, _PAIRS_OF_TILE[itemsize])
 
 
 def sort_bytes_without_positions(count: int, bits: int, dtype: Any) -> int:
-    """Return the bytes that a kernel takes besides to sort values of a type, without positions;
-    ``count`` and ``bits`` as in ``sort_bytes``.
+    """Return the bytes of the block with which a kernel sorts values of a type, without positions.
+
+    ``count`` and ``bits`` are those of ``sort_bytes``.
     """
     itemsize = dtype.itemsize
     most_of_block = _MOST_SMALLER_KEYS_OF_BLOCK
     if itemsize == 8:
-        most_of_block = _MOST_OF_BLOCK
+        most_of_block = _MOST_PAIRS_OF_BLOCK
     if count <= most_of_block:
         return 1
     tile = _KEYS_OF_TILE.get(dtype, _SMALL_KEYS_OF_TILE)
@@ -468,9 +499,10 @@ def sort_bytes_without_positions(count: int, bits: int, dtype: Any) -> int:
 
 
 def _radix_sort_bytes(count: int, bits: int, copies_bytes: int, tile: int) -> int:
-    """Return the bytes of a sort that takes a pass for each 8 bits.
+    """Return the bytes of a radix sort, which takes a pass for each 8 bits.
 
-    A pass needs 2 KiB, and all of them 1 KiB for each tile. Several also need copies.
+    A pass needs 2 KiB, and all passes together 1 KiB for each tile. Several passes also need copies
+    of what they sort.
     """
     passes = divided_up(bits, 8)
     if passes == 1:
@@ -483,10 +515,11 @@ _INDICES_OF_TILE = 4096
 
 
 def merge_sort_bytes(count: int, items: int = 1) -> int:
-    """Return the bytes with which a kernel sorts indices by a comparison of what they refer to.
+    """Return the bytes of the block with which a kernel sorts indices by comparing the values that
+    they refer to.
 
     Args:
-        count: how many it sorts.
+        count: the number of indices.
         items: 2 if each index comes with another one.
     """
     tiles = divided_up(count, _INDICES_OF_TILE)
@@ -494,14 +527,17 @@ def merge_sort_bytes(count: int, items: int = 1) -> int:
 
 
 def _sort_bytes_of(values: Any) -> int:
-    """Return the bytes with which a kernel sorts all values of a tensor."""
+    """Return the bytes of the block with which a kernel sorts all values of a tensor."""
     itemsize = values.itemsize
     return sort_bytes(values.numel(), 8 * itemsize, itemsize)
 
 
 @_rule_of("median", "nanmedian")
 def _median(args: Any, _: Any) -> list[int]:
-    """Return the bytes of a sort of all values: its results, indices, and copies of both."""
+    """Return the bytes of a sort of all values: sorted values, positions, and its own block.
+
+    The median along a dimension needs none.
+    """
     if len(args) > 1:  # along a dimension
         return []
     source = args[0]
@@ -511,9 +547,12 @@ def _median(args: Any, _: Any) -> list[int]:
 
 # -- results ---------------------------------------------------------------------------------------
 
-_IN_RESULT = frozenset({"mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"})
-_RESIZED = frozenset({"col2im", "im2col"})
-"""Operators that make their result with the size of their argument."""
+_REDUCE_IN_RESULT = frozenset(
+    {"mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"}
+)
+"""Operators that compute the losses of all elements in the storage of their result."""
+_WITH_SIZE_OF_ARGUMENT = frozenset({"col2im", "im2col"})
+"""Operators that make their result with the size of their argument, and then resize it."""
 _CUT_ON_CARDS = frozenset({"_unique", "_unique2", "unique_consecutive"})
 _CUT_ON_HOST = frozenset({"unique_consecutive"})
 """Operators that make results for all values, and then cut them without freeing the rest."""
@@ -522,18 +561,21 @@ _CUT_ON_HOST = frozenset({"unique_consecutive"})
 def least_bytes(name: str, args: Any, result: Any, *, is_on_card: bool) -> int:
     """Return the minimum size of a result's storage, of which the result may be a part.
 
-    For instance, some kernels compute all losses before they add them up.
+    For instance, some kernels compute all losses before they add them up. 0 if the storage is as
+    large as the result.
     """
     if _cuts_results(name, args, is_on_card=is_on_card):
-        return int(args[0].numel() * result.itemsize) if result.numel() else 0
-    is_reduced_loss = name in _IN_RESULT and result.dim() == 0
-    if is_on_card and (name in _RESIZED or is_reduced_loss):
+        if result.numel() == 0:
+            return 0
+        return int(args[0].numel() * result.itemsize)
+    is_reduced_loss = name in _REDUCE_IN_RESULT and result.dim() == 0
+    if is_on_card and (name in _WITH_SIZE_OF_ARGUMENT or is_reduced_loss):
         return _nbytes(args[0])
     return 0
 
 
 def _cuts_results(name: str, args: Any, *, is_on_card: bool) -> bool:
-    """Return True for an operator that cuts its results after it has made them."""
+    """Return True for an operator that makes results for all values, and then cuts them."""
     if not is_on_card:
         cuts = name in _CUT_ON_HOST
     elif args and getattr(args[0], "dtype", None) is torch.bool:

@@ -34,6 +34,7 @@ class Expectation(GuardedBlock):
                 'expect needs a limit: expect(ram="200MiB"), expect(gpu="8GiB") or both'
             )
         self._limits = ram, gpu
+        """The limits as the user gave them."""
         self._ram_bytes = None if ram is None else checked_bytes(ram)
         self._gpu_bytes = None if gpu is None else checked_bytes(gpu)
         self._trace = Trace("expected", silent=True)
@@ -51,12 +52,20 @@ class Expectation(GuardedBlock):
         return self._trace
 
     def _close_block(self, error: BaseException | None) -> None:
-        """Check the peak, unless an error leaves the block."""
+        """Check the peak, unless an error leaves the block.
+
+        Raises:
+            MemoryExpectationError: the peak was higher than a limit.
+        """
         if not (self._trace.record or self._trace.is_running):
             return  # its start failed
         record = self._trace.record or self._trace.stop()
-        if error is None and (exceeded := list(self._lines_on_exceeded_limits(record))):
-            raise MemoryExpectationError("\n".join([*exceeded, render([trace_report(record)])]))
+        if error is not None:
+            return
+        exceeded_limits = list(self._lines_on_exceeded_limits(record))
+        if exceeded_limits:
+            lines = [*exceeded_limits, render([trace_report(record)])]
+            raise MemoryExpectationError("\n".join(lines))
 
     def _after_failed_end(self) -> None:
         """Stop measuring after a failed end."""
@@ -131,24 +140,35 @@ def expect(*, ram: float | str | None = None, gpu: float | str | None = None) ->
 
 
 def measured(function: F, **limits: Any) -> F:
-    """Return a test's function with each call in a block that also checks what stays alive."""
+    """Return a test's function with each call in a block that checks its memory.
+
+    Args:
+        function: the function.
+        limits: ``ram`` and ``gpu`` as in ``expect``, and ``leaks``: the number of tensors and
+            arrays that may stay alive.
+    """
     return run_inside(function, functools.partial(_checked_block, **limits))
 
 
 @contextlib.contextmanager
 def _checked_block(leaks: int | None = None, **limits: Any) -> Iterator[None]:
-    """Check what code uses and, if ``leaks`` is given, the number of tensors and arrays that stay
-    alive.
+    """Check the peak of a block and, if ``leaks`` is given, the number of tensors and arrays that
+    stay alive after it.
+
+    Raises:
+        MemoryExpectationError: one of them is higher.
     """
     before = None if leaks is None else tensors()
     expectation = expect(**limits) if limits else contextlib.nullcontext()
     with expectation:
         yield
-    if before is not None and leaks is not None:
-        gc.collect()
-        change = diff(before, tensors())
-        if (count := len(change.added)) > leaks:
-            listed = render([difference_report(change)])
-            raise MemoryExpectationError(
-                f"tensors and arrays that stay alive: {count}, expected {leaks}\n{listed}"
-            )
+    if before is None or leaks is None:
+        return
+    gc.collect()
+    change = diff(before, tensors())
+    number = len(change.added)
+    if number > leaks:
+        listed = render([difference_report(change)])
+        raise MemoryExpectationError(
+            f"tensors and arrays that stay alive: {number}, expected {leaks}\n{listed}"
+        )

@@ -1,5 +1,5 @@
-"""The pytest marker ``memory``: fails a test whose peak, or what it leaves behind, is more than
-expected.
+"""The pytest marker ``memory``: fails a test with a higher peak than expected, or after which more
+tensors and arrays stay alive.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Measure a marked test, without its fixtures, as a part of the test itself: a wrapped hook
-    needs a new pytest.
+    """Wrap a marked test's function, so that the test is measured without its fixtures.
+
+    A hook that runs around the test (``wrapper=True``) would need a new pytest.
     """
     mark = item.get_closest_marker("memory")
     if mark is None or not isinstance(item, pytest.Function):

@@ -68,7 +68,7 @@ class ChangedRun:
     """
 
     def __init__(self, estimation: Any, names: dict[str, Any], changes: Sequence[Change]) -> None:
-        self.place_of = estimation.place_of
+        self.assumed_device_of = estimation.assumed_device_of
         self.erase = estimation.log.erase
         self.names = names
         self.flops = 0

@@ -265,7 +265,7 @@ class _FirstRunHooks:
         self._roots[number] = weakref.ref(root)
         parameters = list(root.parameters())
         findings.note_parameters(parameters)
-        model.device_type = torch.device(self._run.place_of(parameters[0])).type
+        model.device_type = torch.device(self._run.assumed_device_of(parameters[0])).type
         count = sum(parameter.numel() for parameter in parameters)
         if count > model.parameters:
             model.parameters, model.number = count, number

@@ -40,7 +40,8 @@ from ipygpumem.units import format_bytes
 
 DEVICES = ("cuda", "xpu")
 """Devices on which torch can empty a storage and fill it again."""
-_BOUND = ("DistributedDataParallel", "FullyShardedDataParallel")
+_STORES_ADDRESSES = ("DistributedDataParallel", "FullyShardedDataParallel")
+"""Types of modules that cannot be moved, because they store the addresses of their parameters."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +80,20 @@ def purge(model: object, optimizer: object = None) -> PurgeRecord:
     offload = Offload(given, "purge")
     meter = current_traces().meter
     before = bytes_reserved(meter.now())
-    shared_note = offload.move_to_host()
-    stay_note = ""
+    note_on_shared = offload.move_to_host()
+    note_on_staying = ""
     try:
         free_now(meter, garbage_here())
     finally:
-        stay_note = offload.move_back()
-        _warn_if_any(stay_note)
-    notes = [shared_note, stay_note]
+        note_on_staying = offload.move_back()
+        _warn_if_any(note_on_staying)
+    notes = [note_on_shared, note_on_staying]
     if not offload.size_bytes:
-        notes = [shared_note, "no parameter, buffer or gradient of it is on a device"]
+        notes = [note_on_shared, "no parameter, buffer or gradient of it is on a device"]
     after = bytes_reserved(meter.now())
     return PurgeRecord(
         offload.size_bytes,
-        is_on_host=bool(stay_note),
+        is_on_host=bool(note_on_staying),
         before=before,
         after=after,
         notes=tuple(note for note in notes if note),
@@ -122,13 +123,15 @@ def purge_report(record: PurgeRecord) -> Report:
 
 
 def _moved_text(record: PurgeRecord) -> str:
-    """Return the bytes moved, and whether they are back."""
+    """Return the bytes moved, and if they are back: ``4 GiB moved off and back``."""
     moved = "nothing was moved"
     if record.moved_bytes:
         moved = f"{format_bytes(record.moved_bytes)} moved off"
     if record.is_on_host:
         return f"{moved}, and still on the host"
-    return f"{moved} and back" if record.moved_bytes else moved
+    if record.moved_bytes:
+        return f"{moved} and back"
+    return moved
 
 
 def offload(*given: object) -> Offload:
@@ -155,32 +158,37 @@ def offload(*given: object) -> Offload:
 class Offload:
     """A ``with`` block during which modules, and the states of optimizers, are on the host.
 
+    Args:
+        given: the modules and optimizers, in any order.
+        function_name: the function that the user has called, for errors.
+
     Raises:
         GpuMemError: one of them cannot be moved.
     """
 
-    def __init__(self, given: Sequence[Any], what: str = "offload") -> None:
-        refuse_while_traced(what)
+    def __init__(self, given: Sequence[Any], function_name: str = "offload") -> None:
+        refuse_while_traced(function_name)
         if sys.modules.get("torch") is None:
-            raise GpuMemError(f"{what} moves torch modules, but torch is not loaded")
+            raise GpuMemError(f"{function_name} moves torch modules, but torch is not loaded")
         self._modules = list[Any]()
         self._optimizers = list[Any]()
         self._set_modules_and_optimizers(given)
         number = len(self._modules) + len(self._optimizers)
         if number < len(given) or not self._modules:
-            raise GpuMemError(_refusal(given, what))
+            raise GpuMemError(_refusal(given, function_name))
         for model in self._modules:
             for module in model.modules():
-                if type_name(module) in _BOUND:
-                    raise GpuMemError(
-                        f"{what} cannot move the modules of {type_name(module)}: it stores their "
-                        f"addresses"
-                    )
-        self._what = what
+                kind = type_name(module)
+                if kind in _STORES_ADDRESSES:
+                    problem = f"{function_name} cannot move the modules of {kind}"
+                    raise GpuMemError(f"{problem}: it stores their addresses")
+        self._function_name = function_name
         self._pieces: list[_Piece] | None = None
         """The memory that is on the host; None outside the block."""
-        self._on_device_again: list[weakref.ref[Any]] = []
-        """Weak references to the given modules and optimizers while they are back on the device."""
+        self._references_after_block: list[weakref.ref[Any]] = []
+        """Weak references to the given modules and optimizers after the block, when ``_modules``
+        and ``_optimizers`` are empty: the object keeps them alive only while they are on the host.
+        """
         self.size_bytes = 0
         """Bytes moved."""
 
@@ -201,17 +209,20 @@ class Offload:
         _warn_if_any(self.move_back())
 
     def move_to_host(self) -> str:
-        """Move everything to the host, and return a note for the user; after an error nothing has
-        been moved.
+        """Move everything to the host, and return a note on memory that stays on the device as
+        well; empty if there is none.
+
+        Raises:
+            GpuMemError: something cannot be moved; then nothing has been moved.
         """
-        refuse_while_traced(self._what)
+        refuse_while_traced(self._function_name)
         if self._pieces is not None:
             raise GpuMemError(
                 "this offload is open already: call ipygpumem.offload(model) for another"
             )
-        if self._on_device_again:  # a second block with the same object
-            self._set_modules_and_optimizers(self._modules_and_optimizers_of_block())
-            self._on_device_again = []
+        if self._references_after_block:  # a second block with the same object
+            self._set_modules_and_optimizers(self._modules_and_optimizers_of_earlier_block())
+            self._references_after_block = []
         with interrupts.deferred() as struck, _without_users_code():
             pieces = self._pieces_on_devices()
             self.size_bytes = sum(piece.size_bytes for piece in pieces)
@@ -225,7 +236,7 @@ class Offload:
                 except BaseException:  # such as an exception from the user's handler of a signal
                     _warn_if_any(self.move_back())
                     raise
-        if struck:
+        if struck:  # also where the copies were made only: then this moves nothing back
             _warn_if_any(self.move_back())
             raise KeyboardInterrupt
         shared_bytes = sum(piece.size_bytes for piece in pieces if piece.is_shared)
@@ -234,9 +245,13 @@ class Offload:
         why = "a graph or another library uses that memory"
         return f"{format_bytes(shared_bytes)} stay on the device as well: {why}"
 
-    def _modules_and_optimizers_of_block(self) -> list[Any]:
-        """Return the modules and optimizers of an earlier block, if all are still alive."""
-        given = [reference() for reference in self._on_device_again]
+    def _modules_and_optimizers_of_earlier_block(self) -> list[Any]:
+        """Return the modules and optimizers of an earlier block.
+
+        Raises:
+            GpuMemError: one of them is not alive any longer.
+        """
+        given = [reference() for reference in self._references_after_block]
         if any(item is None for item in given):
             raise GpuMemError(
                 "the model of this offload was deleted: call ipygpumem.offload(model) for another"
@@ -244,7 +259,11 @@ class Offload:
         return given
 
     def move_back(self) -> str:
-        """Move everything back, and return why some of it is still on the host."""
+        """Move everything back, and return why some of it is still on the host; empty if all is
+        back.
+
+        Tensors that the block has made on the host, such as new gradients, are moved, too.
+        """
         pieces = self._pieces or []
         self._pieces = None
         note = ""
@@ -252,8 +271,8 @@ class Offload:
             candidates = self._tensors_by_owner(pieces)
             homes = _homes_of(pieces)
             pieces = _without_replaced(pieces)
-            left_on_host = _tensors_left_on_host(candidates, homes, pieces)
-            self._on_device_again = [
+            made_on_host = _tensors_made_on_host(candidates, homes, pieces)
+            self._references_after_block = [
                 weakref.ref(item) for item in (*self._modules, *self._optimizers)
             ]
             self._modules = []
@@ -261,7 +280,7 @@ class Offload:
             try:
                 for piece in pieces:
                     piece.fill()
-                copies = [(tensor, tensor.data.to(home)) for tensor, home in left_on_host]
+                copies = [(tensor, tensor.data.to(home)) for tensor, home in made_on_host]
                 _synchronize(pieces)
             except RuntimeError as error:  # out of memory, most likely
                 note = _note_on_staying(pieces, error)
@@ -286,17 +305,14 @@ class Offload:
         """
         torch: Any = sys.modules["torch"]
         if not hasattr(torch._C, "_storage_Use_Count"):
-            raise GpuMemError(f"{self._what} needs torch 2.1 or newer")
+            raise GpuMemError(f"{self._function_name} needs torch 2.1 or newer")
         reader = Reader(torch)
         own_tensors = self._own_tensors()
         storages = _storages_on_devices(own_tensors, reader)
         tensors = by_identity(own_tensors)
         if storages:  # other tensors may share their memory
             tensors |= by_identity(live_tensors(garbage_here()))
-        tensors_by_storage: dict[int, list[Any]] = defaultdict(list)
-        for tensor in tensors.values():
-            for key in reader.memory(tensor).storages.keys() & storages.keys():
-                tensors_by_storage[key].append(tensor)
+        tensors_by_storage = _tensors_by_storage(tensors.values(), storages, reader)
         self._refuse_unmovable(own_tensors, tensors_by_storage, reader)
         if any(map(private_pools, {storage.device.type for storage in storages.values()})):
             raise GpuMemError("a captured CUDA graph may use these addresses: nothing was moved")
@@ -323,12 +339,12 @@ class Offload:
                 unmovable_ids.add(id(tensor))
         if unmovable_ids:
             raise GpuMemError(
-                f"{self._what} cannot move {len(unmovable_ids)} of its tensors (sparse, quantized, "
-                "nested, conjugated or wrapped): nothing was moved"
+                f"{self._function_name} cannot move {len(unmovable_ids)} of its tensors (sparse, "
+                "quantized, nested, conjugated or wrapped): nothing was moved"
             )
 
     def _own_tensors(self) -> list[Any]:
-        """Return the modules' tensors, their gradients, and the optimizers' states."""
+        """Return the tensors of the modules and of the optimizers' states, and the gradients."""
         base: Any = sys.modules["torch"].Tensor
         tensors = list(_tensors_of(self._modules))
         tensors += _gradients(tensors)
@@ -341,8 +357,8 @@ class Offload:
     def _tensors_by_owner(self, pieces: Iterable[_Piece]) -> list[tuple[int, Any]]:
         """Return the tensors that may have to move back, each after the id of its owner.
 
-        The owner is a tensor of ``pieces``: the tensor itself, the parameter of a gradient, or that
-        of an optimizer's state. Its device is the tensor's, too.
+        The owner is a tensor of ``pieces``: the tensor itself, or the parameter to which a gradient
+        or a part of an optimizer's state belongs. A tensor moves to its owner's device.
         """
         pairs: list[tuple[int, Any]] = []
         for piece in pieces:
@@ -358,7 +374,7 @@ class Offload:
 
 
 class _HiddenUsers:
-    """Tells which storages are used by code that is not visible from Python, such as a graph, a
+    """Finds storages that are used by code that is not visible from Python, such as a graph, a
     DLPack capsule or another library: torch counts more references than Python has.
 
     Args:
@@ -396,7 +412,7 @@ class _HiddenUsers:
             return False
         for tensor in sharers:
             if self._base.requires_grad.__get__(tensor):
-                continue
+                continue  # its graph may refer to it
             uses_in_cpp = self._base._use_count(tensor) - 1  # Python's object is one of them
             if uses_in_cpp > self._known_uses[id(tensor)]:
                 return True
@@ -422,7 +438,11 @@ class _Piece:
         _as_bytes(self.host).copy_(_as_bytes(self.storage))
 
     def fill(self) -> None:
-        """Copy the bytes back to the device (RuntimeError if they do not fit)."""
+        """Copy the bytes back to the device.
+
+        Raises:
+            RuntimeError: they do not fit.
+        """
         if self.storage.nbytes() < self.size_bytes:
             self.storage.resize_(self.size_bytes)
         _as_bytes(self.storage).copy_(_as_bytes(self.host))
@@ -458,7 +478,7 @@ class _Piece:
 
 
 def _homes_of(pieces: Iterable[_Piece]) -> dict[int, Any]:
-    """Return the device of each tensor, by the tensor's id."""
+    """Return the device to which each tensor of ``pieces`` moves back, by the tensor's id."""
     homes: dict[int, Any] = {}
     for piece in pieces:
         homes |= {id(tensor): piece.storage.device for tensor in piece.tensors}
@@ -474,11 +494,11 @@ def _without_replaced(pieces: Sequence[_Piece]) -> list[_Piece]:
     return [piece for piece in pieces if piece.tensors]
 
 
-def _tensors_left_on_host(
+def _tensors_made_on_host(
     candidates: Iterable[tuple[int, Any]], homes: dict[int, Any], pieces: Iterable[_Piece]
 ) -> list[tuple[Any, Any]]:
-    """Return the tensors that were made or replaced on the host during a block, each with the
-    device to which it is to move.
+    """Return the tensors that a block has made on the host, or given other memory there, each with
+    the device to which it is to move.
 
     Args:
         candidates: values, each after the id of its owner (see ``_tensors_by_owner``).
@@ -489,13 +509,13 @@ def _tensors_left_on_host(
     moved_back = set[int]()
     for piece in pieces:
         moved_back.update(map(id, piece.tensors))
-    left_on_host: dict[int, tuple[Any, Any]] = {}
+    made_on_host: dict[int, tuple[Any, Any]] = {}
     for owner_id, item in candidates:
         if owner_id not in homes or id(item) in moved_back or not is_instance(item, base):
             continue
         if item.device.type == "cpu":
-            left_on_host[id(item)] = (item, homes[owner_id])
-    return list(left_on_host.values())
+            made_on_host[id(item)] = (item, homes[owner_id])
+    return list(made_on_host.values())
 
 
 def _is_module(item: object) -> bool:
@@ -508,17 +528,29 @@ def _is_optimizer(item: object) -> bool:
     return is_of_library(item, "torch.optim", "Optimizer")
 
 
-def _refusal(given: Sequence[Any], what: str) -> str:
-    """Return the error about arguments of the wrong type, or without a module."""
+def _refusal(given: Sequence[Any], function_name: str) -> str:
+    """Return the text of the error about arguments of the wrong type, or without a module."""
     without_modules = [item for item in given if not _is_module(item)]
     wrong = [item for item in without_modules if not _is_optimizer(item)]
     but = f", and not {type_name(wrong[0])}" if wrong else ""
-    example = f"{what}(learner.model, learner.optimizer)"
-    return f"{what} takes a torch module and its optimizer{but}: {example}"
+    example = f"{function_name}(learner.model, learner.optimizer)"
+    return f"{function_name} takes a torch module and its optimizer{but}: {example}"
+
+
+def _tensors_by_storage(
+    tensors: Iterable[Any], storages: dict[int, Any], reader: Reader
+) -> dict[int, list[Any]]:
+    """Return the tensors on each of ``storages``, by the storage's address."""
+    tensors_by_storage: dict[int, list[Any]] = defaultdict(list)
+    for tensor in tensors:
+        for key in reader.memory(tensor).storages.keys() & storages.keys():
+            tensors_by_storage[key].append(tensor)
+    return tensors_by_storage
 
 
 def _storages_on_devices(tensors: Sequence[Any], reader: Reader) -> dict[int, Any]:
-    """Return the storages of tensors that take memory of a device, by their address.
+    """Return the storages of tensors that take memory of a device that is not the host, by their
+    address.
 
     Raises:
         DeviceError: some are on a device whose storages cannot be emptied.
@@ -553,7 +585,9 @@ def _storages_of(tensors: Iterable[Any], reader: Reader) -> dict[int, Any]:
 
 
 def _is_plain(tensor: Any, reader: Reader) -> bool:
-    """Return True if a tensor is nothing but a view of its storage."""
+    """Return True if a tensor is nothing but a view of its storage, so that it can be pointed to
+    other memory.
+    """
     base: Any = sys.modules["torch"].Tensor
     if base.is_nested.__get__(tensor) or base.is_conj(tensor) or base.is_neg(tensor):
         return False
@@ -588,7 +622,7 @@ def _tensors_of(modules: Iterable[Any]) -> Iterator[Any]:
 
 
 def _items_of_container(value: object) -> Iterable[object]:
-    """Return the items of a built-in container."""
+    """Return the items of a dict, list or tuple; nothing for any other value."""
     if type(value) is dict:
         return list(value.values())
     if type(value) is list or type(value) is tuple:
@@ -609,7 +643,11 @@ def _gradients(tensors: Iterable[Any]) -> list[Any]:
 
 
 def _copy_out(pieces: Sequence[_Piece]) -> None:
-    """Copy all pieces to the host (GpuMemError if it has too little memory)."""
+    """Copy all pieces to the host.
+
+    Raises:
+        GpuMemError: it has too little memory.
+    """
     size = sum(piece.size_bytes for piece in pieces)
     free = available_bytes()
     if size > free:
@@ -635,7 +673,7 @@ def _point_to_host(pieces: Sequence[_Piece]) -> None:
 
 
 def _note_on_staying(pieces: Iterable[_Piece], error: RuntimeError) -> str:
-    """Return a note about bytes that did not fit back."""
+    """Return a note about bytes that did not fit back; empty if there are none."""
     size = sum(piece.size_bytes for piece in pieces)
     if not size:
         return ""

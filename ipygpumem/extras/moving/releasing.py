@@ -50,7 +50,7 @@ from ipygpumem.report.retained_arrays import held_table
 from ipygpumem.report.words import clean, clean_name
 from ipygpumem.scope.ownable import is_ownable
 
-_KINDS = (
+_EXAMINED_FIRST = (
     ("torch", "Tensor"),
     ("torch.nn", "Module"),
     ("torch.optim", "Optimizer"),
@@ -59,7 +59,8 @@ _KINDS = (
 """Types of parts to examine first: a callback leads to everything of a trainer, and would be
 credited with it.
 """
-_SAYS = "_ipygpumem_says"
+_MESSAGE = "_ipygpumem_says"
+"""Attribute of a released object with the text of its errors."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,13 @@ class Released:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ReleasedError(vars(self)[_SAYS])
+        raise ReleasedError(vars(self)[_MESSAGE])
 
     def __call__(self, *_: object, **__: object) -> NoReturn:  # noqa: D102
-        raise ReleasedError(vars(self)[_SAYS])
+        raise ReleasedError(vars(self)[_MESSAGE])
 
     def __repr__(self) -> str:
-        return f"<{vars(self)[_SAYS]}>"
+        return f"<{vars(self)[_MESSAGE]}>"
 
     def __dir__(self) -> list[str]:
         return []
@@ -108,24 +109,29 @@ def _is_released(item: object) -> bool:
     """Return True if an object was released before; one with another attribute layout has kept its
     class.
     """
-    return _SAYS in (instance_dict(item) or {})
+    return _MESSAGE in (instance_dict(item) or {})
 
 
 def _refuse_if_not_emptiable(name: str, item: object) -> None:
-    """Raise GpuMemError if an object cannot be emptied."""
+    """Raise GpuMemError if an object cannot be emptied.
+
+    Args:
+        name: its name; its type if it has none.
+        item: the object.
+    """
     is_named = name != type_name(item)
-    what = f"`{name}` ({type_name(item)})" if is_named else f"the {name}"
+    label = f"`{name}` ({type_name(item)})" if is_named else f"the {name}"
     attributes = instance_dict(item)
-    if attributes is not None and _SAYS in attributes:
-        raise GpuMemError(attributes[_SAYS])
+    if attributes is not None and _MESSAGE in attributes:
+        raise GpuMemError(attributes[_MESSAGE])
     if describe(item) is not None:
-        raise GpuMemError(f"{what} has nothing to empty: its memory is freed with its last name")
+        raise GpuMemError(f"{label} has nothing to empty: its memory is freed with its last name")
     library = module_of(item).partition(".")[0]
     if library in TOOLS:
-        raise GpuMemError(f"{what} cannot be released: it is a part of {library}")
+        raise GpuMemError(f"{label} cannot be released: it is a part of {library}")
     if attributes is None or _is_built_in(item, library) or _has_finalizer(item):
         hint = ": delete its name instead" if is_named else ""
-        raise GpuMemError(f"{what} cannot be emptied{hint}")
+        raise GpuMemError(f"{label} cannot be emptied{hint}")
 
 
 def _is_built_in(item: object, library: str) -> bool:
@@ -140,21 +146,25 @@ def _has_finalizer(item: object) -> bool:
     return any("__del__" in class_dict(base) for base in type.mro(type(item)))
 
 
-def _empty(item: object, says: str) -> None:
-    """Take an object's attributes away, and let every use of it raise an error that ``says`` why.
+def _empty(item: object, message: str) -> None:
+    """Take an object's attributes away, and let every use of it raise an error with a message.
 
     It gets a new dict, because the old one may be shared with another object.
     """
+    # Not item.__dict__ = ..., which the user's class may define in another way.
     slots = [class_dict(base).get("__dict__") for base in type.mro(type(item))]
     slot = next(slot for slot in slots if type(slot) is GetSetDescriptorType)
-    slot.__set__(item, {_SAYS: says})
+    slot.__set__(item, {_MESSAGE: message})
     # TypeError: a class with another attribute layout, such as a generic one
     with contextlib.suppress(TypeError):
         object.__dict__["__class__"].__set__(item, Released)
 
 
 def _parts_with_names(name: str, item: object) -> Iterator[tuple[str, object]]:
-    """Yield an object's parts, with their names."""
+    """Yield the values of an object's attributes, each after its name: ``learner.model``.
+
+    A module's parameters, buffers and inner modules are in dicts, whose items are its parts.
+    """
     for key, value in (instance_dict(item) or {}).items():
         if key in MODULE_PARTS and is_instance(value, dict):
             for part_name, part in list(dict.items(value)):
@@ -201,19 +211,20 @@ def release(*objects: object) -> ReleaseRecord:
     parts = _watched_parts(named)
 
     def empty() -> None:
+        """Empty all objects: the first step of freeing."""
         for name, item in named:
             _empty(item, f"`{name}` was released by ipygpumem at {where}")
 
     steps, freed = free_now(current_traces().meter, garbage_here(), ("references", empty))
     roots = Roots if app is None else app.experiments.survivors.roots
-    freed_parts, left = _freed_and_live_rows(parts, roots)
+    rows = _rows_of_parts(parts, roots)
     trim_host_heap()  # frees the memory of the search for holders
     names = tuple(name for name, _ in named)
-    return ReleaseRecord(names, where, freed_parts, left, freed, tuple(steps), notes)
+    return ReleaseRecord(names, where, rows.freed, rows.left, freed, tuple(steps), notes)
 
 
 def _objects_with_names(objects: Sequence[object], frame: FrameType) -> list[tuple[str, object]]:
-    """Return objects with their names in the caller's frame, or their types."""
+    """Return objects, each after its name in the caller's frame, or its type if it has none."""
     names: dict[int, str] = {}
     for name, value in survey.visible_names(frame):
         if is_ownable(name):
@@ -231,7 +242,7 @@ def _place_of_frame(frame: FrameType) -> str:
 
 @shows(ReleaseRecord)
 def release_report(record: ReleaseRecord) -> Report:
-    """Return the memory freed with an object, and the memory that other objects still hold."""
+    """Return the report: memory freed with the objects, and memory that other objects hold."""
     names = words.listed([clean_name(name) for name in record.names])
     notes = [*map(clean, record.notes)]
     report = freed_report(f"released {names}", record.steps, record.freed, notes)
@@ -250,10 +261,20 @@ class _WatchedArray(NamedTuple):
 
 
 class _WatchedPart(NamedTuple):
-    """A part of an object: its arrays, and a function that describes some of them as this part."""
+    """A part of an object, such as ``learner.model``, which this does not keep alive."""
 
-    described: Callable[[list[Array]], RetainedArray]
+    row_of: Callable[[list[Array]], RetainedArray]
+    """Returns the row of this part with the sum of some of its arrays."""
     arrays: list[_WatchedArray]
+
+
+class _Rows(NamedTuple):
+    """The parts of objects after their release, the largest first."""
+
+    freed: tuple[RetainedArray, ...]
+    """The arrays of each part that died."""
+    left: tuple[RetainedArray, ...]
+    """The arrays of each part that are alive, with their holder."""
 
 
 def _watched_parts(named: Sequence[tuple[str, object]]) -> list[_WatchedPart]:
@@ -273,18 +294,20 @@ def _watched_parts(named: Sequence[tuple[str, object]]) -> list[_WatchedPart]:
                     arrays.append(_WatchedArray(watch(gradient), array_of_gradient))
             if arrays:
                 is_array = describe(value) is not None
-                described = partial(summed, name, type_name(value), alone=is_array)
-                parts.append(_WatchedPart(described, arrays))
+                row_of = partial(summed, name, type_name(value), alone=is_array)
+                parts.append(_WatchedPart(row_of, arrays))
     return parts
 
 
 def _order_of_examination(part: tuple[str, object]) -> int:
-    """Return the position of a part in the order of examination."""
+    """Return the position of the type of a part, which is a name and a value, in the order of
+    examination.
+    """
     _, value = part
-    for position, (library, name) in enumerate(_KINDS):
+    for position, (library, name) in enumerate(_EXAMINED_FIRST):
         if is_of_library(value, library, name):
             return position
-    return len(_KINDS)
+    return len(_EXAMINED_FIRST)
 
 
 def _arrays_of_gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
@@ -303,11 +326,12 @@ def _arrays_of_gradient(item: Any, search: ArraySearch) -> list[tuple[object, Ar
     return list(search.find(gradient))
 
 
-def _freed_and_live_rows(
-    parts: Sequence[_WatchedPart], roots: Callable[[], Roots]
-) -> tuple[tuple[RetainedArray, ...], tuple[RetainedArray, ...]]:
-    """Return the freed arrays of each part, and the live ones with their holders, the largest
-    first.
+def _rows_of_parts(parts: Sequence[_WatchedPart], roots: Callable[[], Roots]) -> _Rows:
+    """Return the freed arrays of each part, and the live ones with their holders.
+
+    Args:
+        parts: the parts.
+        roots: returns the roots of the search for holders.
     """
     freed: list[RetainedArray] = []
     left: list[RetainedArray] = []
@@ -318,22 +342,31 @@ def _freed_and_live_rows(
         alive_ids = set(map(id, alive))
         dead = [watched.array for watched in part.arrays if id(watched.array) not in alive_ids]
         if dead:
-            freed.append(part.described(dead))
+            freed.append(part.row_of(dead))
         if alive:
-            left.append(part.described(alive))
+            left.append(part.row_of(alive))
             largest_left.append(max(alive, key=attrgetter("size_bytes")))
     if left:
-        with undisturbed():
-            heap = Heap()
-            roots_now = roots()
-            holders = explain([array.storage for array in largest_left], heap, roots_now)
-            heap.drop()
-        left = [
-            replace(item, holder=holders[array.storage].record(roots_now.names))
-            for item, array in zip(left, largest_left, strict=True)
-        ]
-    return _arrays_largest_first(freed), _arrays_largest_first(left)
+        left = _with_holders(left, largest_left, roots)
+    return _Rows(_arrays_largest_first(freed), _arrays_largest_first(left))
+
+
+def _with_holders(
+    rows: Sequence[RetainedArray], arrays: Sequence[Array], roots: Callable[[], Roots]
+) -> list[RetainedArray]:
+    """Return each row with the holder of its array in ``arrays``; this examines the heap once."""
+    with undisturbed():
+        heap = Heap()
+        roots_now = roots()
+        holders = explain([array.storage for array in arrays], heap, roots_now)
+        heap.drop()
+    rows_with_holders = []
+    for row, array in zip(rows, arrays, strict=True):
+        holder = holders[array.storage].record(roots_now.names)
+        rows_with_holders.append(replace(row, holder=holder))
+    return rows_with_holders
 
 
 def _arrays_largest_first(arrays: Sequence[RetainedArray]) -> tuple[RetainedArray, ...]:
+    """Return rows by size."""
     return tuple(sorted(arrays, key=attrgetter("size_bytes"), reverse=True))

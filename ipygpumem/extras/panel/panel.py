@@ -213,7 +213,7 @@ class Feed:
         cell, seconds = self._last_cell()
         if running is not None:
             cell = running_cell(context.shell)
-            seconds = perf_counter() - running.measured.started
+            seconds = perf_counter() - running.measurement.started
         state = {
             "is_running": running is not None,
             "cell": cell,
@@ -306,7 +306,7 @@ class Feed:
         """Find the largest names, unless that takes a larger share of the cell's time than
         allowed.
         """
-        cell_seconds = perf_counter() - cell.measured.started
+        cell_seconds = perf_counter() - cell.measurement.started
         allowed_seconds = max(_SEARCH_SECONDS, _SEARCH_SHARE * cell_seconds)
         if self._seconds_of_last_search > allowed_seconds:
             self._seconds_of_last_search *= 0.9  # the heap may be smaller by now
@@ -326,7 +326,7 @@ class Feed:
             pass
         else:
             self._seconds_of_last_search = thread_time() - started
-            self._largest_names = {"cell": cell.measured.number, "names": snapshot.names(rows)}
+            self._largest_names = {"cell": cell.measurement.number, "names": snapshot.names(rows)}
 
     def cell_shown(self) -> None:
         """Do nothing: the largest names were found before the report."""

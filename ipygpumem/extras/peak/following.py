@@ -354,7 +354,7 @@ class Follower(StorageFollower):
         if not isinstance(func, _OPERATOR):
             return func(*args, **kwargs)
         # If the operation consists of smaller ones, it has run by now, and those have come here.
-        result = self.decomposed(func, args, kwargs)
+        result = self.run_decomposed(func, args, kwargs)
         if result is NotImplemented:
             return _MAY_HAVE_MEMORY
         return result
@@ -480,7 +480,7 @@ class Follower(StorageFollower):
         if device == "meta":
             return None
         # Before the storage is logged: it is allocated after the backward pass has begun.
-        in_backward = not existed_before and self.backward_is_running()
+        in_backward = not existed_before and self.note_backward_pass()
         if not is_strided:  # sparse: it has several storages, and no address
             return self.log.log_tensor(
                 tensor, device, existed_before=existed_before, in_backward=in_backward

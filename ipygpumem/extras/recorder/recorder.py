@@ -224,7 +224,7 @@ class Recorder:
     def _cell_start(self, cell: Cell, number: int) -> Moment:
         """Return the entry for the start of a cell, and keep it: a cell runs from now on."""
         source = recordings.first_lines(cell.source)
-        span = cell.measured.span
+        span = cell.measurement.span
         readings = span.before.values() if span else ()
         self._start_of_cell = self._moment_with_memory("cell", number, readings, source=source)
         return self._start_of_cell
@@ -237,7 +237,7 @@ class Recorder:
         start = self._start_of_cell
         if running is None:
             return None
-        waited_seconds = time.perf_counter() - running.measured.started
+        waited_seconds = time.perf_counter() - running.measurement.started
         if waited_seconds < _TICK_SECONDS:
             return _TICK_SECONDS - waited_seconds
         readings = self._context.meter.glance()
@@ -253,7 +253,7 @@ class Recorder:
         if start is None or cell.is_nested:
             return ()
         self._start_of_cell = None
-        record = cell.measured.record
+        record = cell.measurement.record
         usages = () if record is None else record.usages
         error = "" if record is None else clean(record.error or "")
         self._write(lambda: self._moment_with_memory("cell end", start.cell, usages, error=error))

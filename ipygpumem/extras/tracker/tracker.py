@@ -85,9 +85,27 @@ class TrackerRecord(InventoryDiff):
     """Messages for the user about tensors that could not be read."""
 
 
+class _State(NamedTuple):
+    """The tensors and arrays at one call of a tracker."""
+
+    inventory: Inventory
+    place: str
+    """The place of the call, in words."""
+    storages: Storages | None
+    """The storages of the inventory, which are kept so that no new one reuses their identities."""
+
+
+_BEFORE_FIRST_CALL = _State(Inventory((), 0.0), "", None)
+
+
 class Tracker:
     """Compares the live tensors and arrays from call to call, without keeping them alive; made by
     ``tracker``.
+
+    Args:
+        write: writes a report.
+        top: number of rows, as in ``tracker``.
+        silent: do not report.
     """
 
     def __init__(self, write: Callable[[Report], None], top: int, *, silent: bool) -> None:
@@ -95,10 +113,9 @@ class Tracker:
         self._top = top
         self._silent = silent
         self._number = 0
-        self._last: tuple[Inventory, str, Storages] | None = None
-        """The last inventory, its place in the code, and its storages, so that no new one reuses
-        their identities.
-        """
+        """Number of calls so far."""
+        self._last = _BEFORE_FIRST_CALL
+        """The state at the last call."""
         self._traces = current_traces()
         self._span = self._traces.meter.span()
 
@@ -112,16 +129,15 @@ class Tracker:
         caller = sys._getframe().f_back
         usages, notes = self._usages()
         storages = Storages()
-        # no Python code calls an atexit handler
+        # ``atexit.register(tracker.track)``: no Python code calls this
         inventory = inventory_at(caller or sys._getframe(), storages)
-        before, before_place, _ = self._last or (Inventory((), 0.0), "", None)
         place = _code_place(caller, inventory.cell)
-        changes = records.difference(before, inventory)
+        changes = records.difference(self._last.inventory, inventory)
         self._number += 1
         record = TrackerRecord(
             changes.added,
             changes.removed,
-            before_place,
+            self._last.place,
             place.text,
             self._number,
             inventory.taken_at,
@@ -133,14 +149,14 @@ class Tracker:
             usages=usages,
             notes=(*notes, *inventory.notes),
         )
-        self._last = inventory, place.text, storages
+        self._last = _State(inventory, place.text, storages)
         self._span.lap()  # exclude the memory of our own search
         if not self._silent:
             self._write(tracker_report(record, top=self._top))
         return record
 
     def _usages(self) -> tuple[tuple[Usage, ...], list[str]]:
-        """Return each device's usage since the last call, and a note if it is not since then."""
+        """Return each device's usage since the last call, and a note if it cannot be since then."""
         traces = current_traces()
         if traces is self._traces:
             return self._span.lap(), []
@@ -172,7 +188,12 @@ class _CodePlace(NamedTuple):
 
 
 def _code_place(caller: FrameType | None, cell: int | None) -> _CodePlace:
-    """Return the place of a frame; of a frame of ``cell``, without a file."""
+    """Return the place of a frame in the code.
+
+    Args:
+        caller: the frame; None without a Python caller.
+        cell: the number of the cell whose code the frame runs; None for a file.
+    """
     if caller is None:
         return _CodePlace()
     code = caller.f_code
@@ -189,8 +210,12 @@ def _code_place(caller: FrameType | None, cell: int | None) -> _CodePlace:
 
 
 def _function_that_writes(to: Any) -> Callable[[Report], None]:
-    """Return a function that writes a report to ``to``; if that fails, it shows the report with the
-    reason.
+    """Return a function that writes a report to ``to``, as in ``tracker``; if that fails, the
+    function shows the report with the reason.
+
+    Raises:
+        TraceError: ``to`` is no destination.
+        FileError: the file cannot be written.
     """
     if to is None:
         return show
@@ -204,12 +229,13 @@ def _function_that_writes(to: Any) -> Callable[[Report], None]:
         raise TraceError(f"a tracker writes to a logger or to a file path, not to {type_name(to)}")
 
     def write(report: Report) -> None:
+        """Write a report to the logger or file."""
         try:
             shown = text.render([report])
             if is_instance(destination, pathlib.PurePath):
                 _append_text(destination, shown + "\n")
             else:
-                # the caller of ``track``, which calls this
+                # The log names the caller of ``track``, which has called this function.
                 destination.info("%s", shown.rstrip(), stacklevel=3)
         except Exception as error:
             show(report)
@@ -265,15 +291,18 @@ def _device_lines(record: TrackerRecord) -> Iterator[str]:
 
 
 def _other_memory(usage: Usage, tensor_bytes: int) -> str:
-    """Return the memory of a device next to its tensors: RSS, or what torch has allocated."""
+    """Return the memory of a device next to its tensors, in words: the process's RSS for RAM, and
+    the bytes allocated by torch for an accelerator.
+    """
     if usage.device == "cpu":
         return f" and arrays; RSS {format_bytes(usage.after_bytes)}"
     text = f"; torch has allocated {format_bytes(usage.after_bytes)}"
-    more = usage.after_bytes - tensor_bytes
-    if more > 0:
-        text += f" ({format_bytes(more)} of it in no Python tensor, or rounding)"
-    elif more < 0:
-        text += f" ({format_bytes(-more)} less: some are memory that torch does not count here)"
+    difference = usage.after_bytes - tensor_bytes
+    if difference > 0:
+        text += f" ({format_bytes(difference)} of it in no Python tensor, or rounding)"
+    elif difference < 0:
+        fewer = format_bytes(-difference)
+        text += f" ({fewer} less: some are memory that torch does not count here)"
     if usage.reserved_bytes is not None:
         text += f", reserved {format_bytes(usage.reserved_bytes)}"
     return text

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import MissingLibraryError, how_to_install
@@ -16,13 +16,27 @@ from ipygpumem.records import TraceRecord
 from ipygpumem.units import MIB
 
 
+class _RunningEpoch(NamedTuple):
+    """An epoch that is measured now."""
+
+    number: int
+    """Its number, counted from 1."""
+    traces: Any
+    """The traces that get its record."""
+    span: Any
+    started_at: float
+    """Unix time of its start."""
+    started: float
+    """Its start, on ``time.perf_counter``."""
+
+
 class Epochs:
     """The epochs of one training, each measured as a span."""
 
     def __init__(self) -> None:
         self.has_failed = False
-        self._open: tuple[Any, Any, int, float, float] | None = None
-        """The traces, the span, the number and the start time of the running epoch."""
+        """True after our own failure: nothing is measured any longer."""
+        self._running: _RunningEpoch | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return a recipe for a new instance: trainers copy and pickle their callbacks."""
@@ -36,19 +50,23 @@ class Epochs:
         traces = current_traces()
         started_at = time.time()
         started = time.perf_counter()
-        self._open = traces, traces.meter.span(), number, started_at, started
+        self._running = _RunningEpoch(number, traces, traces.meter.span(), started_at, started)
 
     def end(self) -> dict[str, float]:
-        """End the epoch, store its record, and return its figures by name."""
-        if self._open is None:
+        """End the epoch, store its record, and return its figures by name.
+
+        Without a running epoch there are none.
+        """
+        epoch = self._running
+        if epoch is None:
             return {}
-        (traces, span, number, started_at, started), self._open = self._open, None
-        usages = span.stop()
+        self._running = None
+        usages = epoch.span.stop()
         if not usages:  # the extension was unloaded during the epoch
             return {}
-        traces.finished.append(
-            TraceRecord("epoch", started_at, time.perf_counter() - started, None, usages, number)
-        )
+        seconds = time.perf_counter() - epoch.started
+        record = TraceRecord("epoch", epoch.started_at, seconds, None, usages, epoch.number)
+        epoch.traces.finished.append(record)
         figures = {}
         for usage in usages:
             if usage.peak_bytes:
@@ -59,10 +77,9 @@ class Epochs:
 
     def close(self) -> None:
         """End the running epoch without figures."""
-        if self._open is not None:
-            _, span, *_ = self._open
-            span.close()
-        self._open = None
+        if self._running is not None:
+            self._running.span.close()
+        self._running = None
 
 
 def harmless(hook: Callable[..., None]) -> Callable[..., None]:
@@ -72,6 +89,7 @@ def harmless(hook: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(hook)
     def call(self: Any, *args: Any, **options: Any) -> None:
+        """Call the hook of a callback, unless one of them has failed before."""
         epochs: Epochs = self.epochs
         if epochs.has_failed:
             return

@@ -14,6 +14,7 @@ with needs("transformers", "transformers[torch]"):
 
 
 _LOOP = "_inner_training_loop"
+"""The trainer's method with the loop over epochs."""
 
 
 class HfMemoryCallback(TrainerCallback):
@@ -38,8 +39,10 @@ class HfMemoryCallback(TrainerCallback):
 
 
 def _epochs_before(state: Any) -> int:
-    """Return the number of finished epochs, from the trainer's loop: its state counts fractions of
-    some data sets.
+    """Return the number of finished epochs.
+
+    It is read from the trainer's loop, because for some data sets ``state.epoch`` is a fraction at
+    the start of an epoch.
     """
     for frame in stack(sys._getframe(1)):
         if frame.f_code.co_name == _LOOP:
@@ -51,24 +54,24 @@ def _epochs_before(state: Any) -> int:
 
 
 def _log(figures: dict[str, float]) -> None:
-    """Log figures with the trainer whose training loop has called a hook; callbacks do not receive
-    it.
+    """Log figures with the trainer whose training loop has called a hook.
 
-    Adding to an existing log would not reach the callbacks that receive it before ours.
+    The hook does not receive the trainer. Adding the figures to a log of the trainer would not
+    reach the callbacks that receive it before ours.
     """
     if not figures:
         return
     for frame in stack(sys._getframe(1)):
-        # Not from f_locals, which would keep the trainer alive after an error.
-        trainer: Any = (
-            peek(frame).get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
-        )
+        trainer: Any = None
+        if frame.f_code.co_varnames[:1] == ("self",):
+            # Not from f_locals, which would keep the trainer alive after an error.
+            trainer = peek(frame).get("self")
         if is_instance(trainer, Trainer):
-            wanted = trainer.control.should_log
+            is_log_due = trainer.control.should_log
             try:
-                # The base class's method: those of other trainers clear the values collected for
-                # the next log.
+                # The base class's method: the methods of some trainers clear the values collected
+                # for the next log.
                 Trainer.log(trainer, figures)
             finally:
-                trainer.control.should_log = wanted  # a due log stays due
+                trainer.control.should_log = is_log_due  # ``log`` has reset it
             break

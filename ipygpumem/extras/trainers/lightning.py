@@ -43,12 +43,11 @@ class LightningMemoryCallback(Callback):
             {name: torch.tensor(value) for name, value in figures.items()}
         )
         if figures and trainer.is_global_zero:
-            stepped = getattr(
-                trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step
-            )
+            loop = trainer.fit_loop.epoch_loop
+            steps = getattr(loop, "_batches_that_stepped", trainer.global_step)
             for logger in trainer.loggers:
                 logger.log_metrics(
                     metrics={**figures, "epoch": trainer.current_epoch},
-                    step=max(0, stepped - 1),  # like Lightning's own epoch logs
+                    step=max(0, steps - 1),  # like Lightning's own epoch logs
                 )
                 logger.save()

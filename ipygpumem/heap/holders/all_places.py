@@ -158,7 +158,7 @@ class AllPlaces:
         chains = self._chains_left_by(nearest, targets)
         holders = [self._holder_with_ways(chain, object_id) for chain in chains[:_MOST_HOLDERS]]
         ways_to_close = self._figures.ways_to_close(targets, nearest, object_id, self._rows)
-        holders += [HolderWays(None, [way], []) for way in ways_to_close]  # plt.close(1)
+        holders += [HolderWays.of_one(way) for way in ways_to_close]  # plt.close(1)
         ways = _one_way_for_each_line(nearest_first(holders, nearest))
         return Places(ways, max(0, len(chains) - _MOST_HOLDERS))
 
@@ -199,13 +199,13 @@ class AllPlaces:
         if record is not None and record.way.step_ids[-1] in map(id, to_holder):
             # The holder is the list in ``history["epoch 1"]["losses"]``: it is a part of the record
             # ``history["epoch 1"]``, which is removed as a whole.
-            return HolderWays(None, [record.way], [])
+            return HolderWays.of_one(record.way)
         first_way = self._way_to_item(root, steps, record)
         if not to_holder or found_chain.number_of_references == 1:  # runs[3]
-            return HolderWays(None, [first_way], [])
+            return HolderWays.of_one(first_way)
         if found_chain.many_items:  # 1,000 views of one array: runs[0] to runs[999]
             way = self._way_to_many(root, to_holder, found_chain.many_items)
-            return HolderWays(None, [way], [])
+            return HolderWays.of_one(way)
         # runs[3], and runs[7] as a further one
         ways = [first_way]
         items = [steps[len(to_holder)]]

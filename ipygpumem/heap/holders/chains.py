@@ -113,9 +113,11 @@ class HolderChains:
         """
         chains = list[FoundChain]()
         for key in holders.next_down:
-            if key in self._search.roots_at:
-                for steps in self._chains_of_elements(key, holders):
-                    chains += [FoundChain(roots, steps, 1) for roots in self._roots_together(steps)]
+            if key not in self._search.roots_at:
+                continue
+            for steps in self._chains_of_elements(key, holders):
+                for roots in self._roots_together(steps):
+                    chains.append(FoundChain(roots, steps, number_of_references=1))
         return chains
 
     def _chain_through(self, key: int, holders: Holders) -> FoundChain | None:

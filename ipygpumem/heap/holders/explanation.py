@@ -298,7 +298,7 @@ class HolderSearch:
     def _removal(self, row: Row | None, items: Sequence[object], nearest: _ChainWithWay) -> Removal:
         """Return how to remove a row, or the objects of a storage without one.
 
-        The row learns which of its storages its holder leads to (``held_storages``).
+        It also sets ``held_storages`` of the row: the storages to which its holder leads.
 
         Args:
             row: the row, if there is one.

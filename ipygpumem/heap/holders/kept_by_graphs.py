@@ -387,6 +387,7 @@ class _KeptStorages:
         """
         tensor_key = storage_key(keeper.tensor)
         if tensor_key is not None and tensor_key in self._holders_that_free:
+            # The line removes the tensor anyway, and the gradient dies with it.
             return self._holders_that_free[tensor_key]
         owners = [self._tensor_holders[object_key(tensor)] for tensor in tensors]
         path = owners[0].path + GRADIENT
@@ -492,7 +493,9 @@ def _statement_on(path: str, ending: str) -> str:
     path is no code. An example is ``model.zero_grad()`` for "notebook variable model".
     """
     code = path.removeprefix(NOTEBOOK)
-    is_code = code != path or OUTPUT.match(code) is not None
-    if is_code and ": " not in code and " (" not in code and "…" not in code:
-        return f"{code}{ending}"
-    return ""
+    begins_with_code = code != path or OUTPUT.match(code) is not None
+    if not begins_with_code:
+        return ""
+    # ": closure of ...", " (in a set)", and the end of a path that was too long
+    has_words = ": " in code or " (" in code or "…" in code
+    return "" if has_words else f"{code}{ending}"

@@ -1,5 +1,8 @@
 """Plain data: the objects that a line removes so that the memory of a row is freed, and the ways
 to them through each of their holders.
+
+For an array that is at ``runs[0]`` and ``runs[7]``, a ``Removal`` has the array and the way to the
+nearest place. ``HolderWays`` has the list and both ways, from which it makes one line.
 """
 
 from __future__ import annotations
@@ -53,6 +56,11 @@ class HolderWays(NamedTuple):
     items: list[object]
     """The holder's item on each way; empty if it has one reference to the object."""
 
+    @classmethod
+    def of_one(cls, way: Way) -> HolderWays:
+        """Return the holder with one reference to the object, to which a way leads."""
+        return cls(None, [way], [])
+
     def without_ended_ways(self, removed_references: Set[tuple[int, int]]) -> HolderWays:
         """Return the holder without the ways that are ended, because an earlier line removes a
         reference on them.
@@ -65,6 +73,7 @@ class HolderWays(NamedTuple):
                 removes.
         """
         ways, items = list[Way](), list[object]()
+        # A holder with one reference has no items.
         for way, item in itertools.zip_longest(self.ways, self.items):
             if not way.is_ended_by(removed_references):
                 ways.append(way)
@@ -109,8 +118,9 @@ def nearest_first(holders: Sequence[HolderWays], nearest: Way) -> list[HolderWay
             # a dict. The line for the proxy removes all of its entries, one of which is nearest.
             if nearest.removed_references and nearest.removed_references < way.removed_references:
                 return [holder, *holders[:position], *holders[position + 1 :]]
-            if way == nearest or (way.cuts and way.cuts == nearest.cuts):
+            has_same_line = bool(way.cuts) and way.cuts == nearest.cuts
+            if way == nearest or has_same_line:
                 ways = [*holder.ways[:number], nearest, *holder.ways[number + 1 :]]
                 with_nearest = holder._replace(ways=ways)
                 return [with_nearest, *holders[:position], *holders[position + 1 :]]
-    return [HolderWays(None, [nearest], []), *holders]
+    return [HolderWays.of_one(nearest), *holders]

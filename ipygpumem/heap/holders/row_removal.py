@@ -1,5 +1,8 @@
 """Finds the object to remove so that all arrays of a row are freed: their holder, a new object of a
 library around them, or each array by itself.
+
+After ``results["group"] = zarr.group()``, the arrays of the group are a row. No line is about these
+arrays, because users write no names for the parts of a group: the line is ``del results["group"]``.
 """
 
 from __future__ import annotations
@@ -106,8 +109,15 @@ class RowRemovals:
             chain: the nearest chain to one of the row's arrays.
             way: the way along this chain.
         """
+        root, steps = chain
         held_row = _HeldRow(
-            row, row.held_objects(), *chain, holder.to_holder, holder.is_inside_item, way
+            row=row,
+            objects=row.held_objects(),
+            root=root,
+            steps=steps,
+            to_holder=holder.to_holder,
+            is_inside_item=holder.is_inside_item,
+            way=way,
         )
         return self._first_removal(held_row)
 
@@ -243,7 +253,8 @@ class RowRemovals:
             # The report shows the path to the holder, with the line for what is inside.
             shown_holder = replace(way_to_holder.holder, remedy=way_inside.holder.remedy)
             return Removal(None, held_row.objects, replace(way_inside, holder=shown_holder))
-        if cut is not None and cut.kind in _REGISTRATIONS and not has_records:
+        is_removed_by_call = cut is not None and cut.kind in _REGISTRATIONS
+        if is_removed_by_call and not has_records:  # plt.close(fig)
             return Removal.of(held_row.holder, held_row.objects, way_to_holder)
         return None
 

@@ -75,7 +75,7 @@ class Row:
         return self.held_storages == self.storages
 
     def part(self, storages: Iterable[StorageKey]) -> Row:
-        """Return another row, of a part of the storages and of the objects on that part."""
+        """Return a new row with some of the storages, and with the objects on these."""
         part = Row(storages)
         for key, storage in self.storage_by_object_id.items():
             if storage in part.storages:
@@ -337,7 +337,9 @@ def _without_small(objects: Sequence[object]) -> list[object]:
 
 
 def _is_empty(value: object) -> bool:
-    """Return True for an empty container of a type whose length no user's code tells."""
+    """Return True for an empty built-in container; False for one of a user's class, because its
+    code may compute the length.
+    """
     return is_exactly(value, *CONTAINERS, OrderedDict) and not value
 
 

@@ -49,6 +49,7 @@ class Array(NamedTuple):
     size_bytes: int
     """Bytes of the whole storage, which a view keeps alive."""
     storage: StorageKey
+    """The identity of the storage."""
 
 
 def describe(value: object) -> Array | None:
@@ -142,11 +143,12 @@ _READ_IN_BULK = ("base", "flags", "dtype", "shape", "nbytes")
 
 
 def library_type(module: str, name: str) -> type | None:
-    """Return a class of a library that the user's code has loaded; None if it is not loaded, or is
-    a stand-in.
+    """Return the class ``name`` of a library's module, such as ``torch`` and ``Tensor``; None if
+    the user's code has not loaded the module, or if it is a stand-in.
     """
     loaded_module: Any = sys.modules.get(module)
-    # As ``loaded_object``, without more calls, since it is asked for each of many tensors.
+    # The same as ``introspect.loaded_object``, without further calls, because this is called for
+    # each of many tensors.
     if not type.__subclasscheck__(types.ModuleType, type(loaded_module)):
         return None
     kind = module_dict(loaded_module).get(name)
@@ -156,7 +158,7 @@ def library_type(module: str, name: str) -> type | None:
 
 
 def is_of_library(value: object, module: str, name: str) -> bool:
-    """Return True if ``value`` is an instance of that class of a loaded library."""
+    """Return True if ``value`` is an instance of a class as in ``library_type``."""
     kind = library_type(module, name)
     return kind is not None and is_instance(value, kind)
 
@@ -222,7 +224,9 @@ def memory_key(value: Any) -> StorageKey:
 
 
 def read_array(name: str, array: Any) -> Any:
-    """Return a property of a NumPy array."""
+    """Return a property of a NumPy array, such as ``nbytes``, by the base class's own descriptor: a
+    subclass of the user may define another one.
+    """
     return library_type("numpy", "ndarray").__dict__[name].__get__(array)
 
 
@@ -282,8 +286,10 @@ def _bytes_of_texts(array: Any) -> int:
 
 
 def _span(array: Any) -> int:
-    """Return the bytes from an array's first element to its last; fewer than its elements' if it is
-    broadcast.
+    """Return the bytes of memory from an array's first element to its last.
+
+    They are fewer than ``nbytes`` if it is broadcast, as ``np.broadcast_to(0.0, (1000, 1000))``,
+    whose elements are one.
     """
     shape = read_array("shape", array)
     if 0 in shape:
@@ -295,8 +301,9 @@ def _span(array: Any) -> int:
 
 
 def holds_objects(dtype: Any) -> bool:
-    """Return True if arrays of a dtype refer to Python objects; NumPy says so of ``StringDType``,
-    too.
+    """Return True if arrays of a dtype refer to Python objects.
+
+    NumPy's ``hasobject`` is also True for ``StringDType``, whose texts are no objects.
     """
     return bool(dtype.hasobject) and dtype.kind != STRING_KIND
 
@@ -311,8 +318,8 @@ def has_objects(value: object) -> bool:
 
 
 def elements(array: Any) -> list[Any] | None:
-    """Return the elements of an array of objects, nested like the array; None for
-    any other array.
+    """Return the elements of an array of objects, in lists nested like the array; None for any
+    other array, and for one with too many elements.
     """
     if not has_objects(array) or read_array("size", array) > _MOST_ELEMENTS:
         return None
@@ -339,8 +346,8 @@ def holding_objects(arrays: Sequence[Any]) -> list[bool]:
 
 
 def plain_arrays(items: Sequence[object]) -> set[int]:
-    """Return the identities of the NumPy arrays that refer to nothing, or only to the array of
-    which they are a view: arrays without objects and texts, which are of no subclass.
+    """Return the identities of the plain NumPy arrays among objects: without objects and texts, and
+    of no subclass. Such an array refers to nothing, or only to the array of which it is a view.
     """
     array_type: Any = library_type("numpy", "ndarray")
     if array_type is None:
@@ -356,7 +363,7 @@ def plain_arrays(items: Sequence[object]) -> set[int]:
 
 
 def _views_nothing_else(array: Any, array_type: Any) -> bool:
-    """Return True if an array owns its memory, or is a view of an array of no subclass."""
+    """Return True if an array owns its memory, or is a view of a NumPy array of no subclass."""
     viewed = array_type.__dict__["base"].__get__(array)
     return viewed is None or type(viewed) is array_type
 
@@ -443,17 +450,17 @@ def memory_of(array: Any) -> object:
 def inside_pandas(item: object) -> list[object]:
     """Return the arrays in a pandas object, such as a frame, or in a tuple of pandas objects."""
     arrays = list[object]()
-    visited = set[int]()
-    waiting = [item]
-    while waiting:
-        part = waiting.pop()
-        if id(part) in visited:
+    visited_ids = set[int]()
+    to_visit = [item]
+    while to_visit:
+        part = to_visit.pop()
+        if id(part) in visited_ids:
             continue
-        visited.add(id(part))
+        visited_ids.add(id(part))
         if is_array(part):
             arrays.append(part)
         elif is_of_pandas(part) or type(part) is tuple or type(part) is dict:
-            waiting += gc.get_referents(part)
+            to_visit += gc.get_referents(part)
     return arrays
 
 

@@ -16,7 +16,7 @@ from ctypes import (
 )
 from typing import Any
 
-_BITS = {
+_BITS_OF_FORMATS = {
     **dict.fromkeys(("n", "+s", "+w"), 0),
     "b": 1,
     **dict.fromkeys(("d:", "vu", "vz"), 128),
@@ -70,7 +70,8 @@ def buffers(export: Callable[[int, int], object]) -> list[tuple[int, int]]:
     """Return the address and the bytes of each buffer that a column keeps alive.
 
     Args:
-        export: fills an array and a schema, whose addresses it gets.
+        export: the column's function that exports it: fills the two structs, an array and a
+            schema, whose addresses it gets.
 
     Raises:
         KeyError: the format is not known.
@@ -89,11 +90,13 @@ def _inside(array: Any, schema: Any) -> Iterator[tuple[int, int]]:
     """Yield the address and bytes of each buffer of an exported array, of its children and its
     dictionary. The first buffer has a validity bit for each row, the second one the values.
     """
-    text = schema.format.decode()
+    format_text = schema.format.decode()
     rows = array.offset + array.length
     count = array.n_buffers
-    sizes = [_bytes_of_bits(rows), _bytes_of_bits(rows * _bits(text))]
-    if text in ("vu", "vz"):  # texts; the last buffer has the lengths of those with long ones
+    sizes = [_bytes_of_bits(rows), _bytes_of_bits(rows * _bits(format_text))]
+    # A column of texts also has buffers with long texts, and a last one with the lengths of these
+    # buffers.
+    if format_text in ("vu", "vz"):
         lengths = cast(array.buffers[count - 1], POINTER(c_int64))
         sizes += lengths[: count - 3]
     if count:
@@ -108,12 +111,14 @@ def _inside(array: Any, schema: Any) -> Iterator[tuple[int, int]]:
         yield from _inside(array.dictionary.contents, schema.dictionary.contents)
 
 
-def _bits(text: str) -> int:
-    """Return the bits for each row of a format; KeyError if it is not known."""
-    for start, bits in _BITS.items():
-        if text.startswith(start):
+def _bits(format_text: str) -> int:
+    """Return the bits for each row of a format, such as ``l`` for ``int64``; KeyError if it is not
+    known.
+    """
+    for start, bits in _BITS_OF_FORMATS.items():
+        if format_text.startswith(start):
             return bits
-    raise KeyError(text)
+    raise KeyError(format_text)
 
 
 def _bytes_of_bits(bits: int) -> int:

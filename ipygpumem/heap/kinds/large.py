@@ -17,8 +17,8 @@ _TEXT = AddressFilter({id(str)})
 _BYTES = {id(bytes), id(bytearray)}
 """Types of objects that may be large by themselves."""
 _MOST_BYTES_EACH = 400
-"""A letter, or an entry of the emptiest dict, takes less; ``len`` is several times faster than
-``getsizeof``.
+"""A letter of a text, or an entry of the emptiest dict, takes less: so ``len`` excludes small
+objects, several times faster than ``sys.getsizeof``.
 """
 
 
@@ -44,8 +44,10 @@ class LargeObjects:
         """The tracked containers by identity."""
         self._smallest = smallest
         self._shortest = smallest // _MOST_BYTES_EACH
+        """Minimum ``len`` of an object that may be large."""
         self._of_libraries = set(subtypes(of_libraries))
         self._rare = AddressFilter(_BYTES | self._of_libraries)
+        """Types of which there are few objects, so that each is measured."""
 
     def read(self, untracked: TypesOfMany[Any], containers: Sequence[Any]) -> None:
         """Add the large objects among objects that the garbage collector does not track.

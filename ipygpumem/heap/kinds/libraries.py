@@ -95,8 +95,18 @@ def _piece_of(value: object, size_bytes: int, note: str = "") -> Piece:
 
 
 def native(value: object, kind: str, *attributes: str) -> Any:
-    """Return the first of some attributes that ``value`` has, if it is an instance of the C class
-    named ``kind``; else None.
+    """Return the object of a library's core behind an object of its Python layer, such as the
+    ``PyDataFrame`` of a frame of polars.
+
+    Args:
+        value: the object of the Python layer.
+        kind: the name of the core's class.
+        attributes: names of the attribute that may have the core's object; the first one that
+            ``value`` has is read.
+
+    Returns:
+        None if there is no such attribute, or its value is of another class, or of a Python
+        subclass, whose methods may be the user's.
     """
     values = slots(value) | (instance_dict(value) or {})
     names = [name for name in attributes if name in values]
@@ -166,7 +176,8 @@ VISITS_BUFFER = len(gc.get_referents(io.BytesIO(b"text"))) > 1
 def _ctypes_data(data: Any) -> Iterator[object]:
     """Yield the memory of an array of ctypes that owns it."""
     ctypes = sys.modules["_ctypes"]
-    # ``from_buffer`` and ``from_address`` show another object's memory, such as a map's.
+    # An array made by ``from_buffer`` or ``from_address`` shows another object's memory, such as
+    # that of a memory map.
     is_owner = ctypes.Array._b_needsfree_.__get__(data)
     is_part = ctypes.Array._b_base_.__get__(data) is not None
     if is_owner and not is_part:
@@ -286,8 +297,9 @@ def _note_on_numba(kinds: Sequence[object]) -> str:
 
 
 def _numpy_row(row: Any) -> Iterable[object]:
-    """Return nothing: what a structured scalar leads to is a reference, though the collector knows
-    of none.
+    """Return nothing: a row of a structured array has no memory besides the array, to which it
+    refers (``inside_row``). The entry makes it an object that is read, because the collector
+    reports no reference of it.
     """
     return ()
 
@@ -355,14 +367,15 @@ def polars_column(column: Any, *key: object) -> Iterator[object]:
         yield from column.to_list()  # no copies
     if "Object" not in str(kind):  # these have no buffers, and polars would print an error
         with contextlib.suppress(AttributeError, KeyError):  # another version of polars
-            # the start of a column is shorter, at the same address
+            # The size is part of the key, because the start of a column, as from ``head()``, is at
+            # the same address and shorter.
             spans = _spans_of_polars(column)
             is_small = sum(size for _, size in spans) < _SMALL_COLUMN_BYTES
             note = MAY_BE_SLICE if is_small else ""
             for address, size in spans:
                 yield Piece(("polars", address, size), size, address=address, note=note)
             return
-    identity = key or object_key(column)
+    identity = key or object_key(column)  # a column without addresses
     yield Piece(identity, column.estimated_size())
 
 
@@ -424,7 +437,7 @@ def _shared_memory(segment: Any) -> Iterator[object]:
         return
     attributes: dict[str, Any] = instance_dict(segment) or {}
     mapped = attributes["_mmap"]
-    # its pages need not be those that this process has touched
+    # The size of the segment itself: this process need not have touched all of its pages.
     size = linked_bytes(_segment_name(attributes))
     if size is None:
         size = map_bytes(mapped)
@@ -545,7 +558,7 @@ def _shapely_bytes(geometries: Sequence[Any]) -> int:
     shapely: Any = sys.modules["shapely.lib"]
     array = numpy.empty(len(geometries), object)
     array[:] = geometries
-    # a geometry that was never completed has -1
+    # A geometry that was never completed has the type -1.
     kinds = numpy.maximum(shapely.get_type_id(array), 0)
     parts = numpy.maximum(shapely.get_num_geometries(array), 1)
     rings = shapely.get_num_interior_rings(array)
@@ -568,12 +581,14 @@ _BYTES_OF_RING = 140
 _IN_BULK: tuple[tuple[str, str, Callable[[Sequence[Any]], int]], ...] = (
     ("shapely.lib", "Geometry", _shapely_bytes),
 )
-"""Functions that return the memory in C of many small objects at once; none of them share any."""
+"""Functions that return the memory in C of many small objects at once. No two of these objects
+share memory.
+"""
 
 
 def bulk_reader(kind: type) -> Callable[[Sequence[Any]], int] | None:
-    """Return the function that returns the memory in C of instances of a class, many at once; None
-    if none is known.
+    """Return the function in ``_IN_BULK`` that returns the bytes in C of many instances of a class
+    at once; None if there is none.
     """
     for module, name, function in _IN_BULK:
         base = library_type(module, name)
@@ -620,9 +635,8 @@ def reader_for(kind: type, readers: Sequence[LoadedReader] | None = None) -> Pie
     if readers is None:
         readers = loaded_readers()
     bases = set(map(id, mro_of(kind)))
-    if bases.isdisjoint(
-        map(id, map(_class_of_reader, readers))
-    ):  # nearly always, of thousands of types
+    # First a check of all readers at once, because hardly any of thousands of types has one.
+    if bases.isdisjoint(map(id, map(_class_of_reader, readers))):
         return None
     for reader in readers:
         if id(reader.base) not in bases:
@@ -650,7 +664,7 @@ def sharing_kinds() -> set[int]:
 
 _SHARING = {"_ctypes", "h5py", "io", "jax", "polars", "pyarrow", "sqlite3", "torch"}
 """Libraries whose objects may show the memory of other objects."""
-_LEAST_SHARED = 512
+_SMALLEST_BUFFER_BYTES = 512
 """Smaller plain bytes are constants, or not worth a search."""
 
 
@@ -692,17 +706,17 @@ def _memory_of_buffers(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
     """Yield the ``bytes`` and ``bytearray`` objects that are not small, with their memory, which an
     object of a library may show.
     """
-    for data, start, end in places_of_buffers(items, _LEAST_SHARED):
+    for data, start, end in places_of_buffers(items, _SMALLEST_BUFFER_BYTES):
         yield data, Piece(object_key(data), end - start, address=start)
 
 
-def places_of_buffers(items: Sequence[Any], least: int) -> Iterator[tuple[Any, int, int]]:
-    """Yield the plain bytes of at least ``least`` bytes, with the addresses where their content
-    starts and ends.
+def places_of_buffers(items: Sequence[Any], smallest: int) -> Iterator[tuple[Any, int, int]]:
+    """Yield the ``bytes`` and ``bytearray`` objects of at least ``smallest`` bytes, with the
+    addresses where their content starts and ends.
     """
     numpy: Any = sys.modules["numpy"]
     for data in of_types(BUFFERS, items):
-        if sys.getsizeof(data) >= least:
+        if sys.getsizeof(data) >= smallest:
             _, start, end = place_of(numpy.frombuffer(data, "u1"))
             yield data, start, end
 
@@ -795,13 +809,14 @@ def pieces_behind(item: Any) -> list[Piece]:
 
 
 def library_of(kind: type) -> str:
-    """Return the package of the module that has the class; a user's class can claim any, but is not
-    found there.
+    """Return the library that has defined a class, such as ``pandas``; empty for a class that the
+    module which it names does not have.
     """
-    name = module_attribute(kind)  # one of ctypes may have none
+    name = module_attribute(kind)  # empty for some classes of ctypes
     module: Any = sys.modules.get(name)
     if not is_instance(module, ModuleType):
         return ""
+    # A user's class may name any module, and is not found there.
     if module_dict(module).get(name_of(kind)) is not kind:
         return ""
     library, _, _ = name.partition(".")

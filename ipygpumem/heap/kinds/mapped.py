@@ -16,7 +16,7 @@ class PagesInRam(NamedTuple):
 
     size_bytes: int
     note: str
-    """Says what the size is."""
+    """Says that the size is that of the pages in RAM, and of which file."""
 
 
 class MappedFiles:
@@ -45,7 +45,7 @@ class MappedFiles:
         return sorted(self._ends)
 
     def contain(self, address: int, size_bytes: int) -> bool:
-        """Return True if memory is part of a mapped file."""
+        """Return True if all bytes from an address on are part of a mapped file."""
         place = bisect_right(self._starts, address) - 1
         return place >= 0 and address + size_bytes <= self._ends[self._starts[place]]
 

@@ -30,7 +30,7 @@ class UnknownLayoutError(Exception):
 
 
 def _fields(address: int, count: int) -> Sequence[int]:
-    """Return the values of some fields of 8 bytes each."""
+    """Return the values of ``count`` fields of 8 bytes each, from an address on."""
     return tuple(_words(count).from_address(address))
 
 
@@ -50,7 +50,9 @@ IS_KNOWN = sys.implementation.name == "cpython" and ctypes.sizeof(ctypes.c_void_
 
 
 def _succeeds(trial: Any) -> bool:
-    """Return the result of a trial; False if it fails."""
+    """Return the result of a trial with a new object; False if it raises an error, or if this is
+    not CPython on 64 bits.
+    """
     if not IS_KNOWN:
         return False
     try:
@@ -64,8 +66,8 @@ def _succeeds(trial: Any) -> bool:
 # -- io.StringIO --------------------------------------------------------------------------------
 
 _REALIZED = 1
-"""State in which the text is an array of four bytes for each character; otherwise it is a list of
-what was written.
+"""State in which the text is an array with four bytes for each character. In the other state, as
+long as the stream is only written to, it has the texts that were written.
 """
 _HAS_WRITER = sys.version_info >= (3, 12)
 """True if the text written is in one string; before that, CPython keeps lists of strings."""

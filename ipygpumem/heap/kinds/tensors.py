@@ -32,7 +32,7 @@ def answers_itself(torch: Any, kind: type) -> bool:
     return False
 
 
-_DEEPEST = 4
+_MOST_WRAPPERS = 4
 """Maximum number of wrappers in each other to read."""
 _INTEGERS = {int}
 """The type of known sizes; torch.compile has symbols for unknown ones."""
@@ -157,13 +157,15 @@ class Reader:
         return tuple(storages)
 
     def has_storage(self, tensor: object) -> bool:
-        """Return True for a tensor with one storage; False for one in another layout, such as a
-        sparse tensor.
+        """Return True for a tensor with one storage (strided); False for one in another layout,
+        such as a sparse tensor.
         """
         return self._layout(tensor) is self._strided
 
     def is_foreign(self, tensor: object) -> bool:
-        """Return True if the tensor's class has its own ``__torch_dispatch__``."""
+        """Return True if the tensor's class has its own ``__torch_dispatch__``, as a wrapper of
+        other tensors does: reading the tensor may then run the class's code.
+        """
         kind = type(tensor)
         is_foreign = self._foreign.get(id(kind))
         if is_foreign is None:
@@ -179,8 +181,7 @@ class Reader:
         storage = self._storage(tensor)
         if storage.device.type != "cpu":
             return None
-        is_torchs = self._storage_type.resizable(storage)
-        if is_torchs:
+        if self._storage_type.resizable(storage):  # torch has allocated it
             return None
         return int(storage.data_ptr())
 
@@ -197,7 +198,7 @@ class Reader:
                 storage = self._storage(tensor)
                 return self._in_storage(storage, foreign=False)
             parts = list[object]()
-            if depth < _DEEPEST:
+            if depth < _MOST_WRAPPERS:
                 parts += self.inside(tensor)
             own_memory = self.own(tensor)
         except Exception as error:  # a broken device, or an unknown layout
@@ -251,7 +252,7 @@ class Reader:
         """
         if set(devices) == {"cpu"}:
             return list(map(self._is_shared, storages))
-        # An accelerator's storage always says so.
+        # ``is_shared`` is always True for a storage on an accelerator.
         return [
             device == "cpu" and self._is_shared(storage)
             for device, storage in zip(devices, storages, strict=True)
@@ -262,7 +263,9 @@ class Reader:
         return each(self._storage_type.resizable, storages)
 
     def own(self, tensor: object) -> Memory | None:
-        """Return the tensor's own storage; None for a wrapper or another layout."""
+        """Return the memory of the tensor's own storage; None for a wrapper, and for a tensor in
+        another layout: these have their memory in the tensors inside them.
+        """
         is_foreign = self.is_foreign(tensor)
         if not is_foreign and not self.has_storage(tensor):
             device = str(self.base.device.__get__(tensor))
@@ -293,7 +296,7 @@ class Reader:
         size = storage.nbytes()
         if type(size) is not int:
             return Memory({}, device, note="size not known yet")
-        # True for every accelerator storage
+        # ``is_shared`` is always True for a storage on an accelerator.
         is_shared = device == "cpu" and self._is_shared(storage)
         storages = {storage._cdata: size}
         return Memory(storages, device, is_shared, is_plain=not foreign)
@@ -368,10 +371,10 @@ class Reader:
         if not _INTEGERS.issuperset(map(type, lengths)):
             return list(map(self.shape, tensors))
         first = sizes[0]
-        if sizes.count(first) == len(sizes):  # most are like their neighbours
+        if sizes.count(first) == len(sizes):  # as for the tensors of one list, often
             return [tuple(first)] * len(sizes)
-        plain = {size: tuple(size) for size in set(sizes)}
-        return list(map(plain.__getitem__, sizes))
+        shape_by_size = {size: tuple(size) for size in set(sizes)}
+        return list(map(shape_by_size.__getitem__, sizes))
 
 
 def _memory_of_parts(memories: Sequence[Memory]) -> Memory:
@@ -399,10 +402,10 @@ def _has_memory(storage: Any) -> bool:
 def each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
     """Return ``get(item)`` for each item; None where it fails."""
     results: list[Any] = []
-    waiting = iter(items)
+    remaining = iter(items)  # after an error, the loop goes on behind the item that failed
     while len(results) < len(items):
         try:
-            results.extend(map(get, waiting))
+            results.extend(map(get, remaining))
         except Exception as error:  # noqa: PERF203  # the results so far stay in the list
             if is_from_signal(error):
                 raise
@@ -411,7 +414,7 @@ def each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
 
 
 def _is_torchs(kind: type) -> bool:
-    """Return True for a class of torch."""
+    """Return True for a class that torch has defined."""
     module = text_of(class_dict(kind).get("__module__"))
     return module == "torch" or module.startswith("torch.")
 
@@ -457,8 +460,8 @@ class Storages:
         return size if type(size) is int else 0
 
     def add_of(self, reader: Reader, tensors: Sequence[Any]) -> list[Any]:
-        """Add the storages of tensors, and the storages of the parts of tensors without one; return
-        the tensors without a storage.
+        """Add the storages of tensors, and those of the parts of tensors without a storage of their
+        own, such as sparse tensors; return the tensors without one.
         """
         storages = each(reader.base.untyped_storage, tensors)
         with_storages = zip(tensors, storages, strict=True)
@@ -469,13 +472,13 @@ class Storages:
         kind: Any = sys.modules["torch"].UntypedStorage
         self._free_at_end(kind._free_weak_ref)
         by_key = {storage._cdata: storage for storage in storages if storage is not None}
-        new = by_key.keys() - self._keys
-        for key in new:
+        new_keys = by_key.keys() - self._keys
+        for key in new_keys:
             kind._weak_ref(by_key[key])
         if self._sizes is not None:
-            sizes = each(kind.nbytes, list(map(by_key.__getitem__, new)))
-            self._sizes.update(zip(new, sizes, strict=True))
-        self._keys |= new
+            sizes = each(kind.nbytes, list(map(by_key.__getitem__, new_keys)))
+            self._sizes.update(zip(new_keys, sizes, strict=True))
+        self._keys |= new_keys
         return without_storage
 
     def __contains__(self, key: int) -> bool:
@@ -484,7 +487,7 @@ class Storages:
     def alive(self, keys: Iterable[int]) -> Iterator[bool]:
         """Yield for each of some storages, all of which were added, whether it is alive."""
         has_expired: Callable[[int], bool] = sys.modules["torch"].UntypedStorage._expired
-        # A dropped reference must not be asked: its memory is free.
+        # A storage whose reference was freed must not be asked: its memory may be used again.
         return (key in self._keys and not has_expired(key) for key in keys)
 
     def drop_dead(self) -> int:
@@ -492,11 +495,11 @@ class Storages:
         number.
         """
         kind: Any = sys.modules["torch"].UntypedStorage if self._keys else None
-        dead = [key for key in self._keys if kind._expired(key)]
-        for key in dead:
+        dead_keys = [key for key in self._keys if kind._expired(key)]
+        for key in dead_keys:
             self._keys.remove(key)
             kind._free_weak_ref(key)
-        return len(dead)
+        return len(dead_keys)
 
     def any_alive(self) -> bool:
         """Return True if one of the storages is alive."""
@@ -512,9 +515,10 @@ class Storages:
         if key in ENDS_OF_STORAGES:
             return
         # The same as ``for key in self._keys: free(key)``, and then ``ENDS_OF_STORAGES.pop(key)``.
-        each_key = chain.from_iterable((self._keys,))  # of the keys at the end
+        each_key = chain.from_iterable((self._keys,))  # reads the set when it begins, at the end
         steps = chain(map(free, each_key), map(ENDS_OF_STORAGES.pop, (key,)))
-        # It counts the results that equal the reference, which are none, but takes all steps.
+        # The callback gets the dead reference as its second argument. ``countOf`` takes all steps
+        # in C; it compares their results with that reference, which has no effect.
         ENDS_OF_STORAGES[key] = weakref.ref(self, partial(countOf, steps))
 
     def close(self) -> None:

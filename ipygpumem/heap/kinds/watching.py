@@ -19,19 +19,21 @@ from ipygpumem.heap.kinds.tensors import Storages, reader_of
 
 
 def watch(item: object) -> Callable[[], bool]:
-    """Return a function that tells whether the memory of a tensor or array is still alive, without
-    keeping it alive.
+    """Return a function that returns True as long as the memory of a tensor or array is alive; the
+    function does not keep it alive.
 
-    A view that survives keeps its storage alive, so the storage is watched and not the object.
+    A view that survives keeps its storage alive, so the storage is watched and not the object. An
+    object without a storage, such as a sparse tensor, is watched itself.
     """
     if is_of_library(item, "torch", "Tensor"):
         torch: Any = sys.modules["torch"]
         with (
             torch._C.DisableTorchFunction(),
             torch._C._DisableTorchDispatch(),
-        ):  # modes of the user see nothing
+        ):  # no mode of the user, such as a profiler, sees the calls
             storages = Storages()
-            if not storages.add_of(reader_of(torch), [item]):  # some have no storage
+            without_storage = storages.add_of(reader_of(torch), [item])
+            if not without_storage:
                 return storages.any_alive
     if is_array(item):
         item = owner_of(item)

@@ -93,8 +93,10 @@ class Barriers:
         """True for each module, class, frame or logger that may be entered, by identity."""
 
     def open(self, objects: Sequence[object]) -> None:
-        """Let walks enter these modules, classes or frames, because they begin there."""
-        self.enterable(objects)  # classifies their types
+        """Let walks enter these modules, classes or frames, because they begin there: the user
+        asks about them.
+        """
+        self.enterable(objects)  # for its effect: it classifies their types
         self._verdicts.update(dict.fromkeys(map(id, objects), True))
 
     def open_suspended(self, suspended: Sequence[Any]) -> None:
@@ -130,7 +132,7 @@ class Barriers:
         return _objects_without(self.passed_over, objects)
 
     def _classify(self, objects: Sequence[object]) -> None:
-        """Classify the new types of objects: all objects are entered, none, or some."""
+        """Classify the new types of objects: walks enter all objects of a type, none, or some."""
         loop = library_type("asyncio", "AbstractEventLoop")
         for type_id, example in one_of_each(objects).items():
             if type_id in self._classified_types:
@@ -150,8 +152,8 @@ class Barriers:
     def _close_namespaces(self, namespaces: Iterable[dict[str, object]]) -> None:
         """Let walks pass over the globals of functions or frames, if they are those of a module.
 
-        IPython's ``%run`` executes a file in a module that is not imported, but that has the name
-        of one.
+        A name decides, not the identity: IPython's ``%run`` executes a file in a module that is not
+        imported, but that has the name of one, ``__main__``.
         """
         for key, namespace in by_identity(list(namespaces)).items():
             if text_of(dict.get(namespace, "__name__")) in sys.modules:
@@ -178,7 +180,9 @@ class Barriers:
 
 
 def _registered_loggers() -> set[int]:
-    """Return the identities of the loggers that the logging module keeps."""
+    """Return the identities of the loggers that the logging module keeps: the root, and those made
+    by ``logging.getLogger(name)``.
+    """
     kind: Any = library_type("logging", "Logger")
     if kind is None:
         return set()
@@ -217,6 +221,8 @@ def is_of_this_package(item: object) -> bool:
 def recorders_of_cells(objects: Sequence[Any]) -> list[Any]:
     """Return the objects among many that record cells: those of this package, and IPython's
     history. Also return the containers that are their attributes.
+
+    They grow with every cell, and are not the user's.
     """
     types_of_ours, types_of_history = set[int](), set[int]()
     for type_id, example in one_of_each(objects).items():
@@ -226,7 +232,8 @@ def recorders_of_cells(objects: Sequence[Any]) -> list[Any]:
             types_of_history.add(type_id)
     ours = of_types(types_of_ours, objects)
     containers = of_types(CONTAINER_TYPES, gc.get_referents(*ours))
-    namespaces = set(map(id, globals_among(containers)))  # of the user
+    # Our objects also refer to the user's namespace, which is no record.
+    namespaces = set(map(id, globals_among(containers)))
     traits = list[Any]()
     for history in of_types(types_of_history, objects):
         traits.append((instance_dict(history) or {}).get("_trait_values"))
@@ -271,8 +278,10 @@ def is_never_followed(item: Any) -> bool:
 
 
 def without_never_followed(items: Sequence[Any]) -> Sequence[Any]:
-    """Return the items for which ``is_never_followed`` is False: it is asked for each module and
-    class, and once for each other type.
+    """Return the items for which ``is_never_followed`` is False.
+
+    For many items it is fast: the answer is the same for all objects of a type, except modules and
+    classes.
     """
     never_followed = set[int]()
     for type_id, example in one_of_each(items).items():

@@ -106,7 +106,9 @@ _UNCOUNTED_TYPES: dict[str, tuple[str, ...]] = {
     ),
     "zmq": ("zmq.backend.cython._zmq.Frame",),
 }
-"""Starts of the names of types of these libraries that keep uncounted memory all the same."""
+"""Exceptions to ``_COUNTED_LIBRARIES``: the starts of the names of types that keep memory which
+nothing counts, by library.
+"""
 
 _SMALL_TYPES: dict[str, tuple[str, ...]] = {
     "cftime": ("datetime",),
@@ -150,7 +152,7 @@ these differ.
 
 
 class UncountedLibraries:
-    """Finds the library that keeps uncounted memory for the instances of a type.
+    """Finds the library that keeps memory for the instances of a type which nothing counts.
 
     Args:
         is_read: returns True for a type whose memory is counted.
@@ -172,6 +174,7 @@ class UncountedLibraries:
             return _name_of_library(kind)
         if self._is_read(kind):
             return ""
+        # The nearest base with fields in C decides: only it can have a pointer to memory.
         for base in mro_of(kind):
             if base is object:
                 break
@@ -224,14 +227,14 @@ def _is_handle_of_swig(kind: type) -> bool:
     return "thisown" in class_dict(kind)
 
 
-_WITH_ADDRESSES: tuple[tuple[str, str], ...] = (("rtree.index", "Handle"),)
+_CLASSES_WITH_ADDRESSES: tuple[tuple[str, str], ...] = (("rtree.index", "Handle"),)
 """Modules and names of classes written in Python that keep the address of an object in C as an int.
 """
 
 
 def _keeps_address_as_int(kind: type) -> bool:
     """Return True for a class whose instances keep the address of an object in C as an int."""
-    for module, name in _WITH_ADDRESSES:
+    for module, name in _CLASSES_WITH_ADDRESSES:
         base = library_type(module, name)
         if base is not None and type.__subclasscheck__(base, kind):
             return True
@@ -294,6 +297,7 @@ _READ_FROM_STRUCTS: tuple[tuple[str, str, Callable[[], bool]], ...] = (
     ("numpy.dtypes", "StringDType", lambda: structs.can_read_texts()),
     ("sqlite3", "Connection", lambda: structs.can_read_databases()),
 )
+"""Modules and names of such types, and the function that tries whether the struct is known."""
 
 
 def _has_pointer(kind: type, example: object) -> bool:
@@ -333,8 +337,10 @@ def _name_of_library(kind: type) -> str:
 
 
 def _module_of(kind: type) -> str:
-    """Return the name of the module of a class, which is searched for a class of C that names
-    none, and so seems to be a built-in.
+    """Return the name of the module of a class.
+
+    A class of C that names no module seems to be of ``builtins``: then all modules are searched for
+    it.
     """
     module = module_attribute(kind)
     if module != "builtins":

@@ -77,7 +77,7 @@ def users_locals() -> Iterator[object]:
 
 
 def running_ids() -> set[int]:
-    """Return the identities of all running frames, including ours."""
+    """Return the identities of the frames that run in any thread, our own included."""
     return {id(current) for _, current in _all_frames()}
 
 
@@ -90,7 +90,7 @@ def emptied_locals() -> set[int]:
     dict_ids = set()
     for frame, _ in running_frames():
         names = frame.f_locals
-        if _is_ours_alone(frame, names):
+        if _is_unused_by_others(frame, names):
             names.clear()
             dict_ids.add(id(names))
     return dict_ids
@@ -174,7 +174,7 @@ def peek(frame: FrameType) -> dict[str, object]:
     """
     names = frame.f_locals
     values = dict(names)
-    if _is_ours_alone(frame, names):
+    if _is_unused_by_others(frame, names):
         names.clear()
     return values
 
@@ -190,7 +190,7 @@ def code_of(suspended: Any) -> CodeType:
 
 
 def frame_of(suspended: Any) -> FrameType | None:
-    """Return the frame of a generator or coroutine; None once it has ended."""
+    """Return the frame of a generator or coroutine, running or not; None once it has ended."""
     frame: FrameType | None = getattr(suspended, f"{_SUSPENDED[type(suspended)]}_frame")
     return frame
 
@@ -223,15 +223,15 @@ def locals_in_traceback(error: BaseException) -> list[tuple[str, object]]:
     """Return the local names of ended functions in the traceback of an exception, with the objects
     that they keep alive.
     """
-    running = running_ids()
+    ids_of_running = running_ids()
     variables = list[tuple[str, object]]()
     for step in steps(_traceback_of(error)):
-        if id(step.tb_frame) not in running and is_not_of_kernel(step.tb_frame):
+        if id(step.tb_frame) not in ids_of_running and is_not_of_kernel(step.tb_frame):
             variables += peek(step.tb_frame).items()
     return variables
 
 
-def _is_ours_alone(frame: FrameType, names: object) -> bool:
+def _is_unused_by_others(frame: FrameType, names: object) -> bool:
     """Return True if no code but ours refers to the dict with a frame's locals: no code of the user
     loses anything if the dict is emptied.
     """

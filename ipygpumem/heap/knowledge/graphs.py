@@ -30,8 +30,10 @@ def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
 
 
 def with_graph_or_gradient(tensors: Iterable[Any]) -> list[Any]:
-    """Return the tensors that have a graph or may have a gradient, and those with a gradient that
-    require none now: ``requires_grad_(False)`` after a backward pass leaves it.
+    """Return the tensors that have a graph or may have a gradient.
+
+    These are all with ``requires_grad``, and leaves without it that have a gradient all the same,
+    as after a backward pass and ``weight.requires_grad_(False)``.
     """
     base: Any = sys.modules["torch"].Tensor
     with sys.modules["torch"]._C.DisableTorchFunction():
@@ -93,7 +95,8 @@ def saved_by(node: Any) -> Iterator[Any]:
         if gradient is not None:
             yield gradient
         return
-    attributes = instance_dict(node) or {}  # that the user's Function set on its ctx
+    # The node of a user's ``torch.autograd.Function`` is the ``ctx`` on which it sets attributes.
+    attributes = instance_dict(node) or {}
     for value in attributes.values():
         if is_instance(value, base):
             yield value
@@ -102,7 +105,7 @@ def saved_by(node: Any) -> Iterator[Any]:
             saved = getattr(node, name)
             saved_tensors = saved if type(saved) is list or type(saved) is tuple else [saved]
             for saved_tensor in saved_tensors:
-                # The result of the user's hook, if there is one.
+                # With a hook for saved tensors, as ``save_on_cpu``, this is the hook's result.
                 data = getattr(saved_tensor, "data", None)
                 if is_instance(data, base):
                     yield data

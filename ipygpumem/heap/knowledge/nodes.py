@@ -37,10 +37,10 @@ def is_leaf(node: Any) -> bool:
 
 
 def has_graph(tensor: Any) -> bool:
-    """Return True if a tensor that requires gradients has a ``grad_fn``, which is not read if torch
-    can tell without.
+    """Return True if a tensor that requires gradients has a graph (``grad_fn``).
 
-    A view whose base was changed in place gets its node only when it is read.
+    The node is read only if torch cannot tell without: a view whose base was changed in place gets
+    its node only when it is read.
     """
     base: Any = sys.modules["torch"].Tensor
     if not base.is_leaf.__get__(tensor):
@@ -96,8 +96,10 @@ class _AllSearches:
             self.forget_dead()
 
     def may_read(self, more: int) -> bool:
-        """Return True if a search may read ``more`` new nodes on one path, which may go on through
-        the longest path that any search has read.
+        """Return True if a search may read ``more`` new nodes on one path.
+
+        The path may continue with the longest one that any search has read, so the sum of both must
+        not exceed the limit.
         """
         return self.longest + more <= LONGEST_CHAIN
 
@@ -106,7 +108,7 @@ class _AllSearches:
         return id(tensor) in self._tensors
 
     def add_tensor(self, tensor: Any) -> None:
-        """Remember that the first node of a tensor is read."""
+        """Remember that the first node of a tensor has been read."""
         self._tensors.add(id(tensor))
 
     def get(self, node: Any) -> _ReadNode | None:
@@ -122,12 +124,14 @@ class _AllSearches:
         self.longest = max(self.longest, length)
 
     def expect_dead(self) -> None:
-        """Let the next refused search forget dead nodes first."""
+        """Let the next search that is refused forget dead nodes, and try again."""
         self._refusals_to_wait = 1
 
     def count_refusal(self) -> None:
-        """Count a search that was refused, and forget dead nodes now and then: not for each of many
-        searches of one living graph.
+        """Count a search that was refused, and forget dead nodes after some of them.
+
+        Not after each: it takes long, and does not help as long as one graph is alive that many
+        searches read.
         """
         self._refusals += 1
         if self._refusals < self._refusals_to_wait:
@@ -141,21 +145,22 @@ class _AllSearches:
             self._refusals_to_wait = min(2 * self._refusals_to_wait, _MOST_REFUSALS)
 
     def forget_dead(self) -> None:
-        """Forget nodes and tensors that are no longer alive: lists the heap, which takes a tenth of
-        a second.
+        """Forget nodes and tensors that are no longer alive.
+
+        It lists all objects, which takes a tenth of a second.
         """
-        alive = dict[int, _ReadNode]()
-        tensors = set[int]()
+        live_nodes = dict[int, _ReadNode]()
+        live_tensors = set[int]()
         for item in gc.get_objects():
             key = id(item)
             if key in self._tensors:
-                tensors.add(key)
+                live_tensors.add(key)
             read_node = self._nodes.get(key)
             if read_node is not None and read_node.is_of(item):
-                alive[key] = read_node
-        self._nodes = alive
-        self._tensors = tensors
-        self.longest = max((node.length for node in alive.values()), default=0)
+                live_nodes[key] = read_node
+        self._nodes = live_nodes
+        self._tensors = live_tensors
+        self.longest = max((node.length for node in live_nodes.values()), default=0)
 
 
 _ALL_SEARCHES = _AllSearches()
@@ -163,8 +168,9 @@ _ALL_SEARCHES = _AllSearches()
 
 
 def expect_dead_nodes() -> None:
-    """Let the next search that would be refused look for dead nodes first; call it once for a
-    command.
+    """Let the next search that would be refused look for dead nodes first.
+
+    A command calls it once at its start: the user may have freed graphs since the last one.
     """
     _ALL_SEARCHES.expect_dead()
 
@@ -214,11 +220,13 @@ class Nodes:
         that is known.
         """
         self._following: dict[int, list[Any]] = {}
+        """The nodes that follow each node, as far as they were read."""
         self._was_refused = False
+        """True once this search was refused: it asks for dead nodes only once."""
         _ALL_SEARCHES.begin_search()
 
     def following(self, node: Any) -> list[Any]:
-        """Return the nodes that follow a node of this search; none if these may not be read."""
+        """Return the nodes that follow a node of this search; none if they were not read."""
         return self._following.get(id(node), [])
 
     def first(self, tensor: Any, position: int = 0) -> Any:
@@ -305,8 +313,8 @@ class Nodes:
         return [] if node is None else [node]
 
     def _leave(self, path: list[_Step]) -> None:
-        """Finish the last node of a path: all nodes that follow it have been read, or the search
-        was stopped.
+        """Take the last node off a path, and record it: all nodes that follow it have been read, or
+        the search was stopped.
         """
         step = path.pop()
         if step.waiting:  # stopped early: other searches may have read nodes behind these
@@ -321,8 +329,9 @@ class Nodes:
             path[-1].longest_after = max(path[-1].longest_after, length)
 
     def _may_read(self, more: int) -> bool:
-        """Return True if ``more`` new nodes may be read on one path; before it is False, dead nodes
-        are forgotten.
+        """Return True if ``more`` new nodes may be read on one path.
+
+        If they may not, dead nodes are forgotten once, which may change that.
         """
         if _ALL_SEARCHES.may_read(more):
             return True

@@ -38,23 +38,26 @@ from ipygpumem.heap.knowledge.size_methods import size_method
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import MANAGED_DICT, flags_of
 
-_SMALL = 512
-"""Largest size that CPython allocates itself."""
-_HEADER = 8
-"""Bytes that malloc adds to larger ones."""
-_GC_HEADER = 16
+_LARGEST_BLOCK_BYTES = 512
+"""Largest size that CPython's own allocator serves; larger blocks are malloc's."""
+_MALLOC_HEADER_BYTES = 8
+"""Bytes that malloc adds to a block."""
+_GC_HEADER_BYTES = 16
+"""Bytes that CPython adds to an object that the collector may track."""
 TENSOR_BYTES = 192
 STORAGE_BYTES = 144
-_GRAPH = 192
-_VIEW = 320
+_GRAPH_BYTES = 192
+_VIEW_BYTES = 320
 """Bytes of torch's C++ objects: of each tensor and storage, and for autograd of a tensor that needs
 a gradient, and of a view, as malloc rounds them.
 """
-_GAP = 40
+_GAP_BYTES = 40
 """Mean number of bytes that malloc leaves unused to align a tensor's data to 64 bytes."""
-_TEXT = {id(str)}
-_TWO_BLOCKS = {id(kind) for kind in (list, set, bytearray)}
-"""Types whose instance is no multiple of 16 bytes, and whose content is allocated apart."""
+_TEXT_TYPE = {id(str)}
+_TYPES_OF_TWO_BLOCKS = {id(kind) for kind in (list, set, bytearray)}
+"""Types whose content is in a block of its own. ``sys.getsizeof`` returns the sum of both blocks;
+8 bytes more account for the rounding of the instance, which is no multiple of 16 bytes.
+"""
 
 
 _item_bytes_of: Callable[[Any], int] = vars(type)["__itemsize__"].__get__
@@ -92,7 +95,7 @@ class OwnBytes:
         """Result of ``sys.getsizeof`` for each instance of a type whose instances are all equally
         large, by the type's identity.
         """
-        self._special_types: set[int] = set(_TWO_BLOCKS)
+        self._special_types: set[int] = set(_TYPES_OF_TWO_BLOCKS)
         """Types whose instances ``sys.getsizeof`` alone does not measure, for any reason above."""
         self._loaded_readers = loaded_readers()
         self._array_type: Any = library_type("numpy", "ndarray")
@@ -134,12 +137,14 @@ class OwnBytes:
         return size + self._of_special(of_types(self._special_types, items))
 
     def each(self, items: Sequence[Any]) -> list[int]:
-        """Return the bytes of each object. Objects of a class with memory outside of them share
-        that memory equally.
+        """Return the bytes of each object.
+
+        Memory outside of the objects, which is read for all objects of a type at once, is divided
+        equally among them.
         """
         type_ids = self.learn(items)
         # ``sys.getsizeof`` would run the code of a class with a ``__sizeof__`` of its own.
-        special = (self._special_types - _TWO_BLOCKS) & type_ids
+        special = (self._special_types - _TYPES_OF_TWO_BLOCKS) & type_ids
         plain_sizes = _sizes_of_plain(without_types(special, items))
         if not special:
             return plain_sizes
@@ -164,7 +169,7 @@ class OwnBytes:
         if not arrays:
             return {}
         sizes = list(map(self._array_type.__dict__["__sizeof__"], arrays))
-        rounded_sizes = {size: rounded({size: 1}, _HEADER) for size in set(sizes)}
+        rounded_sizes = {size: rounded({size: 1}, _MALLOC_HEADER_BYTES) for size in set(sizes)}
         return dict(zip(map(id, arrays), map(rounded_sizes.__getitem__, sizes), strict=True))
 
     def _mean_bytes(self, items: Sequence[Any], type_ids: set[int]) -> dict[int, int]:
@@ -198,19 +203,19 @@ class OwnBytes:
         size += sum(map(object.__sizeof__, batch.of_types(self.arrays)))
         with_sizer = self._sizers.keys() & batch.types - self.arrays
         for type_id in with_sizer:
-            size += _sum(self._sizers[type_id], batch.of_types({type_id}))
+            size += _sum_of(self._sizers[type_id], batch.of_types({type_id}))
         of_one_size = self._size_of_each.keys() & batch.types - self.arrays
         for type_id in of_one_size:
             size += self._size_of_each[type_id] * batch.number_of(type_id)
-        texts = batch.of_types(_TEXT)
+        texts = batch.of_types(_TEXT_TYPE)
         # Text is most of a heap, and ``sys.getsizeof`` takes four times as long as its own method.
         size += sum(map(str.__sizeof__, texts))
-        measured = with_sizer | of_one_size | _TEXT | self.arrays
-        return size + _sum(sys.getsizeof, batch.without_types(measured))
+        measured = with_sizer | of_one_size | _TEXT_TYPE | self.arrays
+        return size + _sum_of(sys.getsizeof, batch.without_types(measured))
 
     def uncounted(self, items: Sequence[object], type_ids: set[int] | None = None) -> set[str]:
-        """Return the libraries that keep uncounted memory for some of the objects, such as
-        ``{"faiss"}``.
+        """Return the libraries that keep memory for some of the objects which nothing counts, such
+        as ``{"faiss"}``.
 
         The bytes of these objects are at least those that ``of`` returns. Each type is examined
         once, so that many objects take as long as reading their types.
@@ -254,17 +259,19 @@ class OwnBytes:
         if arrays:
             base: Any = library_type("numpy", "ndarray")
             sizes = map(base.__dict__["__sizeof__"], of_types(arrays, items))
-            size += rounded(Counter(sizes), _HEADER)
+            size += rounded(Counter(sizes), _MALLOC_HEADER_BYTES)
         with_sizer = self._sizers.keys() & type_ids - arrays
         for type_id in with_sizer:
             sizes_of_type = each(self._sizers[type_id], of_types({type_id}, items))
-            size += rounded(Counter(sizes_of_type), _GC_HEADER)
+            size += rounded(Counter(sizes_of_type), _GC_HEADER_BYTES)
         measured = with_sizer | arrays
-        two_block_types = _TWO_BLOCKS | self.dicts - {id(dict)}
+        two_block_types = _TYPES_OF_TWO_BLOCKS | self.dicts - {id(dict)}
         in_two_blocks = type_ids & two_block_types - measured
         if in_two_blocks:
             measured |= in_two_blocks
-            size += rounded(Counter(each(sys.getsizeof, of_types(in_two_blocks, items))), _HEADER)
+            size += rounded(
+                Counter(each(sys.getsizeof, of_types(in_two_blocks, items))), _MALLOC_HEADER_BYTES
+            )
         return size + rounded(Counter(each(sys.getsizeof, without_types(measured, items))))
 
     def _of_memory_outside(self, items: Sequence[Any], type_ids: set[int]) -> int:
@@ -326,18 +333,18 @@ def _is_read(loaded_readers: Sequence[LoadedReader], kind: type) -> bool:
 
 
 def _sizes_of_plain(items: Sequence[Any]) -> list[int]:
-    """Return the bytes of each object, all of which ``sys.getsizeof`` measures.
+    """Return the bytes of each of some objects, all of a kind that ``sys.getsizeof`` measures.
 
-    Each size is rounded once, because most objects have one of a few sizes.
+    Each different size is rounded once, because most objects have one of a few sizes.
     """
     sizes = list(each(sys.getsizeof, items))
     in_one_block = {size: rounded({size: 1}) for size in set(sizes)}
-    if _TWO_BLOCKS.isdisjoint(types_of(items)):
+    if _TYPES_OF_TWO_BLOCKS.isdisjoint(types_of(items)):
         return list(map(in_one_block.__getitem__, sizes))
-    in_two_blocks = {size: rounded({size: 1}, _HEADER) for size in in_one_block}
+    in_two_blocks = {size: rounded({size: 1}, _MALLOC_HEADER_BYTES) for size in in_one_block}
     rounded_sizes = list[int]()
     for size, type_id in zip(sizes, map(id, map(type, items)), strict=True):
-        if type_id in _TWO_BLOCKS:
+        if type_id in _TYPES_OF_TWO_BLOCKS:
             rounded_sizes.append(in_two_blocks[size])
         else:
             rounded_sizes.append(in_one_block[size])
@@ -349,7 +356,7 @@ def of_tensors(reader: Reader, tensors: Sequence[Any]) -> int:
     base = reader.base
     number_with_gradients = sum(map(bool, each(base.requires_grad.__get__, tensors)))
     number_of_views = sum(map(bool, each(base._is_view, tensors)))
-    bytes_for_autograd = number_with_gradients * _GRAPH + number_of_views * _VIEW
+    bytes_for_autograd = number_with_gradients * _GRAPH_BYTES + number_of_views * _VIEW_BYTES
     return len(tensors) * TENSOR_BYTES + bytes_for_autograd
 
 
@@ -362,13 +369,13 @@ def of_storages(sizes: Sequence[int], devices: Sequence[str]) -> Counter[str]:
     for (size, device), number in numbers.items():
         device_bytes["cpu"] += STORAGE_BYTES * number
         if size and device == "cpu":
-            size = aligned(size + _HEADER) + _GAP
+            size = aligned(size + _MALLOC_HEADER_BYTES) + _GAP_BYTES
         device_bytes[device] += size * number
     return device_bytes
 
 
-def _sum(get: Callable[[Any], int], items: Sequence[object]) -> int:
-    """Return the sum of ``get(item)`` for all items, without items for which it fails."""
+def _sum_of(get: Callable[[Any], int], items: Sequence[object]) -> int:
+    """Return the sum of ``get(item)`` for all items; an item for which it fails counts as 0."""
     try:
         return sum(map(get, items))
     except Exception as error:
@@ -387,8 +394,9 @@ def _bytes_of_inline_attributes(items: Sequence[object]) -> int:
     referents = gc.get_referents(*items)
     number_of_attributes = len(referents) - number_of_objects  # each refers to its class, too
     if number_of_attributes:
+        # Each object refers to its dict of attributes instead, which is counted by itself.
         dicts = of_types({id(dict)}, referents)
-        if len(dicts) >= number_of_attributes:  # they are in dicts, which are counted themselves
+        if len(dicts) >= number_of_attributes:
             return 0
     return _bytes_for_attributes(number_of_attributes // number_of_objects) * number_of_objects
 
@@ -440,7 +448,7 @@ def rounded(sizes: Mapping[Any, int], extra: int = 0) -> int:
         if size is None:
             continue
         block = size + extra
-        if size > _SMALL:
-            block += _HEADER
+        if size > _LARGEST_BLOCK_BYTES:
+            block += _MALLOC_HEADER_BYTES
         total += aligned(block) * number
     return total

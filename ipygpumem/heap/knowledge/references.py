@@ -54,7 +54,9 @@ class References(NamedTuple):
     """
 
     of_python: Sequence[Any]
-    """Each of these references is part of the object's reference count."""
+    """Objects to which Python's objects refer: each of these references is part of the reference
+    count of the object.
+    """
     of_torch: Sequence[tuple[Owner, Any]]
     """Tensors that torch's C++ code refers to, each with its owner: a tensor or a node of a graph.
     """
@@ -83,9 +85,11 @@ class ReferenceReader:
         self._dicts: set[int] = set()
         """Types that derive from ``dict``."""
         self._arrays: set[int] = set()
+        """Types of NumPy arrays."""
         self._rows: set[int] = set()
         """Types of rows of structured arrays."""
         self._tensors: set[int] = set()
+        """Types of torch tensors."""
         self._streams: set[int] = set()
         """Types of ``BytesIO``."""
         self._with_slices: set[int] = set()
@@ -154,8 +158,8 @@ class ReferenceReader:
                     types.add(type_id)
 
     def _unreported(self, objects: Sequence[Any], type_ids: set[int]) -> tuple[list[Any], bool]:
-        """Return the objects in streams, slices, arrays and rows of arrays, and True if these are
-        all; False if an array was too long to read.
+        """Return the objects to which streams, slices, arrays and rows of arrays refer, and whether
+        these are all: not if an array was too long to read.
         """
         unreported = list[Any]()
         is_complete = True
@@ -184,8 +188,8 @@ class ReferenceReader:
             dicts: the types among theirs that derive from ``dict``, by identity.
         """
         keys = text_keys(objects, dicts)
-        have_few_owners = map(COMMON_REFERENCES.__gt__, map(sys.getrefcount, keys))
-        return list(compress(keys, have_few_owners))
+        are_rare = map(COMMON_REFERENCES.__gt__, map(sys.getrefcount, keys))
+        return list(compress(keys, are_rare))
 
     def _read_tensors(self, tensors: Sequence[Any], graphs: _Graphs) -> None:
         """Add the references of tensors to graphs: to their gradients, to the tensors in their
@@ -220,6 +224,7 @@ def _reported(objects: Sequence[Any], type_ids: set[int]) -> list[Any]:
 
 
 _JAGGED = ("torch.nested._internal.nested_tensor", "NestedTensor")
+"""Module and name of the class of jagged tensors: ``torch.nested.nested_tensor(...)``."""
 
 
 def _parts_of_jagged(tensor: Any, viewed: Any) -> list[Any]:

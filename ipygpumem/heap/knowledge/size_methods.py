@@ -17,6 +17,7 @@ class SizeMethod(NamedTuple):
     """A ``__sizeof__`` that is written in C."""
 
     measure: Callable[[Any], int]
+    """The method: gets an instance and returns its bytes."""
     is_overridden: bool
     """True if ``sys.getsizeof`` would call a ``__sizeof__`` of a class nearer to the object."""
 

@@ -19,7 +19,7 @@ from ipygpumem.introspect import class_dict, mro_of, name_of
 
 T = TypeVar("T")
 
-_OF_CYTHON = ("__pyx_vtable__", "__reduce_cython__")
+_CLASS_ATTRIBUTES = ("__pyx_vtable__", "__reduce_cython__")
 """Attributes of classes, of which Cython gives each class one or both."""
 _VIEWS = ("memoryview", "_memoryviewslice")
 """Names of Cython's classes of memoryviews; older versions give each library its own."""
@@ -51,7 +51,7 @@ def _is_of_cython(kind: type) -> bool:
     """Return True for a class that Cython has compiled, or that derives from one."""
     for base in mro_of(kind):
         attributes = class_dict(base)
-        if any(name in attributes for name in _OF_CYTHON):
+        if any(name in attributes for name in _CLASS_ATTRIBUTES):
             return True
     return False
 

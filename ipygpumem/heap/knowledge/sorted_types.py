@@ -43,6 +43,7 @@ class SortedTypes:
         self.uncounted_leaves: set[int] = set()
         self.containers: dict[int, Any] = {}
         self._sorted: set[int] = set()
+        """All types that have been sorted."""
 
     def learn(self, items: Sequence[object]) -> set[int]:
         """Sort the new types among those of objects; return the identities of all types of the
@@ -82,7 +83,7 @@ class SortedTypes:
 
     @property
     def apart(self) -> set[int]:
-        """The types of objects with references that Python does not count: tensors, arrays and
-        shared memory.
+        """The types of objects whose memory may be in use without a reference that Python counts:
+        tensors, arrays and shared memory.
         """
         return self.tensors | self.arrays | self.segments

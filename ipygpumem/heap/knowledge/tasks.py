@@ -66,7 +66,9 @@ _KERNEL_PACKAGES = {"asyncio", "tornado", "zmq", "ipykernel"}
 
 
 def module_of_function(function: object) -> str:
-    """Return the module of a function or method, as its code says; empty for another object."""
+    """Return the name of the module of a function or method written in Python; empty for another
+    object.
+    """
     plain_function = function.__func__ if type(function) is MethodType else function
     return plain_function.__module__ if type(plain_function) is FunctionType else ""
 
@@ -84,8 +86,8 @@ def without_wakeups(items: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
     """Return the items without the callbacks by which futures wake tasks, and these callbacks."""
     if _WAKES not in map(_NAME_OF, of_types(BUILTIN, items)):
         return items, []
-    waking = list(filter(wakes_task, items))
-    return [item for item in items if not wakes_task(item)], waking
+    wakeups = list(filter(wakes_task, items))
+    return [item for item in items if not wakes_task(item)], wakeups
 
 
 # -- timers of threads ---------------------------------------------------------------------------
@@ -151,7 +153,9 @@ CONTEXT_NODES = _types_of_nodes()
 
 
 def contexts_of_tasks() -> Iterator[Context]:
-    """Yield the contexts of pending tasks, except copies of the current one."""
+    """Yield the contexts of pending tasks, except copies of the current one that no task has
+    changed: they lead to the same values as the current context.
+    """
     current_storage = set(map(id, storage_of_context()))
     asyncio: Any = sys.modules.get("asyncio")
     tasks = set[Any]()

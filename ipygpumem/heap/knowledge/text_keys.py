@@ -16,15 +16,15 @@ from ipygpumem.heap.bulk import Batch, chunks, instances_among, of_types
 from ipygpumem.introspect import is_instance
 
 COMMON_REFERENCES = 100
-"""A number or text with as many references is a constant, which no user owns."""
+"""A number or text with so many references is a constant, which no user owns."""
 _DICT = {id(dict)}
 
 
 def text_keys(
     objects: Sequence[Any], dicts: set[int], in_plain_dicts: int | None = None
 ) -> list[Any]:
-    """Return the keys that the collector does not report: those of dicts with only text keys. Of a
-    dict with any other key, it reports all.
+    """Return the keys of dicts that the collector does not report: if all keys of a dict are texts,
+    it reports none of them; else it reports all.
 
     Args:
         objects: the objects among which the dicts are.
@@ -35,7 +35,8 @@ def text_keys(
     plain_dicts = of_types(_DICT, objects)
     if in_plain_dicts is None:
         in_plain_dicts = len(gc.get_referents(*plain_dicts))
-    if in_plain_dicts != sum(map(len, plain_dicts)):  # more than the values: some have other keys
+    # More references than values: some of the dicts have keys other than texts. They are left out.
+    if in_plain_dicts != sum(map(len, plain_dicts)):
         numbers_reported = map(len, map(gc.get_referents, plain_dicts))
         are_keys_missing = map(eq, numbers_reported, map(len, plain_dicts))
         plain_dicts = list(compress(plain_dicts, are_keys_missing))
@@ -52,7 +53,7 @@ def referents_of(batch: Batch[Any], unvisited_types: Collection[int] = ()) -> tu
     """Return the objects to which the objects of a batch refer, once for each reference, and the
     number of these references that plain dicts have.
 
-    ``text_keys`` needs the number, and would visit the dicts of the whole heap again.
+    The number is for ``text_keys``, which would visit all dicts again to count it.
 
     Args:
         batch: the objects.
@@ -65,8 +66,8 @@ def referents_of(batch: Batch[Any], unvisited_types: Collection[int] = ()) -> tu
 
 
 def _unreported_keys(item: Any) -> list[Any]:
-    """Return the keys of an instance of a subclass of ``dict``, once for each reference that is not
-    reported.
+    """Return the keys of an instance of a subclass of ``dict``, once for each reference to a key
+    that the collector does not report.
 
     The instance reports its attributes and its class, too. An ``OrderedDict`` has a list of its
     keys next to the dict: it refers to each key twice, and reports a text key once.
@@ -110,8 +111,8 @@ def dicts_with_keys(objects: Sequence[Any], keys: Set[int]) -> list[Any]:
 
 
 def has_own_keys(dicts: Sequence[Any]) -> bool:
-    """Return True if dicts have a text key to which few objects refer, so that its memory belongs
-    to the dicts.
+    """Return True if one of the dicts has a text key that is no constant, so that the key's memory
+    belongs to the dict: ``{line: 1 for line in file}`` has such keys, ``{"name": "x"}`` has none.
     """
     keys = list(chain.from_iterable(map(dict.__iter__, dicts)))
     texts = keys

@@ -15,8 +15,8 @@ from ipygpumem.heap.knowledge.graphs import with_graph_or_gradient
 
 
 def known_to_torch(tensors: Sequence[Any]) -> list[Any]:
-    """Return the tensors to which torch's C++ code refers, or may refer, and those that share a
-    storage. Any other tensor has only references that Python reports.
+    """Return the tensors to which torch's C++ code refers, or may refer, and the tensors that share
+    a storage. All references to any other tensor are Python's.
     """
     torch: Any = sys.modules["torch"]
     count_of_tensor: Any = getattr(torch.Tensor, "_use_count", None)  # neither is in every torch

@@ -24,9 +24,9 @@ from ipygpumem.heap.kinds.mapped import MappedFiles
 from ipygpumem.heap.kinds.tensors import answers_itself
 from ipygpumem.units import MIB, format_bytes, format_shape
 
-_LEAST_UNUSED_BYTES = MIB
+_SMALLEST_UNUSED_BYTES = MIB
 """A view is worth a note from this number of bytes that it keeps and does not show."""
-_SMALL = 10
+_SMALL_SHARE = 10
 """A small view shows at most one part in so many of the block."""
 _OF_ARROW = ("Table", "RecordBatch", "ChunkedArray", "Array")
 """Arrow's classes, whose slices keep all buffers alive."""
@@ -85,7 +85,7 @@ def _note_on_array(array: Any) -> str:
     shown_bytes = read_array("nbytes", array)
     owner = owner_of(array)
     if is_array(owner) and read_array("nbytes", owner) > shown_bytes:
-        # with the texts of its rows
+        # In an array of texts, the view also shows its share of these, which ``nbytes`` lacks.
         shown_bytes = described.size_bytes * shown_bytes // read_array("nbytes", owner)
     elif is_array(owner):
         return ""
@@ -107,7 +107,7 @@ def _note_on_pandas(value: object) -> str:
     if not _is_small(shown_bytes, kept_bytes):
         return ""
     views = [array for array in arrays if id(array) not in owners]
-    rows = max(read_array("shape", view)[-1] for view in views)
+    rows = max(read_array("shape", view)[-1] for view in views)  # a block has a row per column
     noun = "row" if rows == 1 else "rows"
     return f"{rows:,} {noun} of a block of {format_bytes(kept_bytes)}: .copy()"
 
@@ -144,12 +144,13 @@ def _is_small(shown_bytes: int, kept_bytes: int) -> bool:
     """Return True if a view shows a small part of the bytes that it keeps, and the rest is worth a
     note.
     """
-    return shown_bytes * _SMALL <= kept_bytes and kept_bytes - shown_bytes >= _LEAST_UNUSED_BYTES
+    shows_little = shown_bytes * _SMALL_SHARE <= kept_bytes
+    return shows_little and kept_bytes - shown_bytes >= _SMALLEST_UNUSED_BYTES
 
 
 def _is_mapped(array: Any) -> bool:
-    """Return True for an array on a memory map, of which only the pages that were
-    read are in RAM.
+    """Return True for an array on a memory map: only its pages that were read are in RAM, so that a
+    view of it keeps no large block there.
     """
     return is_of_library(memory_of(array), "mmap", "mmap")
 

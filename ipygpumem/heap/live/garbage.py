@@ -47,8 +47,10 @@ _MOST_ATTEMPTS = 50
 """Maximum number of attempts to run a collection."""
 _MOST_OLD_INSTANCES = 100_000
 """Maximum number of weak references to keep; beyond it, a walk over the heap is cheaper."""
-_FEW_COLLECTIONS = 4
-"""Collections of generation 0, of the 10 after which CPython itself collects generation 1."""
+_COLLECTIONS_OF_CELLS = 4
+"""Number of short cells whose garbage is collected from generation 0 before all young objects
+become old; CPython itself would collect generation 1 after 10.
+"""
 
 
 class GcMark:
@@ -160,8 +162,10 @@ class Known(weakref.ref[object]):
 
 class _OldInstances(NamedTuple):
     """The instances of some classes, such as all tensors, that were alive when the young objects
-    last became old. The live instances are those of them that have not died, and those among the
-    young objects: to list them takes no walk over the heap.
+    last became old.
+
+    All live instances are then those of them that have not died, and the instances among the young
+    objects: to list them takes no walk over the heap.
     """
 
     bases: tuple[type, ...]
@@ -180,8 +184,10 @@ class _OldInstances(NamedTuple):
         return len(bases) == len(self.bases) and all(map(is_, bases, self.bases))
 
     def with_young(self, young_instances: Sequence[object]) -> _OldInstances | None:
-        """Return the instances once the young ones are old, too; None if there are too many: most
-        have died, because nothing has asked for instances since.
+        """Return the record of the instances once the young ones are old, too.
+
+        None if there would be too many: most have died since, and nothing has asked for instances,
+        which removes the dead ones.
         """
         if not young_instances:
             return self
@@ -209,9 +215,11 @@ class _CollectionCosts:
         """The CPU time at the last call of ``worked_seconds``, in seconds."""
 
     def worked_seconds(self, cell_seconds: float) -> float:
-        """Return the CPU time since the last call, so that short cells need not be timed; at most
-        the duration of the cell that has ended, because a cell that only waited has made no
-        garbage.
+        """Return the CPU time since the last call, but at most the duration of the cell that has
+        ended.
+
+        The CPU time says how much a cell has worked: one that only waited has made no garbage. It
+        includes the short cells before, which are not timed.
         """
         cpu_now = time.process_time()
         cpu_since_last_cell = cpu_now - self._cpu_at_last_cell
@@ -250,7 +258,9 @@ class Garbage:
         self._decreases: list[int] | None = None
         """Receives by how much each collection lowers RSS, while ``collect`` is asked for that."""
         self._uncounted = 0
-        """Objects made by cells that the collector has not counted towards a full collection."""
+        """Number of objects made by cells that the collector does not count towards a full
+        collection, because our own collections came first.
+        """
         self._saver = YoungSaver()
 
     # -- objects made since a mark ---------------------------------------------------------------
@@ -339,7 +349,9 @@ class Garbage:
         return instances_among(young, *bases)
 
     def _old_and_young_instances(self) -> _OldInstances | None:
-        """Return the instances that are old once the young objects are; None if unknown."""
+        """Return the record of the instances that will be old once the young objects are; None if
+        unknown.
+        """
         old = self._old_instances
         if old is None:
             return None
@@ -349,7 +361,7 @@ class Garbage:
         return old.with_young(young_instances)
 
     def forget(self) -> None:
-        """Forget the old instances, and remove the callbacks."""
+        """Forget the old instances, and remove our callbacks of the collector."""
         self._old_instances = None
         self._saver.stop()
         if self._watch is not None:
@@ -374,16 +386,17 @@ class Garbage:
             self._decreases = None
 
     def _collect_since(self, since: GcMark | None) -> int:
-        """Collect the objects that are younger than a mark, or all of them if a finaliser may have
-        freed older ones; return the number that died.
+        """Collect the garbage among objects that are younger than a mark; all garbage if that is
+        not possible, or if a finaliser may have made older objects garbage. Return the number of
+        objects that died.
         """
         young = objects_since(since)
         if young is None:
             return self._collect_all()
         watchers = _watchers_of_finalisers(young)
-        del young
+        del young  # the list keeps all of them alive
         died = self._collect_young()
-        # Objects that a finaliser freed may be old.
+        # A finaliser has run, which may have made old objects garbage.
         if any(watcher() is None for watcher in watchers):
             return died + self._collect_all()
         return died
@@ -445,7 +458,7 @@ class Garbage:
         # Without another collection since, the youngest generation is exactly what the cell has
         # made.
         is_only_of_cell = has_middle and collections == self._collections
-        if is_only_of_cell and (in_scope or collections < _FEW_COLLECTIONS):
+        if is_only_of_cell and (in_scope or collections < _COLLECTIONS_OF_CELLS):
             with interrupts.reraise_swallowed():
                 gc.collect(0)
         else:
@@ -503,13 +516,15 @@ def _objects_between_old_collections() -> int:
 
 
 def _let_old_be_collected() -> None:
-    """Make CPython decide whether a collection of old objects is due."""
-    # lists may come from a free list, and would not count
+    """Make CPython decide whether a collection of old objects is due, by making so many new objects
+    that it collects the youngest ones.
+    """
+    # Not lists: they may come from a free list, and would not count.
     [set() for _ in range(gc.get_threshold()[0] + 1)]
 
 
 def _progress_of_other_threads() -> dict[int, list[int]]:
-    """Return the position in the code of each function that another thread runs, by thread: if
+    """Return the positions in the code of the functions that each other thread runs, by thread: if
     these are the same later, the thread has made no objects.
     """
     progress = dict[int, list[int]]()

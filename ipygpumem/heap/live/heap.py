@@ -59,7 +59,7 @@ class _Turn:
 
     Attributes:
         lock: the lock.
-        was_on: True if the collector was enabled when the lock was taken.
+        was_on: True if the collector was enabled when the lock was taken last.
     """
 
     def __init__(self) -> None:
@@ -199,12 +199,12 @@ class Heap:
     ) -> None:
         # Before any list of ours refers to a frame's locals: ``peek`` counts references.
         self.local: list[object] = [*running_locals(), *copy_context().values()]
-        emptied = emptied_locals()
+        emptied_ids = emptied_locals()
         # Objects made from here on are ours. This object must not be in its own list, nor in a
         # variable that an inner function shares: that would be a cycle, and it must be freed as
         # soon as it is dropped.
         self.tracked: list[object] = gc.get_objects()
-        self._take_out_of_list(emptied)
+        self._take_out_of_list(emptied_ids)
         # The pass over all objects fills these lists.
         self._instances = _Instances(instances_of)
         self.tensors = self._instances.collect(library_type("torch", "Tensor"))
@@ -230,19 +230,21 @@ class Heap:
             self.ndarrays,
         )
 
-    def _take_out_of_list(self, emptied: set[int]) -> None:
+    def _take_out_of_list(self, emptied_ids: set[int]) -> None:
         """Take this heap, and the objects that must not be touched, out of ``tracked``.
 
         Args:
-            emptied: identities of dicts of running functions, which must be left to these.
+            emptied_ids: identities of dicts of running functions, which must be left to these.
         """
-        not_touched = {id(self), id(self.local)} | emptied
-        if sys.version_info < (3, 11):
-            not_touched.add(id(vars(self)))
-        take_out(self.tracked, not_touched)
+        unwanted_ids = {id(self), id(self.local)} | emptied_ids
+        if sys.version_info < (3, 11):  # later versions have no dict of attributes
+            unwanted_ids.add(id(vars(self)))
+        take_out(self.tracked, unwanted_ids)
 
     def drop(self) -> None:
-        """Drop all references. If the maker of the heap is in it, they would be a cycle."""
+        """Drop all references: the heap refers to the object that has made it, so that the two
+        would be a cycle.
+        """
         self.tracked.clear()
         self._containers.clear()
         self.local.clear()
@@ -253,7 +255,9 @@ class Heap:
     # -- the pass --------------------------------------------------------------------------------
 
     def _pass_over_all(self, observer: HeapObserver | None) -> None:
-        """Fill the lists of instances, of arrays, and of untracked containers."""
+        """Fill the lists of instances, of arrays, and of untracked containers, and all records for
+        later questions: no other step passes over all objects.
+        """
         behind_tracked: dict[int, object] = {}
         """Untracked arrays and containers to which tracked objects refer, by identity."""
         for part in chunks(self.tracked):
@@ -269,7 +273,7 @@ class Heap:
             else:  # asks for no referrers, but for the text keys of dicts
                 references, in_dicts = referents_of(tracked, ROWS)
             untracked = list(filterfalse(gc.is_tracked, references))
-            del references
+            del references  # an observer counts the references to each object
             self._see_untracked(tracked, untracked, in_dicts, behind_tracked, observer)
         local = list(filterfalse(gc.is_tracked, self.local))
         self._see_untracked(Batch([]), local, 0, behind_tracked, observer)
@@ -305,8 +309,8 @@ class Heap:
         """Return the arrays and containers among untracked objects, which lead to further objects,
         by identity.
 
-        Also note the objects for ``large_objects`` and ``of_types``, because each object is read
-        here once.
+        Also record the objects that ``large_objects`` and ``of_types`` return, because each object
+        is read here once.
         """
         of_many = TypesOfMany(untracked)
         # Nearly a third are empty, and lead nowhere.
@@ -321,10 +325,11 @@ class Heap:
         """Add untracked arrays and containers to the lists, with all that are in them.
 
         Args:
-            behind: those to which tracked objects refer, by identity; receives all further ones.
+            behind: the untracked arrays and containers to which tracked objects refer, by identity;
+                receives all further ones.
         """
         new = list(behind.values())
-        contents = _contents(self.ndarrays)
+        contents = _contents(self.ndarrays)  # at first, all arrays in the list are tracked
         while new or contents:
             arrays = of_types(_array_types(), new)
             containers = of_types(_UNTRACKED.wanted, new)
@@ -339,8 +344,8 @@ class Heap:
     # -- objects ---------------------------------------------------------------------------------
 
     def of_types(self) -> list[object]:
-        """Return the objects of the ``types`` that were asked for, also those that the collector
-        does not track.
+        """Return the objects of the ``types`` that the heap was made for, also those that the
+        collector does not track.
         """
         return list(self._of_types.objects.values())
 
@@ -359,7 +364,9 @@ class Heap:
         return self._arrays.on_storages(storages)
 
     def large_objects(self) -> list[object]:
-        """Return the objects that are large by themselves, without arrays and our own lists."""
+        """Return the objects that are large by themselves, without arrays and our own lists, which
+        no object refers to.
+        """
         referrers = self.referrers_of(self.large_containers)
         containers = [item for key, item in self.large_containers.items() if referrers[key]]
         return [*containers, *self.large_leaves]
@@ -450,21 +457,24 @@ class Heap:
         self._referrers.add(item, owner)
 
     def referrers(self, objects: Mapping[int, object]) -> Iterator[tuple[object, list[int]]]:
-        """Yield each object that refers to some of ``objects``, which are given by identity, with
-        the identities of the objects to which it refers.
+        """Yield each object that refers to some of ``objects``, with the identities of those of
+        them to which it refers.
 
         Only objects that were alive when the heap was made count: a search must not find its own
         lists.
+
+        Args:
+            objects: the objects by identity.
         """
-        by_object = self.referrers_of(objects)
-        children: dict[int, list[int]] = {}
+        referrers_by_object = self.referrers_of(objects)
+        referred_ids: dict[int, list[int]] = {}
         referrers: dict[int, object] = {}
         for key in objects:
-            for referrer in by_object[key]:
+            for referrer in referrers_by_object[key]:
                 referrers[id(referrer)] = referrer
-                children.setdefault(id(referrer), []).append(key)
+                referred_ids.setdefault(id(referrer), []).append(key)
         for key, referrer in referrers.items():
-            yield referrer, children[key]
+            yield referrer, referred_ids[key]
 
     def referrers_of(self, objects: Mapping[int, object]) -> Mapping[int, Sequence[Any]]:
         """Return the referrers of ``objects``, and of all that were asked about before, by
@@ -476,10 +486,11 @@ class Heap:
 
 
 class TrackedInstances:
-    """The torch tensors, modules and optimizers that the collector tracks, which are all of them.
+    """The live torch tensors, modules and optimizers, all of which the collector tracks; to use
+    instead of a ``Heap`` where NumPy's arrays do not matter.
 
-    It takes no step from any object, so it costs a fraction of a ``Heap``, and has no arrays. It
-    keeps the objects alive: use it, then drop it.
+    It reads no references, so it costs a fraction of a ``Heap``. It keeps the objects alive: use
+    it, then drop it.
     """
 
     ndarrays: Sequence[object] = ()
@@ -626,7 +637,9 @@ def _array_types() -> set[int]:
 
 
 def _untracked_behind(objects: Sequence[object]) -> list[object]:
-    """Return the objects that the collector does not track, one for each reference to it."""
+    """Return the objects to which some objects refer and that the collector does not track, once
+    for each reference.
+    """
     return list(filterfalse(gc.is_tracked, gc.get_referents(*objects)))
 
 

@@ -20,7 +20,7 @@ from ipygpumem.introspect import identities_of_list
 
 _MOST_SAVED = 5_000_000
 """Maximum number of identities to save."""
-_FEW = 10_000
+_SMALL_SET = 10_000
 """Number of identities of which a set takes little memory."""
 _END = object()
 """Its identity is saved after the identities of each collection, as a mark."""
@@ -68,7 +68,8 @@ class ObjectsSince:
             after: a moment: objects that were old then are left out.
         """
         saver = self._saver
-        # First, because a collection between the two saves the identities of what it makes old.
+        # First, because a collection between the two saves the identities of the objects that it
+        # makes old: then they are in both.
         young = _young_identities()
         if saver is None or not self.are_known():
             return None
@@ -95,7 +96,7 @@ def _still_alive(saved: array[int], first: int) -> set[int]:
     if len(saved) == first:
         return alive
     tracked = gc.get_objects()
-    step = max(_FEW, (len(saved) - first) // 8)
+    step = max(_SMALL_SET, (len(saved) - first) // 8)
     for start in range(0, len(tracked), step):
         part = set(map(id, tracked[start : start + step]))
         # No slice: a collection may add identities here, which an array that is exported as a

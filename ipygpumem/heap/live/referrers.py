@@ -22,11 +22,12 @@ from ipygpumem.heap.knowledge.slices import having_slices, is_view, views_among
 from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import identities_of_list, is_atom
 
-_UNSORTED = 4
-"""Number of searches for more objects after which the references are sorted, which takes as long as
-some three of them.
+_SEARCHES_UNSORTED = 4
+"""Number of searches for more objects than an ``AddressFilter`` takes after which the references
+are sorted, which takes as long as some three of these searches.
 """
 _NO_IDENTITY = 2**64 - 1
+"""A number after all identities, so that a search in a sorted row always ends at an item."""
 
 
 class CopiedReferences:
@@ -52,7 +53,7 @@ class CopiedReferences:
         """
         if len(wanted) > AddressFilter.MOST:
             self._searches += 1
-        if self._rows and self._searches > _UNSORTED:
+        if self._rows and self._searches > _SEARCHES_UNSORTED:
             self._sorted = list(map(_sorted_row, self._rows))
             self._rows.clear()
         if self._sorted:
@@ -117,7 +118,9 @@ class Referrers:
         self._inside_arrays = None
 
     def add(self, item: object, owner: object) -> None:
-        """Add an object that was made later for an older one, its owner."""
+        """Add an object that was made later for an older one, its owner, as the dict of its
+        attributes.
+        """
         self._added[id(item)] = item, owner
 
     def of(self, objects: Mapping[int, object]) -> Mapping[int, Sequence[Any]]:
@@ -139,7 +142,9 @@ class Referrers:
         return self._referrers
 
     def _add_dicts_with_keys(self, texts: set[int]) -> None:
-        """Add the dicts with some texts, by identity, as keys, which the collector omits."""
+        """Add the dicts that have some of the ``texts`` (identities) as keys: the collector does
+        not report text keys.
+        """
         if not texts:
             return
         for part in chunks([*self._tracked, *self._containers]):
@@ -149,8 +154,8 @@ class Referrers:
                         self._referrers[key].append(item)
 
     def _add_arrays(self, new: Mapping[int, object]) -> None:
-        """Add the arrays that refer to containers and arrays: the collector does not look into
-        one.
+        """Add the arrays that refer to new objects other than numbers and text: the collector does
+        not look into an array.
         """
         if self._inside_arrays is None:
             self._inside_arrays = []
@@ -177,8 +182,10 @@ class Referrers:
                     self._referrers[key].append(item)
 
     def _add_arrays_of_atoms(self, atoms: set[int]) -> None:
-        """Add the arrays with some numbers and texts, by identity. The contents of arrays are not
-        kept for later questions, because there may be millions in an array.
+        """Add the arrays that have some of the ``atoms``, which are identities of numbers and
+        texts, as elements.
+
+        The elements are not kept for later questions, because an array may have millions of them.
         """
         if not atoms:
             return
@@ -190,7 +197,9 @@ class Referrers:
                 self._referrers[key].append(array)
 
     def _candidates(self, objects: dict[int, object]) -> list[object]:
-        """Return all objects that refer to some of ``objects``, and maybe more."""
+        """Return all objects that refer to some of ``objects`` and report it to the collector, and
+        maybe further objects.
+        """
         added = [item for item, _ in self._added.values()]
         owners = [self._added[key][1] for key in objects if key in self._added]
         candidates = [*_referrers_in_parts(objects, self._tracked, self._references), *owners]

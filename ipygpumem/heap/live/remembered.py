@@ -26,16 +26,16 @@ _MOST_PARTS = 10_000
 """Maximum number of an object's first, and of its last parts among which one is found again."""
 _MOST_STEPS = 4
 """Maximum number of references from an object to one by which it is recognised."""
-_SMALL = 4096
-"""Maximum bytes of an object to keep alive."""
-_PART = 64
+_MOST_KEPT_BYTES = 4096
+"""Maximum bytes of a number or text to keep alive."""
+_PART_LENGTH = 64
 """Length of each part of a text that is compared."""
 
 
 def sample_of_text(text: Any) -> int:
     """Return a hash of the length and some parts of a ``str``, ``bytes`` or ``bytearray``."""
     middle = len(text) // 2
-    parts = [text[:_PART], text[middle : middle + _PART], text[-_PART:]]
+    parts = [text[:_PART_LENGTH], text[middle : middle + _PART_LENGTH], text[-_PART_LENGTH:]]
     if type(text) is bytearray:
         parts = list(map(bytes, parts))
     return hash((len(text), *parts))
@@ -54,7 +54,7 @@ class Remembered:
     def __init__(self, items: Sequence[object]) -> None:
         self.identities = array("Q", map(id, items))
         self._types = set(map(id, map(type, items)))
-        distance = -(-len(items) // _MOST_SAMPLES) or 1
+        distance = -(-len(items) // _MOST_SAMPLES) or 1  # rounded up
         self._are_all_samples = distance == 1
         self._samples = {id(item): _Sample(item) for item in items[::distance]}
 
@@ -71,14 +71,15 @@ class Remembered:
         for key, sample in self._samples.items():
             if key in items and not sample.is_of(items[key]):
                 del items[key]
-        same = self._samples.keys() & items.keys()
-        if not self._are_all_samples and 2 * len(same) < len(self._samples):
+        # If most samples are other objects now, so are most objects without a sample.
+        same_samples = self._samples.keys() & items.keys()
+        if not self._are_all_samples and 2 * len(same_samples) < len(self._samples):
             return []
         return list(items.values())
 
 
 class _Sample:
-    """The weak record of one object."""
+    """The weak record of one object: a weak reference, else the hash of a text, else clues."""
 
     __slots__ = ("_clues", "_of_text", "_reference")
 
@@ -90,7 +91,7 @@ class _Sample:
             self._clues = _clues_of(_parts_of(item))
 
     def is_of(self, item: object) -> bool:
-        """Return True if an object is the remembered one, at whose place in memory it is."""
+        """Return True if an object that has the remembered identity is the remembered one."""
         if self._reference is not None:
             return self._reference() is item
         if self._of_text is not None:
@@ -116,11 +117,13 @@ class _Clue(NamedTuple):
 
     @classmethod
     def below(cls, parts: Sequence[object], place: int) -> _Clue:
-        """Return the clue at a place among the parts of an object, or inside of the part there."""
+        """Return the clue at a place among the parts of an object, or inside of the part there if
+        that is no text, number, or object with weak references.
+        """
         path = [place]
         while True:
             part = parts[path[-1]]
-            if is_atom(part) and sys.getsizeof(part) <= _SMALL:
+            if is_atom(part) and sys.getsizeof(part) <= _MOST_KEPT_BYTES:
                 return cls(tuple(path), part)
             reference = lasting_weak(part)
             if reference is not None:

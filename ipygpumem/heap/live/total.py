@@ -127,7 +127,7 @@ class ObjectCount:
         return elements
 
     def _keys_not_counted(self, objects: Batch[object], in_dicts: int) -> list[object]:
-        """Return the text keys of dicts that were not counted yet, each once.
+        """Return the text keys that were not counted yet, each once, of the dicts among objects.
 
         Args:
             objects: any objects.
@@ -144,12 +144,12 @@ class ObjectCount:
         Objects with one reference are met once, so that they need not be remembered: there may be
         millions.
         """
-        here = by_identity(untracked)
-        for identity in self._shared.intersection(here):
-            del here[identity]
-        new = list(here.values())
+        by_key = by_identity(untracked)
+        for identity in self._shared.intersection(by_key):
+            del by_key[identity]
+        new = list(by_key.values())
         are_shared = map(self._held_once.__lt__, map(sys.getrefcount, new))
-        self._shared.update(compress(here, are_shared))
+        self._shared.update(compress(by_key, are_shared))
         return new
 
     def _count(self, batch: Batch[object]) -> None:

@@ -13,11 +13,13 @@ The path is to be ``notebook variable runs[0]["x"]``, and the line ``del runs[0]
    to which a path leads so far is its *target*: first the list.
 3. It appends one *step* for each object on the chain. The type of the object decides which file
    writes the step. Here it is ``container_steps.py`` twice: from the list to its item, ``[0]``, and
-   from the dict to its value, ``["x"]``. The other files of this kind are ``*_steps.py``, such as
-   ``torch_steps.py``; ``attribute_steps.py`` comes last, for objects of all other types. A function
-   that appends a step gets the rest of the chain, and returns the number of references that it has
-   taken: 0 if the object is not of its types, and 2 if it wrote two references as one step, as for
-   ``model.head``, which is in a dict of the module.
+   from the dict to its value, ``["x"]``. All ``*_steps.py`` are files of this kind: for functions
+   and closures, suspended code (generators, tasks, tracebacks), data frames, data sets, estimators,
+   mocks, queues, figures, registries of libraries, and modules and optimizers of torch.
+   ``attribute_steps.py`` comes last, for objects of all other types. A function that appends a step
+   gets the rest of the chain, and returns the number of references that it has taken: 0 if the
+   object is not of its types, and 2 if it wrote two references as one step, as for ``model.head``,
+   which is in a dict of the module.
 4. Each step says which reference a line could remove, as a ``Cut`` (``cuts.py``). That of the last
    step has the dict as its owner, ``runs[0]``, and the array as its target, ``runs[0]["x"]``. Its
    outer reference is that of the list to the dict. The statement of this cut is the line.
@@ -35,7 +37,8 @@ them. For many items of one container, it is a slice or a loop, ``del runs[3:7]`
 _item`` (``item_fields.py``, ``loop_variables.py``). If the object has several holders,
 ``ways.joined`` puts their lines into one: ``del runs[0]["x"]; cache.clear()``.
 
-Three files are used by all of these: ``items_and_attributes.py`` finds the item or attribute by
-which one object refers to another, ``literals.py`` writes keys as code, and ``hidden_cycles.py``
-writes the lines that end cycles through arrays, which the garbage collector cannot see.
+Many steps use two further files: ``items_and_attributes.py`` finds the item or attribute by which
+one object refers to another, and ``literals.py`` writes keys as code. ``hidden_cycles.py`` is about
+cycles, not paths: it writes the lines that end cycles through arrays of objects, which the garbage
+collector cannot see.
 """

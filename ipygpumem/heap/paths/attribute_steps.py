@@ -135,7 +135,7 @@ def _code_of_odd_attribute(owner: object, child: object, code: str) -> str:
     if not names or is_name(names[0]) or not is_users_class(type(owner)):
         return ""
     key = literal(names[0])
-    if not key or names[0] not in (instance_dict(owner) or {}):
+    if not key or names[0] not in (instance_dict(owner) or {}):  # ``vars(run)`` has no slots
         return ""
     imports, expression = split(code)
     return f"{imports}vars({expression})[{key}]"

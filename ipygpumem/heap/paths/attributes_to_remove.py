@@ -120,7 +120,7 @@ def is_added(owner: object, name: str, child: object) -> bool:
         modules = {text_of(class_dict(base).get("__module__")) for base in mro_of(kind)}
     modules -= {"", "builtins"}
     if not is_name(name) or name.startswith("__") or not modules:
-        return False
+        return False  # Python's own, such as ``__dict__``, or an object of a built-in class
     if library_that_keeps(owner, name, child):
         return False
     for module in map(sys.modules.get, modules):
@@ -151,11 +151,11 @@ def library_that_keeps(owner: object, name: str, child: object) -> str:
         child: its value.
     """
     if not name.startswith("_") or is_array(child) or is_of_pandas(child):
-        return ""
+        return ""  # data, which only the user can have put there
     kind = child if is_instance(child, type) else type(child)
     package = text_of(class_dict(kind).get("__module__")).partition(".")[0]
     if package in sys.stdlib_module_names or package == "__main__" or is_users_class(kind):
-        return ""
+        return ""  # no object of a library
     kind_of_owner = owner if is_instance(owner, type) else type(owner)
     for base in mro_of(kind_of_owner):
         if text_of(class_dict(base).get("__module__")).partition(".")[0] == package:

@@ -304,7 +304,8 @@ def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
     """
     statement = statement_of(cuts)
     first = cuts[0]
-    if statement or first.ending or first.is_detached or first.copied_by:
+    does_more_than_delete = first.ending or first.is_detached or first.copied_by
+    if statement or does_more_than_delete:
         return statement
     imports, owner = split(first.owner)
     _, item = split(first.target)

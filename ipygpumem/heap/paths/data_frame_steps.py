@@ -254,6 +254,7 @@ class _WayInside:
 def _manager_of(frame: object) -> Any:
     """Return the manager of a frame; None if it is not pandas' own."""
     manager: Any = (instance_dict(frame) or {}).get("_mgr")
+    # It may be the object of another library, whose attributes may run code.
     if library_of(type(manager)) != "pandas" or library_of(type(manager.items)) != "pandas":
         return None
     return manager

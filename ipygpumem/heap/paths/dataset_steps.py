@@ -38,7 +38,7 @@ def append_dataset_step(path: Path, steps: Sequence[object]) -> int:
         return 1
     is_dataset = is_of_library(parent, "xarray", "Dataset")
     if not is_dataset and not is_of_library(parent, "xarray", "DataArray"):
-        return _append_data(path, steps)
+        return _append_data(path, steps)  # from a variable or an index
     if name in ("._variables", "._coords", "._indexes") and len(steps) > 2:
         return _append_variable(path, steps, is_dataset=is_dataset)
     if name == "._variable":

@@ -102,7 +102,8 @@ def _append_artist_of_colorbar(path: Path, steps: Sequence[object]) -> int:
     colorbar, artist = steps[1:3]
     axes = attribute_of(artist, "axes")
     is_shown = any(item is artist for item in _list_in(axes, "_children"))
-    if attribute_of(colorbar, "mappable") is not artist or not is_shown:
+    is_of_colorbar = attribute_of(colorbar, "mappable") is artist
+    if not is_of_colorbar or not is_shown:
         return 0
     imports, owner = split(path.code)
     code = f"{owner}._colorbar.mappable"

@@ -82,9 +82,9 @@ class ItemField:
                 return cls(cut, type(item), type(part), read, is_in_slot=is_in_slot)
         return None
 
-    def cut_of(self, position: int, item: Any, part: object) -> Cut | None:
-        """Return the reference from a further item to an object, with the code of the first item;
-        None if it is not by this field.
+    def recognise(self, position: int, item: Any, part: object) -> Cut | None:
+        """Count a further item with this field, and return its reference to an object, with the
+        code of the first item; None if the reference is not by this field.
 
         Args:
             position: the position of the item.
@@ -128,10 +128,10 @@ def cut_by_field(
     fields: Iterable[ItemField], position: int, item: object, part: object
 ) -> Cut | None:
     """Return the reference from a list's item to an object, if it is by one of the fields that
-    earlier items have; None otherwise.
+    earlier items have, and count the item for this field; None otherwise.
     """
     for field in fields:
-        cut = field.cut_of(position, item, part)
+        cut = field.recognise(position, item, part)
         if cut is not None:
             return cut
     return None

@@ -21,6 +21,7 @@ def literal(key: object) -> str:
     shown = key_text(key)
     if shown in (None, "nan", "inf", "-inf"):
         return ""
+    # ``"a"`` as it is shown, with double quotes; ``repr`` writes what has to be escaped.
     is_plain = shown == f'"{key}"' and text_of(key).isprintable() and "\\" not in text_of(key)
     written = text_of(shown) if is_plain else repr(key)
     return written.replace(COMMENT, _NO_COMMENT)

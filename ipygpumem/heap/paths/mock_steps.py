@@ -1,4 +1,6 @@
-"""Writes the steps of paths through the mocks of ``unittest.mock``."""
+"""Writes the steps of paths through the mocks of ``unittest.mock``, which keep the arguments of
+their calls: after ``mock.fit(data)``, the line is ``mock.reset_mock()``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A path to an object while it is written, step by step."""
+"""A path to an object while ``PathWriter`` writes it, step by step.
+
+Each step tells a ``Path`` the text and the code that it adds, and the reference that a line could
+remove. At the end, ``Path.way`` decides which of these references the line is about.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +87,7 @@ class Advice:
         line = self.remedy.line
         if self.is_ending and not self.remedy.comment:  # gen.close()
             return (Cut(Kind.CALL, ended_id, self.code, line, outer=self.cut),)
+        # A variable may lead to much else; any other line does more than to remove the reference.
         if self.cut is None or self.cut.kind is Kind.NAME or line != self.cut.statement:
             return ()
         return (self.cut,)
@@ -119,7 +124,7 @@ class Path:
         self.is_in_model = False
         self.is_of_library = root.is_of_library
         self.advice = Advice()
-        if not root.is_of_library and not root.code:
+        if not root.is_of_library and not root.code:  # no step can be typed: thread "loader"
             self.advice = Advice(Remedy(root.advice))
         self._is_removed_as_whole = root.is_removed_as_whole
         """True if ``cut`` removes all objects to which later steps lead."""

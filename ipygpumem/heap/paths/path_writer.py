@@ -231,7 +231,7 @@ class PathWriter:
         is_parameter = is_of_library(steps[-1], "torch.nn", "Parameter")
         is_needed = is_parameter or is_needed_by_optimizer(steps)
         if not self._of_leaks or is_needed or remedy in (NO_REMEDY, REMOVE):
-            return NO_REMEDY
+            return NO_REMEDY  # users do not take parts out of a model, unless these are a leak
         if words:
             return Remedy(words)
         return Remedy(remedy.line, comments_of([remedy], last=_UNLESS_NEEDED))
@@ -330,7 +330,8 @@ class PathWriter:
             path.advise(path.statement("{0}.close(); {0}.unlink()"), "close() and unlink() it")
         if is_started_patch(item) and path.code:
             path.advise(in_sequence([path.statement("{}.stop()"), path.removal]), "")
-        if (is_uncancelled_asyncio_timer(item) or is_waiting_thread_timer(item)) and path.code:
+        is_timer = is_uncancelled_asyncio_timer(item) or is_waiting_thread_timer(item)
+        if is_timer and path.code:
             path.advise(line_that_removes(item, path), "")
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> Holder:
@@ -354,7 +355,7 @@ class PathWriter:
         if steps and steps[0] is names:
             steps = steps[1:]
         module_name = text_of(names.get("__name__"))
-        if not steps or sys.modules.get(module_name) is not module:
+        if not steps or sys.modules.get(module_name) is not module:  # itself, or not loaded
             return Root.of_variable(name), chain
         key = next((key for key, value in list(names.items()) if value is steps[0]), None)
         code = module_code(module_name, self._names)
@@ -610,7 +611,8 @@ def without_own_dicts(chain: Sequence[object]) -> list[object]:
     """Return a chain without the dicts of attributes in it: ``a.b`` is one step."""
     steps = [chain[0]]
     for owner, item in itertools.pairwise(chain):
-        if type(item) is dict and item is not chain[-1] and owns(owner, item):
+        is_last = item is chain[-1]  # the dict itself is the target: ``vars(run)``
+        if type(item) is dict and not is_last and owns(owner, item):
             continue
         steps.append(item)
     return steps

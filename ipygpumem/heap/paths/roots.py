@@ -248,8 +248,8 @@ _FILLED_BY_USERS = {
 
 
 def _is_of_hooks(module: str, name: str) -> bool:
-    """Return True for a dict with the hooks of all modules of torch; ``remove()`` of a handle
-    deletes one from it.
+    """Return True for a dict with hooks that torch calls for all modules: the line deletes a hook
+    from it, as ``remove()`` of the hook's handle does, and keeps the dict.
     """
     is_global = name.startswith("_global_") and name.endswith("_hooks")
     return module == "torch.nn.modules.module" and is_global

@@ -193,9 +193,10 @@ def _removal_of_columns(cuts: Sequence[Cut]) -> str:
     """
     first = cuts[0]
     labels = list(dict.fromkeys(label for cut in cuts for label in cut.columns))
-    is_variable = first.outer is None or first.outer.kind is Kind.NAME
-    if len(labels) == first.size and first.outer is not None and not is_variable:
-        return first.outer.statement
+    frame = first.outer  # the reference to the frame itself
+    are_all_columns = len(labels) == first.size
+    if are_all_columns and frame is not None and frame.kind is not Kind.NAME:
+        return frame.statement
     return without_columns(first.owner, labels)
 
 
@@ -286,7 +287,8 @@ def _loop_over_items(groups: list[list[Cut]]) -> str:
     if len(items) < 2:
         return ""
     first = items[0]
-    if first.kind is not Kind.ITEM or any(item.owner_id != first.owner_id for item in items):
+    are_in_one_list = all(item.owner_id == first.owner_id for item in items)
+    if first.kind is not Kind.ITEM or not are_in_one_list:
         return ""
     statements = _statements_of_items(groups, items)
     if len(statements) != 1:

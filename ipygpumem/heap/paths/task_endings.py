@@ -57,7 +57,8 @@ def line_that_cancels(tasks: Sequence[object]) -> str:
     for task in all_tasks:
         if type(task) is kind and _coroutine_name(task) in functions:
             tasks_of_functions.append(task)
-    if len(functions) != 1 or "" in functions or len(tasks_of_functions) != len(tasks):
+    has_one_name = len(functions) == 1 and "" not in functions
+    if not has_one_name or len(tasks_of_functions) != len(tasks):
         return "let its tasks end, or cancel them"
     condition = f'if task.get_coro().__name__ == "{functions.pop()}"'
     return f"import asyncio; [task.cancel() for task in asyncio.all_tasks() {condition}];"

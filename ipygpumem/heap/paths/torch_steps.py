@@ -89,7 +89,9 @@ def append_torch_step(path: Path, steps: Sequence[object], names: Mapping[str, o
         names: the user's names, among which the handle of a hook may be.
     """
     parent, child = steps[0], steps[1]
-    if module_of(child) == "torch.autograd.function" or type_name(parent).endswith("Backward0"):
+    is_node_of_users = module_of(child) == "torch.autograd.function"  # a subclass of ``Function``
+    is_inside_graph = type_name(parent).endswith("Backward0")
+    if is_node_of_users or is_inside_graph:
         path.advise(_detaching(path), DETACH, f"and {DETACH}")
         path.append_words(f": its autograd graph ({type_name(child)})")
         return 1
@@ -211,7 +213,8 @@ def words_for_parameter(steps: Sequence[object]) -> str:
             continue
         name = attribute_text(owner, child)
         is_key = name == ".state" and _is_key_of_state(child, steps[-1])
-        if name == ".param_groups" or (is_key and position == len(steps) - 3):
+        is_last_step = position == len(steps) - 3  # optimizer, state, parameter
+        if name == ".param_groups" or (is_key and is_last_step):
             return "make the optimizer again, without it"
     return ""
 
@@ -411,7 +414,8 @@ def remedy_for_graph(steps: Sequence[object], path: Path) -> Remedy:
     if cut is None:
         return NO_REMEDY
     is_in_list = len(steps) > 1 and is_exactly(steps[-2], list, deque)
-    if not is_in_list or cut.kind is not Kind.ITEM or path.is_fixed:
+    is_removed_from_list = is_in_list and cut.kind is Kind.ITEM and not path.is_fixed
+    if not is_removed_from_list:
         cut = _without_graph(cut, path)
     return Remedy(cut.statement, f"and {DETACH}", (cut,))
 

@@ -42,7 +42,7 @@ from ipygpumem.introspect import ATOMS, instance_dict, is_instance
 SAMPLED = "estimated from a sample of its items"
 _LARGEST_CONSTANT = 512
 """Maximum bytes of plain numbers and text that count as constants if many objects refer to them."""
-_MOST_INSIDE = 100_000
+_REFERENCES_AT_ONCE = 100_000
 """Maximum number of references to list at once: the list takes memory."""
 _MOST_IN_LINK = 100
 """Maximum number of items of a container that may be a link of a list."""
@@ -160,8 +160,10 @@ class Folder:
             self._lead_to(folding, of_libraries)
 
     def _fold_below(self, folding: _Folding, below: Sequence[Any], times: int) -> None:
-        """Sort objects to which objects of a node refer: numbers and text with one reference count
-        as bytes, other objects with one reference are read later, and the rest are nodes.
+        """Sort objects to which objects of a node refer.
+
+        Objects with one reference belong to the node: numbers and text count at once, and other
+        objects are read later. Objects with several references are nodes of their own.
 
         Args:
             folding: the node.
@@ -175,7 +177,8 @@ class Folder:
             leaves = of_types(leaf_types, to_fold)
             folding.add(Counter(cpu=self._types.own_bytes.of(leaves, leaf_types)), times)
             self._context.note_uncounted(folding.key, leaves, leaf_types)
-            to_fold = without_types(leaf_types, to_fold) if len(leaves) < len(to_fold) else ()
+            has_other_objects = len(leaves) < len(to_fold)
+            to_fold = without_types(leaf_types, to_fold) if has_other_objects else ()
         if to_fold:
             self._context.limits.visit(len(to_fold))
             folding.todo.append((to_fold, type_ids - leaf_types, times))
@@ -221,8 +224,9 @@ class Folder:
             nodes of their own: objects with several references, and ``_nodes_despite_count``.
         """
         counts = list(map(sys.getrefcount, items))
+        # This check first takes half of the time for objects such as a list of None.
         are_all_common = bool(counts) and min(counts) >= COMMON_REFERENCES
-        if are_all_common and _are_constants(items):  # half of the time, as in a list of None
+        if are_all_common and _are_constants(items):
             return (), ()
         is_single = list(map(self._once.__ge__, counts))
         if all(is_single):
@@ -274,7 +278,7 @@ class Folder:
             yield self.references.of(part, type_ids), 1
         elif len(part) == 1 and id(part[0]) in self._with_items_read:
             yield self._references_besides_items(part[0]), 1
-        elif self._number_of_items_in(part) <= _MOST_INSIDE:
+        elif self._number_of_items_in(part) <= _REFERENCES_AT_ONCE:
             yield self.references.of(part, type_ids), 1
         elif len(part) > 1:
             middle = len(part) // 2
@@ -313,7 +317,7 @@ class Folder:
         if not is_array(array) or read_array("base", array) is not None:
             return None
         holds_objects = holding_objects(part)[0]
-        if not holds_objects or read_array("size", array) <= _MOST_INSIDE:
+        if not holds_objects or read_array("size", array) <= _REFERENCES_AT_ONCE:
             return None
         return array
 
@@ -356,8 +360,10 @@ class Folder:
     # -- linked lists ----------------------------------------------------------------------------
 
     def _single_links(self, item: Any) -> list[Any]:
-        """Return the next links of a linked list, if each has one reference, that of the link
-        before it. Reading them one by one would take long.
+        """Return the next links of a linked list, as far as each has one reference, that of the
+        link before it; nothing for an object that is no link.
+
+        Reading them one by one would take long.
         """
         links = list[Any]()
         if not self._may_be_link(item) or not self._is_short(item):
@@ -375,7 +381,7 @@ class Folder:
         doubly linked list.
         """
         links = list[Any]()
-        met = {id(node)}
+        met_ids = {id(node)}
         passed_over = self._context.barriers.passed_over
         level = [node]
         while level and len(links) < CHUNK:
@@ -383,9 +389,9 @@ class Folder:
             level = []
             for key, link in following.items():
                 is_read = key in self._graph.objects or key in passed_over
-                if key not in met and not is_read:
+                if key not in met_ids and not is_read:
                     level.append(link)
-            met.update(following)
+            met_ids.update(following)
             links += level
         return links
 
@@ -430,7 +436,9 @@ class _Folding:
         self.size = Counter[str]()
         self.edges: dict[NodeKey, None] = {}
         self.linked = set[int]()
-        """Links of a list that were read together, by identity."""
+        """Identities of the links of a list that were read together: the references to them from
+        one another do not count.
+        """
         self.todo: list[tuple[Sequence[Any], set[int], int]] = [(items, types_of(items), 1)]
         """Objects to read, with at least the identities of their types, and the number for which
         each stands.
@@ -443,7 +451,9 @@ class _Folding:
 
 
 def _are_constants(items: Sequence[Any]) -> bool:
-    """Return True if all items are constants; each of them has many references."""
+    """Return True if all items are constants as in ``constants_among``; the caller knows that each
+    has many references.
+    """
     distinct = list(by_identity(items).values())
     counts = list(map(sys.getrefcount, distinct))
     return len(constants_among(distinct, counts)) == len(distinct)

@@ -40,12 +40,12 @@ class Frontier:
         self._reading = reading
 
     def end(self) -> None:
-        """Keep the nodes that still wait for a later reading."""
+        """Keep the nodes that are still waiting as ``unread``, for a later reading."""
         self.unread.update(by_identity(self.waiting))
         self.waiting = []
 
     def add_roots(self, roots: Sequence[object]) -> list[Any]:
-        """Add the roots that no reading has read as nodes; return these roots."""
+        """Add those of the roots that no reading has read as nodes, and return them."""
         to_read = []
         for key, item in by_identity(roots).items():
             if key not in self._graph.objects:
@@ -59,8 +59,9 @@ class Frontier:
         return to_read
 
     def add(self, shared: Sequence[Any]) -> None:
-        """Add objects with several references as nodes; the nodes that may lead to more objects
-        wait to be read.
+        """Add the objects of ``shared``, each of which has several references, as nodes. Nodes that
+        may lead to more objects wait to be read; those that are in the graph are noted as
+        revisited.
         """
         objects = self._graph.objects
         by_key = by_identity(shared)
@@ -143,7 +144,7 @@ class Context:
     """True to fill ``graph.folded``."""
 
     def note_uncounted(self, key: int, items: Sequence[Any], type_ids: set[int]) -> None:
-        """Note the libraries that keep memory of a node's objects.
+        """Record the libraries that keep memory of a node's objects which nothing counts.
 
         Args:
             key: the node.
@@ -156,7 +157,9 @@ class Context:
             self.graph.uncounted.setdefault(key, set()).update(libraries)
 
     def note_uncounted_of_each(self, owners: Sequence[int], items: Sequence[Any]) -> None:
-        """Note the libraries that keep memory of objects, for the node that owns each."""
+        """Record the libraries that keep memory of objects which nothing counts, at the node that
+        owns each object.
+        """
         if self.types.own_bytes.uncounted(items):
             for owner, item in zip(owners, items, strict=True):
                 self.note_uncounted(owner, [item], {id(type(item))})

@@ -167,7 +167,9 @@ class Spans:
         return overlaps
 
     def _between(self, start: int, end: int) -> range:
-        """Return the numbers of the spans that overlap with the bytes from ``start`` to ``end``."""
+        """Return the positions, in the lists, of the spans that overlap with the bytes from
+        ``start`` to ``end``.
+        """
         first = bisect_right(self._ends, start)
         return range(first, bisect_left(self._starts, end))
 

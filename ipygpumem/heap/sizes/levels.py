@@ -41,7 +41,7 @@ class _Level:
             yield _Level(items, owners)
 
     def only(self, is_wanted: Sequence[bool]) -> _Level:
-        """Return the objects for which ``is_wanted`` is true."""
+        """Return the objects for which ``is_wanted`` is true, as another level."""
         return _Level(compress(self.items, is_wanted), compress(self.owners, is_wanted))
 
     def add(self, level: _Level) -> None:
@@ -51,7 +51,7 @@ class _Level:
 
 
 class _BytesAndEdges:
-    """The bytes and edges of nodes that are read together.
+    """The bytes and edges of the nodes that are read together, until they go into the graph.
 
     Attributes:
         edges: the nodes to which each node leads, in order, by its identity.
@@ -132,6 +132,7 @@ class LevelReader:
             totals: receives the bytes and edges of these nodes.
             following: receives the objects to which only they refer.
         """
+        # Without the objects that are special themselves, then without those that refer to one.
         part = self._fold_special(self._positions_read_one_by_one(part.items), part)
         references = self._references_of(part.items)
         lengths = list(map(len, references))
@@ -139,7 +140,7 @@ class LevelReader:
         del references  # they refer to the objects, too
         special = self._referring_to_special(below.items, lengths)
         if special:
-            del below
+            del below  # its references would count in the second attempt
             self._read_part(self._fold_special(special, part), totals, following)
             return
         below.owners = list(chain.from_iterable(map(repeat, part.owners, lengths)))

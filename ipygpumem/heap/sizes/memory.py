@@ -41,9 +41,9 @@ from ipygpumem.heap.knowledge.sorted_types import SortedTypes
 from ipygpumem.heap.sizes.graph import Graph, NodeKey, NodeSpan, Reading, SmallPieces, Spans
 from ipygpumem.introspect import is_atom
 
-_LARGE = 1 << 16
-"""Smallest size in bytes of host memory that is compared by address, because a tensor and an array
-may share it.
+_COMPARED_BYTES = 1 << 16
+"""Smallest size of host memory that is compared by address, because a tensor and an array may share
+it.
 """
 
 
@@ -79,8 +79,8 @@ class MemoryReader:
         self._add_pieces(pieces, {})
 
     def exclude_data(self, arrays: Iterable[Any]) -> None:
-        """Do not count the data of some tensors and arrays; what else they lead to counts when it
-        is read.
+        """Do not count the data of some tensors and arrays; other objects to which they lead, as by
+        attributes, count when they are read.
         """
         arrays = list(arrays)
         self._excluded += arrays
@@ -106,7 +106,7 @@ class MemoryReader:
         owner = owner_of(array)
         if not is_array(owner):  # a tensor's memory
             owner = array
-        if read_array("nbytes", owner) < _LARGE:
+        if read_array("nbytes", owner) < _COMPARED_BYTES:
             self._small_excluded.add(id(array))
             return
         self._excluded += bases_of(array)
@@ -222,7 +222,8 @@ class MemoryReader:
     def _bytes_of_tensors(
         self, tensors: Sequence[Any], edges: dict[NodeKey, None] | None
     ) -> Counter[str]:
-        """Return the bytes of tensors by device, with their storages unless these become nodes.
+        """Return the bytes of tensors by device: of torch's C++ objects, and of their storages if
+        these are folded, too.
 
         Args:
             tensors: one that is a node, or several that are folded into a node.
@@ -267,14 +268,14 @@ class MemoryReader:
         return pieces
 
     def _pieces_shown_by(self, array: Any) -> list[Piece]:
-        """Return the one piece that an array shows, if nothing else tells of that memory, because
-        it belongs to an object of an unknown C library; else none.
+        """Return the memory that an array shows, as a piece, if nothing else counts it, because it
+        belongs to an object of an unknown C library; else none.
         """
         owner = read_array("base", array)
         if owner is None or is_array(owner) or is_atom(owner):
             return []
         self._types.learn([owner])
-        if id(type(owner)) not in self._types.leaves:
+        if id(type(owner)) not in self._types.leaves:  # it leads to objects that are counted
             return []
         _, start, end = place_of(array)
         return [Piece(("memory", id(owner)), end - start, address=start)]
@@ -298,7 +299,7 @@ class MemoryReader:
             self.reading.added.append(piece.key)
             size = piece.size_bytes
             note = piece.note
-            if piece.address and size >= _LARGE:
+            if piece.address and size >= _COMPARED_BYTES:
                 in_ram = self._files.in_ram(piece.address, size)
                 if in_ram is not None:
                     size, note = in_ram
@@ -313,7 +314,8 @@ class MemoryReader:
             graph.add_bytes(piece.key, bytes_of_storages[size_and_device])
 
     def _count_once(self, key: NodeKey, owner: NodeKey | None, size_bytes: int) -> None:
-        """Subtract memory that was counted at another node, and add an edge between the two nodes.
+        """Subtract memory that was counted at another node, and add an edge from the piece to the
+        node with which it shares memory.
 
         At least one of the two is a piece. Two objects do not change: each has a size of its own.
 
@@ -365,10 +367,10 @@ class MemoryReader:
         objects = [self._graph.objects[key] for key in nodes if type(key) is int]
         spans = self._spans_of_arrays(objects)
         if library_type("numpy", "ndarray") is not None:
-            for data, start, end in places_of_buffers(objects, _LARGE):
+            for data, start, end in places_of_buffers(objects, _COMPARED_BYTES):
                 spans.append((start, end, id(data)))
         for piece in self._pieces_with_address(nodes):
-            if piece.size_bytes >= _LARGE:
+            if piece.size_bytes >= _COMPARED_BYTES:
                 spans.append((piece.address, piece.address + piece.size_bytes, piece.key))
         return sorted(spans, key=_order_of_span)
 
@@ -380,7 +382,7 @@ class MemoryReader:
         for array in of_types(self._types.arrays, objects):
             owner = owner_of(array)
             is_folded = owner is not array and id(owner) not in self._graph.objects
-            if is_array(owner) and (owner is array or is_folded) and _owns_much(owner):
+            if is_array(owner) and (owner is array or is_folded) and _owns_large_memory(owner):
                 _, start, end = place_of(owner)
                 spans.append((start, end, id(array)))
         return spans
@@ -389,7 +391,7 @@ class MemoryReader:
         """Return the addresses of the small pieces of host memory among nodes."""
         spans = list[NodeSpan]()
         for piece in self._pieces_with_address(nodes):
-            if 0 < piece.size_bytes < _LARGE:
+            if 0 < piece.size_bytes < _COMPARED_BYTES:
                 spans.append((piece.address, piece.address + piece.size_bytes, piece.key))
         return spans
 
@@ -404,25 +406,29 @@ class MemoryReader:
 
 def _is_small(array: Any) -> bool:
     """Return True for an array that owns its small memory."""
-    return read_array("base", array) is None and read_array("nbytes", array) < _LARGE
+    return read_array("base", array) is None and read_array("nbytes", array) < _COMPARED_BYTES
 
 
-def _owns_much(array: Any) -> bool:
+def _owns_large_memory(array: Any) -> bool:
     """Return True for an array that owns its large memory."""
-    return read_array("base", array) is None and read_array("nbytes", array) >= _LARGE
+    return read_array("base", array) is None and read_array("nbytes", array) >= _COMPARED_BYTES
 
 
 def _order_of_span(span: NodeSpan) -> tuple[int, int, bool]:
-    """Return the sort key of ``_large_spans``."""
+    """Return the sort key of ``_large_spans``: by start, the largest first, and arrays before the
+    pieces of libraries.
+    """
     start, end, key = span
     is_piece = type(key) is tuple
     return start, -end, is_piece
 
 
 def _pieces_of_unusual(reader: Reader, tensor: object) -> list[Piece]:
-    """Return the memory of a sparse tensor or a wrapper, without what it refers to.
+    """Return the memory of a sparse tensor or a wrapper, without that of tensors to which it
+    refers.
 
-    The tensors in a wrapper are references of it; those in a sparse tensor are not.
+    The tensors in a wrapper are Python objects to which it refers. Those in a sparse tensor are
+    not, so their storages are pieces of it.
     """
     memory = _memory_of_unusual(reader, tensor)
     if memory is None or memory.device == "meta":
@@ -456,8 +462,8 @@ def _keys_of_maps(array: Any) -> list[PieceKey]:
     mapped: Any = memory_of(array)
     if not is_of_library(mapped, "mmap", "mmap"):
         return []
-    rest_bytes = map_bytes(mapped) - read_array("nbytes", owner_of(array))
-    if rest_bytes >= _LARGE:
+    unshown_bytes = map_bytes(mapped) - read_array("nbytes", owner_of(array))
+    if unshown_bytes >= _COMPARED_BYTES:
         return []
     return [object_key(mapped)]
 

@@ -14,12 +14,13 @@ from ipygpumem.heap.kinds.libraries import BUFFERS
 from ipygpumem.heap.sizes.folding import Folder
 from ipygpumem.heap.sizes.frontier import Context
 
-_FEW = 8
+_SHORT_LEVEL = 8
 """Fewer objects may be nodes of linked lists, which are read together."""
 
 
 class PlainObjects:
-    """Passes over the objects whose memory nothing shows without a reference to them.
+    """Passes over plain objects: their memory is shown by nothing that has no reference to them, as
+    a view may show an array's.
 
     Args:
         context: the graph, and what its readers share.
@@ -34,13 +35,14 @@ class PlainObjects:
 
     def pass_over(self, roots: Sequence[Any]) -> list[Any]:
         """Pass over plain objects, and the plain objects behind them, as far as the limits allow.
-        Return the objects of other kinds to which they lead, such as arrays and tensors: these must
-        be read.
+
+        The result are the objects of other kinds among the roots and behind plain objects, such as
+        arrays and tensors: these must be read.
         """
         other_kinds: dict[int, Any] = {}
         level = roots
         while level and not self._limits.is_reached():
-            if len(level) < _FEW:
+            if len(level) < _SHORT_LEVEL:
                 level = [*level, *chain.from_iterable(map(self._folder.links_behind, level))]
             self._limits.visit(len(level))
             following: dict[int, Any] = {}
@@ -73,7 +75,8 @@ class PlainObjects:
         lead to more.
         """
         leaf_types = (self._types.learn(items) & self._types.leaves) - BUFFERS
-        # Nothing else leads to one with a single reference. ``compress`` would hold another one.
+        # A leaf with one reference need not be passed over, because no later reading comes to it.
+        # The counts are read before ``compress``, which would hold another reference.
         are_shared = list(map(ONCE_IN_LIST.__lt__, map(sys.getrefcount, items)))
         leaves = of_types(leaf_types, list(compress(items, are_shared)))
         self._barriers.passed_over.update(map(id, leaves))

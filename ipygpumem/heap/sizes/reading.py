@@ -24,7 +24,7 @@ from ipygpumem.heap.sizes.passing import PlainObjects
 
 MOST_NODES = 20_000_000
 """Maximum number of objects, except numbers and text with one reference."""
-_FEW = 8
+_READ_TOGETHER = 8
 """Fewer nodes are read one by one, which takes 30 µs each."""
 
 
@@ -99,7 +99,7 @@ class GraphReader:
         """Add items of a reserved container before the container itself is read; return the nodes
         found.
 
-        What only the container refers to is folded into it.
+        Items to which only the container refers are folded into it.
 
         Raises:
             AllowanceError: the allowance is spent.
@@ -131,7 +131,9 @@ class GraphReader:
         self.read(self._plain_objects.pass_over(self.barriers.enterable(entered)))
 
     def reserve(self, objects: Sequence[object]) -> None:
-        """Add objects as nodes that no reading enters before they are released."""
+        """Add objects as nodes that no reading enters before they are released, as the named
+        objects of ``Sizes``, each of which counts only when it is measured itself.
+        """
         self._graph.objects.update(by_identity(objects))
 
     def release(self, objects: Sequence[object]) -> None:
@@ -139,8 +141,8 @@ class GraphReader:
         self._frontier.unread.update(by_identity(objects))
 
     def owned(self, objects: Sequence[Any]) -> list[Any]:
-        """Return the objects that belong to an object that refers to all of them: without constants
-        and without objects behind barriers.
+        """Return the objects of some whose memory counts for an object that refers to all of them:
+        without constants, such as None, and without objects behind barriers.
         """
         entered = self.barriers.enterable(objects)
         constants = constants_among(entered, list(map(sys.getrefcount, entered)))
@@ -154,7 +156,9 @@ class GraphReader:
         self.limits.begin()
 
     def _read_waiting(self) -> Reading:
-        """Read nodes until none is waiting; return the nodes found since ``_begin``."""
+        """Read nodes until none is waiting, or until a limit is reached; return the nodes found
+        since ``_begin``.
+        """
         futures_before = len(self._graph.waking)
         try:
             self._read_all()
@@ -174,7 +178,7 @@ class GraphReader:
             if self.limits.is_reached():
                 return
             waiting = self._frontier.waiting
-            if len(waiting) < _FEW:
+            if len(waiting) < _READ_TOGETHER:
                 node = waiting.pop()
                 self.limits.visit(1)
                 self._folder.look_ahead(node)
@@ -186,7 +190,9 @@ class GraphReader:
                 self._level_reader.read(nodes)
 
     def _lead_to_tasks(self, futures_before: int) -> None:
-        """Let new futures lead to the tasks that they wake, if something else leads to these, too.
+        """Let new futures lead to the tasks that they wake, if another object leads to these, too.
+
+        A future refers to the task that awaits it and does not own it: so it leads to no new task.
 
         Args:
             futures_before: number of futures of earlier readings.

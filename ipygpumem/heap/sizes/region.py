@@ -133,29 +133,31 @@ class Region:
         from_outside = self._references_from_outside()
         for key in ours.keys() & from_outside.keys():
             from_outside[key] -= ours[key]
-        self._add_references_in_torch(from_outside)
+        self._correct_for_torch(from_outside)
         return {key for key, number in from_outside.items() if number > 0}
 
     def _references_from_outside(self) -> dict[NodeKey, int]:
         """Return the number of references from outside to each tensor, and to each object that has
-        any.
+        any: its reference count, less the references from inside and those of this function.
 
         The loops run in C, because two lists may share a million numbers, each of which is a node.
         """
+        # A new last object, to which nothing else refers, shows the references that the region and
+        # this function have to each object.
         probe = object()
         self.objects[id(probe)] = probe
         del probe
         counts = list(map(sys.getrefcount, self.objects.values()))
         self.objects.popitem()
-        usual = counts.pop()  # the references that each object has at this moment
+        count_of_probe = counts.pop()
         from_inside = map(self.graph.inside.get, self.objects, repeat(0))
         not_from_inside = list(map(sub, counts, from_inside))
-        has_some = list(map(usual.__lt__, not_from_inside))
+        has_some = list(map(count_of_probe.__lt__, not_from_inside))
         from_outside: dict[NodeKey, int] = dict.fromkeys(map(id, self.tensors()), 0)
         for key, number in zip(
             compress(self.objects, has_some), compress(not_from_inside, has_some), strict=True
         ):
-            from_outside[key] = number - usual
+            from_outside[key] = number - count_of_probe
         # ``arrays_of`` needs the arrays: one more reference to each that is a node.
         for array in chain.from_iterable(self.graph.arrays.values()):
             if id(array) in from_outside:
@@ -163,7 +165,8 @@ class Region:
         return from_outside
 
     def in_hidden_cycles(self) -> set[int]:
-        """Return the arrays of objects that lead to themselves.
+        """Return the identities of the arrays of objects that lead to themselves, as after
+        ``rows[0] = rows``.
 
         The garbage collector does not look into an array, so it never frees such a cycle.
         """
@@ -184,7 +187,9 @@ class Region:
         return +size
 
     def read_bytes(self, keys: set[NodeKey]) -> Counter[str]:
-        """Return the bytes by device of some nodes, without leaves, whose bytes are not stored."""
+        """Return the bytes by device of some nodes, without leaves, whose bytes are not stored in
+        the graph.
+        """
         graph = self.graph
         size = Counter[str]()
         for key in graph.device_bytes.keys() & keys:
@@ -222,8 +227,8 @@ class Region:
     def freed_by(self, root_ids: Sequence[int], ours: Mapping[int, int]) -> list[Counter[str]]:
         """Return the bytes by device that die with each of some roots.
 
-        A node that two roots lead to dies with neither. So the nodes of each root are walked only
-        up to nodes of earlier roots, and what is behind these is taken off at the end.
+        A node to which two roots lead dies with neither. So the walk from each root stops at nodes
+        of earlier roots. These, and all nodes behind them, are subtracted at the end.
 
         Args:
             root_ids: the identities of the roots.
@@ -231,7 +236,7 @@ class Region:
         """
         surviving = self.reach(self.held_from_outside(ours) | self.in_hidden_cycles())
         of_earlier_roots = set[NodeKey]()
-        of_several_roots = set[NodeKey]()
+        of_several_roots = set[NodeKey]()  # at first only those at which a walk has stopped
         nodes_by_root = list[set[NodeKey]]()
         for root_id in root_ids:
             nodes = set[NodeKey]()
@@ -269,9 +274,10 @@ class Region:
         """
         if piece.key in self.graph.pieces:
             return piece.key
-        key = piece.key[1] if len(piece.key) == 2 else None
-        if type(key) is int and key in self.objects:
-            return key
+        # The key of memory that an object owns has the object's identity.
+        owner_id = piece.key[1] if len(piece.key) == 2 else None
+        if type(owner_id) is int and owner_id in self.objects:
+            return owner_id
         return otherwise
 
     @property
@@ -280,6 +286,8 @@ class Region:
         counted.
         """
         libraries = {piece.key[0] for piece in self.graph.pieces.values()}
+        # Memory that a Python object owns is shown by references to it; torch counts the uses of a
+        # storage, if its version has the function.
         counts_tensors = hasattr(loaded_object("torch", "_C"), "_storage_Use_Count")
         counted_libraries = {"torch", "object"} if counts_tensors else {"object"}
         if libraries - counted_libraries:
@@ -289,9 +297,9 @@ class Region:
         segments = of_types(self.reader.types.segments, list(self.objects.values()))
         return bool(segments)
 
-    def _add_references_in_torch(self, from_outside: dict[NodeKey, int]) -> None:
+    def _correct_for_torch(self, from_outside: dict[NodeKey, int]) -> None:
         """Correct the numbers of references from outside for the references in torch's C++ code,
-        which Python's counts do not show.
+        which Python's counts do not show, or not as many as there are.
         """
         tensors = self.tensors()
         if not tensors:
@@ -300,28 +308,29 @@ class Region:
         with torch._C.DisableTorchFunction():
             # neither function is in every torch
             if hasattr(torch.Tensor, "_use_count"):
-                self._add_references_to_tensors(torch, tensors, from_outside)
+                self._correct_for_uses_of_tensors(torch, tensors, from_outside)
             if hasattr(torch._C, "_storage_Use_Count"):
                 self._add_references_to_storages(torch, tensors, from_outside)
 
-    def _add_references_to_tensors(
+    def _correct_for_uses_of_tensors(
         self, torch: Any, tensors: Sequence[Any], from_outside: dict[NodeKey, int]
     ) -> None:
         """Correct the numbers of references from outside to tensors for those of C++ code, such as
-        autograd's nodes.
+        autograd's nodes: each from outside the region counts, and none from inside.
         """
-        counted_by_python = _counted_references_of_torch(torch)
+        counted_for_all_uses = _references_counted_for_uses(torch)
         for tensor in tensors:
-            in_torch = torch.Tensor._use_count(tensor) - 1
-            if in_torch:
-                from_outside[id(tensor)] -= counted_by_python
-            from_outside[id(tensor)] += self._from_outside_in_torch(tensor, in_torch)
+            # Python's object of the tensor is one of its uses in C++.
+            uses = torch.Tensor._use_count(tensor) - 1
+            if uses:
+                from_outside[id(tensor)] -= counted_for_all_uses
+            from_outside[id(tensor)] += self._uses_outside(tensor, uses)
 
-    def _from_outside_in_torch(self, tensor: Any, in_torch: int) -> int:
-        """Return how many of the ``in_torch`` references from C++ to a tensor are not those of the
-        region.
+    def _uses_outside(self, tensor: Any, uses: int) -> int:
+        """Return how many of the ``uses`` of a tensor in C++ are not those of the region's own
+        graphs, views and gradients.
         """
-        return max(0, in_torch - self.graph.inside_torch.get(id(tensor), 0))
+        return max(0, uses - self.graph.inside_torch.get(id(tensor), 0))
 
     def held_in_torch(self, sharers: Sequence[Any] = ()) -> set[int]:
         """Return the identities of the tensors to which C++ code outside the region refers, such as
@@ -332,52 +341,59 @@ class Region:
                 count: each keeps its base in C++, as ``rows[:10]`` keeps ``rows``.
         """
         tensors = self.tensors()
-        held = set[int]()
+        held_ids = set[int]()
         torch: Any = sys.modules.get("torch")
         if not tensors or not hasattr(torch.Tensor, "_use_count"):
-            return held
+            return held_ids
         with torch._C.DisableTorchFunction():
             bases = each(torch.Tensor._base.__get__, sharers)
-            views = Counter(map(id, bases))
+            number_of_views = Counter(map(id, bases))
             del bases  # they would count as references
             for tensor in tensors:
-                in_torch = torch.Tensor._use_count(tensor) - 1 - views[id(tensor)]
-                if self._from_outside_in_torch(tensor, in_torch):
-                    held.add(id(tensor))
-        return held
+                uses = torch.Tensor._use_count(tensor) - 1 - number_of_views[id(tensor)]
+                if self._uses_outside(tensor, uses):
+                    held_ids.add(id(tensor))
+        return held_ids
 
     def _add_references_to_storages(
         self, torch: Any, tensors: Sequence[Any], from_outside: dict[NodeKey, int]
     ) -> None:
-        """Count a tensor as held from outside if its storage has a name there, or more tensors than
-        the region has; of a tensor with a graph only the storage, as after ``loss.detach()``.
+        """Count a tensor as held from outside if the Python object of its storage has a name there
+        (``x.untyped_storage()``), or if its storage has more tensors than the region has.
+
+        Of a tensor with a graph only the storage counts: after ``shown = loss.detach()``, ``shown``
+        keeps the memory of ``loss``, and not its graph.
         """
         tensors_by_storage: dict[Any, list[Any]] = {}
         for tensor in tensors:
             tensors_by_storage.setdefault(storage_key(tensor), []).append(tensor)
         tensors_by_storage.pop(None, None)  # tensors without a storage of their own
+        # A storage that nothing else refers to shows the references of this function.
         example = torch.empty(0, device="meta")
         storage = torch.Tensor.untyped_storage(example)
-        without_name = sys.getrefcount(storage)
+        count_without_name = sys.getrefcount(storage)
         for key, tensors_of_storage in tensors_by_storage.items():
             storage = torch.Tensor.untyped_storage(tensors_of_storage[0])
             references = sys.getrefcount(storage)
-            has_name = id(storage) not in self.objects and references > without_name
+            has_name = id(storage) not in self.objects and references > count_without_name
             # one more is that of ``storage``
-            from_inside = len(tensors_of_storage) + 1
-            if has_name or torch._C._storage_Use_Count(storage._cdata) > from_inside:
+            uses_inside = len(tensors_of_storage) + 1
+            if has_name or torch._C._storage_Use_Count(storage._cdata) > uses_inside:
                 first_tensor = tensors_of_storage[0]
-                is_node = key in self.graph.pieces and has_graph(first_tensor)
-                from_outside[key if is_node else id(first_tensor)] = 1
+                is_storage_held = key in self.graph.pieces and has_graph(first_tensor)
+                from_outside[key if is_storage_held else id(first_tensor)] = 1
 
 
-def _counted_references_of_torch(torch: Any) -> int:
-    """Return the references that Python counts for all uses of a tensor in C++: 1 from torch 2.10
-    on, else 0. A view such as ``tensor[:]`` uses its tensor there.
+def _references_counted_for_uses(torch: Any) -> int:
+    """Return the number of references that Python counts for all uses of a tensor in C++ together:
+    1 from torch 2.10 on, else 0.
+
+    Since torch 2.10, C++ code holds one reference to the Python object of a tensor that it uses,
+    however often. A trial shows it: a view such as ``tensor[:]`` uses its tensor in C++.
     """
     example = torch.empty(0, device="meta")
-    without_view = sys.getrefcount(example)
+    count_without_view = sys.getrefcount(example)
     view = example[:]
-    with_view = sys.getrefcount(example)
+    count_with_view = sys.getrefcount(example)
     del view
-    return with_view - without_view
+    return count_with_view - count_without_view

@@ -23,13 +23,18 @@ _MOST_PARTNERS = 20
 """Maximum number of objects that share the memory of one object to look at."""
 
 Partners = dict[NodeKey, list[tuple[Piece, list[object]]]]
-"""Memory that objects from outside share, with these objects, by the identity of the region's
-object, or by the key of the memory if its object is folded into another one.
+"""Memory of a region that objects from outside show, too: each piece with these objects, by the
+identity of the region's object, or by the key of the memory if its object is folded into another
+one.
+
+For ``shown = torch.from_numpy(rows)``, the memory of ``rows`` has the tensor ``shown``.
 """
 
 
 def types_to_compare() -> set[int]:
-    """Return the identities of the types that a heap must find for ``partners``."""
+    """Return the identities of the types of objects that may show other objects' memory: a heap
+    must collect their objects for ``partners``.
+    """
     return sharing_kinds() | BUFFERS
 
 
@@ -77,12 +82,12 @@ def _own_pieces(region: Region) -> Sequence[tuple[NodeKey, Piece]]:
 
 
 def _place(piece: Piece) -> tuple[object, int]:
-    """Return a piece's address, or its key if that is not known, and its size."""
+    """Return a piece's address and its size; its key instead of an address that is not known."""
     return piece.address or piece.key, piece.size_bytes
 
 
 def _saved_by_graphs(tensors: Sequence[object]) -> set[tuple[str, int] | None]:
-    """Return the identities of the storages that the graphs of tensors have saved."""
+    """Return the keys of the storages that the autograd graphs of tensors keep."""
     nodes = Nodes()
     storages = set[tuple[str, int] | None]()
     for leaves in (True, False):
@@ -97,7 +102,7 @@ class _Outside:
         self._objects = list(map(itemgetter(0), objects_with_pieces))
         self._by_key = dict[object, list[object]]()
         self._spans = list[tuple[int, int, int]]()
-        """Starts and ends of host memory, each with its object's position, in their order."""
+        """The start and end of each object's host memory, with the object's position; sorted."""
         for place, (item, piece) in enumerate(objects_with_pieces):
             self._by_key.setdefault(piece.key, []).append(item)
             if piece.address:
@@ -113,6 +118,8 @@ class _Outside:
         sharers = self._by_key.get(piece.key, [])[:_MOST_PARTNERS]
         if not piece.address:
             return sharers
+        # The spans that begin before the piece ends, from the last one back, until no earlier one
+        # reaches into the piece.
         end_of_piece = piece.address + piece.size_bytes
         spans_before_end = bisect_left(self._starts, end_of_piece)
         for number in reversed(range(spans_before_end)):

@@ -209,7 +209,7 @@ class NamedArrays(Walk):
         """
         yield from _groups_in_c_fields(item, category, path)
         referents = gc.get_referents(item)
-        if types_of(referents) <= self._kinds["skip"]:
+        if types_of(referents) <= self._types.by_kind["skip"]:
             return
         if category == "module" or category == "frame":
             attributes = instance_dict(item) or {}

@@ -54,16 +54,16 @@ MOST_KEPT = 1_000_000
 """Maximum for a walk that protects the user's objects by finding all of them."""
 LONGEST = 10_000_000
 """Maximum number of items of one container."""
-_MANY = 20_000
+_LONG_LENGTH = 20_000
 """Containers with more items come last: a list of a million must not hide its neighbours."""
-_AT_ONCE = 500
+_ENTERED_AT_ONCE = 500
 """Maximum number of objects that are entered at once."""
-_MOST_INSIDE = 100_000
+_ITEMS_AT_ONCE = 100_000
 """Maximum number of items in these objects, because their list takes memory."""
 _MOST_GLANCES = 300_000
 """Number of items of long containers at whose types a hasty walk looks: ten milliseconds."""
-_FEW = 100
-"""Containers with more items are checked at once for anything but numbers and text."""
+_CHECKED_LENGTH = 100
+"""More objects than these are checked together for anything but numbers and text."""
 _LEVELS = 3
 """Number of levels of containers in each other that are checked."""
 
@@ -74,7 +74,9 @@ ARRAY_TYPES = {
     "jax": ("jax._src.array", "ArrayImpl"),
 }
 _KINDS = (*ARRAY_TYPES, "leading", "class", "module", "skip")
-"""Ways in which a walk handles the objects of a type. It enters the "leading" ones."""
+"""Ways in which a walk handles the objects of a type: it finds arrays, enters "leading" objects and
+some classes, and passes over modules and objects to skip, such as numbers and text.
+"""
 _FUNCTION = {id(FunctionType)}
 _MODULE_OF: Callable[[Any], object] = vars(type)["__module__"].__get__
 
@@ -84,11 +86,71 @@ Group = tuple[Sequence[Any], "Label | None"]
 """Some objects, and the function that labels them."""
 
 
+class _TypesByKind:
+    """The types that a walk has met, by how it handles their objects. Types are known by their
+    identities.
+
+    Attributes:
+        by_kind: the types of each kind in ``_KINDS``.
+        arrays: the types of arrays of every kind.
+        containers: the built-in container from which a type derives, by the type.
+    """
+
+    def __init__(self) -> None:
+        self.by_kind: dict[str, set[int]] = {kind: set() for kind in _KINDS}
+        self.arrays: set[int] = set()
+        self.containers: dict[int, Any] = {}
+        self._sorted: set[int] = set()
+
+    def sort(self, items: Sequence[object], kind_of: Callable[[object], str]) -> set[int]:
+        """Sort the types of ``items`` that are new, and return all types of the items.
+
+        Args:
+            items: any objects.
+            kind_of: returns the kind of an object's type.
+        """
+        type_ids = types_of(items)
+        if type_ids <= self._sorted:
+            return type_ids
+        for type_id, example in one_of_each(items).items():
+            if type_id in self._sorted:
+                continue
+            kind = kind_of(example)
+            self._sorted.add(type_id)
+            self.by_kind[kind].add(type_id)
+            if kind in ARRAY_TYPES:
+                self.arrays.add(type_id)
+            elif kind == "leading":
+                base = container_base(type(example))
+                if base is not None:
+                    self.containers[type_id] = base
+        return type_ids
+
+    def length(self, item: object) -> int:
+        """Return the length of a container whose type was sorted; 0 for any other object."""
+        base = self.containers.get(id(type(item)))
+        if base is None:
+            return 0
+        return int(base.__len__(item))
+
+
 class Walk:
     """Finds the arrays behind objects, the nearest first, each once during the walk's lifetime.
 
-    This base class follows the collector's referents, without paths. It keeps the found objects
-    alive: use it, then drop it.
+    This base class follows the collector's referents, without paths. It keeps the objects that it
+    has met alive: use it, then drop it.
+
+    The walk goes level by level: ``walk_from`` takes groups of objects, yields the arrays among
+    them, and queues the objects that may lead to more; ``enter`` yields the contents of queued
+    objects as further groups.
+
+    Args:
+        limit: maximum number of objects to enter.
+        find: the kinds of arrays to find, of ``ARRAY_TYPES``.
+        classes: modules whose classes are entered, as ``__main__`` for the user's.
+        is_hasty: True to leave out long containers that seem to have only numbers and text, without
+            a look at each of their items.
+        allowance: the walk's time and memory, if they are limited.
 
     Attributes:
         complete: False if a limit was reached or a container could not be read.
@@ -112,21 +174,14 @@ class Walk:
         self.paths: dict[int, str] = {}
         self.allowance = allowance
         self._modules_of_classes = classes
-        """Modules whose classes are entered."""
         self._is_hasty = is_hasty
         self._glances_left = _MOST_GLANCES
         """Number of items of long containers at whose types a hasty walk may still look."""
         self._not_entered = frozenset(map(id, types_not_entered()))
         """Identities of types whose objects, and those of subclasses, are not entered."""
         self._bases = _bases_of_kinds(find)
-        self._kinds: dict[str, set[int]] = {kind: set() for kind in _KINDS}
-        """Identities of types, by how their objects are handled."""
-        self._types: set[int] = set()
-        """Identities of the types that have been sorted into ``_kinds``."""
-        self._containers: dict[int, Any] = {}
-        """Built-in containers from which types derive, by the types' identities."""
-        self._arrays: set[int] = set()
-        """Identities of the types of arrays of every kind."""
+        """Classes with the kind of their instances."""
+        self._types = _TypesByKind()
         context_storages = storage_of_context()
         self._alive: list[Sequence[object]] = [context_storages]
         """Keeps the objects alive, so that no identity is reused."""
@@ -141,13 +196,11 @@ class Walk:
         self.seen.update(map(id, items))
 
     def of_kind(self, kind: str, items: Sequence[Any]) -> list[Any]:
-        """Return the items of a kind; the walk must have seen their types."""
-        return of_types(self._kinds[kind], items)
+        """Return the items of a kind, one of ``_KINDS``; the walk must have met their types."""
+        return of_types(self._types.by_kind[kind], items)
 
     def stop_if_spent(self) -> bool:
-        """Forget all objects that were not entered yet if the allowance is spent; return True if
-        so.
-        """
+        """If the allowance is spent, forget the objects to enter, and return True."""
         if self.allowance is None or not self.allowance.is_spent():
             return False
         self.complete = False
@@ -156,13 +209,14 @@ class Walk:
         return True
 
     def drop(self) -> None:
-        """Drop all references."""
+        """Drop all references to the objects that the walk has met."""
         self._alive.clear()
 
     # -- overridden by subclasses ----------------------------------------------------------------
 
     def kind_of(self, item: object) -> str:
-        """Return how the walk handles the objects of a type: one of ``_KINDS``.
+        """Return how the walk handles the objects of a type, one of ``_KINDS``; asked once for each
+        type.
 
         Args:
             item: any object of the type.
@@ -180,13 +234,15 @@ class Walk:
         return "leading"
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Return the arrays, of some, that lead to other objects: by a subclass's attributes, or by
-        elements that are objects.
+        """Return the arrays, of some, that lead to other objects: by attributes of a tensor or of
+        an instance of a subclass, or by elements that are objects.
+
+        The walk calls it once with each array that it meets.
         """
         tensors = self.of_kind("tensor", arrays)
         ndarrays = self.of_kind("ndarray", arrays)
         leading = list(compress(ndarrays, holding_objects(ndarrays)))
-        leading += filter(gc.is_tracked, ndarrays)
+        leading += filter(gc.is_tracked, ndarrays)  # instances of subclasses
         return _with_attributes(tensors) + list(by_identity(leading).values())
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
@@ -196,7 +252,7 @@ class Walk:
             objects: the objects; only one of them if it has a path.
             path: the path; empty without one.
         """
-        if len(objects) == 1 and self._length(objects[0]) > _MANY:
+        if len(objects) == 1 and self._types.length(objects[0]) > _LONG_LENGTH:
             for part in self._contents_of_long(objects[0]):
                 yield part, None
             return
@@ -206,15 +262,15 @@ class Walk:
                 self.seen.add(id(function.__globals__))  # a namespace leads to everything
         yield self._links_behind(objects), None
         yield gc.get_referents(*objects), None
-        if not self._kinds["ndarray"].isdisjoint(type_ids):
+        if not self._types.by_kind["ndarray"].isdisjoint(type_ids):
             for array in self.of_kind("ndarray", objects):
                 yield self._objects_in_array(array), None
 
     # -- implementation --------------------------------------------------------------------------
 
     def walk_from(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
-        """Walk from objects, and yield the arrays among them and behind them, in groups; arrays in
-        long containers last.
+        """Walk from objects, and yield the arrays among them and behind them that the walk has not
+        met, some at a time; arrays in long containers last.
 
         Args:
             groups: the objects to begin with, with their labels, or None for no paths.
@@ -225,12 +281,12 @@ class Walk:
                     return
                 for observe in OBSERVERS:
                     observe()
-                if start > 0 and self.left <= 0:
+                if start > 0 and self.left <= 0:  # the first part of each group is read anyway
                     self.complete = False
                     break
                 arrays, leading = self._arrays_and_leading(part, with_paths=label is not None)
                 if label is None:
-                    self._queue.extend(zip(chunks(leading, _AT_ONCE), repeat("")))
+                    self._queue.extend(zip(chunks(leading, _ENTERED_AT_ONCE), repeat("")))
                 else:
                     self._note_paths(arrays, leading, part, start, label)
                 if arrays:
@@ -290,46 +346,40 @@ class Walk:
                 self.complete = False
 
     def _to_enter_now(self, objects: Sequence[Any], path: str) -> Sequence[Any]:
-        """Return the objects to enter now. Long containers wait in ``_long``; if the objects have
-        too many items for one list, all of them are queued again, in two halves.
+        """Return the objects, of some, that are to be entered now, and put off the other ones.
+
+        Long containers go into ``_long``. If the objects have too many items for one list, none is
+        entered now: they go to the head of the queue again, in two halves.
 
         Args:
-            objects: some objects of the queue.
+            objects: some objects that were taken from the queue.
             path: their path.
         """
         if not BUILTIN.isdisjoint(map(id, map(type, objects))):
             objects, _ = without_wakeups(objects)
-        containers: list[Any] = of_types(self._containers, objects)
+        types_of_containers = self._types.containers
+        containers: list[Any] = of_types(types_of_containers, objects)
         if not containers:
             return objects
-        lengths = lengths_of(containers, self._containers)
-        if len(objects) > 1 and sum(lengths) > _MOST_INSIDE:
+        lengths = lengths_of(containers, types_of_containers)
+        if len(objects) > 1 and sum(lengths) > _ITEMS_AT_ONCE:
             middle = len(objects) // 2
             self._queue.appendleft((objects[middle:], path))
             self._queue.appendleft((objects[:middle], path))
             return []
-        if max(lengths) <= _MANY:
+        if max(lengths) <= _LONG_LENGTH:
             return objects
-        long_containers = compress(containers, map(_MANY.__lt__, lengths))
+        long_containers = compress(containers, map(_LONG_LENGTH.__lt__, lengths))
         long_by_key = by_identity(list(long_containers))
         for container in filter(self._may_lead_on, long_by_key.values()):
             self._long.append((container, path))
         return [item for item in objects if id(item) not in long_by_key]
 
-    def _length(self, item: object) -> int:
-        """Return the number of items of a container whose type the walk has seen; 0 for any other
-        object.
-        """
-        base = self._containers.get(id(type(item)))
-        if base is None:
-            return 0
-        return int(base.__len__(item))
-
     def _contents_of_long(self, container: Any) -> Iterator[Sequence[Any]]:
         """Yield the items of a long container in chunks, then its attributes if it is an instance
         of a subclass.
         """
-        base = self._containers[id(type(container))]
+        base = self._types.containers[id(type(container))]
         for number, part in enumerate(parts_of_container(container, base)):
             if number > 0 and self.left <= 0:
                 self.complete = False
@@ -348,8 +398,10 @@ class Walk:
         return elements or []
 
     def _links_behind(self, objects: Sequence[object]) -> list[object]:
-        """Return the next nodes of a linked list if ``objects`` is one of its nodes, else nothing:
-        following them one by one would take long.
+        """Return the next nodes of a linked list if ``objects`` is one of its nodes, else nothing.
+
+        The walk goes level by level, and each node is a level of its own: a list of a million nodes
+        would take a million steps.
         """
         nodes = list[object]()
         if len(objects) != 1 or type(objects[0]) is FunctionType:
@@ -370,23 +422,29 @@ class Walk:
     ) -> tuple[list[Any], list[Any]]:
         """Return the arrays among ``items`` that the walk has not seen, and the unseen objects that
         may lead to more; of the latter only as many as may still be entered.
+
+        Args:
+            items: some items of a group.
+            with_paths: True if their paths are known, so that each is entered by itself: then it
+                is worth the time to leave out containers of numbers and text first.
         """
-        type_ids = self._classify(items)
+        types = self._types
+        type_ids = types.sort(items, self.kind_of)
         arrays = list[Any]()
         leading = list[Any]()
-        if not self._arrays.isdisjoint(type_ids):
-            arrays = self._not_seen(of_types(self._arrays, items))
+        if not types.arrays.isdisjoint(type_ids):
+            arrays = self._take_unseen(of_types(types.arrays, items))
             leading += self.that_lead_on(arrays)
             self._alive.append(arrays)
-        if not self._kinds["leading"].isdisjoint(type_ids):
+        if not types.by_kind["leading"].isdisjoint(type_ids):
             candidates = self.of_kind("leading", items)
-            if with_paths and len(candidates) > _FEW:
+            if with_paths and len(candidates) > _CHECKED_LENGTH:
                 candidates = self._without_plain_containers(candidates)
-            leading += self._not_seen(candidates)
-        has_classes = not self._kinds["class"].isdisjoint(type_ids)
+            leading += self._take_unseen(candidates)
+        has_classes = not types.by_kind["class"].isdisjoint(type_ids)
         if self._modules_of_classes and has_classes:
             classes = self._classes_to_enter(items)
-            leading += self._not_seen(classes)
+            leading += self._take_unseen(classes)
         if len(leading) > self.left:
             self.complete = False
             del leading[max(0, self.left) :]
@@ -395,7 +453,9 @@ class Walk:
         return arrays, leading
 
     def _classes_to_enter(self, items: Sequence[Any]) -> list[Any]:
-        """Return the classes among ``items`` that belong to the chosen modules."""
+        """Return the classes among ``items`` that belong to the chosen modules; no other class is
+        entered.
+        """
         classes = list[Any]()
         for kind in self.of_kind("class", items):
             module = _MODULE_OF(kind)
@@ -404,10 +464,13 @@ class Walk:
         return classes
 
     def _may_lead_on(self, container: Any) -> bool:
-        """Return True if a long container has more than numbers and text. A hasty walk only looks
-        at its first items that are neither, and at the contents of these.
+        """Return True if a long container has more than numbers and text.
+
+        A hasty walk looks at no more than the first part with other items. If these are containers
+        of numbers and text, as in a list of a million pairs, it takes all items for such ones, and
+        is incomplete.
         """
-        base = self._containers[id(type(container))]
+        base = self._types.containers[id(type(container))]
         for part in parts_of_container(container, base):
             if self._is_hasty and self._glances_left <= 0:
                 self.complete = False
@@ -422,10 +485,12 @@ class Walk:
         return False
 
     def _without_plain_containers(self, items: Sequence[object]) -> list[Any]:
-        """Return the objects that lead to more than numbers and text."""
+        """Return the objects that refer to more than numbers and text; none if all of them lead
+        only to these.
+        """
         if self._are_plain_containers(items):
             return []
-        skip = self._kinds["skip"]
+        skip = self._types.by_kind["skip"]
         return [
             item
             for item in items
@@ -433,14 +498,14 @@ class Walk:
         ]
 
     def _are_plain_containers(self, items: Sequence[object]) -> bool:
-        """Return True if objects lead only to numbers and text, on at most ``_LEVELS`` levels: most
-        do.
+        """Return True if objects lead only to numbers and text, on at most ``_LEVELS`` levels, as
+        most containers do.
         """
-        skip = self._kinds["skip"]
-        leading = self._kinds["leading"]
+        skip = self._types.by_kind["skip"]
+        leading = self._types.by_kind["leading"]
         for _ in range(_LEVELS):
             items = gc.get_referents(*items)
-            type_ids = self._classify(items)
+            type_ids = self._types.sort(items, self.kind_of)
             if type_ids <= skip:
                 return True
             if not type_ids <= skip | leading:
@@ -448,38 +513,17 @@ class Walk:
             items = self.of_kind("leading", items)
         return False
 
-    def _classify(self, items: Sequence[object]) -> set[int]:
-        """Return the identities of the types of ``items``, after sorting the new types into
-        ``_kinds``.
-        """
-        type_ids = types_of(items)
-        if type_ids <= self._types:
-            return type_ids
-        for type_id, example in one_of_each(items).items():
-            if type_id in self._types:
-                continue
-            kind = self.kind_of(example)
-            self._types.add(type_id)
-            self._kinds[kind].add(type_id)
-            if kind in ARRAY_TYPES:
-                self._arrays.add(type_id)
-            elif kind == "leading":
-                base = container_base(type(example))
-                if base is not None:
-                    self._containers[type_id] = base
-        return type_ids
-
-    def _not_seen(self, items: Sequence[Any]) -> list[Any]:
-        """Return the items that the walk has not seen, each once, in their order; then it has seen
-        them.
+    def _take_unseen(self, items: Sequence[Any]) -> list[Any]:
+        """Add the items to ``seen``, and return those that were not there, each once, in their
+        order.
         """
         by_key = by_identity(items)
         if self.seen.isdisjoint(by_key):
             self.seen.update(by_key)
             return list(by_key.values())
-        new = by_key.keys() - self.seen
-        self.seen |= new
-        return [by_key[key] for key in by_key if key in new]
+        new_ids = by_key.keys() - self.seen
+        self.seen |= new_ids
+        return [by_key[key] for key in by_key if key in new_ids]
 
 
 def _bases_of_kinds(names: Iterable[str]) -> list[tuple[type, str]]:
@@ -495,9 +539,10 @@ def _bases_of_kinds(names: Iterable[str]) -> list[tuple[type, str]]:
 
 
 def _with_attributes(tensors: Sequence[Any]) -> list[Any]:
-    """Return the tensors that refer to more than their class; most do not, so all are asked at
-    once.
+    """Return the tensors that refer to more than their class, by attributes as in
+    ``weight.history = losses``.
     """
+    # Most tensors do not, so one call answers for all of them.
     if len(gc.get_referents(*tensors)) == len(tensors):
         return []
     return [tensor for tensor in tensors if len(gc.get_referents(tensor)) > 1]

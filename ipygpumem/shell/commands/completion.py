@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.shell.commands.declarations import Argument, Command, CommandGroup, CommandTable
 
@@ -31,37 +31,46 @@ def complete(
     if signs + magic not in table.magics:
         return []
     named = table.find(signs + magic, words)
-    words = words[named.name.count(" ") :]
+    words_of_name = named.name.count(" ")  # without the magic itself
+    words = words[words_of_name:]
     if isinstance(named, CommandGroup):
         return [] if words else named.names
-    argument, needs_value = _argument_of_next_word(named, words)
-    completions = _completions_of(argument, app, begun_word)
-    if needs_value:
+    next_word = _next_word(named, words)
+    completions = _completions_of(next_word.argument, app, begun_word)
+    if next_word.must_be_value:
         return completions
     return [*completions, *named.options]
 
 
-def _argument_of_next_word(command: Command, words: Iterable[str]) -> tuple[Argument | None, bool]:
-    """Return the argument to which the word after ``words`` belongs, unless it is an option's name;
-    and True if it must be that argument's value, as after ``--seed``.
-    """
+class _NextWord(NamedTuple):
+    """The possible meaning of the next word of a line, apart from the name of an option."""
+
+    argument: Argument | None
+    """The argument to which the word belongs; None if the command takes no further one."""
+    must_be_value: bool
+    """True if it cannot be the name of an option, as after ``--seed``."""
+
+
+def _next_word(command: Command, words: Iterable[str]) -> _NextWord:
+    """Return the possible meaning of the word after ``words``, which follow the command's name."""
     options = command.options
     positional = command.positional
-    option: Argument | None = None
-    needs_value = False
+    open_option: Argument | None = None
+    """The last option, as long as it takes words: after ``--keep``, any number."""
+    must_be_value = False
     for word in words:
         if word in options:
-            needs_value = options[word].value != ""
-            option = options[word] if needs_value else None
-        elif option is not None:
-            needs_value = False
-            if not option.many:
-                option = None
+            must_be_value = options[word].value != ""
+            open_option = options[word] if must_be_value else None
+        elif open_option is not None:
+            must_be_value = False
+            if not open_option.many:
+                open_option = None
         elif positional and not (positional[0].many or positional[0].is_joined):
             positional.pop(0)
-    if option is None and positional:
-        option = positional[0]
-    return option, needs_value
+    if open_option is None and positional:
+        return _NextWord(positional[0], must_be_value)
+    return _NextWord(open_option, must_be_value)
 
 
 def _completions_of(argument: Argument | None, app: Any, begun: str) -> list[str]:

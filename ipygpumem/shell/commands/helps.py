@@ -119,7 +119,9 @@ def _commands(table: CommandTable, group: CommandGroup) -> Iterator[Command]:
 
 
 def usage_of(argument: Argument) -> str:
-    """Return an argument as a usage line has it: in brackets if it is optional."""
+    """Return an argument as a usage line writes it, such as ``[--seed N]``: in brackets if it is
+    optional.
+    """
     if argument.missing:
         return argument.usage
     return f"[{argument.usage}]"
@@ -130,7 +132,7 @@ Row = tuple[str, list[str]]
 
 
 def _aligned(rows: Iterable[Row], columns: int) -> list[str]:
-    """Return the lines of a table with two columns, in a terminal with so many ``columns``."""
+    """Return the lines of a table with two columns, none longer than ``columns`` characters."""
     rows = list(rows)
     widths = [len(first) for first, _ in rows if len(first) <= _WIDEST_COLUMN]
     width = max(widths, default=0)
@@ -145,8 +147,8 @@ def _aligned(rows: Iterable[Row], columns: int) -> list[str]:
 
 
 def _wrapped(pieces: list[str], start: str, indent: str, columns: int) -> list[str]:
-    """Return pieces in lines of at most so many ``columns``: the first line begins with ``start``,
-    further ones with ``indent``.
+    """Return pieces, separated by blanks, in lines of at most ``columns`` characters: the first
+    line begins with ``start``, further ones with ``indent``.
     """
     lines = list[str]()
     line = start

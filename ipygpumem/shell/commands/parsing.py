@@ -196,7 +196,7 @@ def _message_on_unknown_word(command: Command, word: str) -> str:
     """Return the message on a word that is no option of a command, or that cannot stand alone."""
     names = list(command.options)
     hint = f"use {', '.join(names)}" if names else "this command has no options"
-    if word.partition("=")[0] == "--name" and command.positional:
+    if word.partition("=")[0] == "--name" and command.positional:  # ``%experiment start --name x``
         return f"{quoted(word)} is not an option: the name stands alone, as in {command.name} x"
     similar = did_you_mean(word, names)
     if similar or word.startswith("-"):
@@ -219,13 +219,18 @@ def _with_option(command: Command, word: str) -> str:
 
 
 def device_hint(word: str) -> str:
-    """Return how to name a device if a word looks like one, or an empty text."""
+    """Return a suggestion such as `` (did you mean --device cuda?)`` if a word looks like a device,
+    or an empty text.
+    """
     if _DEVICE.fullmatch(word):
         return f" (did you mean --device {word}?)"
     return ""
 
 
 _SIZE_BEFORE_UNIT = re.compile(r"(^|=)-?[0-9.]*[1-9][0-9.]*$")
+"""Matches a number, or an option with one such as ``--min=8``, to which the next word may be the
+unit; not 0, which needs none.
+"""
 
 
 def _with_joined_sizes(command: Command, words: list[str]) -> list[str]:
@@ -234,20 +239,20 @@ def _with_joined_sizes(command: Command, words: list[str]) -> list[str]:
     ``--min 8 GiB`` becomes ``--min 8GiB``; and ``--min -8GiB``, which argparse takes
     for two options, ``--min=-8GiB``.
     """
-    sizes = {name for name, item in command.options.items() if "SIZE" in item.value}
+    options_of_sizes = {name for name, item in command.options.items() if "SIZE" in item.value}
     joined = list[str]()
-    option = ""
+    last_option = ""
     for word in words:
         previous = joined[-1] if joined else ""
-        is_negative = previous == option and re.match(r"-[0-9.]", word)
+        is_negative = previous == last_option and re.match(r"-[0-9.]", word)
         is_unit = _SIZE_BEFORE_UNIT.search(previous) and re.fullmatch(UNIT, word, re.IGNORECASE)
-        if option in sizes and is_negative:
+        if last_option in options_of_sizes and is_negative:
             joined[-1] += f"={word}"
-        elif option in sizes and is_unit:
+        elif last_option in options_of_sizes and is_unit:
             joined[-1] += word
         else:
             if word.startswith("-"):
-                option = word.partition("=")[0]
+                last_option, _, _ = word.partition("=")
             joined.append(word)
     return joined
 
@@ -323,7 +328,8 @@ def _set_options(command: Command, options: Options, line: str) -> str:
     names = "|".join(command.options)
     option = re.compile(rf"""\s*(?P<name>{names})[\s=]*(?P<value>'[^']*'|"[^"]*"|\S+)(?:\s+|$)""")
     while match := option.match(line):
-        argument, value = command.options[match["name"]], match["value"]
+        argument = command.options[match["name"]]
+        value = match["value"]
         line = line[match.end() :]
         if value[0] in "'\"":
             value = value[1:-1]

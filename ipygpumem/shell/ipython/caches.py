@@ -30,7 +30,7 @@ from ipygpumem.scope.ownable import ownable
 from ipygpumem.shell.ipython.printed import Printed, PrintedMark
 
 _NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|(?P<input>_i{1,3}|_i\d+)")
-"""IPython's names of outputs and inputs."""
+"""Matches IPython's names of outputs (``_``, ``_5``) and inputs (``_i``, ``_i5``)."""
 _LATEST = ("_", "__", "___")
 _MOST_COMPARED = 5
 """Maximum number of outputs among which the numbers of the latest three are looked up."""
@@ -51,24 +51,33 @@ def _names_of_ipython_in(namespace: dict[str, Any]) -> list[re.Match[str]]:
     return matches
 
 
-def kept_outputs(shell: Any) -> tuple[dict[int, Any], set[int]]:
-    """Return the outputs, by cell number, that ``%xdel _5`` would free, and the identities of
-    IPython's objects that hold them.
+class KeptOutputs(NamedTuple):
+    """The outputs that ``%xdel _5`` would free."""
+
+    by_cell: dict[int, Any]
+    """The outputs by the numbers of their cells."""
+    holder_ids: set[int]
+    """The identities of IPython's objects that refer to them."""
+
+
+def kept_outputs(shell: Any) -> KeptOutputs:
+    """Return the outputs that ``%xdel`` of their names would free: none that the user has put into
+    ``Out``, or whose name ``_5`` has another object now.
     """
     cache = shell.user_ns.get("_oh")
     namespace = shell.user_ns
     if type(cache) is not dict:
-        return {}, set()
-    keepers = {id(cache), id(namespace), id(shell.user_ns_hidden)}
+        return KeptOutputs({}, set())
+    holder_ids = {id(cache), id(namespace), id(shell.user_ns_hidden)}
     for holder in (shell.displayhook, shell.last_execution_result):
-        keepers.add(id(holder))
+        holder_ids.add(id(holder))
         if holder is not None:
-            keepers.add(id(instance_dict(holder)))
-    outputs = dict[int, Any]()
+            holder_ids.add(id(instance_dict(holder)))
+    by_cell = dict[int, Any]()
     for number, value in list(cache.items()):
         if type(number) is int and namespace.get(f"_{number}") is value:
-            outputs[number] = value
-    return outputs, keepers
+            by_cell[number] = value
+    return KeptOutputs(by_cell, holder_ids)
 
 
 def references_of_names(shell: Any) -> Counter[int]:
@@ -118,8 +127,8 @@ def _users_latest(shell: Any) -> dict[str, object]:
 
 def outputs_of(shell: Any, item: object) -> tuple[str, ...]:
     """Return IPython's names, such as ``_5``, of the outputs that are ``item``."""
-    kept, _ = kept_outputs(shell)
-    return tuple(f"_{number}" for number, value in kept.items() if value is item)
+    outputs = kept_outputs(shell).by_cell
+    return tuple(f"_{number}" for number, value in outputs.items() if value is item)
 
 
 _INPUTS = "IPython's list of the text of your cells"
@@ -199,9 +208,10 @@ def _modules_of_run(shell: Any) -> list[tuple[str, Any]]:
 
 def kept_by_run(shell: Any, names: Iterable[str]) -> list[str]:
     """Return the statements by which modules of ``%run`` drop the objects of the notebook's
-    ``names``.
+    ``names``: after ``%run train.py``, its module keeps ``model``, too.
     """
-    names, missing = list(names), object()
+    names = list(names)
+    missing = object()
     statements = list[str]()
     for file, module in _modules_of_run(shell):
         for name in names:
@@ -329,13 +339,15 @@ class Outputs:
         for match in _names_of_ipython_in(hidden):
             name = match["output"]
             if not name or (name in namespace and namespace[name] is hidden[name]):
-                continue
-            if name in namespace and hasattr(hook, name) and getattr(hook, name) is namespace[name]:
+                continue  # an input, or an output whose name exists
+            is_latest = name in namespace and hasattr(hook, name)  # ``_``, ``__`` or ``___``
+            if is_latest and getattr(hook, name) is namespace[name]:
                 hidden[name] = namespace[name]  # still IPython's own variable
                 continue
             del hidden[name]
-            if name in namespace and hasattr(hook, name):
-                # A new object tells IPython that the name is now the user's.
+            if is_latest:
+                # IPython leaves the name to the user as long as its object is not the hook's. So
+                # the hook gets a new object instead of the output.
                 setattr(hook, name, object())
 
     def _forget_culled(self) -> None:
@@ -426,8 +438,12 @@ def _forget_syntax_trees() -> None:
 
 
 def _latest(value: object, newest_first: list[tuple[int, Any]]) -> LatestOutput:
-    """Return one of the latest outputs, with the number of its cell if it is among the newest
-    outputs of the cache.
+    """Return the object that IPython keeps as ``_``, ``__`` or ``___`` in a form that does not keep
+    it alive, if it is among the newest outputs of the cache.
+
+    Args:
+        value: the object.
+        newest_first: the newest outputs with the numbers of their cells.
     """
     for number, output in newest_first:
         if output is value:

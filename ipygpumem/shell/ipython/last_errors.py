@@ -11,7 +11,7 @@ from ipygpumem.reclaim.tracebacks import release
 
 
 def error_of(result: Any) -> BaseException | None:
-    """Return the error that ended the cell of ``result``."""
+    """Return the error that ended the cell with IPython's ``result``; None if there is none."""
     return getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
 
 
@@ -21,8 +21,10 @@ def last_error_id() -> int:
 
 
 def shown_since(earlier_id: int) -> BaseException | None:
-    """Return the error that was shown last, if that was after ``last_error_id`` was ``earlier_id``;
-    the cell need not have failed, because %run shows errors of scripts.
+    """Return the error that was shown last, if it was shown after the moment at which
+    ``last_error_id()`` was ``earlier_id``; else None.
+
+    The cell need not have failed: ``%run`` shows errors of scripts without raising them.
     """
     if last_error_id() == earlier_id:
         return None
@@ -65,10 +67,11 @@ def release_stored(error: BaseException, shell: Any | None) -> int:
 
 
 def forget_older_shown(shell: Any | None) -> None:
-    """Drop the traceback that IPython has shown last if it is that of none of the stored errors, so
-    of an older one.
+    """Drop the traceback that IPython's formatter keeps, if it belongs to none of the stored
+    errors, but to an older one.
 
-    IPython shows an ExceptionGroup in another way, and its own class keeps the traceback before.
+    IPython shows an ExceptionGroup without that formatter, which then keeps the traceback that it
+    has shown before.
     """
     shown = getattr(shell, "InteractiveTB", None)
     traceback = getattr(shown, "tb", None)

@@ -28,7 +28,7 @@ _TEXT_TYPES = {id(str), id(bytes)}
 """Identities of the types of texts."""
 
 
-class Length(NamedTuple):
+class OutputExtent(NamedTuple):
     """The extent of a cell's printed output at a moment."""
 
     outputs: int
@@ -42,7 +42,7 @@ class PrintedMark(NamedTuple):
 
     numbers: dict[str, set[int]]
     """For each of the history manager's dicts, the numbers of the cells in it."""
-    lengths: dict[int, Length]
+    extents: dict[int, OutputExtent]
     """The output of the cells that may still print: the running one, and its nested cells."""
 
 
@@ -66,15 +66,15 @@ class Printed:
     def mark(self) -> PrintedMark:
         """Return the extent of the current output."""
         numbers = {name: set(entries) for name, entries in self._entries.items()}
-        lengths = dict[int, Length]()
+        extents = dict[int, OutputExtent]()
         if numbers[_OUTPUTS]:
             # A nested cell adds to the output of the cell after the running one, whose number it
             # has.
             running = self._shell.execution_count - 1
             for number in numbers[_OUTPUTS]:
                 if number >= running:
-                    lengths[number] = _length(self._outputs[number])
-        return PrintedMark(numbers, lengths)
+                    extents[number] = _extent_of(self._outputs[number])
+        return PrintedMark(numbers, extents)
 
     def drop_deleted_from(self, mark: PrintedMark) -> None:
         """Remove deleted output from ``mark``, because %reset restarts the count and reuses its
@@ -82,8 +82,8 @@ class Printed:
         """
         for name, numbers in mark.numbers.items():
             numbers.intersection_update(self._entries[name])
-        for number in mark.lengths.keys() - mark.numbers[_OUTPUTS]:
-            del mark.lengths[number]
+        for number in mark.extents.keys() - mark.numbers[_OUTPUTS]:
+            del mark.extents[number]
 
     def forget_since(self, mark: PrintedMark) -> None:
         """Drop the output that was added after ``mark``, including output that older cells have
@@ -93,9 +93,9 @@ class Printed:
             entries = self._entries[name]
             for number in entries.keys() - numbers:
                 entries.pop(number, None)
-        for number, length in mark.lengths.items():
+        for number, extent in mark.extents.items():
             if number in self._outputs:
-                _shorten(self._outputs, number, length)
+                _shorten(self._outputs, number, extent)
 
     # -- all output ------------------------------------------------------------------------------
 
@@ -152,13 +152,13 @@ class Printed:
         return ReclaimableItem(size, "cpu", what, REMEDY, size)
 
 
-def _length(outputs: list[Any]) -> Length:
+def _extent_of(outputs: list[Any]) -> OutputExtent:
     """Return the extent of the outputs of one cell."""
     if not outputs:
-        return Length(0, 0)
+        return OutputExtent(0, 0)
     printed_texts = _printed_by(outputs[-1])
     number_of_texts = 0 if printed_texts is None else len(printed_texts)
-    return Length(len(outputs), number_of_texts)
+    return OutputExtent(len(outputs), number_of_texts)
 
 
 def _printed_by(output: Any) -> list[str] | None:
@@ -169,23 +169,23 @@ def _printed_by(output: Any) -> list[str] | None:
     return texts if type(texts) is list else None
 
 
-def _shorten(outputs: dict[int, list[Any]], number: int, length: Length) -> None:
-    """Drop the output of a cell beyond ``length``.
+def _shorten(outputs: dict[int, list[Any]], number: int, extent: OutputExtent) -> None:
+    """Drop the output of a cell beyond ``extent``.
 
     Args:
         outputs: IPython's outputs of cells, by number.
         number: the cell's number.
-        length: the extent of the output that stays.
+        extent: the extent of the output that stays.
     """
-    if not length.outputs:
+    if not extent.outputs:
         # No empty list stays: IPython adds to the last output in a list, and would fail.
         outputs.pop(number, None)
         return
     of_cell = outputs[number]
-    del of_cell[length.outputs :]
+    del of_cell[extent.outputs :]
     printed_texts = _printed_by(of_cell[-1])
     if printed_texts is not None:
-        del printed_texts[length.texts :]
+        del printed_texts[extent.texts :]
 
 
 def _printed_texts(level: list[object]) -> list[object]:

@@ -59,20 +59,32 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     """
     if not lines:
         return lines
-    if len(lines) == 1:
+    is_one_line = len(lines) == 1
+    if is_one_line:
         command_with_mark = _COMMAND_WITH_MARK.fullmatch(lines[0])
         if command_with_mark is not None:  # ``%gpumem leaks?``
             return [f"{command_with_mark[1]} -h\n"]
     lines = [_with_own_magic(lines[0]), *lines[1:]]
     magic = _CELL_MAGIC.match(lines[0])
-    if magic is not None and asks_for_help(lines[0][magic.end() :]):
+    if magic is None:
+        return lines
+    if asks_for_help(lines[0][magic.end() :]):  # ``%%peak -h``
         # The cell stays text, so that its body does not run. IPython refuses a cell magic without
         # any body, so a line gets an empty one.
-        if len(lines) > 1:
-            return lines
-        return [lines[0].rstrip() + "\n", "\n"]
-    if magic is not None and len(lines) == 1 and magic[1] not in REWRITTEN:
+        if is_one_line:
+            return [lines[0].rstrip() + "\n", "\n"]
+        return lines
+    if magic[1] in REWRITTEN:
+        return _with_call(lines)
+    if is_one_line:  # ``%%estimate`` alone
         return [lines[0].rstrip() + "\n", NO_BODY]
+    return lines
+
+
+def _with_call(lines: list[str]) -> list[str]:
+    """Return the lines of a cell with its first line, such as ``%%experiment ARGS``, turned into a
+    call; unchanged if they ask IPython for help, or are for engines of a cluster.
+    """
     first_line = _FIRST_LINE.fullmatch(lines[0])
     if first_line is None:
         return lines

@@ -39,12 +39,14 @@ MAY_RUN_NO_CODE = re.compile(rf"[%#]|{LINE_MAGICS}|\A\s*\Z")
 """Matches somewhere in each cell with one of our commands, and in each without code."""
 _RUN_CODE = ("time", "capture", "prun", *REWRITTEN)
 """Magics whose code binds names of the notebook; the code of %timeit runs in a function."""
-_ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign
+_ASSIGNMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign)
 
 
 def has_only_our_commands(source: str) -> bool:
-    """Return True if a cell runs no code of the user: each line is a line magic of ipygpumem, a
-    comment or blank, or the cell is a cell magic of ipygpumem that has no body or asks for help.
+    """Return True if a cell runs no code of the user.
+
+    Each line is then a line magic of ipygpumem, a comment or blank; or the cell is a cell magic of
+    ipygpumem that has no body or asks for help.
     """
     if runs_no_code(source):
         return True
@@ -112,7 +114,7 @@ def running_cell_deletes(shell: Any, name: str) -> bool:
 
 
 def _names_bound_by(source: str, failed_line: int | None = None) -> set[str]:
-    """Return the names that a cell's Python code binds in the notebook.
+    """Return the names that a cell's Python code binds in the notebook; none if it is no Python.
 
     Args:
         source: the code, in which magics are calls already.
@@ -162,8 +164,8 @@ def _code_in_magics(tree: ast.AST) -> Iterator[str]:
 
 
 def is_in_cell() -> bool:
-    """Return True if IPython runs a cell in this thread, and no silent request, for which it calls
-    no hooks.
+    """Return True if IPython runs a cell in this thread. A silent request of a front-end, for which
+    IPython calls no hooks, is none.
     """
     for frame, _ in walk_stack(None):
         if frame.f_code.co_name == "run_cell_async" and not frame.f_locals.get("silent"):

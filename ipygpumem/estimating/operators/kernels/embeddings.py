@@ -8,7 +8,7 @@ from ipygpumem.estimating.operators.kernels.kernel import Kernel, order_of
 from ipygpumem.estimating.operators.kernels.sorting import MOST_SORTED_IN_PLACE, log_sort_of_rows
 from ipygpumem.estimating.operators.sparse import parts_of
 from ipygpumem.estimating.operators.transients import (
-    FEW_INDICES,
+    MOST_INDICES_WITHOUT_SORT,
     merge_sort_bytes,
     sort_bytes,
 )
@@ -51,7 +51,7 @@ def _embedding_backward(kernel: Kernel, args: Any) -> None:
     The sort also counts how often each index occurs (``scale_grad_by_freq=True``).
     """
     gradient, indices, rows, _, by_frequency = args[:5]
-    has_few_indices = indices.numel() <= FEW_INDICES
+    has_few_indices = indices.numel() <= MOST_INDICES_WITHOUT_SORT
     with kernel.copies(gradient):
         if has_few_indices and not by_frequency:
             kernel.log_results()

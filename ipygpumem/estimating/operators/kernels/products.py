@@ -99,15 +99,10 @@ def _trilinear(kernel: Kernel, args: Any) -> None:
     factors = _with_all_dims(tensors, missing_dims)
     positions = max(factor.shape[looped_dim] for factor in factors)
     first, second, third = [factor.narrow(looped_dim, 0, 1) for factor in factors]
-    early_sums: list[int] = []
-    late_sums: list[int] = []
-    for dim in summed_dims:
-        if dim == looped_dim:
-            continue
-        if dim in missing_dims[2]:  # the third tensor does not have it
-            early_sums.append(dim)
-        else:
-            late_sums.append(dim)
+    # Dimensions that the third tensor lacks are summed before the product with it.
+    dims = [dim for dim in summed_dims if dim != looped_dim]
+    early_sums = [dim for dim in dims if dim in missing_dims[2]]
+    late_sums = [dim for dim in dims if dim not in missing_dims[2]]
     product = _product_sums(first, second, early_sums)
     last_product = _product_sums(product.result, third, late_sums)
     for _ in range(positions):
@@ -198,9 +193,14 @@ def _matrices(
     column_dims: Sequence[int],
     unit_dims: Sequence[int],
 ) -> Any:
-    """Return a tensor as one matrix for each position of its ``batch_dims``.
+    """Return a tensor as matrices, one for each position of its ``batch_dims``.
 
-    Its size in the ``unit_dims`` is 1.
+    Args:
+        tensor: the tensor.
+        batch_dims: dimensions that are those of the batch.
+        row_dims: dimensions that become the rows.
+        column_dims: dimensions that become the columns.
+        unit_dims: the remaining dimensions, in which its size is 1.
     """
     ordered = tensor.permute(*batch_dims, *row_dims, *column_dims, *unit_dims)
     return ordered.reshape(
